@@ -1,0 +1,301 @@
+"""Every setting of a run: typed, with the defaults of BERT-base as released, and validated.
+
+The dataclasses are not frozen because `ml_collections.config_flags` sets flags in place; for the
+same reason `validate` is a function that each entry point calls first, not a `__post_init__`.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+
+
+@dataclasses.dataclass
+class ModelConfig:
+    """The encoder, in the names of BERT's own `config.json`; the defaults are BERT-base uncased.
+
+    Source: google-research/bert `modeling.py` (`BertConfig`). `hidden_act` is "gelu" for the erf
+    form and "gelu_new" for the tanh form that Google's code has had since February 2019.
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu_new"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    dtype: str = "float32"  # of activations and matrix products; parameters are float32
+
+
+@dataclasses.dataclass
+class TokenizerConfig:
+    """Which tokenizer: loaded from `path`, or trained on the text to `model.vocab_size` pieces."""
+
+    kind: str = "sentencepiece"  # or "wordpiece"; what to train where `path` is empty
+    path: str = ""  # a SentencePiece .model, a BERT vocab.txt, a tokenizer.json or their folder
+    model_type: str = "unigram"  # or "bpe"; of a SentencePiece trained here
+    lowercase: bool = True  # of a vocabulary trained here, and of a vocab.txt
+
+
+@dataclasses.dataclass
+class Phase:
+    """A later part of a run, with another length: BERT trains its last 10% of steps at 512."""
+
+    start: float  # where it begins, as a fraction of `steps`
+    max_length: int
+    batch_size: int
+    max_predictions: int = 0
+
+
+@dataclasses.dataclass
+class DataConfig:
+    """Text, and how rows are made of it. Source: `create_pretraining_data.py` and the paper."""
+
+    # "builtin", files or globs (comma separated), "tfds:NAME", or a folder that `prepare` wrote
+    source: str = "builtin"
+    eval_source: str = ""  # held-out text; empty holds out `eval_fraction` of the documents
+    eval_fraction: float = 0.05
+    text_field: str = "text"  # of JSON lines and TFDS
+    sentences: str = "auto"  # "lines": one a line; "split": paragraphs; "auto": see which it is
+    max_length: int = 128
+    batch_size: int = 256  # rows a step, over all devices
+    phases: tuple[Phase, ...] = ()  # later phases; the fields above are the first
+    pairs: str = "nsp"  # "nsp", "sop" (ALBERT's order prediction) or "none" (full blocks)
+    short_fraction: float = 0.1  # documents cut to a random shorter target length
+    mask_fraction: float = 0.15
+    max_predictions: int = 0  # masked positions kept for each row; 0 for mask_fraction of a row
+    whole_word_masking: bool = False
+
+
+@dataclasses.dataclass
+class OptimizerConfig:
+    """Source: google-research/bert `optimization.py` and the paper, appendix A.2."""
+
+    name: str = "bert_adamw"  # as released, without bias correction; or "adamw", optax's own
+    learning_rate: float = 1e-4
+    warmup_fraction: float = 0.01  # of `steps`; the paper's 10,000 of 1,000,000
+    weight_decay: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-6
+    clip_norm: float = 1.0
+    microbatches: int = 1  # each step's rows in this many passes, for memory; same result
+
+
+@dataclasses.dataclass
+class CheckpointConfig:
+    """When checkpoints are written and which are kept."""
+
+    every: int = 1000  # steps
+    keep: int = 2  # the latest ones; the best by held-out loss is kept besides
+
+
+@dataclasses.dataclass
+class ParallelConfig:
+    """How a step is spread over devices."""
+
+    mode: str = "mesh"  # or "pmap", which JAX keeps in maintenance
+
+
+@dataclasses.dataclass
+class TrainConfig:
+    """A pretraining run."""
+
+    seed: int = 0
+    steps: int = 1_000_000
+    log_every: int = 100
+    eval_every: int = 10_000
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+
+
+# Fields that change what is written or shown but not what is computed: a run may resume with others.
+_FREE_TO_CHANGE = ("log_every", "eval_every", "checkpoint.", "parallel.")
+
+_CHOICES = {
+    "model.hidden_act": ("gelu", "gelu_new", "relu"),
+    "model.dtype": ("float32", "bfloat16"),
+    "tokenizer.kind": ("sentencepiece", "wordpiece"),
+    "tokenizer.model_type": ("unigram", "bpe"),
+    "data.sentences": ("auto", "lines", "split"),
+    "data.pairs": ("nsp", "sop", "none"),
+    "optimizer.name": ("bert_adamw", "adamw"),
+    "parallel.mode": ("mesh", "pmap"),
+}
+
+# Half-open or closed at 0 as the name says; every other number must be positive.
+_FRACTIONS_BELOW_ONE = (
+    "model.hidden_dropout_prob",
+    "model.attention_probs_dropout_prob",
+    "data.eval_fraction",
+    "data.short_fraction",
+    "optimizer.warmup_fraction",
+    "optimizer.weight_decay",
+    "optimizer.b1",
+    "optimizer.b2",
+)
+_MAY_BE_ZERO = ("seed", "data.max_predictions")
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns the fields of nested dataclasses by dotted name."""
+    flat = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        name = prefix + field.name
+        if dataclasses.is_dataclass(value):
+            flat |= flatten(value, name + ".")
+        else:
+            flat[name] = value
+    return flat
+
+
+def default_predictions(max_length: int, mask_fraction: float) -> int:
+    """Returns the masked positions kept for a row: 20 at length 128 and 77 at 512, for 15%."""
+    return max(1, -int(-max_length * mask_fraction // 1))
+
+
+def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
+    """Returns each phase with its first step; the first is `data`'s own length and batch."""
+    data = config.data
+    first = Phase(0.0, data.max_length, data.batch_size, data.max_predictions)
+    result = []
+    for phase in (first, *data.phases):
+        predictions = phase.max_predictions or default_predictions(
+            phase.max_length, data.mask_fraction
+        )
+        start = round(phase.start * config.steps)
+        result.append((start, dataclasses.replace(phase, max_predictions=predictions)))
+    return result
+
+
+def validate(config: TrainConfig) -> None:
+    """Checks every field alone and against the others.
+
+    Raises:
+      UserError: a field is of the wrong type, out of range, or does not fit another.
+    """
+    _validate_fields(config)
+    model, data = config.model, config.data
+    if model.hidden_size % model.num_attention_heads:
+        raise UserError(
+            f"model.hidden_size {model.hidden_size} is not a multiple of "
+            f"model.num_attention_heads {model.num_attention_heads}; change one of them"
+        )
+    starts = [phase.start for phase in data.phases]
+    if starts != sorted(set(starts)) or not all(0 < start < 1 for start in starts):
+        raise UserError(f"data.phases begin at {starts}; they must rise and lie between 0 and 1")
+    if data.pairs != "none" and model.type_vocab_size < 2:
+        raise UserError(
+            f"data.pairs {data.pairs} needs two token types and model.type_vocab_size is "
+            f"{model.type_vocab_size}; set it to 2 or data.pairs to none"
+        )
+    for _, phase in phases(config):
+        _validate_phase(config, phase)
+
+
+def _validate_phase(config: TrainConfig, phase: Phase) -> None:
+    positions, microbatches = config.model.max_position_embeddings, config.optimizer.microbatches
+    if phase.max_length > positions:
+        raise UserError(
+            f"data.max_length {phase.max_length} exceeds model.max_position_embeddings "
+            f"{positions}; lower the one or raise the other"
+        )
+    if phase.max_length < 8:
+        raise UserError(
+            f"data.max_length {phase.max_length} leaves no room for text; use at least 8"
+        )
+    if phase.max_predictions > phase.max_length:
+        raise UserError(
+            f"data.max_predictions {phase.max_predictions} exceeds data.max_length "
+            f"{phase.max_length}; lower it, or set 0 for {config.data.mask_fraction:.0%} of a row"
+        )
+    if phase.batch_size % microbatches:
+        raise UserError(
+            f"data.batch_size {phase.batch_size} is not a multiple of optimizer.microbatches "
+            f"{microbatches}; change one of them"
+        )
+
+
+def _validate_fields(config: TrainConfig) -> None:
+    for name, value in flatten(config).items():
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise UserError(f"{name} is {value!r}; choose one of {', '.join(_CHOICES[name])}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if name in _FRACTIONS_BELOW_ONE:
+            if not 0 <= value < 1:
+                raise UserError(f"{name} is {value}; it must be at least 0 and below 1")
+        elif name == "data.mask_fraction":
+            if not 0 < value <= 1:
+                raise UserError(f"{name} is {value}; it must be above 0 and at most 1")
+        elif not (value >= 0 if name in _MAY_BE_ZERO else value > 0) or value == float("inf"):
+            raise UserError(f"{name} is {value}; it must be a positive number")
+
+
+def to_json(config: Any) -> str:
+    """Returns the config as indented JSON, the form of a workdir's `config.json`."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_dict(cls: type, values: dict[str, Any], where: str) -> Any:
+    """Builds a config dataclass from the dictionary that its JSON holds.
+
+    Raises:
+      UserError: a field is unknown, missing without a default, or of another type.
+    """
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise UserError(f"{where}: unknown field {unknown[0]}; it was written by another version")
+    try:
+        return cls(**{k: _from_json(hints[k], v, f"{where}: {k}") for k, v in values.items()})
+    except TypeError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _from_json(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return from_dict(typing.cast(type, hint), value, where)
+    if typing.get_origin(hint) is tuple and isinstance(value, list):
+        item = typing.get_args(hint)[0]
+        return tuple(_from_json(item, v, where) for v in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type | types.UnionType) and not isinstance(value, hint):
+        raise UserError(f"{where} is {value!r}, of another type than {hint}")
+    return value
+
+
+def check_same_run(config: TrainConfig, path: Path) -> None:
+    """Refuses to resume a run under a config that computes something else.
+
+    Raises:
+      UserError: `path`, a workdir's `config.json`, differs from `config` in a field that matters.
+    """
+    try:
+        saved = flatten(from_dict(TrainConfig, json.loads(path.read_text()), str(path)))
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path} is not JSON ({error}); mend it or choose another --workdir"
+        ) from error
+    for name, value in flatten(config).items():
+        if saved[name] != value and not name.startswith(_FREE_TO_CHANGE):
+            raise UserError(
+                f"{path.parent} belongs to another config: {name} is {saved[name]!r} there and "
+                f"{value!r} here; choose another --workdir or set the field back"
+            )

@@ -1,0 +1,1 @@
+"""Text to rows: tokenizers, the token store, sentence pairs, the loader."""

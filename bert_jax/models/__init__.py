@@ -1,0 +1,1 @@
+"""The encoder and its heads; knows no mesh and no files."""

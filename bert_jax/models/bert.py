@@ -1,0 +1,179 @@
+"""The BERT encoder. Source: google-research/bert `modeling.py` and Devlin et al. 2019.
+
+Shapes, here and in every module of the package:
+
+    B  rows of a batch          H  attention heads           V  vocabulary
+    L  tokens of a row          K  size of a head            P  predicted positions of a row
+    M  the same, of the keys    F  size of the feed-forward
+    D  hidden size, H * K
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from bert_jax.config import ModelConfig
+from bert_jax.models.layers import (
+    ACTIVATIONS,
+    Dense,
+    Dropout,
+    LayerNorm,
+    param,
+    truncated_normal,
+)
+
+
+@struct.dataclass
+class BertOutput:
+    """What the encoder gives.
+
+    Attributes:
+      last_hidden_state: [B, L, D].
+      pooled: [B, D], tanh of a dense layer on the first token.
+      hidden_states: where asked for, the embeddings and the output of each layer, each [B, L, D].
+      attentions: where asked for, the attention maps of each layer, before dropout, each [B, H, L, L].
+    """
+
+    last_hidden_state: Float[Array, "B L D"]
+    pooled: Float[Array, "B D"]
+    hidden_states: tuple[Float[Array, "B L D"], ...] | None = None
+    attentions: tuple[Float[Array, "B H L M"], ...] | None = None
+
+
+class BertEmbeddings(nn.Module):
+    """The sum of word, position and token type embeddings, normalized."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        c, init = self.config, truncated_normal(self.config.initializer_range)
+        tables = {
+            "word_embeddings": (c.vocab_size, "vocab"),
+            "position_embeddings": (c.max_position_embeddings, "position"),
+            "token_type_embeddings": (c.type_vocab_size, "type"),
+        }
+        for name, (size, axis) in tables.items():
+            setattr(self, name, param(self, name, init, (size, c.hidden_size), (axis, "embed")))
+        self.layer_norm = LayerNorm(c)
+        self.dropout = Dropout(c.hidden_dropout_prob)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+        rows: Int[Array, "B"] | None,
+    ) -> Float[Array, "B L D"]:
+        hidden = jnp.take(self.word_embeddings, input_ids, axis=0)
+        hidden += self.position_embeddings[: input_ids.shape[1]]
+        # As a product: the gradient of a lookup in so short a table is a slow scatter.
+        types = jax.nn.one_hot(token_type_ids, self.config.type_vocab_size, dtype=jnp.float32)
+        hidden += types @ self.token_type_embeddings
+        return self.dropout(self.layer_norm(hidden), rows)
+
+
+class BertSelfAttention(nn.Module):
+    """Multi-head attention of a row to itself, with its output projection."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[Array, "B L D"],
+        bias: Float[Array, "B 1 1 M"],
+        rows: Int[Array, "B"] | None,
+    ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"]]:
+        """Returns the attended values, and the attention map before dropout."""
+        c = self.config
+        batch, length, size = hidden.shape
+        heads = c.num_attention_heads
+
+        def project(name: str) -> Float[Array, "B H L K"]:
+            x = Dense(c, (size, size), ("embed", "heads"), name=name)(hidden)
+            return x.reshape(batch, length, heads, size // heads).swapaxes(1, 2)
+
+        query, key, value = project("query"), project("key"), project("value")
+        scores = jnp.einsum("BHLK,BHMK->BHLM", query, key, preferred_element_type=jnp.float32)
+        attention = jax.nn.softmax(scores * (size // heads) ** -0.5 + bias, axis=-1)
+        dropped = Dropout(c.attention_probs_dropout_prob, name="dropout")(attention, rows)
+        mixed = jnp.einsum("BHLM,BHMK->BHLK", dropped.astype(value.dtype), value)
+        mixed = mixed.swapaxes(1, 2).reshape(batch, length, size)
+        return Dense(c, (size, size), ("heads", "embed"), name="output")(mixed), attention
+
+
+class BertLayer(nn.Module):
+    """Attention and feed-forward, each added to its input and then normalized."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[Array, "B L D"],
+        bias: Float[Array, "B 1 1 M"],
+        rows: Int[Array, "B"] | None,
+    ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"]]:
+        """Returns the layer's output, and its attention map before dropout."""
+        c = self.config
+
+        def add(name: str, update: Array, to: Array) -> Array:
+            dropped = Dropout(c.hidden_dropout_prob, name=f"{name}_dropout")(update, rows)
+            return LayerNorm(c, name=f"{name}_layer_norm")(dropped + to)
+
+        attended, attention = BertSelfAttention(c, name="attention")(hidden, bias, rows)
+        hidden = add("attention", attended, hidden)
+        wide = Dense(c, (c.hidden_size, c.intermediate_size), ("embed", "feed_forward"), name="up")
+        narrow = Dense(
+            c, (c.intermediate_size, c.hidden_size), ("feed_forward", "embed"), name="down"
+        )
+        return add("feed_forward", narrow(ACTIVATIONS[c.hidden_act](wide(hidden))), hidden), attention
+
+
+class BertModel(nn.Module):
+    """Embeddings, encoder and pooler."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.embeddings = BertEmbeddings(c)
+        self.layers = [BertLayer(c, name=f"layer_{i}") for i in range(c.num_hidden_layers)]
+        self.pooler = Dense(c, (c.hidden_size, c.hidden_size), ("embed", "hidden"))
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+        attention_mask: Int[Array, "B L"],
+        rows: Int[Array, "B"] | None = None,
+        *,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> BertOutput:
+        """Encodes a batch.
+
+        Args:
+          input_ids: pieces, below V.
+          token_type_ids: the segment of each piece, below `type_vocab_size`.
+          attention_mask: 1 for pieces and 0 for padding, to which nothing attends.
+          rows: in training, the place of each row in the global batch, to which dropout is keyed;
+            None turns dropout off.
+          output_hidden_states: whether to return the embeddings and every layer's output.
+          output_attentions: whether to return every layer's attention map.
+        """
+        # As in the original: large and finite, so that a row of padding alone gives no NaN.
+        bias = (1.0 - attention_mask[:, None, None, :].astype(jnp.float32)) * -10000.0
+        hidden = self.embeddings(input_ids, token_type_ids, rows)
+        hidden_states, attentions = [hidden], []
+        for layer in self.layers:
+            hidden, attention = layer(hidden, bias, rows)
+            hidden_states.append(hidden)
+            attentions.append(attention)
+        return BertOutput(
+            last_hidden_state=hidden,
+            pooled=jnp.tanh(self.pooler(hidden[:, 0])),
+            hidden_states=tuple(hidden_states) if output_hidden_states else None,
+            attentions=tuple(attentions) if output_attentions else None,
+        )

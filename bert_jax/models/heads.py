@@ -1,0 +1,79 @@
+"""What is put on the encoder: the two pretraining heads. Shape letters: `models.bert`."""
+
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from bert_jax.config import ModelConfig
+from bert_jax.models.bert import BertModel
+from bert_jax.models.layers import ACTIVATIONS, Dense, LayerNorm, param
+
+NUM_NSP_LABELS = 2  # 0 where B follows A, 1 where it is random (or the two are swapped)
+
+
+class MaskedLMHead(nn.Module):
+    """Scores every piece for given positions, by their product with its embedding.
+
+    Source: `get_masked_lm_output` in google-research/bert `run_pretraining.py`.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self, hidden: Float[Array, "B P D"], word_embeddings: Float[Array, "V D"]
+    ) -> Float[Array, "B P V"]:
+        """Returns float32 logits."""
+        c = self.config
+        hidden = Dense(c, (c.hidden_size, c.hidden_size), ("embed", "hidden"), name="transform")(
+            hidden
+        )
+        hidden = LayerNorm(c, name="layer_norm")(ACTIVATIONS[c.hidden_act](hidden))
+        bias = param(self, "bias", nn.initializers.zeros, (c.vocab_size,), ("vocab",))
+        return bias + jnp.einsum(
+            "BPD,VD->BPV",
+            hidden,
+            word_embeddings.astype(hidden.dtype),
+            preferred_element_type=jnp.float32,
+        )
+
+
+@struct.dataclass
+class PreTrainingOutput:
+    """What the pretraining model gives.
+
+    Attributes:
+      mlm_logits: [B, P, V] float32, for each predicted position.
+      nsp_logits: [B, 2] float32.
+    """
+
+    mlm_logits: Float[Array, "B P V"]
+    nsp_logits: Float[Array, "B 2"]
+
+
+class BertForPreTraining(nn.Module):
+    """The encoder with the masked LM and the next sentence heads."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        self.bert = BertModel(self.config)
+        self.mlm_head = MaskedLMHead(self.config)
+        self.nsp_head = Dense(self.config, (self.config.hidden_size, NUM_NSP_LABELS), ("embed", "label"))
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+        attention_mask: Int[Array, "B L"],
+        positions: Int[Array, "B P"],
+        rows: Int[Array, "B"] | None = None,
+    ) -> PreTrainingOutput:
+        """Scores the pieces at `positions`, and the two segments; the rest is as in `BertModel`."""
+        output = self.bert(input_ids, token_type_ids, attention_mask, rows)
+        chosen = jnp.take_along_axis(output.last_hidden_state, positions[:, :, None], axis=1)
+        return PreTrainingOutput(
+            mlm_logits=self.mlm_head(chosen, self.bert.embeddings.word_embeddings),
+            nsp_logits=self.nsp_head(output.pooled).astype(jnp.float32),
+        )

@@ -1,0 +1,1 @@
+"""The train step and what surrounds it: masks, losses, optimizer, devices, checkpoints."""
