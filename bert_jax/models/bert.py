@@ -8,6 +8,8 @@ Shapes, here and in every module of the package:
     D  hidden size, H * K
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -36,10 +38,10 @@ class BertOutput:
       attentions: where asked for, the attention maps of each layer, before dropout, each [B, H, L, L].
     """
 
-    last_hidden_state: Float[Array, "B L D"]
-    pooled: Float[Array, "B D"]
-    hidden_states: tuple[Float[Array, "B L D"], ...] | None = None
-    attentions: tuple[Float[Array, "B H L M"], ...] | None = None
+    last_hidden_state: Any
+    pooled: Any
+    hidden_states: Any = None
+    attentions: Any = None
 
 
 class BertEmbeddings(nn.Module):
@@ -128,7 +130,9 @@ class BertLayer(nn.Module):
         narrow = Dense(
             c, (c.intermediate_size, c.hidden_size), ("feed_forward", "embed"), name="down"
         )
-        return add("feed_forward", narrow(ACTIVATIONS[c.hidden_act](wide(hidden))), hidden), attention
+        return add(
+            "feed_forward", narrow(ACTIVATIONS[c.hidden_act](wide(hidden))), hidden
+        ), attention
 
 
 class BertModel(nn.Module):

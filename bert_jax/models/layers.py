@@ -1,6 +1,7 @@
 """What the encoder and the heads are made of; shape letters are those of `models.bert`."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ def truncated_normal(stddev: float) -> nn.initializers.Initializer:
     same name takes the stddev after the cut.
     """
 
-    def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
 
     return init

@@ -1,0 +1,151 @@
+"""Choosing and replacing the positions to predict, inside the jitted step.
+
+Source: `create_masked_lm_predictions` in google-research/bert `create_pretraining_data.py`. Masks
+are redrawn each time that a row is seen. A row's mask depends on the key and the row's place in the
+global batch alone, not on which device holds it.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from bert_jax.data.tokenizer import Tokenizer
+
+
+@struct.dataclass
+class Predictions:
+    """Which positions of each row are to be predicted.
+
+    Attributes:
+      positions: [B, P], in the row; 0 where the row has fewer.
+      labels: [B, P], the pieces that stood there.
+      weights: [B, P] float32, 1 for a prediction and 0 for a place left over.
+    """
+
+    positions: Any
+    labels: Any
+    weights: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Masking:
+    """Google's masking for rows of one length.
+
+    Attributes:
+      counts: [L + 1], how many positions to predict in a row of each number of tokens.
+      max_predictions: the most of them, P.
+      vocab_size: of the tokenizer; a random replacement is any of its pieces.
+      special_ids: pieces that are never chosen.
+      mask_id: what 80% of the chosen are replaced by.
+      continues: [vocab_size] bool where whole words are chosen: pieces that go with the one before.
+    """
+
+    counts: np.ndarray
+    max_predictions: int
+    vocab_size: int
+    special_ids: tuple[int, ...]
+    mask_id: int
+    continues: np.ndarray | None
+
+    def __call__(
+        self,
+        key: Array,
+        input_ids: Int[Array, "B L"],
+        attention_mask: Int[Array, "B L"],
+        rows: Int[Array, "B"],
+    ) -> tuple[Int[Array, "B L"], Predictions]:
+        """Returns the rows with their chosen positions replaced, and the predictions to make.
+
+        Args:
+          key: the step's PRNG key.
+          input_ids: pieces.
+          attention_mask: 1 for pieces, 0 for padding.
+          rows: the place of each row in the global batch.
+        """
+        return jax.vmap(lambda row, *x: self._mask_row(jax.random.fold_in(key, row), *x))(
+            rows, input_ids, attention_mask
+        )
+
+    def _mask_row(
+        self, key: Array, input_ids: Int[Array, "L"], attention_mask: Int[Array, "L"]
+    ) -> tuple[Int[Array, "L"], Predictions]:
+        choice_key, kind_key, random_key = jax.random.split(key, 3)
+        is_special = (input_ids[:, None] == jnp.array(self.special_ids)).any(-1)
+        candidate = (attention_mask > 0) & ~is_special
+        count = jnp.asarray(self.counts)[attention_mask.sum()]
+        scores = jax.random.uniform(choice_key, input_ids.shape)
+        if self.continues is None:
+            chosen = scores
+        else:
+            chosen, count = _whole_words(
+                scores, candidate, jnp.asarray(self.continues)[input_ids], count
+            )
+        _, positions = jax.lax.top_k(jnp.where(candidate, chosen, -1.0), self.max_predictions)
+        valid = jnp.arange(self.max_predictions) < jnp.minimum(count, candidate.sum())
+        labels = input_ids[positions]
+        kind = jax.random.uniform(kind_key, positions.shape)
+        random = jax.random.randint(random_key, positions.shape, 0, self.vocab_size)
+        new = jnp.where(kind < 0.8, self.mask_id, jnp.where(kind < 0.9, random, labels))
+        outside = input_ids.shape[0]
+        masked = input_ids.at[jnp.where(valid, positions, outside)].set(
+            new.astype(input_ids.dtype), mode="drop"
+        )
+        return masked, Predictions(
+            positions=jnp.where(valid, positions, 0),
+            labels=jnp.where(valid, labels, 0),
+            weights=valid.astype(jnp.float32),
+        )
+
+
+def make_masking(
+    tokenizer: Tokenizer,
+    length: int,
+    max_predictions: int,
+    mask_fraction: float,
+    *,
+    whole_word: bool,
+) -> Masking:
+    """Returns the masking of rows of `length` tokens for a tokenizer."""
+    counts = [min(max_predictions, max(1, round(mask_fraction * n))) for n in range(length + 1)]
+    return Masking(
+        counts=np.array(counts, np.int32),
+        max_predictions=max_predictions,
+        vocab_size=tokenizer.vocab_size,
+        special_ids=tokenizer.special_ids,
+        mask_id=tokenizer.mask_id,
+        continues=tokenizer.continues if whole_word else None,
+    )
+
+
+def _whole_words(
+    scores: Float[Array, "L"],
+    candidate: Array,
+    continues: Array,
+    count: Int[Array, ""],
+) -> tuple[Float[Array, "L"], Int[Array, ""]]:
+    """Takes words in random order, skipping each that would exceed `count` pieces.
+
+    Returns:
+      Scores above 1 for the pieces of the words taken and below for the others, and the number of
+      pieces taken.
+    """
+    length = scores.shape[0]
+    # A piece after a special one begins a word even where its name says that it goes on.
+    after_other = ~jnp.concatenate([jnp.zeros(1, bool), candidate[:-1]])
+    begins = candidate & (~continues | after_other)
+    word = jnp.where(candidate, jnp.cumsum(begins) - 1, length)
+    size = jnp.zeros(length, jnp.int32).at[word].add(1, mode="drop")
+    order = jnp.argsort(scores)  # a random order of the words, since the scores are uniform
+
+    def take(total: Array, index: Array) -> tuple[Array, Array]:
+        fits = (size[index] > 0) & (total + size[index] <= count)
+        return total + jnp.where(fits, size[index], 0), fits
+
+    total, fits = jax.lax.scan(take, jnp.int32(0), order)
+    taken = jnp.zeros(length, bool).at[order].set(fits)
+    return scores + taken.at[word].get(mode="fill", fill_value=False), total

@@ -1,0 +1,148 @@
+"""Losses and accuracies as sums with their weights, so that they add up over any split of a batch."""
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from bert_jax.training.masking import Masking, Predictions
+
+# Google's guard against a batch without predictions, `run_pretraining.py`.
+_MLM_WEIGHT_FLOOR = 1e-5
+
+
+@struct.dataclass
+class Sum:
+    """A sum over examples, and the weight to divide it by for their mean.
+
+    Both are sums: two parts of a batch make `Sum(a.value + b.value, a.weight + b.weight)`.
+    """
+
+    value: Any
+    weight: Any
+
+    @property
+    def mean(self) -> Float[Array, ""]:
+        """The mean, or 0 of nothing."""
+        return self.value / jnp.maximum(self.weight, 1e-30)
+
+
+Batch = Mapping[str, Array]
+Sums = Mapping[str, Sum]
+Weights = Mapping[str, Float[Array, ""]]
+
+
+class Objective(abc.ABC):
+    """What a train step trains."""
+
+    @abc.abstractmethod
+    def prepare(self, key: Array, batch: Batch) -> Any:
+        """Returns the loader's rows as `loss` takes them, with all that is random drawn."""
+
+    @abc.abstractmethod
+    def weights(self, batch: Any) -> Weights:
+        """Returns what each part of the loss is divided by, of these rows."""
+
+    @abc.abstractmethod
+    def loss(
+        self, params: Any, batch: Any, weights: Weights, dropout_key: Array | None
+    ) -> tuple[Float[Array, ""], Sums]:
+        """Returns these rows' share of the loss, and the sums behind it.
+
+        Args:
+          params: of the model.
+          batch: all rows of the global batch or some of them, from `prepare`.
+          weights: of the whole global batch.
+          dropout_key: None turns dropout off.
+        """
+
+
+@struct.dataclass
+class MaskedBatch:
+    """A batch as the model sees it.
+
+    Attributes:
+      input_ids, token_type_ids, attention_mask: [B, L].
+      predictions: of the masked positions.
+      nsp_label: [B], 1 where B is random or the order is swapped.
+      nsp_weight: [B] float32, 0 for a row of padding alone, and for all rows without pairs.
+      rows: [B], the place of each row in the global batch.
+    """
+
+    input_ids: Any
+    token_type_ids: Any
+    attention_mask: Any
+    predictions: Predictions
+    nsp_label: Any
+    nsp_weight: Any
+    rows: Any
+
+
+@struct.dataclass
+class Pretraining(Objective):
+    """Masked LM and, where the rows have pairs, next sentence (or sentence order) prediction.
+
+    The loss is Σ(w·CE) / (Σw + 1e-5) over the predicted positions, plus the mean cross-entropy of
+    the pairs, each over the whole global batch (google-research/bert `run_pretraining.py`).
+    """
+
+    model: nn.Module = struct.field(pytree_node=False)
+    masking: Masking = struct.field(pytree_node=False)
+
+    def prepare(self, key: Array, batch: Batch) -> MaskedBatch:
+        rows, attention_mask = batch["row"], batch["attention_mask"]
+        input_ids, predictions = self.masking(key, batch["input_ids"], attention_mask, rows)
+        present = attention_mask[:, 0].astype(jnp.float32)
+        label = batch.get("next_sentence_label")
+        return MaskedBatch(
+            input_ids=input_ids,
+            token_type_ids=batch["token_type_ids"],
+            attention_mask=attention_mask,
+            predictions=predictions,
+            nsp_label=jnp.zeros_like(rows) if label is None else label,
+            nsp_weight=present * (label is not None),
+            rows=rows,
+        )
+
+    def weights(self, batch: MaskedBatch) -> Weights:
+        return {"mlm": batch.predictions.weights.sum(), "nsp": batch.nsp_weight.sum()}
+
+    def loss(
+        self, params: Any, batch: MaskedBatch, weights: Weights, dropout_key: Array | None
+    ) -> tuple[Float[Array, ""], Sums]:
+        output = self.model.apply(
+            {"params": params},
+            batch.input_ids,
+            batch.token_type_ids,
+            batch.attention_mask,
+            batch.predictions.positions,
+            None if dropout_key is None else batch.rows,
+            rngs=None if dropout_key is None else {"dropout": dropout_key},
+        )
+        predictions = batch.predictions
+        mlm = _classify(output.mlm_logits, predictions.labels, predictions.weights)
+        nsp = _classify(output.nsp_logits, batch.nsp_label, batch.nsp_weight)
+        sums = {
+            "mlm_loss": mlm[0],
+            "mlm_accuracy": mlm[1],
+            "nsp_loss": nsp[0],
+            "nsp_accuracy": nsp[1],
+        }
+        loss = mlm[0].value / (weights["mlm"] + _MLM_WEIGHT_FLOOR)
+        return loss + nsp[0].value / jnp.maximum(weights["nsp"], 1.0), sums
+
+
+def _classify(
+    logits: Float[Array, "*any N"], labels: Int[Array, "*any"], weights: Float[Array, "*any"]
+) -> tuple[Sum, Sum]:
+    """Returns the cross-entropy in nats and the accuracy, as sums over the labels."""
+    picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - picked
+    correct = (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+    weight = weights.sum()
+    return Sum((weights * losses).sum(), weight), Sum((weights * correct).sum(), weight)

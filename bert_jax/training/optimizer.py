@@ -1,0 +1,70 @@
+"""BERT's optimizer and its schedule, as Optax transformations."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.config import OptimizerConfig
+
+
+def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """Returns the learning rate by step: linear warm-up, then linear decay to 0 at `steps`.
+
+    As in google-research/bert `optimization.py`: the decay counts from step 0, so that the rate
+    falls by the warm-up's share of the steps where warm-up ends. During warm-up, step t has
+    `learning_rate * t / warmup`: the first step moves nothing.
+    """
+    warmup = round(config.warmup_fraction * steps)
+
+    def rate(step: jax.Array) -> jax.Array:
+        decayed = jnp.maximum(1.0 - step / steps, 0.0)
+        return config.learning_rate * jnp.where(step < warmup, step / max(warmup, 1), decayed)
+
+    return rate
+
+
+class _Moments(NamedTuple):
+    mu: optax.Updates
+    nu: optax.Updates
+
+
+def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """Adam as BERT was trained: no bias correction, and epsilon outside the square root.
+
+    `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g²`, update `m / (sqrt(v) + eps)`. Optax's own
+    always corrects the bias. Source: `AdamWeightDecayOptimizer` in google-research/bert
+    `optimization.py`.
+    """
+
+    def init(params: optax.Params) -> _Moments:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return _Moments(zeros, zeros)
+
+    def update(
+        updates: optax.Updates, state: _Moments, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, _Moments]:
+        del params
+        mu = jax.tree.map(lambda g, m: b1 * m + (1 - b1) * g, updates, state.mu)
+        nu = jax.tree.map(lambda g, v: b2 * v + (1 - b2) * g * g, updates, state.nu)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu), _Moments(mu, nu)
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def decayed(params: optax.Params) -> optax.Params:
+    """Returns which parameters weight decay applies to: all but biases and LayerNorm's."""
+    return jax.tree.map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """Returns clipping by the global norm, Adam, decoupled weight decay and the schedule."""
+    moments = config.b1, config.b2, config.eps
+    adam = scale_by_bert_adam if config.name == "bert_adamw" else optax.scale_by_adam
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        adam(*moments),
+        optax.add_decayed_weights(config.weight_decay, mask=decayed),
+        optax.scale_by_learning_rate(schedule(config, steps)),
+    )

@@ -1,0 +1,88 @@
+"""Devices: what lies where, and how one step function runs on all of them."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.errors import UserError
+
+# The mesh axis over which each logical axis of a parameter is split; None for a copy on each device.
+RULES: dict[str, str | None] = {
+    "vocab": None,
+    "position": None,
+    "type": None,
+    "embed": None,
+    "heads": None,
+    "feed_forward": None,
+    "hidden": None,
+    "label": None,
+}
+
+
+def make_mesh(devices: list[jax.Device] | None = None) -> Mesh:
+    """Returns a mesh over all devices, or over those given, with one axis for the rows of a batch."""
+    devices = jax.devices() if devices is None else devices
+    return Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+
+
+def check_divides(batch_size: int, microbatches: int, devices: int) -> None:
+    """Refuses a batch that the devices cannot share evenly.
+
+    Raises:
+      UserError: it does not divide.
+    """
+    parts = devices * microbatches
+    if batch_size % parts:
+        each = f" times {microbatches} microbatches" if microbatches > 1 else ""
+        raise UserError(
+            f"data.batch_size {batch_size} is not a multiple of the {devices} devices{each}; "
+            f"use {max(1, round(batch_size / parts)) * parts}"
+        )
+
+
+def state_shardings(boxed: Any, mesh: Mesh) -> Any:
+    """Returns the sharding of each parameter of an abstract tree that `layers.param` has annotated."""
+    specs = nn.get_partition_spec(boxed)
+    return nn.logical_to_mesh_sharding(specs, mesh, list(RULES.items()))
+
+
+def compile_step(
+    step: Callable[..., Any], mode: str, mesh: Mesh, *, donate_state: bool
+) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
+    """Compiles `step(state, batch, reduce)` for the devices of a mesh: here alone do modes differ.
+
+    Args:
+      step: gives its results for all rows, whichever device they are on, given `reduce` that adds
+        up over devices.
+      mode: "mesh", one program that the compiler splits; or "pmap", a copy of it on each device.
+      mesh: the devices.
+      donate_state: whether the state's memory may be used for the result.
+
+    Returns:
+      A function of the state and of this process's rows in host memory.
+    """
+    donate = (0,) if donate_state else ()
+    if mode == "pmap":
+        mapped = jax.pmap(
+            partial(step, reduce=partial(jax.lax.psum, axis_name="data")),
+            axis_name="data",
+            in_axes=(None, 0),  # pyright: ignore[reportArgumentType]
+            out_axes=None,  # pyright: ignore[reportArgumentType]
+            donate_argnums=donate,
+            devices=list(mesh.devices.flat),
+        )
+        count = mesh.local_mesh.size
+        return lambda state, batch: mapped(
+            state, {k: v.reshape(count, -1, *v.shape[1:]) for k, v in batch.items()}
+        )
+    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+    compiled = jax.jit(step, in_shardings=(whole, rows), out_shardings=whole, donate_argnums=donate)
+    return lambda state, batch: compiled(
+        state, {k: jax.make_array_from_process_local_data(rows, v) for k, v in batch.items()}
+    )

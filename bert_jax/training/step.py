@@ -1,0 +1,114 @@
+"""The train step and the evaluation step, the same for every device layout."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array
+
+from bert_jax.training.objectives import Batch, Objective, Sum, Sums
+
+Reduce = Callable[[Any], Any]
+
+# Named, so that neither a newer default nor a flag of JAX's changes what a seed means.
+_PRNG = "threefry2x32"
+
+
+@struct.dataclass
+class TrainState:
+    """Everything that a run carries from step to step: arrays only.
+
+    Attributes:
+      step: how many steps have been taken.
+      params: of the model, float32.
+      opt_state: of the optimizer.
+      rng: the run's key as raw words; step t uses it folded with t, so it never changes.
+    """
+
+    step: Any
+    params: Any
+    opt_state: Any
+    rng: Any
+
+
+def init_state(params: Any, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
+    """Returns the state before the first step."""
+    rng = jax.random.key_data(jax.random.key(seed, impl=_PRNG))
+    return TrainState(jnp.int32(0), params, optimizer.init(params), rng)
+
+
+def make_train_step(
+    objective: Objective, optimizer: optax.GradientTransformation, microbatches: int = 1
+) -> Callable[..., tuple[TrainState, Sums]]:
+    """Returns `train_step(state, batch, reduce)`, which gives the next state and the batch's sums.
+
+    The weights of the whole global batch are summed before any loss is divided by them, so that one
+    device, many, and any number of microbatches give the same gradient. `reduce` adds up over the
+    devices where each runs the step on its own rows; where the compiler splits one program over them,
+    nothing has to be added.
+
+    Args:
+      objective: what is trained.
+      optimizer: how.
+      microbatches: parts in which the rows are run, one after the other.
+    """
+
+    def train_step(
+        state: TrainState, batch: Batch, reduce: Reduce = lambda x: x
+    ) -> tuple[TrainState, Sums]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.rng, impl=_PRNG), state.step)
+        mask_key, dropout_key = jax.random.split(key)
+        examples = objective.prepare(mask_key, batch)
+        weights = reduce(objective.weights(examples))
+        gradient = jax.grad(objective.loss, has_aux=True)
+
+        def accumulate(total: Any, part: Any) -> tuple[Any, None]:
+            return jax.tree.map(
+                jnp.add, total, gradient(state.params, part, weights, dropout_key)
+            ), None
+
+        if microbatches == 1:
+            total = gradient(state.params, examples, weights, dropout_key)
+        else:
+            parts = jax.tree.map(lambda x: _split(x, microbatches), examples)
+            shapes = jax.eval_shape(
+                gradient, state.params, jax.tree.map(lambda x: x[0], parts), weights, dropout_key
+            )
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            total, _ = jax.lax.scan(accumulate, zeros, parts)
+        gradients, sums = reduce(total)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        norm = Sum(optax.tree.norm(gradients), jnp.float32(1))
+        return (
+            state.replace(step=state.step + 1, params=params, opt_state=opt_state),
+            {**sums, "gradient_norm": norm},
+        )
+
+    return train_step
+
+
+def make_eval_step(objective: Objective) -> Callable[..., Sums]:
+    """Returns `eval_step(state, batch, reduce)`, which gives the batch's sums, without dropout.
+
+    A row's masks depend on its `row` alone: they do not change from one evaluation to the next.
+    """
+
+    def eval_step(state: TrainState, batch: Batch, reduce: Reduce = lambda x: x) -> Sums:
+        examples = objective.prepare(jax.random.key(0, impl=_PRNG), batch)
+        weights = objective.weights(examples)
+        _, sums = objective.loss(state.params, examples, weights, None)
+        return reduce(sums)
+
+    return eval_step
+
+
+def _split(x: Array, parts: int) -> Array:
+    """Splits the rows, [B, ...] to [parts, B / parts, ...].
+
+    Neighbours go to different parts, so that rows that lie evenly over devices still do.
+    """
+    return jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)

@@ -1,0 +1,73 @@
+"""Small models and batches for the tests."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from bert_jax.config import ModelConfig
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.training.masking import Masking
+from bert_jax.training.objectives import Pretraining
+
+LENGTH, PREDICTIONS, VOCAB = 32, 6, 100
+SPECIAL = (0, 2, 3, 4)
+
+
+def model_config(**changes) -> ModelConfig:
+    """Two layers, 16 wide."""
+    small = ModelConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=LENGTH,
+    )
+    return dataclasses.replace(small, **changes)
+
+
+def batch(rows: int, seed: int = 0, length: int = LENGTH) -> dict[str, np.ndarray]:
+    """Rows `[CLS] A [SEP] B [SEP]` of random pieces, of very different lengths."""
+    generator = np.random.default_rng(seed)
+    ids = np.zeros((rows, length), np.int32)
+    types, mask = np.zeros_like(ids), np.zeros_like(ids)
+    for row in range(rows):
+        size = generator.integers(5, length + 1)
+        ids[row, :size] = generator.integers(5, VOCAB, size)
+        split = generator.integers(2, size - 2)
+        ids[row, 0], ids[row, split], ids[row, size - 1] = 2, 3, 3
+        types[row, split + 1 : size] = 1
+        mask[row, :size] = 1
+    return {
+        "input_ids": ids,
+        "token_type_ids": types,
+        "attention_mask": mask,
+        "next_sentence_label": generator.integers(0, 2, rows).astype(np.int32),
+        "row": np.arange(rows, dtype=np.int32),
+    }
+
+
+def masking(continues: np.ndarray | None = None, length: int = LENGTH) -> Masking:
+    """Google's counts for rows of `length` tokens."""
+    counts = [min(PREDICTIONS, max(1, round(0.15 * n))) for n in range(length + 1)]
+    return Masking(np.array(counts, np.int32), PREDICTIONS, VOCAB, SPECIAL, 4, continues)
+
+
+def objective(**changes) -> Pretraining:
+    """The pretraining objective over a small model."""
+    return Pretraining(BertForPreTraining(model_config(**changes)), masking())
+
+
+def params(objective: Pretraining, seed: int = 0):
+    """Parameters large enough for every gradient to be well above rounding."""
+    ids = jnp.zeros((1, LENGTH), jnp.int32)
+    variables = objective.model.init(
+        jax.random.key(seed), ids, ids, ids, jnp.zeros((1, PREDICTIONS), jnp.int32)
+    )
+    noise = iter(jax.random.split(jax.random.key(seed + 1), 1000))
+    return jax.tree.map(
+        lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape), nn.unbox(variables["params"])
+    )
