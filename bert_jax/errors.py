@@ -1,8 +1,25 @@
-"""The one kind of error that is the user's to mend."""
+"""How a command ends other than well: one line on stderr and an exit code, no traceback."""
 
 
-class UserError(Exception):
-    """A mistake the user can mend: one line that says what is wrong, where, and what to do.
+class CommandError(Exception):
+    """Ends a command with its message and `exit_code`."""
 
-    Every command prints it without a traceback and exits with code 2.
-    """
+    exit_code = 1
+
+
+class UserError(CommandError):
+    """A mistake the user can mend: one line that says what is wrong, where, and what to do."""
+
+    exit_code = 2
+
+
+class TrainingError(CommandError):
+    """Training cannot go on, for example because the loss is no longer a number."""
+
+    exit_code = 1
+
+
+class Interrupted(CommandError):
+    """A signal asked the run to stop; it has saved, and the same command goes on (EX_TEMPFAIL)."""
+
+    exit_code = 75

@@ -81,3 +81,8 @@ class BertForPreTraining(nn.Module):
             mlm_logits=self.mlm_head(chosen, self.bert.embeddings.word_embeddings),
             nsp_logits=self.nsp_head(output.pooled).astype(jnp.float32),
         )
+
+    def init_params(self, key: Array) -> Any:
+        """Returns new parameters, boxed with their logical axes."""
+        ids = jnp.zeros((1, 1), jnp.int32)
+        return self.init(key, ids, ids, ids, ids)["params"]

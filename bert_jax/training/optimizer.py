@@ -55,7 +55,11 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 
 def decayed(params: optax.Params) -> optax.Params:
     """Returns which parameters weight decay applies to: all but biases and LayerNorm's."""
-    return jax.tree.map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)
+
+    def is_decayed(path: tuple, _: jax.Array) -> bool:
+        return not any(getattr(key, "key", None) in ("bias", "scale") for key in path)
+
+    return jax.tree.map_with_path(is_decayed, params)
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:

@@ -47,13 +47,13 @@ def check_divides(batch_size: int, microbatches: int, devices: int) -> None:
 
 
 def state_shardings(boxed: Any, mesh: Mesh) -> Any:
-    """Returns the sharding of each parameter of an abstract tree that `layers.param` has annotated."""
+    """Returns the sharding of every array of an abstract state that `layers.param` has annotated."""
     specs = nn.get_partition_spec(boxed)
     return nn.logical_to_mesh_sharding(specs, mesh, list(RULES.items()))
 
 
 def compile_step(
-    step: Callable[..., Any], mode: str, mesh: Mesh, *, donate_state: bool
+    step: Callable[..., Any], mode: str, mesh: Mesh, shardings: Any, *, updates_state: bool
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
     """Compiles `step(state, batch, reduce)` for the devices of a mesh: here alone do modes differ.
 
@@ -62,19 +62,21 @@ def compile_step(
         up over devices.
       mode: "mesh", one program that the compiler splits; or "pmap", a copy of it on each device.
       mesh: the devices.
-      donate_state: whether the state's memory may be used for the result.
+      shardings: of the state, for "mesh".
+      updates_state: True for a step that gives (state, sums), in the memory of the state that it is
+        given; False for one that gives sums.
 
     Returns:
       A function of the state and of this process's rows in host memory.
     """
-    donate = (0,) if donate_state else ()
+    donated = (0,) if updates_state else ()
     if mode == "pmap":
         mapped = jax.pmap(
             partial(step, reduce=partial(jax.lax.psum, axis_name="data")),
             axis_name="data",
             in_axes=(None, 0),  # pyright: ignore[reportArgumentType]
             out_axes=None,  # pyright: ignore[reportArgumentType]
-            donate_argnums=donate,
+            donate_argnums=donated,
             devices=list(mesh.devices.flat),
         )
         count = mesh.local_mesh.size
@@ -82,7 +84,12 @@ def compile_step(
             state, {k: v.reshape(count, -1, *v.shape[1:]) for k, v in batch.items()}
         )
     whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
-    compiled = jax.jit(step, in_shardings=(whole, rows), out_shardings=whole, donate_argnums=donate)
+    compiled = jax.jit(
+        step,
+        in_shardings=(shardings, rows),
+        out_shardings=(shardings, whole) if updates_state else whole,
+        donate_argnums=donated,
+    )
     return lambda state, batch: compiled(
         state, {k: jax.make_array_from_process_local_data(rows, v) for k, v in batch.items()}
     )

@@ -1,0 +1,151 @@
+"""The `bert-jax` command, and how every command of the project reads its flags and ends."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.errors import CommandError, UserError
+
+
+def run(main: Callable[[], None]) -> None:
+    """Runs a command; an error of the user's, or of training, is one line and an exit code."""
+    try:
+        main()
+    except CommandError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def parse_flags(argv: list[str]) -> None:
+    """Parses absl flags, `--config.FIELD=VALUE` among them.
+
+    Raises:
+      UserError: a flag or a field is unknown, or its value is of another type.
+    """
+    from absl import flags
+
+    try:
+        rest = flags.FLAGS(argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise UserError(f"{error}; --help lists the flags") from error
+    except flags.Error as error:
+        raise UserError(f"{' '.join(str(error).split())}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).strip("\"'").split())
+        raise UserError(f"{reason}; bert_jax/config.py lists the fields") from error
+    if rest:
+        raise UserError(f"{rest[0]!r} is not a flag; write --config.FIELD=VALUE")
+
+
+def _prepare(args: argparse.Namespace) -> None:
+    from bert_jax.data import corpus
+
+    is_path = args.tokenizer not in ("sentencepiece", "wordpiece")
+    tokenizer = TokenizerConfig(
+        kind="sentencepiece" if is_path else args.tokenizer,
+        path=args.tokenizer if is_path else "",
+        model_type=args.model_type,
+        lowercase=not args.cased,
+    )
+    data = DataConfig(
+        source=args.source,
+        eval_source=args.eval_source,
+        eval_fraction=args.eval_fraction,
+        text_field=args.text_field,
+        sentences=args.sentences,
+    )
+    prepared = corpus.prepare(data, tokenizer, args.vocab_size, Path(args.store))
+    for name, split in (("training", prepared.train), ("held out", prepared.eval)):
+        print(
+            f"{name}: {len(split.tokens):,} pieces, {split.num_sentences:,} sentences, "
+            f"{split.num_documents:,} documents"
+        )
+    print(f"train on it with: python train.py --config.data.source={args.store}")
+
+
+def _fill_mask(args: argparse.Namespace) -> None:
+    from bert_jax.pretrained import load
+
+    for number, guesses in enumerate(load(args.checkpoint).fill_mask(args.text, args.top_k), 1):
+        if number > 1:
+            print()
+        for guess in guesses:
+            print(f"{guess.probability:6.1%}  {guess.piece:<16}  {guess.text}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bert-jax", description="Tools around BERT in JAX.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    defaults = DataConfig()
+
+    prepare = commands.add_parser(
+        "prepare",
+        help="tokenize text into a store that train.py reads",
+        description="Tokenizes text into a store, once. Run it again after an interruption: it goes "
+        "on where it was. Then: python train.py --config.data.source=STORE",
+    )
+    prepare.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="text files or globs, comma separated (plain text, .gz, .xz, .jsonl), tfds:NAME, or builtin",
+    )
+    prepare.add_argument("store", metavar="STORE", help="the folder to write")
+    prepare.add_argument(
+        "--tokenizer",
+        default="sentencepiece",
+        help="sentencepiece or wordpiece to train one on the text, or the path of a SentencePiece "
+        ".model, a BERT vocab.txt or a tokenizer.json (default: sentencepiece)",
+    )
+    prepare.add_argument(
+        "--vocab-size", type=int, default=32000, help="pieces of a tokenizer trained here (32000)"
+    )
+    prepare.add_argument(
+        "--model-type", choices=("unigram", "bpe"), default="unigram", help="of a SentencePiece"
+    )
+    prepare.add_argument("--cased", action="store_true", help="keep upper case")
+    prepare.add_argument("--eval-source", default="", metavar="SOURCE", help="held-out text")
+    prepare.add_argument(
+        "--eval-fraction",
+        type=float,
+        default=defaults.eval_fraction,
+        help="the share of documents held out where there is no --eval-source (0.05)",
+    )
+    prepare.add_argument(
+        "--text-field", default=defaults.text_field, help="of JSON lines and TFDS (text)"
+    )
+    prepare.add_argument(
+        "--sentences",
+        choices=("auto", "lines", "split"),
+        default=defaults.sentences,
+        help="lines: one sentence a line, a blank line between documents; split: paragraphs, split "
+        "into sentences; auto: see which it is",
+    )
+    prepare.set_defaults(run=_prepare)
+
+    fill_mask = commands.add_parser(
+        "fill-mask",
+        help="guess the masked words of a sentence",
+        description="Prints the most probable pieces for each [MASK] of a text.",
+    )
+    fill_mask.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a workdir or a checkpoint of it"
+    )
+    fill_mask.add_argument("text", metavar="TEXT", help='such as "The [MASK] statement"')
+    fill_mask.add_argument("--top-k", type=int, default=5, help="guesses a mask (5)")
+    fill_mask.set_defaults(run=_fill_mask)
+    return parser
+
+
+def main() -> None:
+    """Runs `bert-jax`."""
+    args = _parser().parse_args()
+    run(lambda: args.run(args))
+
+
+if __name__ == "__main__":
+    main()

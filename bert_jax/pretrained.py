@@ -1,0 +1,128 @@
+"""A checkpoint, loaded to be used: `bert_jax.load`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from bert_jax.config import ModelConfig, TrainConfig, from_dict
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.training import checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """A piece for a masked position.
+
+    Attributes:
+      piece: as it stands in the vocabulary.
+      probability: that the model gives it.
+      text: the whole text with the piece filled in.
+    """
+
+    piece: str
+    probability: float
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Bert:
+    """A pretrained model with its tokenizer.
+
+    Attributes:
+      config: of the model.
+      params: of `model`, float32.
+      tokenizer: that it was trained with.
+      model: encoder and pretraining heads.
+    """
+
+    config: ModelConfig
+    params: Any
+    tokenizer: Tokenizer
+    model: BertForPreTraining
+
+    def fill_mask(self, text: str, top_k: int = 5) -> list[list[Guess]]:
+        """Returns the `top_k` most probable pieces for each "[MASK]" of a text, best first.
+
+        Raises:
+          UserError: the text has no "[MASK]", or is longer than the model's positions.
+        """
+        tokenizer = self.tokenizer
+        ids = [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
+        positions = [i for i, index in enumerate(ids) if index == tokenizer.mask_id]
+        if not positions:
+            raise UserError(
+                f"the text has no [MASK]: {text[:60]!r}; put one where a piece is wanted"
+            )
+        if len(ids) > self.config.max_position_embeddings:
+            raise UserError(
+                f"the text has {len(ids)} pieces and the model only "
+                f"{self.config.max_position_embeddings} positions; shorten it"
+            )
+        logits = _mlm_logits(self.model, self.params, ids, positions)
+        # Rows of the embedding table beyond the vocabulary are padding, and no pieces.
+        probabilities = np.asarray(jax.nn.softmax(logits[:, : tokenizer.vocab_size]))
+        guesses = []
+        for position, row in zip(positions, probabilities, strict=True):
+            best = np.argsort(-row)[:top_k].tolist()
+            filled = [[*ids[:position], index, *ids[position + 1 :]] for index in best]
+            guesses.append(
+                [
+                    Guess(tokenizer.piece(index), float(row[index]), self._text(pieces))
+                    for index, pieces in zip(best, filled, strict=True)
+                ]
+            )
+        return guesses
+
+    def _text(self, ids: list[int]) -> str:
+        """Returns the text of a row, in which other masked positions still show as [MASK]."""
+        parts, part = [], []
+        for index in ids[1:-1]:
+            if index == self.tokenizer.mask_id:
+                parts.append(self.tokenizer.decode(part))
+                part = []
+            else:
+                part.append(index)
+        return " [MASK] ".join([*parts, self.tokenizer.decode(part)]).strip()
+
+
+def _mlm_logits(
+    model: BertForPreTraining, params: Any, ids: list[int], positions: list[int]
+) -> jax.Array:
+    """Returns the logits of some positions of one row, [len(positions), V]."""
+    # Padded to a few sizes, so that few programs are compiled.
+    length = min(max(16, 1 << (len(ids) - 1).bit_length()), model.config.max_position_embeddings)
+    input_ids = np.zeros((1, length), np.int32)
+    input_ids[0, : len(ids)] = ids
+    mask = (np.arange(length) < len(ids)).astype(np.int32)[None]
+    chosen = np.zeros((1, -(-len(positions) // 16) * 16), np.int32)
+    chosen[0, : len(positions)] = positions
+    output = jax.jit(model.apply)(
+        {"params": params}, input_ids, np.zeros_like(input_ids), mask, chosen
+    )
+    return output.mlm_logits[0, : len(positions)]
+
+
+def load(path: str | Path) -> Bert:
+    """Loads a checkpoint: a workdir, for its latest one, or one of its checkpoints.
+
+    Raises:
+      UserError: there is none, or it is damaged.
+    """
+    found = checkpoint.find(path)
+    description = checkpoint.read_json(found, "config")
+    config = from_dict(TrainConfig, description, f"{found}/config").model
+    tokenizer = tokenizer_lib.from_json(
+        checkpoint.read_json(found, "tokenizer"), f"{found}/tokenizer"
+    )
+    model = BertForPreTraining(config)
+    params = checkpoint.read_params(
+        found, nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
+    )
+    return Bert(config, params, tokenizer, model)

@@ -1,0 +1,133 @@
+"""What a person reads at the start and at the end of a pretraining run."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import TrainConfig
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.pretraining import Batch
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.pretrained import Bert
+from bert_jax.training import checkpoint
+from bert_jax.training.metrics import unigram_entropy
+from bert_jax.training.step import TrainState
+
+_EXAMPLES = 3
+
+
+def start(
+    config: TrainConfig,
+    corpus: Corpus,
+    mesh: Mesh,
+    state: TrainState,
+    epochs: float,
+    workdir: Path,
+) -> None:
+    """Prints what is about to be trained, on what, and where."""
+    device = mesh.devices.flat[0]
+    axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    size = sum(x.size for x in jax.tree.leaves(state.params))
+    c = config.model
+    step = int(state.step)
+    print(
+        f"devices    {mesh.size} × {device.device_kind} ({device.platform}), "
+        f"{config.parallel.mode} ({axes})\n"
+        f"model      {size:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
+        f"{c.num_attention_heads} heads, {c.dtype}\n"
+        f"tokenizer  {corpus.tokenizer.kind}, {corpus.tokenizer.vocab_size:,} pieces\n"
+        f"text       {len(corpus.train.tokens):,} pieces in {corpus.train.num_documents:,} "
+        f"documents; held out {len(corpus.eval.tokens):,} in {corpus.eval.num_documents:,}\n"
+        f"steps      {config.steps:,}, which is {epochs:.1f} epochs"
+        + (f"; going on from step {step:,}" if step else "")
+        + f"\nworkdir    {workdir}",
+        flush=True,
+    )
+
+
+def end(
+    held_out: Mapping[str, float],
+    batches: Iterable[Batch],
+    corpus: Corpus,
+    bert: Bert,
+    workdir: Path,
+) -> None:
+    """Prints the held-out results beside their baselines, masks filled in, and where things lie."""
+    counts = corpus.eval.piece_counts(corpus.tokenizer.vocab_size)
+    rows = [
+        (
+            "MLM loss (nats)",
+            f"{held_out['mlm_loss']:.3f}",
+            f"{unigram_entropy(counts):.3f}",
+            "unigram entropy",
+        ),
+        (
+            "MLM accuracy",
+            f"{held_out['mlm_accuracy']:.1%}",
+            f"{counts.max() / counts.sum():.1%}",
+            "most frequent piece",
+        ),
+    ]
+    if "nsp_accuracy" in held_out:
+        share = _share_of_random(batches)
+        rows.append(
+            (
+                "NSP accuracy",
+                f"{held_out['nsp_accuracy']:.1%}",
+                f"{max(share, 1 - share):.1%}",
+                "majority class",
+            )
+        )
+    print(f"\n{'held-out text':<18}{'model':>8}{'baseline':>10}")
+    for name, value, baseline, what in rows:
+        print(f"{name:<18}{value:>8}{baseline:>10}  {what}")
+    print()
+    for text, answer in examples(corpus):
+        best = ", ".join(f"{g.piece} {g.probability:.0%}" for g in bert.fill_mask(text, 3)[0])
+        print(f"{text}\n    [MASK] = {best} (was {answer})")
+    latest = checkpoint.find(workdir)
+    print(
+        f"\ncheckpoint {latest}\nmetrics    {workdir / 'metrics.jsonl'}, {workdir / 'curves.png'}, "
+        f"{workdir / 'tensorboard'}\n"
+        f'try        bert-jax fill-mask {workdir} "The [MASK] of the function is a string."',
+        flush=True,
+    )
+
+
+def _share_of_random(batches: Iterable[Batch]) -> float:
+    """Returns the share of pairs with label 1, among rows that are not padding."""
+    labels = [b["next_sentence_label"][b["attention_mask"][:, 0] > 0] for b in batches]
+    return float(np.concatenate(labels).mean())
+
+
+def examples(corpus: Corpus) -> list[tuple[str, str]]:
+    """Returns held-out sentences of middling length with a word masked, and the word.
+
+    They are spread over the text; the word is a single piece, as near to the middle as there is.
+    """
+    store, tokenizer = corpus.eval, corpus.tokenizer
+    sizes = np.diff(store.sentences)
+    found: list[tuple[str, str]] = []
+    candidates = np.flatnonzero((sizes >= 8) & (sizes <= 24))
+    for part in np.array_split(candidates, _EXAMPLES):
+        for index in part.tolist():
+            ids = store.tokens[store.sentences[index] : store.sentences[index + 1]].tolist()
+            place = _whole_word(ids, tokenizer)
+            if place is not None:
+                before, after = tokenizer.decode(ids[:place]), tokenizer.decode(ids[place + 1 :])
+                found.append((f"{before} [MASK] {after}", tokenizer.piece(ids[place])))
+                break
+    return found
+
+
+def _whole_word(ids: list[int], tokenizer: Tokenizer) -> int | None:
+    """Returns the place of a word of one piece and three letters or more, nearest to the middle."""
+    for place in sorted(range(1, len(ids) - 1), key=lambda i: abs(i - len(ids) // 2)):
+        alone = not tokenizer.continues[ids[place]] and not tokenizer.continues[ids[place + 1]]
+        word = tokenizer.piece(ids[place]).lstrip("▁")
+        if alone and len(word) >= 3 and word.isalpha():
+            return place
+    return None

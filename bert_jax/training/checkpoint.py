@@ -1,0 +1,149 @@
+"""Checkpoints: the state, the config and the tokenizer, each checkpoint complete by itself."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from bert_jax.config import CheckpointConfig
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
+from bert_jax.training.step import TrainState
+
+_ITEMS = ("state", "config", "tokenizer")
+logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every file that it writes
+
+
+class Checkpoints:
+    """The checkpoints of a run, written while training goes on.
+
+    Args:
+      folder: where each checkpoint has a folder, named by its step.
+      config: which are kept.
+      description: the run's config, as JSON.
+      tokenizer: the run's tokenizer.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        description: dict[str, Any],
+        tokenizer: Tokenizer,
+    ):
+        self.folder = folder.absolute()
+        latest = checkpoint_managers.LatestN(config.keep)
+        best = checkpoint_managers.BestN(get_metric_fn=_held_out_loss, reverse=True, n=1)
+        self._manager = ocp.CheckpointManager(
+            self.folder,
+            item_names=_ITEMS,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best])
+            ),
+        )
+        self._config = ocp.args.JsonSave(description)
+        self._tokenizer = ocp.args.JsonSave(tokenizer.to_json())
+
+    def save(self, step: int, state: TrainState, held_out: dict[str, float] | None) -> None:
+        """Begins to write a checkpoint, unless there is one of this step.
+
+        Args:
+          step: its name.
+          state: of the run.
+          held_out: means over the held-out text, if it has just been evaluated.
+        """
+        if step in self._manager.all_steps():
+            return
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), config=self._config, tokenizer=self._tokenizer
+        )
+        self._manager.save(step, args=items, metrics=held_out or {})
+
+    def latest(self) -> int | None:
+        """Returns the step of the latest complete checkpoint."""
+        return self._manager.latest_step()
+
+    def restore(self, step: int, like: TrainState) -> TrainState:
+        """Reads a checkpoint's state onto the devices of `like`, an abstract state.
+
+        Raises:
+          UserError: the checkpoint is damaged, or of another model.
+        """
+        try:
+            items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
+            return self._manager.restore(step, args=items)["state"]
+        except Exception as error:  # TensorStore and Orbax raise nearly every kind
+            raise _damaged(self.folder / str(step), error) from error
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        self._manager.close()
+
+
+def _held_out_loss(metrics: dict[str, float] | None) -> float:
+    return (metrics or {}).get("loss", float("inf"))
+
+
+def find(path: str | Path) -> Path:
+    """Returns the checkpoint that `path` means: itself, or the latest one of a workdir.
+
+    Raises:
+      UserError: there is none.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UserError(
+            f"checkpoint {path} does not exist; give a workdir or one of its checkpoints"
+        )
+    if (path / "state").is_dir():
+        return path
+    for folder in (path / "checkpoints", path):
+        steps = [p for p in folder.glob("*") if p.name.isdigit() and (p / "state").is_dir()]
+        if steps:
+            return max(steps, key=lambda p: int(p.name))
+    raise UserError(f"{path} holds no checkpoint; give a workdir or one of its checkpoints")
+
+
+def read_json(checkpoint: Path, item: str) -> dict[str, Any]:
+    """Returns the config or the tokenizer of a checkpoint.
+
+    Raises:
+      UserError: the checkpoint lacks it, or is damaged.
+    """
+    try:
+        return json.loads((checkpoint / item / "metadata").read_text())
+    except (OSError, ValueError) as error:
+        raise _damaged(checkpoint, error) from error
+
+
+def read_params(checkpoint: Path, like: Any) -> Any:
+    """Reads a checkpoint's parameters alone, as arrays like the abstract ones of `like`.
+
+    Raises:
+      UserError: the checkpoint is damaged, or of another model.
+    """
+    target = {"params": like}
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            restored = reader.restore(
+                checkpoint.absolute() / "state",
+                args=ocp.args.PyTreeRestore(
+                    item=target,
+                    restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+                    partial_restore=True,
+                ),
+            )
+    except Exception as error:
+        raise _damaged(checkpoint, error) from error
+    return jax.tree.map(jax.numpy.asarray, restored["params"])
+
+
+def _damaged(checkpoint: Path, error: Exception) -> UserError:
+    reason = (str(error).strip().splitlines() or [repr(error)])[0][:160]
+    return UserError(
+        f"checkpoint {checkpoint} cannot be read ({reason}); move it away to go on from an earlier one"
+    )

@@ -1,0 +1,168 @@
+"""The training loop: steps, logs, evaluations, checkpoints, signals."""
+
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import jax
+
+from bert_jax.data.pretraining import Batch
+from bert_jax.errors import Interrupted, TrainingError
+from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.training.metrics import Progress, Writer, describe, means
+from bert_jax.training.objectives import Sums
+from bert_jax.training.step import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A part of a run with programs of its own.
+
+    Attributes:
+      end: the step before which it ends.
+      batch_size: rows a step.
+      train_step: (state, batch) -> (state, sums).
+      eval_step: (state, batch) -> sums.
+      eval_batches: makes the held-out batches.
+    """
+
+    end: int
+    batch_size: int
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, Sums]]
+    eval_step: Callable[[TrainState, Batch], Sums]
+    eval_batches: Callable[[], Iterable[Batch]]
+
+    def evaluate(self, state: TrainState) -> dict[str, float]:
+        """Returns the means over all held-out rows."""
+        return means([jax.device_get(self.eval_step(state, b)) for b in self.eval_batches()])
+
+
+def fit(
+    state: TrainState,
+    stages: list[Stage],
+    batches: Iterator[Batch],
+    checkpoints: Checkpoints,
+    writer: Writer,
+    *,
+    log_every: int,
+    eval_every: int,
+    save_every: int,
+) -> TrainState:
+    """Trains from the state's own step to the end of the last stage.
+
+    The state is saved every `save_every` steps and at the end; SIGTERM and SIGINT save it too. The
+    device is waited for at log steps, evaluations and checkpoints only.
+
+    Raises:
+      TrainingError: a loss or a gradient is no longer finite.
+      Interrupted: a signal came; the state has been saved.
+    """
+    step, last = int(state.step), stages[-1].end
+    progress, log = Progress(last, step), _Log(checkpoints)
+
+    def due(every: int) -> bool:
+        return step % every == 0 or step == last
+
+    with _Signals() as signals:
+        for stage in stages:
+            if step < stage.end:
+                log.restart_clock_after_next()  # which compiles the stage's program
+            while step < stage.end:
+                state, sums = stage.train_step(state, next(batches))
+                step += 1
+                log.add(step, sums, stage.batch_size)
+                progress.advance(step)
+                if due(log_every):
+                    values = log.values()
+                    writer.write(step, "train", values)
+                    progress.show(step, values)
+                held_out = None
+                if due(eval_every):
+                    held_out = stage.evaluate(state)
+                    writer.write(step, "eval", held_out)
+                    writer.draw()
+                    progress.say(f"step {step}/{last}  held-out: {describe(held_out)}")
+                if due(save_every) or signals.received:
+                    log.check()
+                    checkpoints.save(step, state, held_out)
+                if signals.received and step < last:
+                    progress.close()
+                    checkpoints.close()
+                    raise Interrupted(f"{signals.received} after step {step}: saved; {_GO_ON}")
+                if due(eval_every) or due(save_every):
+                    log.restart_clock()
+    progress.close()
+    checkpoints.close()
+    return state
+
+
+_GO_ON = "the same command goes on from there"
+
+
+class _Log:
+    """The sums of the steps since the last log, and the time that they took."""
+
+    def __init__(self, checkpoints: Checkpoints):
+        self._checkpoints = checkpoints
+        self._sums: list[tuple[int, Sums]] = []
+        self._restart_after_next = False
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leaves out what went before, which was not training."""
+        self._rows, self._since = 0, time.monotonic()
+
+    def restart_clock_after_next(self) -> None:
+        self._restart_after_next = True
+
+    def add(self, step: int, sums: Sums, rows: int) -> None:
+        self._sums.append((step, sums))
+        self._rows += rows
+        if self._restart_after_next:
+            jax.block_until_ready(sums)
+            self._restart_after_next = False
+            self.restart_clock()
+
+    def check(self) -> None:
+        """Waits for the steps so far, and stops the run at the first that is not finite."""
+        self._sums = jax.device_get(self._sums)
+        for step, sums in self._sums:
+            for name, part in sums.items():
+                if not math.isfinite(part.value):
+                    good = self._checkpoints.latest()
+                    kept = f"checkpoint {self._checkpoints.folder / str(good)}" if good else "none"
+                    raise TrainingError(
+                        f"{name} is {part.value} at step {step}; the last good checkpoint is: {kept}; "
+                        "lower optimizer.learning_rate or look at the data"
+                    )
+
+    def values(self) -> dict[str, float]:
+        """Returns the means since the last call, and the rows a second."""
+        self.check()
+        values = means(sums for _, sums in self._sums)
+        if self._rows:
+            values["sequences_per_second"] = self._rows / (time.monotonic() - self._since)
+        self._sums = []
+        self.restart_clock()
+        return values
+
+
+class _Signals:
+    """Notes SIGTERM and SIGINT instead of ending the process; a second one ends it."""
+
+    received: str = ""
+
+    def __enter__(self) -> "_Signals":
+        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        if self.received:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name

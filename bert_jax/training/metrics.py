@@ -1,0 +1,157 @@
+"""What a run reports: JSON lines, TensorBoard, a picture, a progress bar or plain lines."""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorboardX
+from tqdm import tqdm
+
+from bert_jax.training.objectives import Sums
+
+
+def means(batches: Iterable[Sums]) -> dict[str, float]:
+    """Returns the mean of each quantity over batches on the host; those without weight are left out.
+
+    `loss` is the sum of the means that end in `_loss`.
+    """
+    totals: dict[str, np.ndarray] = {}
+    for sums in batches:
+        for name, part in sums.items():
+            pair = np.array([part.value, part.weight], np.float64)
+            totals[name] = totals.get(name, 0) + pair
+    result = {name: float(value / weight) for name, (value, weight) in totals.items() if weight > 0}
+    losses = [value for name, value in result.items() if name.endswith("_loss")]
+    return {"loss": sum(losses), **result}
+
+
+def unigram_entropy(counts: np.ndarray) -> float:
+    """Returns the entropy in nats of the distribution that some counts are: -Σ p log p."""
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log(p)).sum())
+
+
+class Writer:
+    """The records of a run in its workdir: `metrics.jsonl`, TensorBoard events and `curves.png`.
+
+    Args:
+      workdir: where they are.
+      step: the step that the run goes on from; what an interrupted run recorded beyond is removed.
+    """
+
+    def __init__(self, workdir: Path, step: int):
+        self._path = workdir / "metrics.jsonl"
+        self._picture = workdir / "curves.png"
+        kept = [record for record in self._read() if record["step"] <= step]
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        os.replace(temporary, self._path)
+        self._lines = self._path.open("a")
+        self._events = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
+
+    def _read(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        # The last line is incomplete where a run was killed while it wrote.
+        return [json.loads(line) for line in self._path.open() if line.endswith("}\n")]
+
+    def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        """Records values of "train" or "eval" after `step` steps."""
+        self._lines.write(json.dumps({"step": step, "split": split, **values}) + "\n")
+        self._lines.flush()
+        for name, value in values.items():
+            self._events.add_scalar(f"{split}/{name}", value, step)
+
+    def draw(self) -> None:
+        """Draws the losses and accuracies so far."""
+        # Imported here: it takes longer than a small run's first step.
+        from matplotlib.figure import Figure
+
+        records = self._read()
+        panels = (("mlm_loss", "MLM loss (nats)"), ("mlm_accuracy", "MLM accuracy"))
+        panels += (("nsp_loss", "NSP loss (nats)"), ("nsp_accuracy", "NSP accuracy"))
+        figure = Figure(figsize=(9, 6), layout="constrained")
+        for axes, (name, title) in zip(figure.subplots(2, 2).flat, panels, strict=True):
+            for split, style in (("train", "-"), ("eval", "o-")):
+                found = [r for r in records if r["split"] == split and name in r]
+                label = "training" if split == "train" else "held-out"
+                axes.plot(
+                    [r["step"] for r in found], [r[name] for r in found], style, ms=3, label=label
+                )
+            axes.set(title=title, xlabel="step")
+            axes.grid(alpha=0.3)
+            axes.legend()
+        temporary = self._picture.with_suffix(".tmp")
+        figure.savefig(temporary, format="png", dpi=120)
+        os.replace(temporary, self._picture)
+
+    def close(self) -> None:
+        """Draws, and closes the files."""
+        self.draw()
+        self._lines.close()
+        self._events.close()
+
+
+class Progress:
+    """A bar where stderr is a terminal, plain lines on stdout where it is not."""
+
+    def __init__(self, steps: int, step: int):
+        self._steps = steps
+        self._bar = tqdm(
+            total=steps,
+            initial=step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty(),
+        )
+        self._started, self._first = time.monotonic(), step
+
+    def advance(self, step: int) -> None:
+        """Moves the bar to `step`."""
+        self._bar.update(step - self._bar.n if not self._bar.disable else 0)
+
+    def say(self, line: str) -> None:
+        """Prints a line above the bar."""
+        self._bar.clear()
+        print(line, flush=True)
+        self._bar.refresh()
+
+    def show(self, step: int, values: Mapping[str, float]) -> None:
+        """Shows the training values of a log step."""
+        speed = f"{values.get('sequences_per_second', 0):.0f} sequences/s"
+        if not self._bar.disable:
+            self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {speed}")
+            return
+        elapsed = time.monotonic() - self._started
+        left = elapsed / max(step - self._first, 1) * (self._steps - step)
+        self.say(f"step {step}/{self._steps}  {describe(values)}  {speed}  {duration(left)} left")
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        self._bar.close()
+
+
+def describe(values: Mapping[str, float]) -> str:
+    """Returns the losses and accuracies of a log in one line."""
+    parts = [f"loss {values['loss']:.4f}"]
+    for name in ("mlm", "nsp"):
+        if f"{name}_loss" in values:
+            accuracy = values[f"{name}_accuracy"]
+            parts.append(f"{name} {values[f'{name}_loss']:.4f} (accuracy {accuracy:.1%})")
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Returns a time as a person writes it: `45s`, `3m 20s`, `2h 05m`."""
+    seconds = math.ceil(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m {seconds % 60:02d}s"
+    return f"{seconds // 3600}h {seconds // 60 % 60:02d}m"

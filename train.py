@@ -1,0 +1,167 @@
+"""Pretrains BERT: `python train.py --config=configs/tiny.py --workdir=runs/tiny`.
+
+The same command again goes on where the run stopped. Any field of the config can be set with
+`--config.FIELD=VALUE`; `bert_jax/config.py` lists them.
+"""
+
+import dataclasses
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+from absl import flags
+from flax import linen as nn
+from jax.sharding import Mesh
+from ml_collections import config_flags
+
+from bert_jax import cli, pretrained, report
+from bert_jax import config as config_lib
+from bert_jax.config import TrainConfig
+from bert_jax.data import corpus as corpus_lib
+from bert_jax.data import loader
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.corpus import Corpus
+from bert_jax.errors import UserError
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.training import loop, parallel
+from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.training.masking import make_masking
+from bert_jax.training.metrics import Writer
+from bert_jax.training.objectives import Pretraining
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.step import init_state, make_eval_step, make_train_step
+
+CONFIG = config_flags.DEFINE_config_file(
+    "config",
+    str(Path(__file__).parent / "configs" / "tiny.py"),
+    "A recipe, such as those in configs/.",
+)
+WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/NAME of the config.")
+
+
+def main() -> None:
+    """Prepares the text, trains, and says what came out."""
+    config, workdir = read_flags()
+    mesh = parallel.make_mesh()
+    for _, phase in config_lib.phases(config):
+        parallel.check_divides(phase.batch_size, config.optimizer.microbatches, mesh.size)
+    corpus = corpus_lib.prepare(
+        config.data, config.tokenizer, config.model.vocab_size, workdir / "store"
+    )
+    tokenizer_lib.check_fits(corpus.tokenizer, config.model.vocab_size)
+
+    model = BertForPreTraining(config.model)
+    optimizer = make_optimizer(config.optimizer, config.steps)
+
+    def new_state(key: jax.Array) -> Any:
+        return init_state(model.init_params(key), optimizer, config.seed)
+
+    key = jax.random.key(config.seed)
+    boxed = jax.eval_shape(new_state, key)
+    shardings = parallel.state_shardings(boxed, mesh)
+    stages = make_stages(config, corpus, model, optimizer, mesh, shardings)
+    batches = loader.TrainBatches(corpus, config)
+    checkpoints = Checkpoints(
+        workdir / "checkpoints", config.checkpoint, dataclasses.asdict(config), corpus.tokenizer
+    )
+    step = checkpoints.latest()
+    if step is None:
+        step = 0
+        state = jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
+    else:
+        like = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            nn.unbox(boxed),
+            shardings,
+        )
+        state = checkpoints.restore(step, like)
+    save_config(config, corpus, workdir)
+    report.start(config, corpus, mesh, state, batches.epochs(), workdir)
+
+    writer = Writer(workdir, step)
+    state = loop.fit(
+        state,
+        stages,
+        batches.starting_at(step),
+        checkpoints,
+        writer,
+        log_every=config.log_every,
+        eval_every=config.eval_every,
+        save_every=config.checkpoint.every,
+    )
+    held_out = stages[-1].evaluate(state)
+    writer.close()
+    bert = pretrained.Bert(config.model, state.params, corpus.tokenizer, model)
+    report.end(held_out, stages[-1].eval_batches(), corpus, bert, workdir)
+
+
+def read_flags() -> tuple[TrainConfig, Path]:
+    """Returns the config, validated, and the workdir, writable and of the same run if it has one."""
+    cli.parse_flags(sys.argv)
+    config: TrainConfig = CONFIG.value
+    config_lib.validate(config)
+    name = Path(flags.FLAGS["config"].config_filename).stem
+    workdir = Path(WORKDIR.value or f"runs/{name}")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--workdir {workdir} cannot be made: {error.strerror}") from error
+    if not os.access(workdir, os.W_OK):
+        raise UserError(f"--workdir {workdir} cannot be written; choose another")
+    if (workdir / "config.json").exists():
+        config_lib.check_same_run(config, workdir / "config.json")
+    return config, workdir
+
+
+def save_config(config: TrainConfig, corpus: Corpus, workdir: Path) -> None:
+    """Writes the config and the tokenizer: from here on the workdir belongs to this run."""
+    corpus.tokenizer.save(workdir / "tokenizer")
+    temporary = workdir / "config.tmp"
+    temporary.write_text(config_lib.to_json(config))
+    os.replace(temporary, workdir / "config.json")
+
+
+def make_stages(
+    config: TrainConfig,
+    corpus: Corpus,
+    model: BertForPreTraining,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    shardings: Any,
+) -> list[loop.Stage]:
+    """Returns a stage for each phase of the config: the programs of its length and batch size."""
+    stages, phases = [], config_lib.phases(config)
+    ends = [first for first, _ in phases[1:]] + [config.steps]
+    for end, (_, phase) in zip(ends, phases, strict=True):
+        masking = make_masking(
+            corpus.tokenizer,
+            phase.max_length,
+            phase.max_predictions,
+            config.data.mask_fraction,
+            whole_word=config.data.whole_word_masking,
+        )
+        objective = Pretraining(model, masking)
+        train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
+        compiled = partial(parallel.compile_step, mode=config.parallel.mode, mesh=mesh)
+        stages.append(
+            loop.Stage(
+                end=end,
+                batch_size=phase.batch_size,
+                train_step=compiled(train_step, shardings=shardings, updates_state=True),
+                eval_step=compiled(
+                    make_eval_step(objective), shardings=shardings, updates_state=False
+                ),
+                eval_batches=partial(
+                    loader.eval_batches, corpus, config, phase.max_length, phase.batch_size
+                ),
+            )
+        )
+    return stages
+
+
+if __name__ == "__main__":
+    cli.run(main)
