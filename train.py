@@ -6,7 +6,6 @@ The same command again goes on where the run stopped. Any field of the config ca
 
 import dataclasses
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/NAME
 def main() -> None:
     """Prepares the text, trains, and says what came out."""
     config, workdir = read_flags()
+    parallel.keep_host_memory()
     mesh = parallel.make_mesh()
     for _, phase in config_lib.phases(config):
         parallel.check_divides(phase.batch_size, config.optimizer.microbatches, mesh.size)
@@ -100,11 +100,9 @@ def main() -> None:
 
 
 def read_flags() -> tuple[TrainConfig, Path]:
-    """Returns the config, validated, and the workdir, writable and of the same run if it has one."""
-    cli.parse_flags(sys.argv)
-    config: TrainConfig = CONFIG.value
+    """Returns the config, validated, and the workdir, writable and of no other run."""
+    config, name = cli.read_config(CONFIG)
     config_lib.validate(config)
-    name = Path(flags.FLAGS["config"].config_filename).stem
     workdir = Path(WORKDIR.value or f"runs/{name}")
     try:
         workdir.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,11 @@
 """The `bert-jax` command, and how every command of the project reads its flags and ends."""
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import CommandError, UserError
@@ -21,25 +23,34 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(1)
 
 
-def parse_flags(argv: list[str]) -> None:
-    """Parses absl flags, `--config.FIELD=VALUE` among them.
+def read_config(holder: Any) -> tuple[Any, str]:
+    """Parses the command line's absl flags, `--config.FIELD=VALUE` among them.
+
+    Args:
+      holder: what `config_flags.DEFINE_config_file("config", …)` returned.
+
+    Returns:
+      The config, and the name of its file without its folder and `.py`.
 
     Raises:
-      UserError: a flag or a field is unknown, or its value is of another type.
+      UserError: a flag or a field is unknown, its value is of another type, or there is no such file.
     """
     from absl import flags
 
     try:
-        rest = flags.FLAGS(argv)[1:]
-    except flags.UnrecognizedFlagError as error:
-        raise UserError(f"{error}; --help lists the flags") from error
+        rest = flags.FLAGS(sys.argv)[1:]
+        path = flags.FLAGS["config"].config_filename  # pyright: ignore[reportAttributeAccessIssue]
+        config = holder.value
+        if not dataclasses.is_dataclass(config):
+            raise FileNotFoundError(f"config {path} does not exist")
     except flags.Error as error:
-        raise UserError(f"{' '.join(str(error).split())}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{' '.join(str(error).split())}; --helpfull lists the flags") from error
+    except Exception as error:  # whatever running the config's own Python raises
         reason = " ".join(str(error).strip("\"'").split())
         raise UserError(f"{reason}; bert_jax/config.py lists the fields") from error
     if rest:
         raise UserError(f"{rest[0]!r} is not a flag; write --config.FIELD=VALUE")
+    return config, Path(path).stem
 
 
 def _prepare(args: argparse.Namespace) -> None:
@@ -86,13 +97,14 @@ def _parser() -> argparse.ArgumentParser:
     prepare = commands.add_parser(
         "prepare",
         help="tokenize text into a store that train.py reads",
-        description="Tokenizes text into a store, once. Run it again after an interruption: it goes "
-        "on where it was. Then: python train.py --config.data.source=STORE",
+        description="Tokenizes text into a store, once. Run it again after an interruption: it "
+        "goes on where it was. Then: python train.py --config.data.source=STORE",
     )
     prepare.add_argument(
         "source",
         metavar="SOURCE",
-        help="text files or globs, comma separated (plain text, .gz, .xz, .jsonl), tfds:NAME, or builtin",
+        help="text files or globs, comma separated (plain text, .gz, .xz, .jsonl), tfds:NAME or "
+        "builtin",
     )
     prepare.add_argument("store", metavar="STORE", help="the folder to write")
     prepare.add_argument(

@@ -123,7 +123,7 @@ class TrainConfig:
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
 
 
-# Fields that change what is written or shown but not what is computed: a run may resume with others.
+# Fields that change what is written or shown, not what is computed: a run may resume with others.
 _FREE_TO_CHANGE = ("log_every", "eval_every", "checkpoint.", "parallel.")
 
 _CHOICES = {

@@ -71,3 +71,10 @@ def params(objective: Pretraining, seed: int = 0):
     return jax.tree.map(
         lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape), nn.unbox(variables["params"])
     )
+
+
+class FakeTokenizer:
+    """Only the special pieces."""
+
+    pad_id, unk_id, cls_id, sep_id, mask_id = 0, 1, 2, 3, 4
+    special_ids = (0, 2, 3, 4)

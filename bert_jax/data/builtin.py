@@ -5,7 +5,7 @@ import sysconfig
 from pathlib import Path
 from pydoc_data import topics
 
-# Tests and installed packages are not part of the library; `turtledemo` and `idlelib` may be absent.
+# Tests and installed packages are not the library; `turtledemo` and `idlelib` may be absent.
 _LEFT_OUT = {"test", "tests", "site-packages", "idlelib", "turtledemo", "lib2to3", "pydoc_data"}
 
 

@@ -139,7 +139,7 @@ def open_corpus(folder: Path) -> Corpus:
 _AGAIN = "remove the folder to prepare it again"
 
 
-def _open_split(folder: Path, sizes: dict[str, int]) -> TokenStore:
+def _open_split(folder: Path, sizes: dict[str, Any]) -> TokenStore:
     arrays = {}
     for name in _FILES:
         path = folder / f"{name}.bin"
@@ -282,7 +282,7 @@ def _finish(
     source: text_lib.Source,
     data: DataConfig,
 ) -> None:
-    """Turns the record of progress into that of a complete store, if there is text in both splits."""
+    """Turns the record of progress into that of a complete store, if both splits have text."""
     empty = [
         name for name in ("train", "eval") if not progress["splits"].get(name, {}).get("tokens")
     ]

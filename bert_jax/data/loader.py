@@ -36,9 +36,9 @@ class TrainBatches:
     def __len__(self) -> int:
         return self._steps
 
-    def __getitem__(self, step: int) -> Batch:
-        first_step, size, rows = next(p for p in reversed(self._phases) if p[0] <= step)
-        return rows.batch(step - first_step, size, *_own_rows(size))
+    def __getitem__(self, index: int) -> Batch:
+        first_step, size, rows = next(p for p in reversed(self._phases) if p[0] <= index)
+        return rows.batch(index - first_step, size, *_own_rows(size))
 
     def epochs(self) -> float:
         """Returns how many times the run sees the text."""

@@ -39,7 +39,8 @@ def permute(index: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
     """Returns where a random permutation of range(size) sends each index, in constant memory.
 
     A Feistel network of four rounds over the next even number of bits; what falls outside the range
-    is sent on until it falls inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    is sent on until it falls inside (Black and Rogaway 2002, "Ciphers with arbitrary finite
+    domains").
 
     Args:
       index: [n] int64 in range(size).
@@ -72,7 +73,7 @@ class _Rows:
     """What the walk decides about each row; sentences are counted over the whole store.
 
     Attributes:
-      start, split, end: [n] int64; segment A is sentences start to split, what follows it split to end.
+      start, split, end: [n] int64; A is sentences start to split, what follows it split to end.
       target: [n] int64, the tokens that the row was to have.
       is_random: [n] bool, whether segment B comes from another document.
     """
@@ -226,7 +227,7 @@ class SentencePairs:
     def _segments(
         self, rows: _Rows, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the first token and the number of tokens of A and B, [2, n] both, and the label."""
+        """Returns the first token and the number of tokens of A and B, both [2, n], and labels."""
         offsets = self.store.sentences
         size_a = offsets[rows.split] - offsets[rows.start]
         other, other_end = self._random_segment(rows, rows.target - size_a, generator)
@@ -351,7 +352,8 @@ def _concatenate(*rows: _Rows) -> _Rows:
 def _truncation(size_a: np.ndarray, size_b: np.ndarray, budget: int) -> np.ndarray:
     """Returns how many tokens A and B lose, [2, n].
 
-    Google's code drops one token at a time from the longer segment, and from B where they are equal.
+    Google's code drops one token at a time from the longer segment, and from B where they are
+    equal.
     """
     excess = np.maximum(size_a + size_b - budget, 0)
     alone = np.minimum(excess, np.abs(size_a - size_b))

@@ -21,7 +21,7 @@ from bert_jax.errors import UserError
 MAX_SENTENCE_CHARACTERS = 10_000
 MAX_DOCUMENT_SENTENCES = 1_000
 
-# What may end a sentence: in scripts with spaces only before a space, in Chinese and Japanese always.
+# What may end a sentence: in scripts with spaces before a space, in Chinese and Japanese anywhere.
 _SENTENCE_END = re.compile(r"([.!?…؟।]+[\"'”’»)\]]*)\s+|[。！？]+[」』”’）]*\s*")
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(\[\"'])(?:[^\W\d_]|e\.g|i\.e|cf|vs|etc|al|approx|no|nos|vol|fig|eq|sec|ch|pp|ed|eds"
@@ -105,7 +105,8 @@ class BuiltinSource(Source):
         return {"builtin": hashlib.sha256(content).hexdigest()}
 
     def texts(self) -> Iterator[list[str]]:
-        for self.position, text in enumerate(self._texts, start=1):
+        for position, text in enumerate(self._texts, start=1):
+            self.position = position
             yield split_text(text)
 
 
@@ -123,24 +124,27 @@ class TfdsSource(Source):
         self.name = name
         dataset, _, self._split = name.removeprefix("tfds:").partition("@")
         try:
-            self._builder = tfds.builder(dataset, file_format="array_record")
-            self._builder.download_and_prepare(file_format="array_record")
-            self._rows = self._builder.as_data_source(split=self._split or "train")
+            builder = tfds.builder(dataset, file_format="array_record")
+            builder.download_and_prepare(file_format="array_record")
+            splits: Any = builder.as_data_source()
+            self._rows = splits[self._split or "train"]
+            self._dataset = builder.info.full_name
             self.size = len(self._rows)
+            fields = list(self._rows[0]) if self.size else [text_field]
         except Exception as error:  # TFDS raises nearly every kind for a name it cannot serve
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise UserError(
                 f"{name} cannot be read ({reason}); see its name, split and files"
             ) from error
-        if text_field not in self._builder.info.features:
-            fields = ", ".join(self._builder.info.features)
+        if text_field not in fields:
             raise UserError(
-                f"{name} has no field {text_field!r}; set data.text_field to one of {fields}"
+                f"{name} has no field {text_field!r}; set data.text_field to one of "
+                f"{', '.join(fields)}"
             )
         self._text_field = text_field
 
     def identity(self) -> dict[str, Any]:
-        return {"tfds": self._builder.info.full_name, "split": self._split, "rows": self.size}
+        return {"tfds": self._dataset, "split": self._split, "rows": self.size}
 
     def texts(self) -> Iterator[list[str]]:
         for index in range(self.size):

@@ -35,7 +35,7 @@ class BertOutput:
       last_hidden_state: [B, L, D].
       pooled: [B, D], tanh of a dense layer on the first token.
       hidden_states: where asked for, the embeddings and the output of each layer, each [B, L, D].
-      attentions: where asked for, the attention maps of each layer, before dropout, each [B, H, L, L].
+      attentions: where asked for, the attention map of each layer before dropout, [B, H, L, L].
     """
 
     last_hidden_state: Any

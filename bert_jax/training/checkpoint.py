@@ -145,5 +145,6 @@ def read_params(checkpoint: Path, like: Any) -> Any:
 def _damaged(checkpoint: Path, error: Exception) -> UserError:
     reason = (str(error).strip().splitlines() or [repr(error)])[0][:160]
     return UserError(
-        f"checkpoint {checkpoint} cannot be read ({reason}); move it away to go on from an earlier one"
+        f"checkpoint {checkpoint} cannot be read ({reason}); move it away to go on from an earlier "
+        "one"
     )

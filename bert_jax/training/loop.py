@@ -134,8 +134,8 @@ class _Log:
                     good = self._checkpoints.latest()
                     kept = f"checkpoint {self._checkpoints.folder / str(good)}" if good else "none"
                     raise TrainingError(
-                        f"{name} is {part.value} at step {step}; the last good checkpoint is: {kept}; "
-                        "lower optimizer.learning_rate or look at the data"
+                        f"{name} is {part.value} at step {step}; the last good checkpoint is: "
+                        f"{kept}; lower optimizer.learning_rate or look at the data"
                     )
 
     def values(self) -> dict[str, float]:

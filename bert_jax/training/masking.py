@@ -32,7 +32,7 @@ class Predictions:
     weights: Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Masking:
     """Google's masking for rows of one length.
 

@@ -17,7 +17,7 @@ from bert_jax.training.objectives import Sums
 
 
 def means(batches: Iterable[Sums]) -> dict[str, float]:
-    """Returns the mean of each quantity over batches on the host; those without weight are left out.
+    """Returns the mean of each quantity over batches on the host, but for those without weight.
 
     `loss` is the sum of the means that end in `_loss`.
     """

@@ -1,4 +1,4 @@
-"""Losses and accuracies as sums with their weights, so that they add up over any split of a batch."""
+"""Losses and accuracies as sums with weights, so that they add up over any split of a batch."""
 
 import abc
 from collections.abc import Mapping
@@ -115,7 +115,7 @@ class Pretraining(Objective):
     def loss(
         self, params: Any, batch: MaskedBatch, weights: Weights, dropout_key: Array | None
     ) -> tuple[Float[Array, ""], Sums]:
-        output = self.model.apply(
+        output: Any = self.model.apply(
             {"params": params},
             batch.input_ids,
             batch.token_type_ids,

@@ -1,10 +1,11 @@
 """BERT's optimizer and its schedule, as Optax transformations."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from bert_jax.config import OptimizerConfig
 
@@ -18,7 +19,8 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """
     warmup = round(config.warmup_fraction * steps)
 
-    def rate(step: jax.Array) -> jax.Array:
+    def rate(count: ArrayLike) -> jax.Array:
+        step = jnp.asarray(count)
         decayed = jnp.maximum(1.0 - step / steps, 0.0)
         return config.learning_rate * jnp.where(step < warmup, step / max(warmup, 1), decayed)
 
@@ -39,8 +41,8 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
     """
 
     def init(params: optax.Params) -> _Moments:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return _Moments(zeros, zeros)
+        # Two trees of zeros: a buffer that stands twice in the state cannot be donated.
+        return _Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
 
     def update(
         updates: optax.Updates, state: _Moments, params: optax.Params | None = None
@@ -56,7 +58,7 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 def decayed(params: optax.Params) -> optax.Params:
     """Returns which parameters weight decay applies to: all but biases and LayerNorm's."""
 
-    def is_decayed(path: tuple, _: jax.Array) -> bool:
+    def is_decayed(path: tuple, _: Any) -> bool:
         return not any(getattr(key, "key", None) in ("bias", "scale") for key in path)
 
     return jax.tree.map_with_path(is_decayed, params)

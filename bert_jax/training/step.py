@@ -45,10 +45,10 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, Sums]]:
     """Returns `train_step(state, batch, reduce)`, which gives the next state and the batch's sums.
 
-    The weights of the whole global batch are summed before any loss is divided by them, so that one
-    device, many, and any number of microbatches give the same gradient. `reduce` adds up over the
-    devices where each runs the step on its own rows; where the compiler splits one program over them,
-    nothing has to be added.
+    The weights of the whole global batch are summed before any loss is divided by them, so that
+    one device, many, and any number of microbatches give the same gradient. `reduce` adds up over
+    the devices where each runs the step on its own rows; where the compiler splits one program
+    over them, nothing has to be added.
 
     Args:
       objective: what is trained.
@@ -84,7 +84,7 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
         norm = Sum(optax.tree.norm(gradients), jnp.float32(1))
         return (
-            state.replace(step=state.step + 1, params=params, opt_state=opt_state),
+            TrainState(state.step + 1, params, opt_state, state.rng),
             {**sums, "gradient_norm": norm},
         )
 

@@ -1,0 +1,16 @@
+"""BERT-base as published: 12 layers of 768, 1 M steps of 256 rows, the last tenth at length 512.
+
+    python train.py --config=configs/base.py --config.data.source=text/*.txt --workdir=runs/base
+
+Published, on Wikipedia and BooksCorpus: GLUE 79.6, SQuAD 1.1 88.5 F1 (Devlin et al. 2019, uncased).
+"""
+
+from bert_jax.config import DataConfig, ModelConfig, Phase, TokenizerConfig, TrainConfig
+
+
+def get_config() -> TrainConfig:
+    return TrainConfig(
+        model=ModelConfig(dtype="bfloat16"),
+        tokenizer=TokenizerConfig(kind="wordpiece"),
+        data=DataConfig(phases=(Phase(start=0.9, max_length=512, batch_size=256),)),
+    )

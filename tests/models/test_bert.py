@@ -1,0 +1,194 @@
+"""The encoder against a plain NumPy form of the paper, and what it must and must not depend on."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers import LENGTH, VOCAB, batch, model_config
+from scipy.special import erf
+
+from bert_jax.config import ModelConfig
+from bert_jax.models.bert import BertModel
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.training.parallel import RULES
+
+
+def random_params(model: BertForPreTraining, seed: int = 0):
+    """Values of size about 1, so that an error would show."""
+    shapes = jax.eval_shape(lambda k: nn.unbox(model.init_params(k)), jax.random.key(0))
+    generator = np.random.default_rng(seed)
+
+    def value(path, shape):
+        scale = 0.5 if len(shape.shape) == 1 else shape.shape[0] ** -0.5
+        if "embeddings" in path[-1].key:
+            scale = 1.0
+        return generator.normal(size=shape.shape) * scale + (path[-1].key == "scale")
+
+    return jax.tree.map_with_path(lambda p, s: value(p, s).astype(np.float32), shapes)
+
+
+def numpy_bert(p, config: ModelConfig, ids, types, mask):
+    """Returns (all hidden states, attention maps, pooled), in float64, one head at a time."""
+
+    def dense(name, x, at):
+        return x @ at[name]["kernel"].astype(np.float64) + at[name]["bias"]
+
+    def norm(name, x, at):
+        mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        return (x - mean) / np.sqrt(variance + 1e-12) * at[name]["scale"] + at[name]["bias"]
+
+    def gelu(x):
+        if config.hidden_act == "gelu":
+            return x * 0.5 * (1 + erf(x / np.sqrt(2)))
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    e = p["embeddings"]
+    x = e["word_embeddings"][ids].astype(np.float64) + e["token_type_embeddings"][types]
+    x = norm("layer_norm", x + e["position_embeddings"][: ids.shape[1]], e)
+    hidden, maps, size = [x], [], config.hidden_size // config.num_attention_heads
+    for index in range(config.num_hidden_layers):
+        layer = p[f"layer_{index}"]
+        query, key, value = (dense(n, x, layer["attention"]) for n in ("query", "key", "value"))
+        parts, probabilities = [], []
+        for head in range(config.num_attention_heads):
+            here = np.s_[..., head * size : (head + 1) * size]
+            scores = query[here] @ key[here].swapaxes(1, 2) / np.sqrt(size)
+            scores = np.where(mask[:, None, :] > 0, scores, -np.inf)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            probabilities.append(weights)
+            parts.append(weights @ value[here])
+        maps.append(np.stack(probabilities, 1))
+        x = norm(
+            "attention_layer_norm",
+            x + dense("output", np.concatenate(parts, -1), layer["attention"]),
+            layer,
+        )
+        x = norm(
+            "feed_forward_layer_norm", x + dense("down", gelu(dense("up", x, layer)), layer), layer
+        )
+        hidden.append(x)
+    return hidden, maps, np.tanh(dense("pooler", x[:, 0], p))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
+def test_agrees_with_numpy(activation):
+    config = model_config(hidden_act=activation, num_hidden_layers=3)
+    params, rows = random_params(BertForPreTraining(config))["bert"], batch(6)
+    run = partial(BertModel(config).apply, output_hidden_states=True, output_attentions=True)
+    found = jax.jit(run)(
+        {"params": params},
+        rows["input_ids"],
+        rows["token_type_ids"],
+        rows["attention_mask"],
+    )
+    hidden, maps, pooled = numpy_bert(
+        params, config, rows["input_ids"], rows["token_type_ids"], rows["attention_mask"]
+    )
+    assert len(found.hidden_states) == 4
+    assert len(found.attentions) == 3
+    for actual, expected in zip(found.hidden_states, hidden, strict=True):
+        assert 0.3 < np.abs(expected).mean() < 3
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+    for actual, expected in zip(found.attentions, maps, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.pooled, pooled, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(found.last_hidden_state, found.hidden_states[-1])
+
+
+def test_heads_agree_with_numpy():
+    config = model_config(hidden_act="gelu")
+    model = BertForPreTraining(config)
+    params, rows = random_params(model), batch(5)
+    positions = np.random.default_rng(0).integers(0, 5, (5, 3))
+    found = jax.jit(model.apply)(
+        {"params": params},
+        rows["input_ids"],
+        rows["token_type_ids"],
+        rows["attention_mask"],
+        positions,
+    )
+    hidden, _, pooled = numpy_bert(
+        params["bert"], config, rows["input_ids"], rows["token_type_ids"], rows["attention_mask"]
+    )
+    head = params["mlm_head"]
+    x = np.take_along_axis(hidden[-1], positions[:, :, None], 1)
+    x = x @ head["transform"]["kernel"] + head["transform"]["bias"]
+    x = x * 0.5 * (1 + erf(x / np.sqrt(2)))
+    x = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
+    x = x * head["layer_norm"]["scale"] + head["layer_norm"]["bias"]
+    logits = x @ params["bert"]["embeddings"]["word_embeddings"].T + head["bias"]
+    assert np.abs(logits).mean() > 1
+    np.testing.assert_allclose(found.mlm_logits, logits, rtol=1e-5, atol=2e-5)
+    nsp = pooled @ params["nsp_head"]["kernel"] + params["nsp_head"]["bias"]
+    np.testing.assert_allclose(found.nsp_logits, nsp, rtol=0, atol=1e-5)
+
+
+def test_padding_changes_nothing():
+    config = model_config()
+    params, rows = random_params(BertForPreTraining(config))["bert"], batch(4)
+    shorter = 16
+    ids, types = rows["input_ids"][:, :shorter], rows["token_type_ids"][:, :shorter]
+    run = jax.jit(BertModel(config).apply)
+    plain = run({"params": params}, ids, types, np.ones_like(ids))
+    wide = np.random.default_rng(0).integers(0, VOCAB, (4, LENGTH)).astype(np.int32)
+    wide[:, :shorter] = ids
+    mask = (np.arange(LENGTH) < shorter).astype(np.int32) * np.ones((4, 1), np.int32)
+    padded = run({"params": params}, wide, np.pad(types, ((0, 0), (0, LENGTH - shorter))), mask)
+    np.testing.assert_allclose(
+        padded.last_hidden_state[:, :shorter], plain.last_hidden_state, rtol=0, atol=1e-5
+    )
+
+
+def test_bfloat16_is_near_float32_and_keeps_what_must_be_float32():
+    rows = batch(4)
+    outputs = {}
+    for dtype in ("float32", "bfloat16"):
+        model = BertForPreTraining(model_config(dtype=dtype))
+        params = random_params(model)
+        assert all(x.dtype == np.float32 for x in jax.tree.leaves(params))
+        outputs[dtype] = jax.jit(model.apply)(
+            {"params": params},
+            rows["input_ids"],
+            rows["token_type_ids"],
+            rows["attention_mask"],
+            np.ones((4, 2), np.int32),
+        )
+    assert outputs["bfloat16"].mlm_logits.dtype == jnp.float32
+    a, b = (outputs[d].mlm_logits.ravel() for d in ("float32", "bfloat16"))
+    assert 0 < np.abs(a - b).mean() < 0.05 * np.abs(a).mean()
+
+
+@pytest.mark.parametrize(
+    ("shape", "total", "encoder"),
+    [
+        ((30522, 768, 12, 12, 3072), 110_106_428, 109_482_240),
+        ((28996, 768, 12, 12, 3072), 108_932_934, 108_310_272),
+        ((30522, 1024, 24, 16, 4096), 336_226_108, 335_141_888),
+        ((28996, 1024, 24, 16, 4096), 334_661_958, 333_579_264),
+    ],
+)
+def test_published_parameter_counts(shape, total, encoder):
+    names = (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+    )
+    model = BertForPreTraining(ModelConfig(**dict(zip(names, shape, strict=True))))
+    params = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
+    assert sum(x.size for x in jax.tree.leaves(params)) == total
+    assert sum(x.size for x in jax.tree.leaves(params["bert"])) == encoder
+
+
+def test_every_axis_has_a_rule_and_every_rule_an_axis():
+    model = BertForPreTraining(model_config())
+    specs = nn.get_partition_spec(jax.eval_shape(model.init_params, jax.random.key(0)))
+    leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec))
+    shapes = jax.tree.leaves(nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0))))
+    assert all(len(spec) == len(shape.shape) for spec, shape in zip(leaves, shapes, strict=True))
+    assert {axis for spec in leaves for axis in spec} == set(RULES)

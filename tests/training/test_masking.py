@@ -1,0 +1,130 @@
+"""Masks: exact counts, the 80/10/10 split, what is never chosen, whole words, keys."""
+
+import jax
+import numpy as np
+import pytest
+from helpers import PREDICTIONS, SPECIAL, VOCAB, batch, masking
+from scipy import stats
+
+MASK_ID = 4
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Many rows, as (rows before, rows after, predictions)."""
+    rows = batch(2000)
+    masked, predictions = jax.jit(masking())(
+        jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["row"]
+    )
+    return rows, np.asarray(masked), jax.device_get(predictions)
+
+
+def test_counts_are_those_of_the_original(drawn):
+    rows, _, predictions = drawn
+    lengths = rows["attention_mask"].sum(1)
+    expected = [min(PREDICTIONS, max(1, round(0.15 * int(n)))) for n in lengths]
+    np.testing.assert_array_equal(predictions.weights.sum(1), expected)
+
+
+def test_chosen_positions_are_distinct_pieces_of_the_row(drawn):
+    rows, masked, predictions = drawn
+    for index in range(len(masked)):
+        ids, valid = rows["input_ids"][index], predictions.weights[index] > 0
+        chosen = predictions.positions[index][valid]
+        assert len(set(chosen.tolist())) == len(chosen)
+        assert rows["attention_mask"][index][chosen].all()
+        assert not np.isin(ids[chosen], SPECIAL).any()
+        np.testing.assert_array_equal(predictions.labels[index][valid], ids[chosen])
+        untouched = np.setdiff1d(np.arange(len(ids)), chosen)
+        np.testing.assert_array_equal(masked[index][untouched], ids[untouched])
+
+
+def test_every_position_is_equally_likely(drawn):
+    rows, _, predictions = drawn
+    full = rows["attention_mask"].sum(1) > 25
+    candidate = ((rows["attention_mask"] > 0) & ~np.isin(rows["input_ids"], SPECIAL))[full]
+    chosen = np.zeros_like(candidate)
+    for row, (positions, weights) in enumerate(
+        zip(predictions.positions[full], predictions.weights[full], strict=True)
+    ):
+        chosen[row, positions[weights > 0]] = True
+    expected = (candidate * (chosen.sum(1) / candidate.sum(1))[:, None]).sum(0)
+    found = chosen.sum(0)
+    z = (found - expected)[expected > 50] / np.sqrt(expected[expected > 50])
+    assert np.abs(z).max() < 4
+
+
+def test_80_10_10(drawn):
+    rows, masked, predictions = drawn
+    valid = predictions.weights > 0
+    before = np.take_along_axis(rows["input_ids"], predictions.positions, 1)[valid]
+    after = np.take_along_axis(masked, predictions.positions, 1)[valid]
+    count = valid.sum()
+    is_mask, is_same = after == MASK_ID, after == before
+    # A random piece is [MASK] or the piece itself once in VOCAB.
+    for found, share in ((is_mask, 0.8 + 0.1 / VOCAB), (is_same, 0.1 + 0.1 / VOCAB)):
+        assert abs(found.sum() - share * count) < 4 * np.sqrt(count * share * (1 - share))
+    random = after[~is_mask & ~is_same]
+    counts = np.bincount(random, minlength=VOCAB)
+    assert counts[list(SPECIAL[:3])].all()  # of the whole vocabulary, as in the original
+    assert stats.chisquare(np.delete(counts, MASK_ID)).pvalue > 1e-3
+
+
+def test_a_row_of_padding_or_of_special_pieces_predicts_nothing():
+    ids = np.array([[0] * 32, [2, 3, 3, *[0] * 29]], np.int32)
+    _, predictions = jax.jit(masking())(
+        jax.random.key(0), ids, (ids > 0).astype(np.int32), np.arange(2, dtype=np.int32)
+    )
+    assert predictions.weights.sum() == 0
+
+
+def test_masks_follow_the_row_and_the_key_not_the_place():
+    rows = batch(16)
+    mask = jax.jit(masking())
+    whole, _ = mask(jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["row"])
+    order = np.random.default_rng(0).permutation(16)[:8]
+    part, _ = mask(
+        jax.random.key(0),
+        rows["input_ids"][order],
+        rows["attention_mask"][order],
+        rows["row"][order],
+    )
+    np.testing.assert_array_equal(part, whole[order])
+    other, _ = mask(jax.random.key(1), rows["input_ids"], rows["attention_mask"], rows["row"])
+    assert (other != whole).any(axis=1).all()
+
+
+def test_whole_words():
+    """Words are chosen or left whole, at most the count, and nearly as much as the count."""
+    continues = np.zeros(VOCAB, bool)
+    continues[50:] = True
+    rows = batch(1000)
+    _, predictions = jax.jit(masking(continues))(
+        jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["row"]
+    )
+    predictions = jax.device_get(predictions)
+    lengths = rows["attention_mask"].sum(1)
+    limit = np.array([min(PREDICTIONS, max(1, round(0.15 * int(n)))) for n in lengths])
+    taken = predictions.weights.sum(1)
+    assert (taken <= limit).all()
+    assert taken.sum() > 0.9 * limit.sum()
+    for row in range(1000):
+        ids = rows["input_ids"][row]
+        chosen = set(predictions.positions[row][predictions.weights[row] > 0].tolist())
+        for place in range(1, lengths[row]):
+            inside = ids[place] not in SPECIAL and continues[ids[place]]
+            if inside and ids[place - 1] not in SPECIAL:
+                assert (place in chosen) == (place - 1 in chosen)
+
+
+def test_whole_words_are_equally_likely():
+    """A word's chance does not depend on its place: over words of two pieces, all the same."""
+    continues = np.zeros(VOCAB, bool)
+    continues[50:] = True
+    ids = np.tile(np.array([2, *[10, 60] * 14, 3, 0, 0], np.int32), (4000, 1))
+    _, predictions = jax.jit(masking(continues))(
+        jax.random.key(0), ids, (ids > 0).astype(np.int32), np.arange(4000, dtype=np.int32)
+    )
+    chosen = np.asarray(predictions.positions)[np.asarray(predictions.weights) > 0]
+    counts = np.bincount(chosen, minlength=32)[1:29:2]
+    assert stats.chisquare(counts).pvalue > 1e-3
