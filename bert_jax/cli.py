@@ -33,7 +33,7 @@ def read_config(holder: Any) -> tuple[Any, str]:
       The config, and the name of its file without its folder and `.py`.
 
     Raises:
-      UserError: a flag or a field is unknown, its value is of another type, or there is no such file.
+      UserError: a flag or a field is unknown, a value is of another type, or the file is not there.
     """
     from absl import flags
 

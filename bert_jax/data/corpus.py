@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -200,9 +201,9 @@ class _SplitWriter:
         if sizes is None:
             for name in _FILES[1:]:
                 self._files[name].write(np.int64(0).tobytes())
-        self.sizes()
-        self._tokens = self._files["tokens"].tell() // dtype.itemsize
-        self._sentences = self._files["sentences"].tell() // 8 - 1
+        size = self.sizes()
+        self._tokens = size["tokens"] // dtype.itemsize
+        self._sentences = size["sentences"] // 8 - 1
 
     def sizes(self) -> dict[str, Any]:
         """Flushes, and returns the size of each file in bytes."""
@@ -237,19 +238,20 @@ def _tokenize(
     progress = _read_json(folder / "progress.json")
     tokenizer = tokenizer_lib.load(folder / "tokenizer")
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    writers = {
-        name: _SplitWriter(folder / name, dtype, progress["splits"].get(name))
-        for name in ("train", "eval")
-    }
     done, started, characters = progress.get("documents", 0), time.monotonic(), 0
     batches = _batches(_split(source, held_out, data), done)
     total = source.size + (held_out.size if held_out else 0)
-    with (
-        ThreadPoolExecutor(1) as reader,
-        tqdm(
-            total=total, desc="tokenizing", unit="B", unit_scale=True, disable=None, leave=False
-        ) as bar,
-    ):
+    with ExitStack() as stack:
+        writers = {
+            name: stack.enter_context(
+                closing(_SplitWriter(folder / name, dtype, progress["splits"].get(name)))
+            )
+            for name in ("train", "eval")
+        }
+        reader = stack.enter_context(ThreadPoolExecutor(1))
+        bar = stack.enter_context(
+            tqdm(total=total, desc="tokenizing", unit_scale=True, disable=None, leave=False)
+        )
         # The tokenizers run in threads of their own and hold no lock: reading goes on meanwhile.
         following = reader.submit(next, batches, None)
         while batch := following.result():
@@ -264,8 +266,6 @@ def _tokenize(
             progress["splits"] = {name: writer.sizes() for name, writer in writers.items()}
             _write_json(folder / "progress.json", progress)
             bar.update(source.position + (held_out.position if held_out else 0) - bar.n)
-    for writer in writers.values():
-        writer.close()
     _finish(folder, progress, tokenizer, source, data)
     seconds = time.monotonic() - started
     print(

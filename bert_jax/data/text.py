@@ -126,8 +126,8 @@ class TfdsSource(Source):
         try:
             builder = tfds.builder(dataset, file_format="array_record")
             builder.download_and_prepare(file_format="array_record")
-            splits: Any = builder.as_data_source()
-            self._rows = splits[self._split or "train"]
+            read: Any = builder.as_data_source
+            self._rows = read(split=self._split or "train")
             self._dataset = builder.info.full_name
             self.size = len(self._rows)
             fields = list(self._rows[0]) if self.size else [text_field]

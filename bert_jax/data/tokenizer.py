@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.errors import UserError
@@ -23,8 +23,6 @@ from bert_jax.errors import UserError
 _TRAINING_SENTENCES = 500_000
 # SentencePiece's result depends on the number of threads, so it is not that of the machine.
 _TRAINING_THREADS = 4
-# The words over which `tokenizers` counts need no more than the vocabulary's frequent characters.
-_WORDPIECE_ALPHABET = 1000
 
 
 class Tokenizer(abc.ABC):
@@ -130,29 +128,13 @@ class SentencePieceTokenizer(Tokenizer):
         Raises:
           UserError: the text is too small for so many pieces.
         """
-        model = io.BytesIO()
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(sentences),
-                model_writer=model,
-                vocab_size=vocab_size,
-                model_type=config.model_type,
-                normalization_rule_name="nmt_nfkc_cf" if config.lowercase else "nmt_nfkc",
-                num_threads=_TRAINING_THREADS,
-                pad_id=0,
-                unk_id=1,
-                bos_id=-1,
-                eos_id=-1,
-                control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-                minloglevel=2,
-            )
-        except RuntimeError as error:
-            reason = str(error).rsplit("] ", 1)[-1].strip()
-            raise UserError(
-                f"model.vocab_size {vocab_size} does not suit the text (SentencePiece: {reason}); "
-                "lower it or give more text"
-            ) from error
-        return cls(model.getvalue())
+        model = _train_sentencepiece(
+            sentences,
+            vocab_size,
+            model_type=config.model_type,
+            normalization_rule_name="nmt_nfkc_cf" if config.lowercase else "nmt_nfkc",
+        )
+        return cls(model)
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         threads = os.cpu_count() or 1
@@ -213,26 +195,47 @@ class WordPieceTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, sentences: Iterable[str], config: TokenizerConfig, vocab_size: int):
-        """Trains a vocabulary of `vocab_size` pieces.
+        """Trains a vocabulary of `vocab_size` pieces: every character, and merges by frequency.
+
+        SentencePiece counts and merges, over the words that BERT's splitter finds. The trainer of
+        `tokenizers` does the same, but gives another vocabulary each time that it is run.
 
         Raises:
           UserError: the text is too small for so many pieces.
         """
-        tokenizer = _bert_pipeline(models.WordPiece(unk_token="[UNK]"), lowercase=config.lowercase)
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=vocab_size,
-            special_tokens=list(_WORDPIECE_SPECIAL),
-            limit_alphabet=_WORDPIECE_ALPHABET,
-            show_progress=False,
+        pipeline = _bert_pipeline(models.WordPiece(unk_token="[UNK]"), lowercase=config.lowercase)
+        normalize, split = pipeline.normalizer, pipeline.pre_tokenizer
+        assert normalize is not None
+        assert split is not None
+        words = (
+            " ".join(word for word, _ in split.pre_tokenize_str(normalize.normalize_str(sentence)))
+            for sentence in sentences
         )
-        tokenizer.train_from_iterator(sentences, trainer)
-        pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+        model = _train_sentencepiece(
+            words,
+            vocab_size + 1,  # "▁", which marks the begin of a word, is no piece here
+            model_type="bpe",
+            normalization_rule_name="identity",
+            split_by_unicode_script=False,
+            split_by_number=False,
+            hard_vocab_limit=False,
+        )
+        found = sentencepiece.SentencePieceProcessor(model_proto=model)
+        names = [
+            found.id_to_piece(index)
+            for index in range(found.vocab_size())
+            if not (found.is_control(index) or found.is_unknown(index))
+        ]
+        alphabet = [name for name in names if len(name) == 1 and name != "▁"]
+        merges = [name[1:] if name[0] == "▁" else f"##{name}" for name in names if len(name) > 1]
+        pieces = [*_WORDPIECE_SPECIAL, *alphabet, *(f"##{char}" for char in alphabet), *merges]
+        pieces = list(dict.fromkeys(pieces))[:vocab_size]
         if len(pieces) != vocab_size:
             raise UserError(
-                f"model.vocab_size {vocab_size} does not suit the text, which has "
-                f"{len(pieces)} pieces; set it to that or give more text"
+                f"model.vocab_size {vocab_size} does not suit the text, which has {len(pieces)} "
+                "pieces; set it to that or give more text"
             )
-        return cls.from_vocabulary([name for name, _ in pieces], lowercase=config.lowercase)
+        return cls.from_vocabulary(pieces, lowercase=config.lowercase)
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -250,6 +253,36 @@ class WordPieceTokenizer(Tokenizer):
 
     def files(self) -> dict[str, bytes]:
         return {"tokenizer.json": self._tokenizer.to_str(pretty=True).encode()}
+
+
+def _train_sentencepiece(sentences: Iterable[str], vocab_size: int, **options: Any) -> bytes:
+    """Returns a SentencePiece model with BERT's special pieces first.
+
+    Raises:
+      UserError: the text is too small for so many pieces.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            vocab_size=vocab_size,
+            num_threads=_TRAINING_THREADS,
+            pad_id=0,
+            unk_id=1,
+            bos_id=-1,
+            eos_id=-1,
+            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+            minloglevel=2,
+            **options,
+        )
+    except RuntimeError as error:
+        reason = str(error).rsplit("] ", 1)[-1].strip()
+        raise UserError(
+            f"model.vocab_size {vocab_size} does not suit the text (SentencePiece: {reason}); "
+            "lower it or give more text"
+        ) from error
+    return model.getvalue()
 
 
 _WORDPIECE_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
