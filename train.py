@@ -15,7 +15,6 @@ import optax
 from absl import flags
 from flax import linen as nn
 from jax.sharding import Mesh
-from ml_collections import config_flags
 
 from bert_jax import cli, pretrained, report
 from bert_jax import config as config_lib
@@ -34,11 +33,6 @@ from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
-CONFIG = config_flags.DEFINE_config_file(
-    "config",
-    str(Path(__file__).parent / "configs" / "tiny.py"),
-    "A recipe, such as those in configs/.",
-)
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/NAME of the config.")
 
 
@@ -101,7 +95,7 @@ def main() -> None:
 
 def read_flags() -> tuple[TrainConfig, Path]:
     """Returns the config, validated, and the workdir, writable and of no other run."""
-    config, name = cli.read_config(CONFIG)
+    config, name = cli.read_config(Path(__file__).parent / "configs" / "tiny.py")
     config_lib.validate(config)
     workdir = Path(WORKDIR.value or f"runs/{name}")
     try:

@@ -23,11 +23,11 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(1)
 
 
-def read_config(holder: Any) -> tuple[Any, str]:
-    """Parses the command line's absl flags, `--config.FIELD=VALUE` among them.
+def read_config(default: Path) -> tuple[Any, str]:
+    """Parses the command line's absl flags: `--config=FILE` and `--config.FIELD=VALUE` among them.
 
     Args:
-      holder: what `config_flags.DEFINE_config_file("config", …)` returned.
+      default: the config file where none is given.
 
     Returns:
       The config, and the name of its file without its folder and `.py`.
@@ -36,10 +36,19 @@ def read_config(holder: Any) -> tuple[Any, str]:
       UserError: a flag or a field is unknown, a value is of another type, or the file is not there.
     """
     from absl import flags
+    from ml_collections import config_flags
 
+    args = sys.argv[1:]
+    # The file must come before its fields, and is wanted even where only a field is given.
+    given = next((i for i, a in enumerate(args) if a in ("--config", "-config")), None)
+    if given is not None and given + 1 < len(args):
+        args[given : given + 2] = [f"--config={args[given + 1]}"]
+    files = [a for a in args if a.startswith("--config=")] or [f"--config={default}"]
+    args = [*files, *(a for a in args if a not in files)]
+    path = files[-1].removeprefix("--config=")
     try:
-        rest = flags.FLAGS(sys.argv)[1:]
-        path = flags.FLAGS["config"].config_filename  # pyright: ignore[reportAttributeAccessIssue]
+        holder = config_flags.DEFINE_config_file("config", help_string="A recipe in configs/.")
+        rest = flags.FLAGS([sys.argv[0], *args])[1:]
         config = holder.value
         if not dataclasses.is_dataclass(config):
             raise FileNotFoundError(f"config {path} does not exist")

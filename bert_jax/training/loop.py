@@ -5,6 +5,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 
 import jax
 
@@ -53,19 +54,19 @@ def fit(
     """Trains from the state's own step to the end of the last stage.
 
     The state is saved every `save_every` steps and at the end; SIGTERM and SIGINT save it too. The
-    device is waited for at log steps, evaluations and checkpoints only.
+    device is waited for at log steps, evaluations and checkpoints only. Closes `checkpoints`.
 
     Raises:
       TrainingError: a loss or a gradient is no longer finite.
       Interrupted: a signal came; the state has been saved.
     """
     step, last = int(state.step), stages[-1].end
-    progress, log = Progress(last, step), _Log(checkpoints)
+    log = _Log(checkpoints)
 
     def due(every: int) -> bool:
         return step % every == 0 or step == last
 
-    with _Signals() as signals:
+    with _Signals() as signals, closing(checkpoints), closing(Progress(last, step)) as progress:
         for stage in stages:
             if step < stage.end:
                 log.restart_clock_after_next()  # which compiles the stage's program
@@ -88,13 +89,9 @@ def fit(
                     log.check()
                     checkpoints.save(step, state, held_out)
                 if signals.received and step < last:
-                    progress.close()
-                    checkpoints.close()
                     raise Interrupted(f"{signals.received} after step {step}: saved; {_GO_ON}")
                 if due(eval_every) or due(save_every):
                     log.restart_clock()
-    progress.close()
-    checkpoints.close()
     return state
 
 

@@ -1,0 +1,366 @@
+"""`train.py` as a user runs it: to the end, killed, stopped, resumed, and given mistakes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.data import corpus
+
+ROOT = Path(__file__).parents[1]
+STEPS = 24
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory) -> Path:
+    """Sentences in which each word tells the next."""
+    folder = tmp_path_factory.mktemp("text")
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    generator = np.random.default_rng(0)
+    with (folder / "text.txt").open("w") as file:
+        for _ in range(200):
+            for _ in range(8):
+                first, size = generator.integers(0, 10), generator.integers(4, 10)
+                file.write(" ".join(words[(first + i) % 10] for i in range(size)) + "\n")
+            file.write("\n")
+    data = DataConfig(source=str(folder / "text.txt"))
+    corpus.prepare(data, TokenizerConfig(kind="wordpiece"), 64, folder / "store")
+    return folder / "store"
+
+
+def command(store: Path | str, workdir: Path, *flags: str) -> list[str]:
+    config = {
+        "steps": STEPS,
+        "log_every": 4,
+        "eval_every": 12,
+        "model.vocab_size": 64,
+        "model.hidden_size": 16,
+        "model.num_hidden_layers": 1,
+        "model.intermediate_size": 32,
+        "model.max_position_embeddings": 32,
+        "data.source": store,
+        "data.max_length": 32,
+        "data.batch_size": 16,
+        "checkpoint.every": 6,
+    }
+    set_here = {flag.split("=")[0].removeprefix("--config.") for flag in flags}
+    given = [f"--config.{k}={v}" for k, v in config.items() if k not in set_here]
+    return [sys.executable, str(ROOT / "train.py"), f"--workdir={workdir}", *given, *flags]
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+
+
+def run(store, workdir, *flags, devices: int = 1) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(store, workdir, *flags),
+        env=environment(devices),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=workdir.parent,
+    )
+
+
+def state_files(workdir: Path, step: int = STEPS) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint, read by Orbax alone."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    path = workdir / "checkpoints" / str(step) / "state"
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        names = reader.metadata(path).item_metadata.tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names)
+        state = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+    leaves = jax.tree.leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def assert_same_state(one: Path, other: Path) -> None:
+    first, second = state_files(one), state_files(other)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name], err_msg=name)
+
+
+def records(workdir: Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def finished(store, tmp_path_factory) -> tuple[Path, str]:
+    """An undisturbed run: its workdir and what it printed."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    done = run(store, workdir)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return workdir, done.stdout
+
+
+def test_what_a_run_leaves_and_prints(finished):
+    workdir, printed = finished
+    for name in ("config.json", "tokenizer/tokenizer.json", "curves.png", "metrics.jsonl"):
+        assert (workdir / name).stat().st_size > 0
+    assert list((workdir / "tensorboard").glob("events*"))
+    steps = {int(p.name) for p in (workdir / "checkpoints").iterdir()}
+    assert {18, 24} <= steps <= {12, 18, 24}
+    logged = records(workdir)
+    fields = {"loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
+    for record in logged:
+        assert fields <= record.keys()
+        assert record["loss"] == pytest.approx(record["mlm_loss"] + record["nsp_loss"])
+    train = [r for r in logged if r["split"] == "train"]
+    assert [r["step"] for r in train] == [4, 8, 12, 16, 20, 24]
+    assert [r["step"] for r in logged if r["split"] == "eval"] == [12, 24]
+    assert all(r["sequences_per_second"] > 0 for r in train[1:])
+    for text in (
+        "parameters",
+        "epochs",
+        "unigram entropy",
+        "majority class",
+        "fill-mask",
+        "[MASK]",
+    ):
+        assert text in printed
+
+
+def test_a_checkpoint_is_complete_by_itself(finished, tmp_path):
+    workdir, _ = finished
+    moved = tmp_path / "elsewhere"
+    subprocess.run(["cp", "-r", workdir / "checkpoints" / "24", moved], check=True)
+    for place in (workdir, workdir / "checkpoints", moved):
+        bert = bert_jax.load(place)
+        assert bert.config.hidden_size == 16
+        names = [bert.tokenizer.piece(i) for i in range(64)]
+        (guesses,) = bert.fill_mask("one two [MASK] four", top_k=3)
+        assert len(guesses) == 3
+        assert guesses[0].probability >= guesses[1].probability > 0
+        ids = bert.tokenizer.encode_with_masks("one two [MASK] four")
+        ids[ids.index(bert.tokenizer.mask_id)] = names.index(guesses[0].piece)
+        assert guesses[0].text == bert.tokenizer.decode(ids)
+    assert len(bert.fill_mask("[MASK] one [MASK]")) == 2
+
+
+def test_the_same_command_again_changes_nothing(finished, store):
+    workdir, printed = finished
+    before = (workdir / "metrics.jsonl").read_text()
+    again = run(store, workdir)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.split("held-out text")[1] == printed.split("held-out text")[1]
+    assert (workdir / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_random_moments_and_resumed_is_bit_equal(finished, store, tmp_path, seed):
+    """SIGKILL, three times, at moments spread over the training; then to the end."""
+    workdir, draw = tmp_path / "run", random.Random(seed)
+    for kill in range(3):
+        process = subprocess.Popen(
+            command(store, workdir), env=environment(), stdout=-1, stderr=-1, cwd=tmp_path
+        )
+        metrics, lines = workdir / "metrics.jsonl", kill + draw.randrange(3)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            if metrics.exists() and metrics.read_text().count("\n") > lines:
+                break
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    done = run(store, workdir)
+    assert done.returncode == 0, done.stderr
+    assert_same_state(workdir, finished[0])
+    for found, expected in zip(records(workdir), records(finished[0]), strict=True):
+        # A log after a resume covers fewer steps than one that was not interrupted.
+        names = found if found["split"] == "eval" else ("step", "split")
+        assert {n: found[n] for n in names} == {n: expected[n] for n in names}
+
+
+def test_sigterm_saves_and_exits_with_its_own_code(finished, store, tmp_path):
+    workdir = tmp_path / "run"
+    process = subprocess.Popen(
+        command(store, workdir, "--config.checkpoint.every=1000"),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 4/"):
+            break
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 75
+    assert error.startswith("train.py: SIGTERM after step")
+    assert error.count("\n") == 1
+    (step,) = [int(p.name) for p in (workdir / "checkpoints").iterdir()]
+    assert 4 <= step < STEPS
+    done = run(store, workdir, "--config.checkpoint.every=1000")
+    assert f"going on from step {step}" in done.stdout
+    assert_same_state(workdir, finished[0])
+
+
+@pytest.mark.parametrize("mode", ["mesh", "pmap"])
+def test_eight_devices_give_the_same_losses(finished, store, tmp_path, mode):
+    done = run(store, tmp_path / "run", f"--config.parallel.mode={mode}", devices=8)
+    assert done.returncode == 0, done.stderr
+    assert "devices    8 ×" in done.stdout
+    for found, expected in zip(records(tmp_path / "run"), records(finished[0]), strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert bert_jax.load(tmp_path / "run").fill_mask("one [MASK]")
+
+
+def test_phases_in_one_run(store, tmp_path):
+    """A second length for the last quarter, resumed on either side of the change."""
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "from configs import tiny\n"
+        "from bert_jax.config import Phase\n"
+        "def get_config():\n"
+        "    config = tiny.get_config()\n"
+        "    config.data.phases = (Phase(start=0.75, max_length=32, batch_size=8),)\n"
+        "    return config\n"
+    )
+    flags = [f"--config={recipe}", "--config.data.max_length=16", "--config.checkpoint.every=1"]
+    flags.append("--config.checkpoint.keep=30")
+    env = {**environment(), "PYTHONPATH": str(ROOT)}
+
+    def go(workdir: Path) -> str:
+        words = command(store, workdir, *flags)
+        done = subprocess.run(words, env=env, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    printed = go(tmp_path / "whole")
+    assert "24/24" in printed
+    for step in (17, 18):
+        workdir = tmp_path / f"resumed{step}"
+        subprocess.run(["cp", "-r", tmp_path / "whole", workdir], check=True)
+        for checkpoint in (workdir / "checkpoints").iterdir():
+            if int(checkpoint.name) != step:
+                subprocess.run(["rm", "-r", checkpoint], check=True)
+        go(workdir)
+        assert_same_state(workdir, tmp_path / "whole")
+
+
+MISTAKES = {
+    "misspelt field": (["--config.model.hiden_size=3"], "hiden_size"),
+    "wrong type": (["--config.steps=many"], "config.steps=many"),
+    "unknown flag": (["--wrokdir=x"], "wrokdir"),
+    "stray word": (["now"], "'now' is not a flag"),
+    "no such config": (["--config=configs/huge.py"], "configs/huge.py does not exist"),
+    "negative": (["--config.steps=-1"], "steps is -1"),
+    "not a choice": (["--config.data.pairs=all"], "data.pairs is 'all'; choose one of"),
+    "length over positions": (["--config.data.max_length=64"], "data.max_length 64 exceeds"),
+    "predictions over length": (["--config.data.max_predictions=33"], "data.max_predictions 33"),
+    "vocabulary too small": (["--config.model.vocab_size=63"], "model.vocab_size 63 is smaller"),
+    "heads": (["--config.model.num_attention_heads=3"], "not a multiple of"),
+    "microbatches": (["--config.optimizer.microbatches=3"], "not a multiple of"),
+    "no such text": (["--config.data.source=nowhere.txt"], "nowhere.txt does not exist"),
+    "unwritable workdir": (["--workdir=/dev/null/run"], "/dev/null/run cannot be made"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_line_before_any_training(store, tmp_path, name):
+    flags, message = MISTAKES[name]
+    done = run(store, tmp_path / "run", *flags)
+    check_mistake(done, message)
+    assert not (tmp_path / "run/config.json").exists()
+    assert not (tmp_path / "run/checkpoints/0").exists()
+
+
+def check_mistake(done: subprocess.CompletedProcess, message: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("train.py: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "step " not in done.stdout
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [p for p in folder.rglob("*") if p.is_file() and "tensorboard" not in p.parts]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def test_a_batch_that_the_devices_do_not_divide(store, tmp_path):
+    done = run(store, tmp_path / "run", "--config.data.batch_size=12", devices=8)
+    check_mistake(done, "data.batch_size 12 is not a multiple of the 8 devices; use 16")
+
+
+def test_a_workdir_of_another_config(finished, store):
+    before = contents(finished[0])
+    done = run(store, finished[0], "--config.seed=1")
+    check_mistake(done, "belongs to another config: seed is 0 there and 1 here")
+    assert contents(finished[0]) == before
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "config", "store"])
+def test_damage_on_disk(finished, store, tmp_path, what):
+    workdir, copy = tmp_path / "run", tmp_path / "store"
+    subprocess.run(["cp", "-r", finished[0], workdir], check=True)
+    subprocess.run(["cp", "-r", store, copy], check=True)
+    config = json.loads((workdir / "config.json").read_text())
+    config["data"]["source"] = str(copy)
+    (workdir / "config.json").write_text(json.dumps(config))
+    path, message = {
+        "checkpoint": (
+            max((workdir / "checkpoints/24/state").rglob("*"), key=lambda p: p.stat().st_size),
+            "checkpoints/24 cannot be read",
+        ),
+        "config": (workdir / "config.json", "is not JSON"),
+        "store": (copy / "train/tokens.bin", "remove the folder to prepare it again"),
+    }[what]
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    before = contents(tmp_path)
+    check_mistake(run(copy, workdir), message)
+    assert contents(tmp_path) == before
+
+
+def test_a_loss_that_is_no_number_stops_the_run(store, tmp_path):
+    done = run(
+        store,
+        tmp_path / "run",
+        "--config.optimizer.learning_rate=1e30",
+        "--config.optimizer.warmup_fraction=0.5",
+        "--config.checkpoint.every=1",
+    )
+    assert done.returncode == 1
+    assert "at step" in done.stderr
+    assert "the last good checkpoint is" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_it_learns(store, tmp_path):
+    """Of words that tell the next, most of what is masked can be told."""
+    done = run(
+        store,
+        tmp_path / "run",
+        "--config.steps=600",
+        "--config.optimizer.name=adamw",
+        "--config.optimizer.b2=0.98",
+        "--config.model.initializer_range=0.1",
+        "--config.log_every=100",
+        "--config.eval_every=400",
+        "--config.checkpoint.every=400",
+        "--config.optimizer.learning_rate=5e-3",
+        "--config.model.hidden_size=32",
+    )
+    assert done.returncode == 0, done.stderr
+    last = records(tmp_path / "run")[-1]
+    assert last["mlm_loss"] < 1.2  # of 2.3, the entropy of ten words
+    best = bert_jax.load(tmp_path / "run").fill_mask("two three four [MASK] six seven")[0][0]
+    assert best.piece == "five"
