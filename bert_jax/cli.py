@@ -1,13 +1,11 @@
 """The `bert-jax` command, and how every command of the project reads its flags and ends."""
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig, validate
 from bert_jax.errors import CommandError, UserError
 
 
@@ -23,7 +21,7 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(1)
 
 
-def read_config(default: Path) -> tuple[Any, str]:
+def read_config(default: Path) -> tuple[TrainConfig, str]:
     """Parses the command line's absl flags: `--config=FILE` and `--config.FIELD=VALUE` among them.
 
     Args:
@@ -44,18 +42,20 @@ def read_config(default: Path) -> tuple[Any, str]:
     if given is not None and given + 1 < len(args):
         args[given : given + 2] = [f"--config={args[given + 1]}"]
     files = [a for a in args if a.startswith("--config=")] or [f"--config={default}"]
-    args = [*files, *(a for a in args if a not in files)]
+    sys.argv[1:] = [*files, *(a for a in args if a not in files)]  # where config_flags looks
     path = files[-1].removeprefix("--config=")
+    if not Path(path).is_file():
+        raise UserError(f"config {path} does not exist; give a Python file, as those in configs/")
     try:
         holder = config_flags.DEFINE_config_file("config", help_string="A recipe in configs/.")
-        rest = flags.FLAGS([sys.argv[0], *args])[1:]
+        rest = flags.FLAGS(sys.argv)[1:]
         config = holder.value
-        if not dataclasses.is_dataclass(config):
-            raise FileNotFoundError(f"config {path} does not exist")
+        if not isinstance(config, TrainConfig):
+            raise TypeError(f"get_config() of {path} gives no TrainConfig")
     except flags.Error as error:
         raise UserError(f"{' '.join(str(error).split())}; --helpfull lists the flags") from error
     except Exception as error:  # whatever running the config's own Python raises
-        reason = " ".join(str(error).strip("\"'").split())
+        reason = " ".join(str(error).strip("\"'").split()) or type(error).__name__
         raise UserError(f"{reason}; bert_jax/config.py lists the fields") from error
     if rest:
         raise UserError(f"{rest[0]!r} is not a flag; write --config.FIELD=VALUE")
@@ -79,6 +79,8 @@ def _prepare(args: argparse.Namespace) -> None:
         text_field=args.text_field,
         sentences=args.sentences,
     )
+    model = ModelConfig(vocab_size=args.vocab_size)
+    validate(TrainConfig(data=data, tokenizer=tokenizer, model=model))
     prepared = corpus.prepare(data, tokenizer, args.vocab_size, Path(args.store))
     for name, split in (("training", prepared.train), ("held out", prepared.eval)):
         print(

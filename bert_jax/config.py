@@ -204,29 +204,29 @@ def validate(config: TrainConfig) -> None:
             f"data.pairs {data.pairs} needs two token types and model.type_vocab_size is "
             f"{model.type_vocab_size}; set it to 2 or data.pairs to none"
         )
-    for _, phase in phases(config):
-        _validate_phase(config, phase)
+    for number, (_, phase) in enumerate(phases(config)):
+        _validate_phase(config, phase, f"data.phases[{number - 1}]" if number else "data")
 
 
-def _validate_phase(config: TrainConfig, phase: Phase) -> None:
+def _validate_phase(config: TrainConfig, phase: Phase, where: str) -> None:
     positions, microbatches = config.model.max_position_embeddings, config.optimizer.microbatches
     if phase.max_length > positions:
         raise UserError(
-            f"data.max_length {phase.max_length} exceeds model.max_position_embeddings "
+            f"{where}.max_length {phase.max_length} exceeds model.max_position_embeddings "
             f"{positions}; lower the one or raise the other"
         )
     if phase.max_length < 8:
         raise UserError(
-            f"data.max_length {phase.max_length} leaves no room for text; use at least 8"
+            f"{where}.max_length {phase.max_length} leaves no room for text; use at least 8"
         )
     if phase.max_predictions > phase.max_length:
         raise UserError(
-            f"data.max_predictions {phase.max_predictions} exceeds data.max_length "
+            f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length "
             f"{phase.max_length}; lower it, or set 0 for {config.data.mask_fraction:.0%} of a row"
         )
     if phase.batch_size % microbatches:
         raise UserError(
-            f"data.batch_size {phase.batch_size} is not a multiple of optimizer.microbatches "
+            f"{where}.batch_size {phase.batch_size} is not a multiple of optimizer.microbatches "
             f"{microbatches}; change one of them"
         )
 

@@ -33,7 +33,7 @@ def store(tmp_path_factory) -> Path:
                 file.write(" ".join(words[(first + i) % 10] for i in range(size)) + "\n")
             file.write("\n")
     data = DataConfig(source=str(folder / "text.txt"))
-    corpus.prepare(data, TokenizerConfig(kind="wordpiece"), 64, folder / "store")
+    corpus.prepare(data, TokenizerConfig(kind="wordpiece"), 66, folder / "store")
     return folder / "store"
 
 
@@ -42,7 +42,7 @@ def command(store: Path | str, workdir: Path, *flags: str) -> list[str]:
         "steps": STEPS,
         "log_every": 4,
         "eval_every": 12,
-        "model.vocab_size": 64,
+        "model.vocab_size": 66,
         "model.hidden_size": 16,
         "model.num_hidden_layers": 1,
         "model.intermediate_size": 32,
@@ -142,7 +142,7 @@ def test_a_checkpoint_is_complete_by_itself(finished, tmp_path):
     for place in (workdir, workdir / "checkpoints", moved):
         bert = bert_jax.load(place)
         assert bert.config.hidden_size == 16
-        names = [bert.tokenizer.piece(i) for i in range(64)]
+        names = [bert.tokenizer.piece(i) for i in range(66)]
         (guesses,) = bert.fill_mask("one two [MASK] four", top_k=3)
         assert len(guesses) == 3
         assert guesses[0].probability >= guesses[1].probability > 0
@@ -266,7 +266,7 @@ MISTAKES = {
     "not a choice": (["--config.data.pairs=all"], "data.pairs is 'all'; choose one of"),
     "length over positions": (["--config.data.max_length=64"], "data.max_length 64 exceeds"),
     "predictions over length": (["--config.data.max_predictions=33"], "data.max_predictions 33"),
-    "vocabulary too small": (["--config.model.vocab_size=63"], "model.vocab_size 63 is smaller"),
+    "vocabulary too small": (["--config.model.vocab_size=65"], "model.vocab_size 65 is smaller"),
     "heads": (["--config.model.num_attention_heads=3"], "not a multiple of"),
     "microbatches": (["--config.optimizer.microbatches=3"], "not a multiple of"),
     "no such text": (["--config.data.source=nowhere.txt"], "nowhere.txt does not exist"),
@@ -349,13 +349,13 @@ def test_it_learns(store, tmp_path):
     done = run(
         store,
         tmp_path / "run",
-        "--config.steps=600",
+        "--config.steps=1000",
         "--config.optimizer.name=adamw",
         "--config.optimizer.b2=0.98",
         "--config.model.initializer_range=0.1",
         "--config.log_every=100",
-        "--config.eval_every=400",
-        "--config.checkpoint.every=400",
+        "--config.eval_every=1000",
+        "--config.checkpoint.every=1000",
         "--config.optimizer.learning_rate=5e-3",
         "--config.model.hidden_size=32",
     )

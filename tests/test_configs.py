@@ -1,0 +1,129 @@
+"""Every recipe: loaded as `train.py` does, validated, its state's shapes computed."""
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+
+import jax
+import pytest
+from flax import linen as nn
+
+from bert_jax.config import (
+    ModelConfig,
+    Phase,
+    TrainConfig,
+    default_predictions,
+    flatten,
+    from_dict,
+    phases,
+    to_json,
+    validate,
+)
+from bert_jax.errors import UserError
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.step import init_state
+
+RECIPES = sorted(p.stem for p in (Path(__file__).parents[1] / "configs").glob("*.py"))
+PARAMETERS = {"base": 110_106_428, "large": 336_226_108}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe(name):
+    module = importlib.import_module(f"configs.{name}")
+    assert (
+        f"python train.py{'' if name == 'tiny' else f' --config=configs/{name}.py'}"
+        in module.__doc__
+    )
+    config = module.get_config()
+    validate(config)
+    assert from_dict(TrainConfig, json.loads(to_json(config)), "here") == config
+    model = BertForPreTraining(config.model)
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    state = jax.eval_shape(
+        lambda key: nn.unbox(init_state(model.init_params(key), optimizer, 0)), jax.random.key(0)
+    )
+    size = sum(x.size for x in jax.tree.leaves(state.params))
+    assert size == PARAMETERS.get(name, size)
+    moments = sum(x.size for x in jax.tree.leaves(state.opt_state))
+    assert 2 * size <= moments <= 2 * size + 10
+
+
+def test_defaults_are_bert_base():
+    validate(TrainConfig())
+    assert (default_predictions(128, 0.15), default_predictions(512, 0.15)) == (20, 77)
+
+
+def test_phases_take_their_share_of_the_steps():
+    config = TrainConfig(steps=1000)
+    config.data.phases = (Phase(start=0.9, max_length=512, batch_size=64),)
+    found = [(first, p.max_length, p.max_predictions) for first, p in phases(config)]
+    assert found == [(0, 128, 20), (900, 512, 77)]
+
+
+def set_field(config: TrainConfig, name: str, value) -> None:
+    *parts, last = name.split(".")
+    for part in parts:
+        config = getattr(config, part)
+    setattr(config, last, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", 0),
+        ("steps", -1),
+        ("seed", -1),
+        ("model.hidden_size", 0),
+        ("model.num_attention_heads", 5),
+        ("model.hidden_act", "swish"),
+        ("model.hidden_dropout_prob", 1.0),
+        ("model.layer_norm_eps", float("nan")),
+        ("model.type_vocab_size", 1),
+        ("data.max_length", 513),
+        ("data.max_length", 4),
+        ("data.max_predictions", 129),
+        ("data.eval_fraction", 1.5),
+        ("data.mask_fraction", 0.0),
+        ("data.phases", (Phase(start=1.5, max_length=128, batch_size=8),)),
+        ("data.phases", (Phase(start=0.5, max_length=1024, batch_size=8),)),
+        ("optimizer.learning_rate", 0.0),
+        ("optimizer.learning_rate", float("inf")),
+        ("optimizer.microbatches", 3),
+        ("optimizer.name", "lion"),
+        ("checkpoint.every", 0),
+        ("parallel.mode", "shard"),
+    ],
+)
+def test_what_is_refused(name, value):
+    config = TrainConfig()
+    set_field(config, name, value)
+    with pytest.raises(UserError, match=name.split(".")[-1]) as caught:
+        validate(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_number_has_a_range():
+    """Not a number is refused everywhere, so that no field is left unchecked."""
+    for name, value in flatten(TrainConfig()).items():
+        if isinstance(value, int | float):
+            config = TrainConfig()
+            set_field(config, name, float("nan"))
+            if isinstance(value, bool):
+                continue
+            with pytest.raises(UserError, match=name.split(".")[-1]):
+                validate(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hiden_size": 3}, "unknown field hiden_size"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+    ],
+)
+def test_json_of_another_kind(change, message):
+    values = {**dataclasses.asdict(ModelConfig()), **change}
+    with pytest.raises(UserError, match=message):
+        from_dict(ModelConfig, values, "config.json")
