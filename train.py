@@ -87,10 +87,10 @@ def main() -> None:
         eval_every=config.eval_every,
         save_every=config.checkpoint.every,
     )
-    held_out = stages[-1].evaluate(state)
+    held_out = writer.latest.get("eval") or stages[-1].evaluate(state)
     writer.close()
     bert = pretrained.Bert(config.model, state.params, corpus.tokenizer, model)
-    report.end(held_out, stages[-1].eval_batches(), corpus, bert, workdir)
+    report.end(held_out, stages[-1].eval_batches(), corpus, config.data.pairs, bert, workdir)
 
 
 def read_flags() -> tuple[TrainConfig, Path]:

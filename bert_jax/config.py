@@ -115,6 +115,7 @@ class TrainConfig:
     steps: int = 1_000_000
     log_every: int = 100
     eval_every: int = 10_000
+    eval_rows: int = 20_000  # held-out rows that an evaluation takes, at most; always the same
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -124,7 +125,7 @@ class TrainConfig:
 
 
 # Fields that change what is written or shown, not what is computed: a run may resume with others.
-_FREE_TO_CHANGE = ("log_every", "eval_every", "checkpoint.", "parallel.")
+_FREE_TO_CHANGE = ("log_every", "eval_every", "eval_rows", "checkpoint.", "parallel.")
 
 _CHOICES = {
     "model.hidden_act": ("gelu", "gelu_new", "relu"),

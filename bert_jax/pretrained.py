@@ -1,6 +1,8 @@
 """A checkpoint, loaded to be used: `bert_jax.load`."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ class Bert:
                 f"the text has {len(ids)} pieces and the model only "
                 f"{self.config.max_position_embeddings} positions; shorten it"
             )
-        logits = _mlm_logits(self.model, self.params, ids, positions)
+        logits = self._mlm_logits(ids, positions)
         # Rows of the embedding table beyond the vocabulary are padding, and no pieces.
         probabilities = np.asarray(jax.nn.softmax(logits[:, : tokenizer.vocab_size]))
         guesses = []
@@ -80,6 +82,23 @@ class Bert:
             )
         return guesses
 
+    @functools.cached_property
+    def _apply(self) -> Callable[..., Any]:
+        return jax.jit(self.model.apply)
+
+    def _mlm_logits(self, ids: list[int], positions: list[int]) -> jax.Array:
+        """Returns the logits of some positions of one row, [len(positions), V]."""
+        # Padded to a few sizes, so that few programs are compiled.
+        length = min(max(16, 1 << (len(ids) - 1).bit_length()), self.config.max_position_embeddings)
+        input_ids = np.zeros((1, length), np.int32)
+        input_ids[0, : len(ids)] = ids
+        mask = (np.arange(length) < len(ids)).astype(np.int32)[None]
+        chosen = np.zeros((1, -(-len(positions) // 16) * 16), np.int32)
+        chosen[0, : len(positions)] = positions
+        variables = {"params": self.params}
+        output = self._apply(variables, input_ids, np.zeros_like(input_ids), mask, chosen)
+        return output.mlm_logits[0, : len(positions)]
+
     def _text(self, ids: list[int]) -> str:
         """Returns the text of a row, in which other masked positions still show as [MASK]."""
         parts, part = [], []
@@ -90,23 +109,6 @@ class Bert:
             else:
                 part.append(index)
         return " [MASK] ".join([*parts, self.tokenizer.decode(part)]).strip()
-
-
-def _mlm_logits(
-    model: BertForPreTraining, params: Any, ids: list[int], positions: list[int]
-) -> jax.Array:
-    """Returns the logits of some positions of one row, [len(positions), V]."""
-    # Padded to a few sizes, so that few programs are compiled.
-    length = min(max(16, 1 << (len(ids) - 1).bit_length()), model.config.max_position_embeddings)
-    input_ids = np.zeros((1, length), np.int32)
-    input_ids[0, : len(ids)] = ids
-    mask = (np.arange(length) < len(ids)).astype(np.int32)[None]
-    chosen = np.zeros((1, -(-len(positions) // 16) * 16), np.int32)
-    chosen[0, : len(positions)] = positions
-    output = jax.jit(model.apply)(
-        {"params": params}, input_ids, np.zeros_like(input_ids), mask, chosen
-    )
-    return output.mlm_logits[0, : len(positions)]
 
 
 def load(path: str | Path) -> Bert:

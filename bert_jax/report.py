@@ -52,6 +52,7 @@ def end(
     held_out: Mapping[str, float],
     batches: Iterable[Batch],
     corpus: Corpus,
+    pairs: str,
     bert: Bert,
     workdir: Path,
 ) -> None:
@@ -75,7 +76,7 @@ def end(
         share = _share_of_random(batches)
         rows.append(
             (
-                "NSP accuracy",
+                f"{pairs.upper()} accuracy",
                 f"{held_out['nsp_accuracy']:.1%}",
                 f"{max(share, 1 - share):.1%}",
                 "majority class",

@@ -1,6 +1,9 @@
-"""A tiny BERT on English that Python carries: no download, minutes on two CPU cores.
+"""A tiny BERT on English that Python carries: no download, about three minutes on two CPU cores.
 
-python train.py
+    python train.py
+
+Expect a held-out MLM loss well over a nat below the unigram entropy of the text. So small a model on
+so short a run learns faster with the bias of Adam corrected, a wider initializer and no dropout.
 """
 
 from bert_jax.config import (
@@ -14,18 +17,21 @@ from bert_jax.config import (
 
 def get_config() -> TrainConfig:
     return TrainConfig(
-        steps=1500,
-        log_every=100,
-        eval_every=500,
+        steps=4000,
+        log_every=250,
+        eval_every=1000,
         model=ModelConfig(
             vocab_size=4096,
             hidden_size=128,
             num_hidden_layers=2,
-            num_attention_heads=2,
+            num_attention_heads=4,
             intermediate_size=512,
             max_position_embeddings=128,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            initializer_range=0.05,
         ),
-        data=DataConfig(source="builtin", eval_fraction=0.1, max_length=128, batch_size=64),
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_fraction=0.1),
-        checkpoint=CheckpointConfig(every=500),
+        data=DataConfig(source="builtin", eval_fraction=0.1, max_length=64, batch_size=32),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=3e-3, b2=0.98, warmup_fraction=0.1),
+        checkpoint=CheckpointConfig(every=1000),
     )

@@ -58,15 +58,16 @@ class TrainBatches:
 def eval_batches(
     corpus: Corpus, config: TrainConfig, length: int, batch_size: int
 ) -> Iterator[Batch]:
-    """Yields the held-out rows, each once; the last batch is filled up with rows of padding.
+    """Yields held-out rows, each once; the last batch is filled up with rows of padding.
 
     `row` is the place among all the held-out rows, so that masks do not depend on `batch_size`.
     """
     rows = make_rows(corpus.eval, corpus.tokenizer, config.data, length, _EVAL_SEED)
     low, high = _own_rows(batch_size)
-    for index in range(-(-rows.rows_per_epoch // batch_size)):
+    total = min(rows.rows_per_epoch, config.eval_rows)
+    for index in range(-(-total // batch_size)):
         batch = dict(rows.batch(index, batch_size, low, high))
         batch["row"] = batch["row"] + np.int32(index * batch_size)
-        surplus = batch["row"] >= rows.rows_per_epoch
+        surplus = batch["row"] >= total
         batch["attention_mask"] = np.where(surplus[:, None], 0, batch["attention_mask"])
         yield batch

@@ -43,12 +43,16 @@ class Writer:
     Args:
       workdir: where they are.
       step: the step that the run goes on from; what an interrupted run recorded beyond is removed.
+
+    Attributes:
+      latest: the latest record of each split.
     """
 
     def __init__(self, workdir: Path, step: int):
         self._path = workdir / "metrics.jsonl"
         self._picture = workdir / "curves.png"
         kept = [record for record in self._read() if record["step"] <= step]
+        self.latest = {record["split"]: record for record in kept}
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(temporary, self._path)
@@ -63,7 +67,8 @@ class Writer:
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Records values of "train" or "eval" after `step` steps."""
-        self._lines.write(json.dumps({"step": step, "split": split, **values}) + "\n")
+        self.latest[split] = {"step": step, "split": split, **values}
+        self._lines.write(json.dumps(self.latest[split]) + "\n")
         self._lines.flush()
         for name, value in values.items():
             self._events.add_scalar(f"{split}/{name}", value, step)
