@@ -43,6 +43,9 @@ def main() -> None:
     mesh = parallel.make_mesh()
     for _, phase in config_lib.phases(config):
         parallel.check_divides(phase.batch_size, config.optimizer.microbatches, mesh.size)
+    if config.tokenizer.path:  # before the text is tokenized with it
+        given = tokenizer_lib.load(config.tokenizer.path, lowercase=config.tokenizer.lowercase)
+        tokenizer_lib.check_fits(given, config.model.vocab_size)
     corpus = corpus_lib.prepare(
         config.data, config.tokenizer, config.model.vocab_size, workdir / "store"
     )
@@ -59,6 +62,7 @@ def main() -> None:
     shardings = parallel.state_shardings(boxed, mesh)
     stages = make_stages(config, corpus, model, optimizer, mesh, shardings)
     batches = loader.TrainBatches(corpus, config)
+    save_config(config, corpus, workdir)
     checkpoints = Checkpoints(
         workdir / "checkpoints", config.checkpoint, dataclasses.asdict(config), corpus.tokenizer
     )
@@ -73,7 +77,6 @@ def main() -> None:
             shardings,
         )
         state = checkpoints.restore(step, like)
-    save_config(config, corpus, workdir)
     report.start(config, corpus, mesh, state, batches.epochs(), workdir)
 
     writer = Writer(workdir, step)
@@ -98,12 +101,10 @@ def read_flags() -> tuple[TrainConfig, Path]:
     config, name = cli.read_config(Path(__file__).parent / "configs" / "tiny.py")
     config_lib.validate(config)
     workdir = Path(WORKDIR.value or f"runs/{name}")
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--workdir {workdir} cannot be made: {error.strerror}") from error
-    if not os.access(workdir, os.W_OK):
-        raise UserError(f"--workdir {workdir} cannot be written; choose another")
+    # Nothing is made yet: a mistake found later should leave nothing behind.
+    nearest = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError(f"--workdir {workdir} cannot be made in {nearest}; choose another")
     if (workdir / "config.json").exists():
         config_lib.check_same_run(config, workdir / "config.json")
     return config, workdir
@@ -111,7 +112,7 @@ def read_flags() -> tuple[TrainConfig, Path]:
 
 def save_config(config: TrainConfig, corpus: Corpus, workdir: Path) -> None:
     """Writes the config and the tokenizer: from here on the workdir belongs to this run."""
-    corpus.tokenizer.save(workdir / "tokenizer")
+    corpus.tokenizer.save(workdir / "tokenizer")  # and makes the workdir
     temporary = workdir / "config.tmp"
     temporary.write_text(config_lib.to_json(config))
     os.replace(temporary, workdir / "config.json")

@@ -200,6 +200,8 @@ def validate(config: TrainConfig) -> None:
     starts = [phase.start for phase in data.phases]
     if starts != sorted(set(starts)) or not all(0 < start < 1 for start in starts):
         raise UserError(f"data.phases begin at {starts}; they must rise and lie between 0 and 1")
+    if not data.eval_fraction and not data.eval_source:
+        raise UserError("data.eval_fraction is 0; raise it, or give data.eval_source")
     if data.pairs != "none" and model.type_vocab_size < 2:
         raise UserError(
             f"data.pairs {data.pairs} needs two token types and model.type_vocab_size is "

@@ -2,8 +2,8 @@
 
     python train.py
 
-Expect a held-out MLM loss well over a nat below the unigram entropy of the text. So small a model on
-so short a run learns faster with the bias of Adam corrected, a wider initializer and no dropout.
+Expect a held-out MLM loss well over a nat below the unigram entropy of the text. So small a model,
+on so short a run, learns faster with Adam's bias corrected, a wider initializer and no dropout.
 """
 
 from bert_jax.config import (

@@ -85,6 +85,7 @@ def set_field(config: TrainConfig, name: str, value) -> None:
         ("data.max_length", 4),
         ("data.max_predictions", 129),
         ("data.eval_fraction", 1.5),
+        ("data.eval_fraction", 0.0),
         ("data.mask_fraction", 0.0),
         ("data.phases", (Phase(start=1.5, max_length=128, batch_size=8),)),
         ("data.phases", (Phase(start=0.5, max_length=1024, batch_size=8),)),

@@ -108,12 +108,14 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, vocab_size: int, folde
     if (folder / "store.json").exists():
         _check_identity(folder / "store.json", identity)
         return open_corpus(folder)
+    if (folder / "progress.json").exists():
+        _check_identity(folder / "progress.json", identity)
+        made = None
+    else:
+        made = _tokenizer(source, held_out, data, tokenizer, vocab_size)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "progress.json").exists():
-            _check_identity(folder / "progress.json", identity)
-        else:
-            _tokenizer(source, held_out, data, tokenizer, vocab_size).save(folder / "tokenizer")
+        if made is not None:
+            made.save(folder / "tokenizer")
             _write_json(folder / "progress.json", {"identity": identity, "splits": {}})
         _tokenize(source, held_out, data, folder)
     except OSError as error:

@@ -270,11 +270,12 @@ def _lines(path: Path) -> Iterator[tuple[str, int]]:
     with path.open("rb") as raw:
         unpack = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix)
         lines: BinaryIO = unpack(raw) if unpack else raw  # pyright: ignore[reportAssignmentType]
-        number = 0
+        number = position = 0
         try:
             for number, line in enumerate(lines, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield text.strip(), raw.tell() if number % 64 == 0 else 0
+                position = position if number % 64 else raw.tell()
+                yield text.strip(), position
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{path}: line {number} is not UTF-8 (byte 0x{error.object[error.start]:02x} at "
