@@ -6,6 +6,7 @@ The same command again goes on where the run stopped. Any field of the config ca
 
 import dataclasses
 import os
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,6 @@ def main() -> None:
     shardings = parallel.state_shardings(boxed, mesh)
     stages = make_stages(config, corpus, model, optimizer, mesh, shardings)
     batches = loader.TrainBatches(corpus, config)
-    save_config(config, corpus, workdir)
     checkpoints = Checkpoints(
         workdir / "checkpoints", config.checkpoint, dataclasses.asdict(config), corpus.tokenizer
     )
@@ -77,21 +77,21 @@ def main() -> None:
             shardings,
         )
         state = checkpoints.restore(step, like)
+    save_config(config, corpus, workdir)
     report.start(config, corpus, mesh, state, batches.epochs(), workdir)
 
-    writer = Writer(workdir, step)
-    state = loop.fit(
-        state,
-        stages,
-        batches.starting_at(step),
-        checkpoints,
-        writer,
-        log_every=config.log_every,
-        eval_every=config.eval_every,
-        save_every=config.checkpoint.every,
-    )
-    held_out = writer.latest.get("eval") or stages[-1].evaluate(state)
-    writer.close()
+    with closing(Writer(workdir, step)) as writer:
+        state = loop.fit(
+            state,
+            stages,
+            batches.starting_at(step),
+            checkpoints,
+            writer,
+            log_every=config.log_every,
+            eval_every=config.eval_every,
+            save_every=config.checkpoint.every,
+        )
+        held_out = writer.latest.get("eval") or stages[-1].evaluate(state)
     bert = pretrained.Bert(config.model, state.params, corpus.tokenizer, model)
     report.end(held_out, stages[-1].eval_batches(), corpus, config.data.pairs, bert, workdir)
 
@@ -112,7 +112,7 @@ def read_flags() -> tuple[TrainConfig, Path]:
 
 def save_config(config: TrainConfig, corpus: Corpus, workdir: Path) -> None:
     """Writes the config and the tokenizer: from here on the workdir belongs to this run."""
-    corpus.tokenizer.save(workdir / "tokenizer")  # and makes the workdir
+    corpus.tokenizer.save(workdir / "tokenizer")
     temporary = workdir / "config.tmp"
     temporary.write_text(config_lib.to_json(config))
     os.replace(temporary, workdir / "config.json")

@@ -1,6 +1,7 @@
 """The `bert-jax` command, and how every command of the project reads its flags and ends."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,11 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except CommandError as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        # Not sys.exit: threads that still read a damaged checkpoint would print what they think of
+        # it. All that has to be closed has been, on the error's way here.
+        os._exit(error.exit_code)
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
         sys.stderr.close()
         sys.exit(1)

@@ -3,9 +3,9 @@
 Google's `create_pretraining_data.py` walks through each document and writes rows to disk. Here the
 same walk is taken again in every epoch, over one group of the corpus at a time: an epoch shuffles
 blocks of about a thousand sentences, a group is a run of those blocks, and its rows are shuffled
-over the whole group. Any batch can be had at once by walking through its group, about half a second, and
-memory is that of one group. A corpus of up to two million sentences is a single group, and so is
-shuffled as a whole.
+over the whole group. Any batch can be had at once by walking through its group, in about half a
+second, and memory is that of one group. A corpus of up to two million sentences is a single group,
+and so is shuffled as a whole.
 
 The walk gives a slightly different number of rows each time. Every group is given the same number,
 that of the first: a group with more leaves some of its rows out in that epoch (which ones is
