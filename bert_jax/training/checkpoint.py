@@ -139,6 +139,12 @@ def read_params(checkpoint: Path, like: Any) -> Any:
             )
     except Exception as error:
         raise _damaged(checkpoint, error) from error
+    # Orbax reads what it is asked for, whatever the shape of what is there.
+    for (path, found), wanted in zip(
+        jax.tree.leaves_with_path(restored["params"]), jax.tree.leaves(like), strict=True
+    ):
+        if found.shape != wanted.shape:
+            raise _damaged(checkpoint, ValueError(f"{jax.tree_util.keystr(path)} is {found.shape}"))
     return jax.tree.map(jax.numpy.asarray, restored["params"])
 
 

@@ -63,7 +63,8 @@ class Writer:
         if not self._path.exists():
             return []
         # The last line is incomplete where a run was killed while it wrote.
-        return [json.loads(line) for line in self._path.open() if line.endswith("}\n")]
+        lines = self._path.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("}\n")]
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Records values of "train" or "eval" after `step` steps."""

@@ -1,0 +1,75 @@
+"""Checkpoints: which are kept, what each holds, and what is said of one that cannot be read."""
+
+import shutil
+from contextlib import closing
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from bert_jax.config import CheckpointConfig, TokenizerConfig
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.errors import UserError
+from bert_jax.training import checkpoint
+from bert_jax.training.step import init_state
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizer_lib.train(["a few words"] * 9, TokenizerConfig(kind="wordpiece"), 25)
+
+
+def state_at(step: int):
+    params = {
+        "dense": {"kernel": np.full((3, 2), step, np.float32), "bias": np.zeros(2, np.float32)}
+    }
+    return init_state(params, optax.adam(1e-3), seed=step)
+
+
+def write(folder, tokenizer, losses: dict[int, float | None]) -> None:
+    with closing(
+        checkpoint.Checkpoints(folder, CheckpointConfig(keep=2), {"seed": 7}, tokenizer)
+    ) as checkpoints:
+        for step, loss in losses.items():
+            checkpoints.save(step, state_at(step), None if loss is None else {"loss": loss})
+
+
+def test_the_latest_and_the_best_are_kept(tmp_path, tokenizer):
+    write(tmp_path, tokenizer, {10: 3.0, 20: 1.0, 30: None, 40: 2.0, 50: 2.5, 60: None})
+    assert sorted(int(p.name) for p in tmp_path.iterdir()) == [20, 50, 60]
+    assert checkpoint.find(tmp_path).name == "60"
+    assert checkpoint.find(tmp_path / "20").name == "20"
+
+
+def test_restores_bit_for_bit(tmp_path, tokenizer):
+    write(tmp_path, tokenizer, {5: None})
+    like = jax.eval_shape(lambda: state_at(5))
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), like)
+    with closing(
+        checkpoint.Checkpoints(tmp_path, CheckpointConfig(), {"seed": 7}, tokenizer)
+    ) as checkpoints:
+        assert checkpoints.latest() == 5
+        found = checkpoints.restore(5, like)
+    jax.tree.map(np.testing.assert_array_equal, found, state_at(5))
+    params = checkpoint.read_params(tmp_path / "5", like.params)
+    jax.tree.map(np.testing.assert_array_equal, params, state_at(5).params)
+    assert checkpoint.read_json(tmp_path / "5", "config") == {"seed": 7}
+    saved = checkpoint.read_json(tmp_path / "5", "tokenizer")
+    assert tokenizer_lib.from_json(saved, "here").fingerprint == tokenizer.fingerprint
+
+
+def test_what_cannot_be_read_is_named(tmp_path, tokenizer):
+    write(tmp_path, tokenizer, {5: None})
+    wrong = {"dense": {"kernel": jax.ShapeDtypeStruct((4, 2), np.float32)}}
+    with pytest.raises(UserError, match="5 cannot be read"):
+        checkpoint.read_params(tmp_path / "5", wrong)
+    (tmp_path / "5/config/metadata").write_text("{")
+    with pytest.raises(UserError, match="5 cannot be read"):
+        checkpoint.read_json(tmp_path / "5", "config")
+    shutil.rmtree(tmp_path / "5/state")
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        checkpoint.find(tmp_path)
+    with pytest.raises(UserError, match="does not exist"):
+        checkpoint.find(tmp_path / "nowhere")

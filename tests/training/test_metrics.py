@@ -1,0 +1,57 @@
+"""What is recorded: means over unequal parts, baselines, and a record that survives a kill."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bert_jax.training.metrics import Writer, duration, means, unigram_entropy
+from bert_jax.training.objectives import Sum
+
+
+def test_means_weigh_each_part():
+    first = {"mlm_loss": Sum(6.0, 2.0), "nsp_loss": Sum(1.0, 4.0), "mlm_accuracy": Sum(0.0, 2.0)}
+    second = {"mlm_loss": Sum(1.0, 8.0), "nsp_loss": Sum(1.0, 4.0), "mlm_accuracy": Sum(5.0, 8.0)}
+    found = means([first, second])
+    assert found == {"mlm_loss": 0.7, "nsp_loss": 0.25, "mlm_accuracy": 0.5, "loss": 0.95}
+
+
+def test_a_quantity_without_weight_is_left_out():
+    found = means([{"mlm_loss": Sum(1.0, 2.0), "nsp_loss": Sum(0.0, 0.0)}])
+    assert found == {"mlm_loss": 0.5, "loss": 0.5}
+
+
+def test_unigram_entropy():
+    counts = np.array([5, 0, 3, 2, 0, 90])
+    assert unigram_entropy(counts) == pytest.approx(stats.entropy(counts))
+    assert unigram_entropy(np.ones(64)) == pytest.approx(np.log(64))
+
+
+def test_a_resumed_record_goes_on_from_its_step(tmp_path):
+    writer = Writer(tmp_path, 0)
+    for step in (10, 20, 30):
+        writer.write(step, "train", {"loss": step / 10})
+    writer.write(20, "eval", {"loss": 1.5})
+    writer.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "spl')  # killed while it wrote
+    writer = Writer(tmp_path, 20)
+    assert writer.latest["train"]["step"] == 20
+    writer.write(30, "train", {"loss": 9.0})
+    writer.close()
+    found = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(r["step"], r["split"], r["loss"]) for r in found] == [
+        (10, "train", 1.0),
+        (20, "train", 2.0),
+        (20, "eval", 1.5),
+        (30, "train", 9.0),
+    ]
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1s"), (59.0, "59s"), (200.0, "3m 20s"), (7500.0, "2h 05m")]
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
