@@ -1,7 +1,8 @@
 """Pretrains BERT: `python train.py --config=configs/tiny.py --workdir=runs/tiny`.
 
-The same command again goes on where the run stopped. Any field of the config can be set with
-`--config.FIELD=VALUE`; `bert_jax/config.py` lists them.
+`--config` is a recipe (configs/tiny.py) and `--workdir` where the run is kept (runs/NAME of the
+recipe). The same command again goes on where the run stopped. Any field of the config can be set
+with `--config.FIELD=VALUE`.
 """
 
 import dataclasses

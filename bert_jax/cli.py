@@ -6,7 +6,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig, validate
+from bert_jax.config import (
+    DataConfig,
+    ModelConfig,
+    TokenizerConfig,
+    TrainConfig,
+    flatten,
+    validate,
+)
 from bert_jax.errors import CommandError, UserError
 
 
@@ -48,6 +55,9 @@ def read_config(default: Path) -> tuple[TrainConfig, str]:
     files = [a for a in args if a.startswith("--config=")] or [f"--config={default}"]
     sys.argv[1:] = [*files, *(a for a in args if a not in files)]  # where config_flags looks
     path = files[-1].removeprefix("--config=")
+    if {"-h", "--help", "-help", "--helpfull"} & set(args):
+        _print_help()
+        sys.exit(0)
     if not Path(path).is_file():
         raise UserError(f"config {path} does not exist; give a Python file, as those in configs/")
     try:
@@ -57,13 +67,24 @@ def read_config(default: Path) -> tuple[TrainConfig, str]:
         if not isinstance(config, TrainConfig):
             raise TypeError(f"get_config() of {path} gives no TrainConfig")
     except flags.Error as error:
-        raise UserError(f"{' '.join(str(error).split())}; --helpfull lists the flags") from error
+        raise UserError(f"{' '.join(str(error).split())}; --help lists the flags") from error
     except Exception as error:  # whatever running the config's own Python raises
         reason = " ".join(str(error).strip("\"'").split()) or type(error).__name__
         raise UserError(f"{reason}; bert_jax/config.py lists the fields") from error
     if rest:
         raise UserError(f"{rest[0]!r} is not a flag; write --config.FIELD=VALUE")
     return config, Path(path).stem
+
+
+def _print_help() -> None:
+    """Prints the calling program's own account of itself, and every field of a config."""
+    print(sys.modules["__main__"].__doc__)
+    print(
+        f"  --config=FILE (default {default})\n  --workdir=FOLDER (default runs/NAME OF THE CONFIG)"
+    )
+    print("\nFields, with their values where neither the config nor the command line sets them:\n")
+    for name, value in flatten(TrainConfig()).items():
+        print(f"  --config.{name}={value}")
 
 
 def _prepare(args: argparse.Namespace) -> None:

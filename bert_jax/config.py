@@ -197,6 +197,8 @@ def validate(config: TrainConfig) -> None:
             f"model.hidden_size {model.hidden_size} is not a multiple of "
             f"model.num_attention_heads {model.num_attention_heads}; change one of them"
         )
+    if not all(isinstance(phase, Phase) for phase in data.phases):
+        raise UserError(f"data.phases is {data.phases}; set it in a recipe, as in configs/base.py")
     starts = [phase.start for phase in data.phases]
     if starts != sorted(set(starts)) or not all(0 < start < 1 for start in starts):
         raise UserError(f"data.phases begin at {starts}; they must rise and lie between 0 and 1")

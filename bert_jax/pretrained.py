@@ -55,6 +55,8 @@ class Bert:
         Raises:
           UserError: the text has no "[MASK]", or is longer than the model's positions.
         """
+        if top_k < 1:
+            raise UserError(f"top_k is {top_k}; it must be at least 1")
         tokenizer = self.tokenizer
         ids = [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
         positions = [i for i, index in enumerate(ids) if index == tokenizer.mask_id]

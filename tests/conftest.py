@@ -2,7 +2,7 @@
 
 import os
 
-os.environ["JAX_PLATFORMS"] = os.environ.get("BERT_JAX_TEST_PLATFORM", "cpu")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 )

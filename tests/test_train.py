@@ -15,6 +15,7 @@ import pytest
 import bert_jax
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.data import corpus
+from bert_jax.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 STEPS = 24
@@ -117,13 +118,14 @@ def test_what_a_run_leaves_and_prints(finished):
     assert {18, 24} <= steps <= {12, 18, 24}
     logged = records(workdir)
     fields = {"loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
+    fields.add("sequences_per_second")
     for record in logged:
         assert fields <= record.keys()
         assert record["loss"] == pytest.approx(record["mlm_loss"] + record["nsp_loss"])
     train = [r for r in logged if r["split"] == "train"]
     assert [r["step"] for r in train] == [4, 8, 12, 16, 20, 24]
     assert [r["step"] for r in logged if r["split"] == "eval"] == [12, 24]
-    assert all(r["sequences_per_second"] > 0 for r in train[1:])
+    assert all(r["sequences_per_second"] > 0 for r in logged)
     for text in (
         "parameters",
         "epochs",
@@ -150,6 +152,13 @@ def test_a_checkpoint_is_complete_by_itself(finished, tmp_path):
         ids[ids.index(bert.tokenizer.mask_id)] = names.index(guesses[0].piece)
         assert guesses[0].text == bert.tokenizer.decode(ids)
     assert len(bert.fill_mask("[MASK] one [MASK]")) == 2
+    for text, top_k, message in (
+        ("no mask", 5, "has no"),
+        ("[MASK] " * 40, 5, "has 42 pieces and the model only 32 positions"),
+        ("a [MASK]", 0, "top_k is 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            bert.fill_mask(text, top_k)
 
 
 def test_the_same_command_again_changes_nothing(finished, store):
@@ -183,7 +192,8 @@ def test_killed_at_random_moments_and_resumed_is_bit_equal(finished, store, tmp_
     assert_same_state(workdir, finished[0])
     for found, expected in zip(records(workdir), records(finished[0]), strict=True):
         # A log after a resume covers fewer steps than one that was not interrupted.
-        names = found if found["split"] == "eval" else ("step", "split")
+        names = set(found) if found["split"] == "eval" else {"step", "split"}
+        names.discard("sequences_per_second")
         assert {n: found[n] for n in names} == {n: expected[n] for n in names}
 
 
@@ -262,6 +272,7 @@ MISTAKES = {
     "unknown flag": (["--wrokdir=x"], "wrokdir"),
     "stray word": (["now"], "'now' is not a flag"),
     "no such config": (["--config=configs/huge.py"], "configs/huge.py does not exist"),
+    "a phase": (["--config.data.phases=3"], "set it in a recipe"),
     "negative": (["--config.steps=-1"], "steps is -1"),
     "not a choice": (["--config.data.pairs=all"], "data.pairs is 'all'; choose one of"),
     "length over positions": (["--config.data.max_length=64"], "data.max_length 64 exceeds"),
@@ -283,6 +294,14 @@ def test_mistakes_are_one_line_before_any_training(store, tmp_path, name):
     done = run(store, tmp_path / "run", *flags)
     check_mistake(done, message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_help_lists_every_field():
+    words = [sys.executable, str(ROOT / "train.py"), "--help"]
+    shown = subprocess.run(words, capture_output=True, text=True)
+    assert shown.returncode == 0
+    for text in ("Pretrains BERT", "--workdir", "--config.data.source", "--config.seed=0"):
+        assert text in shown.stdout
 
 
 def check_mistake(done: subprocess.CompletedProcess, message: str) -> None:

@@ -36,8 +36,11 @@ class Stage:
     eval_batches: Callable[[], Iterable[Batch]]
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Returns the means over all held-out rows."""
-        return means([jax.device_get(self.eval_step(state, b)) for b in self.eval_batches()])
+        """Returns the means over all held-out rows, and how many a second were evaluated."""
+        started = time.monotonic()
+        sums = jax.device_get([self.eval_step(state, batch) for batch in self.eval_batches()])
+        speed = len(sums) * self.batch_size / (time.monotonic() - started)
+        return {**means(sums), "sequences_per_second": speed}
 
 
 def fit(
@@ -105,6 +108,7 @@ class _Log:
         self._checkpoints = checkpoints
         self._sums: list[tuple[int, Sums]] = []
         self._restart_after_next = False
+        self._first_speed = 0.0
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -120,6 +124,7 @@ class _Log:
         if self._restart_after_next:
             jax.block_until_ready(sums)
             self._restart_after_next = False
+            self._first_speed = self._speed()
             self.restart_clock()
 
     def check(self) -> None:
@@ -139,11 +144,14 @@ class _Log:
         """Returns the means since the last call, and the rows a second."""
         self.check()
         values = means(sums for _, sums in self._sums)
-        if self._rows:
-            values["sequences_per_second"] = self._rows / (time.monotonic() - self._since)
+        # Where nothing but a step that was compiled has been taken, its own speed.
+        values["sequences_per_second"] = self._speed() if self._rows else self._first_speed
         self._sums = []
         self.restart_clock()
         return values
+
+    def _speed(self) -> float:
+        return self._rows / (time.monotonic() - self._since)
 
 
 class _Signals:

@@ -130,7 +130,7 @@ class Progress:
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
         """Shows the training values of a log step."""
-        speed = f"{values.get('sequences_per_second', 0):.0f} sequences/s"
+        speed = f"{values['sequences_per_second']:.0f} sequences/s"
         if not self._bar.disable:
             self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {speed}")
             return
