@@ -79,10 +79,7 @@ def read_config(default: Path) -> tuple[TrainConfig, str]:
 def _print_help() -> None:
     """Prints the calling program's own account of itself, and every field of a config."""
     print(sys.modules["__main__"].__doc__)
-    print(
-        f"  --config=FILE (default {default})\n  --workdir=FOLDER (default runs/NAME OF THE CONFIG)"
-    )
-    print("\nFields, with their values where neither the config nor the command line sets them:\n")
+    print("Fields, with their values where neither the recipe nor the command line sets them:\n")
     for name, value in flatten(TrainConfig()).items():
         print(f"  --config.{name}={value}")
 
