@@ -1,0 +1,69 @@
+"""Batches by step across phases, from any step on; held-out rows each once, whatever the batch."""
+
+import itertools
+
+import numpy as np
+import pytest
+from absl import flags
+from helpers import FakeTokenizer
+from test_pretraining import make_store
+
+from bert_jax.config import Phase, TrainConfig
+from bert_jax.data import loader
+from bert_jax.data.corpus import Corpus
+
+flags.FLAGS.mark_as_parsed()  # Grain reads a flag
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return Corpus(FakeTokenizer(), make_store(100), make_store(20, seed=1))
+
+
+def config(**changes) -> TrainConfig:
+    made = TrainConfig(steps=40, **changes)
+    made.data.max_length, made.data.batch_size = 32, 16
+    made.data.phases = (Phase(start=0.75, max_length=64, batch_size=8),)
+    return made
+
+
+def test_phases_change_length_and_batch(corpus):
+    batches = loader.TrainBatches(corpus, config())
+    shapes = [batches[step]["input_ids"].shape for step in range(40)]
+    assert shapes == [(16, 32)] * 30 + [(8, 64)] * 10
+    per_epoch = [rows.rows_per_epoch for _, _, rows in batches._phases]
+    assert batches.epochs() == pytest.approx(30 * 16 / per_epoch[0] + 10 * 8 / per_epoch[1])
+
+
+@pytest.mark.parametrize("start", [0, 7, 29, 30, 39])
+def test_starts_anywhere_with_the_same_batches(corpus, start):
+    """Prepared ahead or not."""
+    batches = loader.TrainBatches(corpus, config())
+    ahead = list(batches.starting_at(start))
+    assert len(ahead) == 40 - start
+    for step, found in enumerate(ahead, start=start):
+        expected = loader.TrainBatches(corpus, config())[step]
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value)
+
+
+def test_the_seed_changes_every_batch(corpus):
+    first, second = (loader.TrainBatches(corpus, config(seed=seed)) for seed in (0, 1))
+    for step in (0, 35):
+        assert (first[step]["input_ids"] != second[step]["input_ids"]).any(axis=1).mean() > 0.9
+
+
+@pytest.mark.parametrize("limit", [20_000, 50])
+def test_held_out_rows_are_evaluated_once_whatever_the_batch(corpus, limit):
+    found = {}
+    for size in (1, 7, 64):
+        batches = list(loader.eval_batches(corpus, config(eval_rows=limit), 32, size))
+        assert {b["input_ids"].shape for b in batches} == {(size, 32)}
+        present = [b["attention_mask"][:, 0] > 0 for b in batches]
+        rows = np.concatenate([b["row"][p] for b, p in zip(batches, present, strict=True)])
+        np.testing.assert_array_equal(rows, np.arange(len(rows)))
+        assert len(rows) <= limit
+        ids = [b["input_ids"][p] for b, p in zip(batches, present, strict=True)]
+        found[size] = sorted(map(tuple, itertools.chain.from_iterable(ids)))
+    assert len(found[1]) == len(found[7]) == len(found[64])
