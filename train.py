@@ -52,6 +52,7 @@ def main() -> None:
         config.data, config.tokenizer, config.model.vocab_size, workdir / "store"
     )
     tokenizer_lib.check_fits(corpus.tokenizer, config.model.vocab_size)
+    check_same_text(corpus, workdir)
 
     model = BertForPreTraining(config.model)
     optimizer = make_optimizer(config.optimizer, config.steps)
@@ -103,7 +104,7 @@ def read_flags() -> tuple[TrainConfig, Path]:
     config_lib.validate(config)
     workdir = Path(WORKDIR.value or f"runs/{name}")
     # Nothing is made yet: a mistake found later should leave nothing behind.
-    nearest = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
+    nearest = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"--workdir {workdir} cannot be made in {nearest}; choose another")
     if (workdir / "config.json").exists():
@@ -111,12 +112,24 @@ def read_flags() -> tuple[TrainConfig, Path]:
     return config, workdir
 
 
+def check_same_text(corpus: Corpus, workdir: Path) -> None:
+    """Refuses to resume on other text, or other pieces, than the run was trained on so far."""
+    path = workdir / "text.sha256"
+    if path.exists() and path.read_text().strip() != corpus.fingerprint:
+        raise UserError(
+            f"{workdir} was trained on other text, or with another tokenizer, than data.source now "
+            "gives; choose another --workdir, or put the text back"
+        )
+
+
 def save_config(config: TrainConfig, corpus: Corpus, workdir: Path) -> None:
     """Writes the config and the tokenizer: from here on the workdir belongs to this run."""
     corpus.tokenizer.save(workdir / "tokenizer")
-    temporary = workdir / "config.tmp"
-    temporary.write_text(config_lib.to_json(config))
-    os.replace(temporary, workdir / "config.json")
+    contents = {"text.sha256": corpus.fingerprint + "\n", "config.json": config_lib.to_json(config)}
+    for name, content in contents.items():
+        temporary = workdir / (name + ".tmp")
+        temporary.write_text(content)
+        os.replace(temporary, workdir / name)
 
 
 def make_stages(

@@ -27,6 +27,9 @@ def run(main: Callable[[], None]) -> None:
         # Not sys.exit: threads that still read a damaged checkpoint would print what they think of
         # it. All that has to be closed has been, on the error's way here.
         os._exit(error.exit_code)
+    except KeyboardInterrupt:
+        print(f"{Path(sys.argv[0]).name}: interrupted", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
         sys.stderr.close()
         sys.exit(1)

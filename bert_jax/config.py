@@ -115,7 +115,7 @@ class TrainConfig:
     steps: int = 1_000_000
     log_every: int = 100
     eval_every: int = 10_000
-    eval_rows: int = 20_000  # held-out rows that an evaluation takes, at most; always the same
+    eval_rows: int = 20_000  # held-out rows that an evaluation takes, at most
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -190,6 +190,7 @@ def validate(config: TrainConfig) -> None:
     Raises:
       UserError: a field is of the wrong type, out of range, or does not fit another.
     """
+    from_dict(type(config), json.loads(to_json(config)), "config")  # checks the types
     _validate_fields(config)
     model, data = config.model, config.data
     if model.hidden_size % model.num_attention_heads:
@@ -197,8 +198,6 @@ def validate(config: TrainConfig) -> None:
             f"model.hidden_size {model.hidden_size} is not a multiple of "
             f"model.num_attention_heads {model.num_attention_heads}; change one of them"
         )
-    if not all(isinstance(phase, Phase) for phase in data.phases):
-        raise UserError(f"data.phases is {data.phases}; set it in a recipe, as in configs/base.py")
     starts = [phase.start for phase in data.phases]
     if starts != sorted(set(starts)) or not all(0 < start < 1 for start in starts):
         raise UserError(f"data.phases begin at {starts}; they must rise and lie between 0 and 1")
@@ -220,6 +219,8 @@ def _validate_phase(config: TrainConfig, phase: Phase, where: str) -> None:
             f"{where}.max_length {phase.max_length} exceeds model.max_position_embeddings "
             f"{positions}; lower the one or raise the other"
         )
+    if phase.batch_size < 1 or phase.max_predictions < 0:
+        raise UserError(f"{where} has a batch_size or max_predictions below what is possible")
     if phase.max_length < 8:
         raise UserError(
             f"{where}.max_length {phase.max_length} leaves no room for text; use at least 8"
@@ -248,6 +249,8 @@ def _validate_fields(config: TrainConfig) -> None:
         elif name == "data.mask_fraction":
             if not 0 < value <= 1:
                 raise UserError(f"{name} is {value}; it must be above 0 and at most 1")
+        elif name == "seed" and value >= 2**32:
+            raise UserError(f"seed is {value}; it must be below 2**32")
         elif not (value >= 0 if name in _MAY_BE_ZERO else value > 0) or value == float("inf"):
             raise UserError(f"{name} is {value}; it must be a positive number")
 
@@ -257,12 +260,14 @@ def to_json(config: Any) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
-def from_dict(cls: type, values: dict[str, Any], where: str) -> Any:
+def from_dict(cls: type, values: Any, where: str) -> Any:
     """Builds a config dataclass from the dictionary that its JSON holds.
 
     Raises:
       UserError: a field is unknown, missing without a default, or of another type.
     """
+    if not isinstance(values, dict):
+        raise UserError(f"{where} holds no fields; it was written by another program")
     hints = typing.get_type_hints(cls)
     unknown = sorted(set(values) - set(hints))
     if unknown:
@@ -294,7 +299,7 @@ def check_same_run(config: TrainConfig, path: Path) -> None:
     """
     try:
         saved = flatten(from_dict(TrainConfig, json.loads(path.read_text()), str(path)))
-    except json.JSONDecodeError as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{path} is not JSON ({error}); mend it or choose another --workdir"
         ) from error

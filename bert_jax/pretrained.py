@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,34 +55,54 @@ class Bert:
         Raises:
           UserError: the text has no "[MASK]", or is longer than the model's positions.
         """
-        if top_k < 1:
-            raise UserError(f"top_k is {top_k}; it must be at least 1")
-        tokenizer = self.tokenizer
-        ids = [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
-        positions = [i for i, index in enumerate(ids) if index == tokenizer.mask_id]
-        if not positions:
+        ids = self.tokenizer.encode_with_masks(text)
+        if self.tokenizer.mask_id not in ids:
             raise UserError(
                 f"the text has no [MASK]: {text[:60]!r}; put one where a piece is wanted"
             )
-        if len(ids) > self.config.max_position_embeddings:
+        return self.fill_masked_pieces(ids, top_k)
+
+    def fill_masked_pieces(self, ids: Sequence[int], top_k: int = 5) -> list[list[Guess]]:
+        """Does what `fill_mask` does, for the pieces of a text, without [CLS] and [SEP].
+
+        Raises:
+          UserError: the pieces are more than the model's positions.
+        """
+        if top_k < 1:
+            raise UserError(f"top_k is {top_k}; it must be at least 1")
+        tokenizer = self.tokenizer
+        row = [tokenizer.cls_id, *ids, tokenizer.sep_id]
+        if len(row) > self.config.max_position_embeddings:
             raise UserError(
-                f"the text has {len(ids)} pieces and the model only "
+                f"the text has {len(row)} pieces and the model only "
                 f"{self.config.max_position_embeddings} positions; shorten it"
             )
-        logits = self._mlm_logits(ids, positions)
+        positions = [i for i, index in enumerate(row) if index == tokenizer.mask_id]
+        logits = self._mlm_logits(row, positions)
         # Rows of the embedding table beyond the vocabulary are padding, and no pieces.
         probabilities = np.asarray(jax.nn.softmax(logits[:, : tokenizer.vocab_size]))
         guesses = []
-        for position, row in zip(positions, probabilities, strict=True):
-            best = np.argsort(-row)[:top_k].tolist()
-            filled = [[*ids[:position], index, *ids[position + 1 :]] for index in best]
+        for position, chances in zip(positions, probabilities, strict=True):
+            best = np.argsort(-chances)[:top_k].tolist()
+            filled = [[*row[:position], index, *row[position + 1 :]] for index in best]
             guesses.append(
                 [
-                    Guess(tokenizer.piece(index), float(row[index]), self._text(pieces))
+                    Guess(tokenizer.piece(index), float(chances[index]), self.text(pieces[1:-1]))
                     for index, pieces in zip(best, filled, strict=True)
                 ]
             )
         return guesses
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Returns the text of some pieces, in which masked ones show as [MASK]."""
+        parts, part = [], []
+        for index in ids:
+            if index == self.tokenizer.mask_id:
+                parts.append(self.tokenizer.decode(part))
+                part = []
+            else:
+                part.append(index)
+        return " [MASK] ".join([*parts, self.tokenizer.decode(part)]).strip()
 
     @functools.cached_property
     def _apply(self) -> Callable[..., Any]:
@@ -100,17 +120,6 @@ class Bert:
         variables = {"params": self.params}
         output = self._apply(variables, input_ids, np.zeros_like(input_ids), mask, chosen)
         return output.mlm_logits[0, : len(positions)]
-
-    def _text(self, ids: list[int]) -> str:
-        """Returns the text of a row, in which other masked positions still show as [MASK]."""
-        parts, part = [], []
-        for index in ids[1:-1]:
-            if index == self.tokenizer.mask_id:
-                parts.append(self.tokenizer.decode(part))
-                part = []
-            else:
-                part.append(index)
-        return " [MASK] ".join([*parts, self.tokenizer.decode(part)]).strip()
 
 
 def load(path: str | Path) -> Bert:

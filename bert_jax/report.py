@@ -86,9 +86,10 @@ def end(
     for name, value, baseline, what in rows:
         print(f"{name:<18}{value:>8}{baseline:>10}  {what}")
     print()
-    for text, answer in examples(corpus):
-        best = ", ".join(f"{g.piece} {g.probability:.0%}" for g in bert.fill_mask(text, 3)[0])
-        print(f"{text}\n    [MASK] = {best} (was {answer})")
+    for ids, answer in examples(corpus, bert.config.max_position_embeddings - 2):
+        guesses = bert.fill_masked_pieces(ids, 3)[0]
+        best = ", ".join(f"{guess.piece} {guess.probability:.0%}" for guess in guesses)
+        print(f"{bert.text(ids)}\n    [MASK] = {best} (was {answer})")
     latest = checkpoint.find(workdir)
     print(
         f"\ncheckpoint {latest}\nmetrics    {workdir / 'metrics.jsonl'}, {workdir / 'curves.png'}, "
@@ -104,22 +105,22 @@ def _share_of_random(batches: Iterable[Batch]) -> float:
     return float(np.concatenate(labels).mean())
 
 
-def examples(corpus: Corpus) -> list[tuple[str, str]]:
-    """Returns held-out sentences of middling length with a word masked, and the word.
+def examples(corpus: Corpus, longest: int) -> list[tuple[list[int], str]]:
+    """Returns held-out sentences of middling length with a word masked, as pieces, and the word.
 
     They are spread over the text; the word is a single piece, as near to the middle as there is.
     """
     store, tokenizer = corpus.eval, corpus.tokenizer
     sizes = np.diff(store.sentences)
-    found: list[tuple[str, str]] = []
-    candidates = np.flatnonzero((sizes >= 8) & (sizes <= 24))
+    found: list[tuple[list[int], str]] = []
+    candidates = np.flatnonzero((sizes >= 8) & (sizes <= min(24, longest)))
     for part in np.array_split(candidates, _EXAMPLES):
         for index in part.tolist():
             ids = store.tokens[store.sentences[index] : store.sentences[index + 1]].tolist()
             place = _whole_word(ids, tokenizer)
             if place is not None:
-                before, after = tokenizer.decode(ids[:place]), tokenizer.decode(ids[place + 1 :])
-                found.append((f"{before} [MASK] {after}", tokenizer.piece(ids[place])))
+                masked = [*ids[:place], tokenizer.mask_id, *ids[place + 1 :]]
+                found.append((masked, tokenizer.piece(ids[place])))
                 break
     return found
 

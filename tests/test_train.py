@@ -272,7 +272,7 @@ MISTAKES = {
     "unknown flag": (["--wrokdir=x"], "wrokdir"),
     "stray word": (["now"], "'now' is not a flag"),
     "no such config": (["--config=configs/huge.py"], "configs/huge.py does not exist"),
-    "a phase": (["--config.data.phases=3"], "set it in a recipe"),
+    "a phase": (["--config.data.phases=3"], "phases is 3"),
     "negative": (["--config.steps=-1"], "steps is -1"),
     "not a choice": (["--config.data.pairs=all"], "data.pairs is 'all'; choose one of"),
     "length over positions": (["--config.data.max_length=64"], "data.max_length 64 exceeds"),
@@ -327,6 +327,17 @@ def test_a_workdir_of_another_config(finished, store):
     done = run(store, finished[0], "--config.seed=1")
     check_mistake(done, "belongs to another config: seed is 0 there and 1 here")
     assert contents(finished[0]) == before
+
+
+def test_a_workdir_of_other_text(finished, store, tmp_path):
+    """The same paths, but what lies there has changed since."""
+    workdir, copy = tmp_path / "run", tmp_path / "store"
+    subprocess.run(["cp", "-r", finished[0], workdir], check=True)
+    (workdir / "text.sha256").write_text("0" * 64)
+    before = contents(tmp_path)
+    check_mistake(run(store, workdir), "was trained on other text")
+    assert contents(tmp_path) == before
+    assert not copy.exists()
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "config", "store"])

@@ -11,6 +11,7 @@ A store is a folder:
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -75,12 +76,13 @@ class Corpus:
     tokenizer: Tokenizer
     train: TokenStore
     eval: TokenStore
+    fingerprint: str = ""  # of the text, the tokenizer and how the one was made into tokens
 
 
 def is_store(path: str | Path) -> bool:
     """Whether `path` is the folder of a store, complete or begun."""
-    path = Path(path)
-    return (path / "store.json").exists() or (path / "progress.json").exists()
+    # Not Path.exists, which raises for a list of files that is too long for a path.
+    return any(os.path.exists(os.path.join(path, f"{name}.json")) for name in ("store", "progress"))
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, vocab_size: int, folder: Path) -> Corpus:
@@ -96,7 +98,15 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, vocab_size: int, folde
       UserError: the text cannot be read, or `folder` holds a store of other text.
     """
     if is_store(data.source):
-        return open_corpus(Path(data.source))
+        corpus = open_corpus(Path(data.source))
+        if tokenizer.path:
+            given = tokenizer_lib.load(tokenizer.path, lowercase=tokenizer.lowercase)
+            if given.fingerprint != corpus.tokenizer.fingerprint:
+                raise UserError(
+                    f"tokenizer.path {tokenizer.path} is not the tokenizer that {data.source} was "
+                    "prepared with; leave it out"
+                )
+        return corpus
     source = text_lib.open_source(data.source, data)
     held_out = text_lib.open_source(data.eval_source, data) if data.eval_source else None
     identity = {
@@ -108,11 +118,10 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, vocab_size: int, folde
     if (folder / "store.json").exists():
         _check_identity(folder / "store.json", identity)
         return open_corpus(folder)
-    if (folder / "progress.json").exists():
-        _check_identity(folder / "progress.json", identity)
-        made = None
-    else:
-        made = _tokenizer(source, held_out, data, tokenizer, vocab_size)
+    # What was begun from other text, or with another tokenizer, is begun again.
+    begun = (folder / "progress.json").exists()
+    goes_on = begun and _read_json(folder / "progress.json")["identity"] == identity
+    made = None if goes_on else _tokenizer(source, held_out, data, tokenizer, vocab_size)
     try:
         if made is not None:
             made.save(folder / "tokenizer")
@@ -136,7 +145,9 @@ def open_corpus(folder: Path) -> Corpus:
     if tokenizer.vocab_size != record["vocab_size"]:
         raise UserError(f"{folder / 'tokenizer'} is not the one the store was made with; {_AGAIN}")
     splits = {name: _open_split(folder / name, sizes) for name, sizes in record["splits"].items()}
-    return Corpus(tokenizer, splits["train"], splits["eval"])
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
+    digest.update(tokenizer.fingerprint.encode())
+    return Corpus(tokenizer, splits["train"], splits["eval"], digest.hexdigest())
 
 
 _AGAIN = "remove the folder to prepare it again"
@@ -197,8 +208,12 @@ class _SplitWriter:
         folder.mkdir(exist_ok=True)
         self._dtype = dtype
         self._files: dict[str, BinaryIO] = {}
-        for name in _FILES:
-            self._files[name] = (folder / f"{name}.bin").open("ab")
+        paths = {name: folder / f"{name}.bin" for name in _FILES}
+        for name, path in paths.items():  # which truncate would fill up with zeros
+            if sizes and (not path.exists() or path.stat().st_size < sizes[name]):
+                raise UserError(f"{path} has lost part of what was written; {_AGAIN}")
+        for name, path in paths.items():
+            self._files[name] = path.open("ab")
             self._files[name].truncate(sizes[name] if sizes else 0)
         if sizes is None:
             for name in _FILES[1:]:
@@ -271,8 +286,8 @@ def _tokenize(
     _finish(folder, progress, tokenizer, source, data)
     seconds = time.monotonic() - started
     print(
-        f"prepared {source.name}: {done:,} documents, {characters / 1e6:.1f} MB of text in "
-        f"{seconds:.1f} s ({characters / 1e6 / seconds:.1f} MB/s)",
+        f"prepared {source.name} ({source.form}): {done:,} documents, {characters / 1e6:.1f} MB of "
+        f"text in {seconds:.1f} s ({characters / 1e6 / seconds:.1f} MB/s)",
         flush=True,
     )
 

@@ -60,7 +60,7 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Yields held-out rows, each once; the last batch is filled up with rows of padding.
 
-    `row` is the place among all the held-out rows, so that masks do not depend on `batch_size`.
+    `row` is the place among all the held-out rows, so that every evaluation draws the same masks.
     """
     rows = make_rows(corpus.eval, corpus.tokenizer, config.data, length, _EVAL_SEED)
     low, high = _own_rows(batch_size)

@@ -284,7 +284,9 @@ class FullBlocks:
     @property
     def rows_per_epoch(self) -> int:
         """Rows in one pass over the text."""
-        return max(1, len(self.store.tokens) // (self.length - 2))
+        # Less nearly a row, so that an epoch can begin at any token of the first row.
+        budget = self.length - 2
+        return max(1, (len(self.store.tokens) - budget + 1) // budget)
 
     def batch(self, index: int, size: int, low: int = 0, high: int | None = None) -> Batch:
         """Returns rows `low` to `high` of a batch: `SentencePairs.batch` without its label."""

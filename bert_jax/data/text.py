@@ -16,8 +16,8 @@ from bert_jax.config import DataConfig
 from bert_jax.data import builtin
 from bert_jax.errors import UserError
 
-# Longer ones are cut, so that neither a file without line ends nor one without blank lines has to
-# fit in memory, and no row of the token store is out of all proportion.
+# Longer ones are cut, so that a text without blank lines does not have to fit in memory, and no
+# sentence of the token store is out of all proportion.
 MAX_SENTENCE_CHARACTERS = 10_000
 MAX_DOCUMENT_SENTENCES = 1_000
 
@@ -53,13 +53,15 @@ def split_text(text: str) -> list[str]:
 
 def _bounded(sentence: str) -> Iterator[str]:
     """Cuts an over-long sentence at spaces, where it has any."""
-    while len(sentence) > MAX_SENTENCE_CHARACTERS:
-        cut = sentence.rfind(" ", 1, MAX_SENTENCE_CHARACTERS)
-        cut = cut if cut > 0 else MAX_SENTENCE_CHARACTERS
-        yield sentence[:cut]
-        sentence = sentence[cut:].lstrip()
-    if sentence:
-        yield sentence
+    start = 0
+    while len(sentence) - start > MAX_SENTENCE_CHARACTERS:
+        end = start + MAX_SENTENCE_CHARACTERS
+        cut = sentence.rfind(" ", start + 1, end)
+        cut = cut if cut > 0 else end
+        yield sentence[start:cut]
+        start = cut
+    if rest := sentence[start:].strip():
+        yield rest
 
 
 class Source(abc.ABC):
@@ -67,11 +69,13 @@ class Source(abc.ABC):
 
     Attributes:
       name: what to call it in a line to the user.
+      form: how its sentences are found.
       size: the amount of work that a reading is, in the unit of `position`.
       position: how much of `size` the present reading has passed.
     """
 
     name: str
+    form: str = "split into sentences"
     size: int
     position: int = 0
 
@@ -150,7 +154,7 @@ class TfdsSource(Source):
         for index in range(self.size):
             self.position = index + 1
             text = self._rows[index][self._text_field]
-            yield split_text(text.decode() if isinstance(text, bytes) else str(text))
+            yield split_text(_valid(text.decode() if isinstance(text, bytes) else str(text)))
 
 
 class FileSource(Source):
@@ -169,6 +173,8 @@ class FileSource(Source):
         self._text_field = text_field
         self.size = sum(path.stat().st_size for path in self._paths)
         self._split = sentences == "split" or (sentences == "auto" and self._has_paragraphs())
+        if not self._split:
+            self.form = "one sentence a line"
 
     def identity(self) -> dict[str, Any]:
         files = [{"bytes": path.stat().st_size, "sha256": _digest(path)} for path in self._paths]
@@ -210,10 +216,10 @@ class FileSource(Source):
             text = record.get(self._text_field) if isinstance(record, dict) else None
             if not isinstance(text, str):
                 raise UserError(f"{where} has no text in {self._text_field!r}; set data.text_field")
-            yield split_text(text), position
+            yield split_text(_valid(text)), position
 
     def _has_paragraphs(self) -> bool:
-        """Whether the lines at the start of the text hold well over one sentence each."""
+        """Whether the lines at the start of the text hold several sentences, or parts of them."""
         lines: list[str] = []
         for path in self._paths:
             for line, _ in _lines(path):
@@ -221,7 +227,11 @@ class FileSource(Source):
                     break
                 if line:
                     lines.append(line)
-        return sum(len(split_sentences(line)) for line in lines) > 1.5 * len(lines)
+        sentences = sum(len(split_sentences(line)) for line in lines)
+        # Wrapped prose has sentences that end inside a line, and lines that end inside a sentence.
+        ended = sum(bool(_SENTENCE_END.search(line[-4:] + " ")) for line in lines)
+        is_wrapped = sentences > 1.05 * len(lines) and ended < 0.5 * len(lines)
+        return is_wrapped or sentences > 1.5 * len(lines)
 
 
 def open_source(source: str, config: DataConfig) -> Source:
@@ -254,6 +264,11 @@ def _expand(paths: str) -> list[Path]:
     if not found:
         raise UserError("data.source is empty; give files, a glob, tfds:NAME or builtin")
     return found
+
+
+def _valid(text: str) -> str:
+    """Replaces halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _digest(path: Path) -> str:

@@ -21,6 +21,8 @@ from bert_jax.errors import UserError
 
 # Enough text for a stable vocabulary; training time grows with it and quality hardly does.
 _TRAINING_SENTENCES = 500_000
+# SentencePiece leaves longer sentences out without a word; `text` cuts them well below this.
+_TRAINING_SENTENCE_BYTES = 1 << 17
 # SentencePiece's result depends on the number of threads, so it is not that of the machine.
 _TRAINING_THREADS = 4
 
@@ -273,6 +275,7 @@ def _train_sentencepiece(sentences: Iterable[str], vocab_size: int, **options: A
             bos_id=-1,
             eos_id=-1,
             control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+            max_sentence_length=_TRAINING_SENTENCE_BYTES,
             minloglevel=2,
             **options,
         )
@@ -344,7 +347,9 @@ def from_files(files: dict[str, bytes], where: str, *, lowercase: bool = True) -
                 return WordPieceTokenizer(tokenizers.Tokenizer.from_str(content.decode()))
         for name, content in files.items():
             if name.endswith(".txt"):
-                pieces = content.decode().splitlines()
+                # Not splitlines: a piece may hold one of the other characters that it splits at.
+                pieces = [line.removesuffix("\r") for line in content.decode().split("\n")]
+                pieces = pieces[:-1] if pieces[-1] == "" else pieces
                 return WordPieceTokenizer.from_vocabulary(pieces, lowercase=lowercase)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error

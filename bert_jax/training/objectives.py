@@ -26,11 +26,6 @@ class Sum:
     value: Any
     weight: Any
 
-    @property
-    def mean(self) -> Float[Array, ""]:
-        """The mean, or 0 of nothing."""
-        return self.value / jnp.maximum(self.weight, 1e-30)
-
 
 Batch = Mapping[str, Array]
 Sums = Mapping[str, Sum]

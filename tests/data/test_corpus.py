@@ -105,7 +105,14 @@ def test_goes_on_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
         corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "cut")
     with pytest.raises(UserError, match="unfinished"):
         corpus.open_corpus(tmp_path / "cut")
-    # What was written but not recorded is cut off.
+    # What has lost a part is found, and what was written but not recorded is cut off.
+    tokens = (tmp_path / "cut/train/tokens.bin").read_bytes()
+    if fail_at > 2:
+        (tmp_path / "cut/train/tokens.bin").write_bytes(tokens[: len(tokens) // 3])
+        monkeypatch.setattr(corpus, "_write_json", write_json)
+        with pytest.raises(UserError, match="has lost part of what was written"):
+            corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "cut")
+        (tmp_path / "cut/train/tokens.bin").write_bytes(tokens)
     with (tmp_path / "cut/train/tokens.bin").open("ab") as file:
         file.write(b"rubbish")
     monkeypatch.setattr(corpus, "_write_json", write_json)
@@ -171,3 +178,32 @@ def test_a_folder_that_cannot_be_written(data, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written"):
         corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "file" / "store")
+
+
+def test_mended_text_is_begun_again(data, tmp_path):
+    """Text that broke off at an error, with part of it tokenized, and was then put right."""
+    text = (tmp_path / "text.txt").read_bytes()
+    corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "first")
+    given = TokenizerConfig(path=str(tmp_path / "first/tokenizer"))
+    (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
+    with pytest.raises(UserError, match="is not UTF-8"):
+        corpus.prepare(data, given, 0, tmp_path / "store")
+    (tmp_path / "text.txt").write_bytes(text)
+    made = corpus.prepare(data, given, 0, tmp_path / "store")
+    assert len(made.train.tokens) == len(corpus.open_corpus(tmp_path / "first").train.tokens)
+
+
+def test_a_store_with_another_tokenizer_than_asked_for(data, tmp_path):
+    corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "one")
+    corpus.prepare(data, TOKENIZER, PIECES - 1, tmp_path / "two")
+    source = DataConfig(source=str(tmp_path / "one"))
+    same = TokenizerConfig(path=str(tmp_path / "one/tokenizer"))
+    assert corpus.prepare(source, same, 0, tmp_path / "no")
+    other = TokenizerConfig(path=str(tmp_path / "two/tokenizer"))
+    with pytest.raises(UserError, match="is not the tokenizer that"):
+        corpus.prepare(source, other, 0, tmp_path / "no")
+
+
+def test_a_source_that_is_too_long_for_a_path(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        corpus.prepare(DataConfig(source=",".join(["a.txt"] * 900)), TOKENIZER, 9, tmp_path)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import textwrap
 
 import pytest
 
@@ -62,6 +63,21 @@ def test_paragraphs_are_told_from_lines_and_split(tmp_path):
     ]
     (tmp_path / "b.txt").write_text("One sentence\nhere. Another one\nthere.\n")
     assert read(tmp_path / "b.txt", sentences="split") == DOCUMENTS[:1]
+
+
+def test_wrapped_prose_is_joined(tmp_path):
+    words = "Prose that was wrapped at a width has lines which end anywhere. Short ones too. "
+    wrapped = textwrap.fill(words * 20, 40)
+    (tmp_path / "a.txt").write_text(f"{wrapped}\n\n{wrapped}\n")
+    source = text.open_source(str(tmp_path / "a.txt"), DataConfig())
+    assert source.form == "split into sentences"
+    first = words.split(". ")[0] + "."
+    assert [d[0] for d in source.documents()] == [first, first]
+
+
+def test_half_a_surrogate_pair_is_replaced(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "One \\ud800 two."}\n')
+    assert read(tmp_path / "a.jsonl") == [["One ? two."]]
 
 
 def test_lines_without_punctuation_stay_lines(tmp_path):

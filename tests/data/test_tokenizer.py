@@ -219,6 +219,21 @@ def test_a_sentencepiece_model_without_special_pieces_gets_them(tmp_path):
     )
 
 
+def test_long_sentences_are_trained_on():
+    """SentencePiece leaves those over 4,192 bytes out unless it is told otherwise."""
+    for kind, size in (("wordpiece", 13), ("sentencepiece", 11)):
+        lines = ["acgt" * 2000, *["tgca" * 2000] * 20]
+        tokenizer = tokenizer_lib.train(lines, TokenizerConfig(kind=kind), size)
+        assert tokenizer.unk_id not in tokenizer.encode(["tgcacgtta"])[0]
+
+
+def test_a_vocabulary_with_a_line_separator_in_a_piece(tmp_path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##\u2028", "b"]
+    (tmp_path / "vocab.txt").write_bytes("\r\n".join(pieces).encode())
+    tokenizer = tokenizer_lib.load(tmp_path)
+    assert [tokenizer.piece(i) for i in range(tokenizer.vocab_size)] == pieces
+
+
 def test_bad_files(tmp_path):
     cases = {
         "vocab.txt": (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n", r"no \[MASK\]"),
