@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -124,6 +125,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, vocab_size: int, folde
     made = None if goes_on else _tokenizer(source, held_out, data, tokenizer, vocab_size)
     try:
         if made is not None:
+            shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # one of another kind
             made.save(folder / "tokenizer")
             _write_json(folder / "progress.json", {"identity": identity, "splits": {}})
         _tokenize(source, held_out, data, folder)

@@ -186,8 +186,10 @@ def test_mended_text_is_begun_again(data, tmp_path):
     corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "first")
     given = TokenizerConfig(path=str(tmp_path / "first/tokenizer"))
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
+    data.sentences = "lines"  # or else the error shows when the form of the text is looked for
     with pytest.raises(UserError, match="is not UTF-8"):
         corpus.prepare(data, given, 0, tmp_path / "store")
+    assert (tmp_path / "store/progress.json").exists()
     (tmp_path / "text.txt").write_bytes(text)
     made = corpus.prepare(data, given, 0, tmp_path / "store")
     assert len(made.train.tokens) == len(corpus.open_corpus(tmp_path / "first").train.tokens)
@@ -207,3 +209,18 @@ def test_a_store_with_another_tokenizer_than_asked_for(data, tmp_path):
 def test_a_source_that_is_too_long_for_a_path(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         corpus.prepare(DataConfig(source=",".join(["a.txt"] * 900)), TOKENIZER, 9, tmp_path)
+
+
+def test_begun_again_with_a_tokenizer_of_another_kind(data, tmp_path):
+    """What an unfinished store left of the first one is not read in its place."""
+    text = (tmp_path / "text.txt").read_bytes()
+    corpus.prepare(data, TokenizerConfig(), 40, tmp_path / "first")
+    given = TokenizerConfig(path=str(tmp_path / "first/tokenizer"))
+    (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
+    data.sentences = "lines"  # or else the error shows when the form of the text is looked for
+    with pytest.raises(UserError, match="is not UTF-8"):
+        corpus.prepare(data, given, 0, tmp_path / "store")
+    assert (tmp_path / "store/progress.json").exists()
+    (tmp_path / "text.txt").write_bytes(text)
+    made = corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "store")
+    assert made.tokenizer.kind == "wordpiece"

@@ -30,6 +30,15 @@ def make_store(documents: int, seed: int = 0, longest: int = 30) -> TokenStore:
     )
 
 
+def simulated_store(sentences: int) -> TokenStore:
+    """The index of documents of 20 sentences of 20 tokens; the tokens take no memory."""
+    return TokenStore(
+        tokens=np.lib.stride_tricks.as_strided(np.zeros(1, np.uint16), (20 * sentences,), (0,)),
+        sentences=np.arange(0, 20 * sentences + 1, 20, dtype=np.int64),
+        documents=np.arange(0, sentences + 1, 20, dtype=np.int64),
+    )
+
+
 def rows_over(store: TokenStore, pairs: str = "nsp", seed: int = 0, length: int = LENGTH):
     return make_rows(store, FakeTokenizer(), DataConfig(pairs=pairs), length, seed)
 
@@ -294,11 +303,7 @@ def test_documents_longer_than_a_block_are_used_whole():
 def test_a_hundred_million_sentences():
     """The first batch of such a corpus, and one far into the run, in seconds and bounded memory."""
     sentences = 100_000_000
-    store = TokenStore(
-        tokens=np.lib.stride_tricks.as_strided(np.zeros(1, np.uint16), (20 * sentences,), (0,)),
-        sentences=np.arange(0, 20 * sentences + 1, 20, dtype=np.int64),
-        documents=np.arange(0, sentences + 1, 20, dtype=np.int64),
-    )
+    store = simulated_store(sentences)
     for pairs in ("nsp", "none"):
         started = time.monotonic()
         rows = rows_over(store, pairs, length=128)
@@ -312,11 +317,7 @@ def test_a_hundred_million_sentences():
 def test_a_group_is_a_random_choice_of_blocks():
     """Of a corpus of many groups, whose blocks come from all over it."""
     sentences = 10_000_000
-    store = TokenStore(
-        tokens=np.lib.stride_tricks.as_strided(np.zeros(1, np.uint16), (20 * sentences,), (0,)),
-        sentences=np.arange(0, 20 * sentences + 1, 20, dtype=np.int64),
-        documents=np.arange(0, sentences + 1, 20, dtype=np.int64),
-    )
+    store = simulated_store(sentences)
     rows = rows_over(store, length=128)
     assert isinstance(rows, SentencePairs)
     assert rows._groups == 5
