@@ -45,12 +45,11 @@ def main() -> None:
     mesh = parallel.make_mesh()
     for _, phase in config_lib.phases(config):
         parallel.check_divides(phase.batch_size, config.optimizer.microbatches, mesh.size)
-    if config.tokenizer.path:  # before the text is tokenized with it
-        given = tokenizer_lib.load(config.tokenizer.path, lowercase=config.tokenizer.lowercase)
-        tokenizer_lib.check_fits(given, config.model.vocab_size)
-    corpus = corpus_lib.prepare(
-        config.data, config.tokenizer, config.model.vocab_size, workdir / "store"
-    )
+    tokenizer = config.tokenizer
+    if tokenizer.path:
+        tokenizer = tokenizer_lib.load(tokenizer.path, lowercase=tokenizer.lowercase)
+        tokenizer_lib.check_fits(tokenizer, config.model.vocab_size)  # before it is used
+    corpus = corpus_lib.prepare(config.data, tokenizer, config.model.vocab_size, workdir / "store")
     tokenizer_lib.check_fits(corpus.tokenizer, config.model.vocab_size)
     check_same_text(corpus, workdir)
 

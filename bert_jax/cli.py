@@ -89,14 +89,12 @@ def _print_help() -> None:
 
 def _prepare(args: argparse.Namespace) -> None:
     from bert_jax.data import corpus
+    from bert_jax.data import tokenizer as tokenizer_lib
 
-    is_path = args.tokenizer not in ("sentencepiece", "wordpiece")
-    tokenizer = TokenizerConfig(
-        kind="sentencepiece" if is_path else args.tokenizer,
-        path=args.tokenizer if is_path else "",
-        model_type=args.model_type,
-        lowercase=not args.cased,
-    )
+    lowercase = not args.cased
+    is_path = args.tokenizer not in ("sentencepiece", "wordpiece", "byte_bpe")
+    kind = TokenizerConfig.kind if is_path else args.tokenizer
+    tokenizer = TokenizerConfig(kind=kind, model_type=args.model_type, lowercase=lowercase)
     data = DataConfig(
         source=args.source,
         eval_source=args.eval_source,
@@ -106,7 +104,8 @@ def _prepare(args: argparse.Namespace) -> None:
     )
     model = ModelConfig(vocab_size=args.vocab_size)
     validate(TrainConfig(data=data, tokenizer=tokenizer, model=model))
-    prepared = corpus.prepare(data, tokenizer, args.vocab_size, Path(args.store))
+    given = tokenizer_lib.load(args.tokenizer, lowercase=lowercase) if is_path else tokenizer
+    prepared = corpus.prepare(data, given, args.vocab_size, Path(args.store))
     for name, split in (("training", prepared.train), ("held out", prepared.eval)):
         print(
             f"{name}: {len(split.tokens):,} pieces, {split.num_sentences:,} sentences, "
@@ -146,8 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     prepare.add_argument(
         "--tokenizer",
         default="sentencepiece",
-        help="sentencepiece or wordpiece to train one on the text, or the path of a SentencePiece "
-        ".model, a BERT vocab.txt or a tokenizer.json (default: sentencepiece)",
+        help="sentencepiece, wordpiece or byte_bpe to train one on the text, or the path of a "
+        "SentencePiece .model, a BERT vocab.txt, a tokenizer.json, or the folder of one (default: "
+        "sentencepiece)",
     )
     prepare.add_argument(
         "--vocab-size", type=int, default=32000, help="pieces of a tokenizer trained here (32000)"

@@ -22,6 +22,7 @@ class ModelConfig:
     form and "gelu_new" for the tanh form that Google's code has had since February 2019.
     """
 
+    model_type: str = "bert"  # or "roberta": no pooler, no next sentence head
     vocab_size: int = 30522
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -30,7 +31,8 @@ class ModelConfig:
     hidden_act: str = "gelu_new"
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
-    max_position_embeddings: int = 512
+    max_position_embeddings: int = 512  # the longest row, in tokens
+    position_embedding_type: str = "absolute"  # learned; see README for the other kinds
     type_vocab_size: int = 2
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
@@ -41,7 +43,7 @@ class ModelConfig:
 class TokenizerConfig:
     """Which tokenizer: loaded from `path`, or trained on the text to `model.vocab_size` pieces."""
 
-    kind: str = "sentencepiece"  # or "wordpiece"; what to train where `path` is empty
+    kind: str = "sentencepiece"  # "wordpiece" or "byte_bpe"; what to train where `path` is empty
     path: str = ""  # a SentencePiece .model, a BERT vocab.txt, a tokenizer.json or their folder
     model_type: str = "unigram"  # or "bpe"; of a SentencePiece trained here
     lowercase: bool = True  # of a vocabulary trained here, and of a vocab.txt
@@ -128,9 +130,16 @@ class TrainConfig:
 _FREE_TO_CHANGE = ("log_every", "eval_every", "eval_rows", "checkpoint.", "parallel.")
 
 _CHOICES = {
+    "model.model_type": ("bert", "roberta"),
+    "model.position_embedding_type": (
+        "absolute",
+        "sinusoidal",
+        "relative_key",
+        "relative_key_query",
+    ),
     "model.hidden_act": ("gelu", "gelu_new", "relu"),
     "model.dtype": ("float32", "bfloat16"),
-    "tokenizer.kind": ("sentencepiece", "wordpiece"),
+    "tokenizer.kind": ("sentencepiece", "wordpiece", "byte_bpe"),
     "tokenizer.model_type": ("unigram", "bpe"),
     "data.sentences": ("auto", "lines", "split"),
     "data.pairs": ("nsp", "sop", "none"),
@@ -203,6 +212,11 @@ def validate(config: TrainConfig) -> None:
         raise UserError(f"data.phases begin at {starts}; they must rise and lie between 0 and 1")
     if not data.eval_fraction and not data.eval_source:
         raise UserError("data.eval_fraction is 0; raise it, or give data.eval_source")
+    if data.pairs != "none" and model.model_type == "roberta":
+        raise UserError(
+            f"data.pairs {data.pairs} needs a next sentence head and model.model_type roberta has "
+            "none; set data.pairs to none"
+        )
     if data.pairs != "none" and model.type_vocab_size < 2:
         raise UserError(
             f"data.pairs {data.pairs} needs two token types and model.type_vocab_size is "

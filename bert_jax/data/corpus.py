@@ -29,6 +29,7 @@ from tqdm import tqdm
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.data import text as text_lib
 from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data import tokenizer_training
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 
@@ -86,12 +87,14 @@ def is_store(path: str | Path) -> bool:
     return any(os.path.exists(os.path.join(path, f"{name}.json")) for name in ("store", "progress"))
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig, vocab_size: int, folder: Path) -> Corpus:
+def prepare(
+    data: DataConfig, tokenizer: Tokenizer | TokenizerConfig, vocab_size: int, folder: Path
+) -> Corpus:
     """Returns the store of `data.source`, made in `folder` unless it is already there.
 
     Args:
       data: the text, and how it is split into documents, sentences and held-out documents.
-      tokenizer: which tokenizer to load, or to train.
+      tokenizer: for the text, or how to train one on it.
       vocab_size: the number of pieces of a tokenizer trained here.
       folder: where the store is made. Making one that was interrupted goes on where it stopped.
 
@@ -100,13 +103,12 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, vocab_size: int, folde
     """
     if is_store(data.source):
         corpus = open_corpus(Path(data.source))
-        if tokenizer.path:
-            given = tokenizer_lib.load(tokenizer.path, lowercase=tokenizer.lowercase)
-            if given.fingerprint != corpus.tokenizer.fingerprint:
-                raise UserError(
-                    f"tokenizer.path {tokenizer.path} is not the tokenizer that {data.source} was "
-                    "prepared with; leave it out"
-                )
+        given = tokenizer if isinstance(tokenizer, Tokenizer) else corpus.tokenizer
+        if given.fingerprint != corpus.tokenizer.fingerprint:
+            raise UserError(
+                f"the tokenizer given is not the one that {data.source} was prepared with; leave "
+                "it out, or prepare the text with it"
+            )
         return corpus
     source = text_lib.open_source(data.source, data)
     held_out = text_lib.open_source(data.eval_source, data) if data.eval_source else None
@@ -168,11 +170,12 @@ def _open_split(folder: Path, sizes: dict[str, Any]) -> TokenStore:
     return TokenStore(**arrays)
 
 
-def _tokenizer_identity(config: TokenizerConfig, vocab_size: int) -> dict[str, Any]:
-    if config.path:
-        loaded = tokenizer_lib.load(config.path, lowercase=config.lowercase)
-        return {"fingerprint": loaded.fingerprint}
-    trained = dataclasses.asdict(config)
+def _tokenizer_identity(
+    tokenizer: Tokenizer | TokenizerConfig, vocab_size: int
+) -> dict[str, Any]:
+    if isinstance(tokenizer, Tokenizer):
+        return {"fingerprint": tokenizer.fingerprint}
+    trained = dataclasses.asdict(tokenizer)
     del trained["path"]
     return {**trained, "vocab_size": vocab_size}
 
@@ -181,13 +184,13 @@ def _tokenizer(
     source: text_lib.Source,
     held_out: text_lib.Source | None,
     data: DataConfig,
-    config: TokenizerConfig,
+    tokenizer: Tokenizer | TokenizerConfig,
     vocab_size: int,
 ) -> Tokenizer:
-    if config.path:
-        return tokenizer_lib.load(config.path, lowercase=config.lowercase)
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
     documents = (d for name, d in _split(source, held_out, data) if name == "train")
-    return tokenizer_lib.train((s for d in documents for s in d), config, vocab_size)
+    return tokenizer_training.train((s for d in documents for s in d), tokenizer, vocab_size)
 
 
 def _split(

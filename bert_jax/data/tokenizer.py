@@ -1,30 +1,21 @@
-"""Text to pieces and back: SentencePiece and WordPiece behind one small interface."""
+"""Text to pieces and back: SentencePiece, WordPiece and byte-level BPE behind one interface."""
 
 import abc
 import base64
 import hashlib
-import io
 import itertools
+import json
 import os
-import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import sentencepiece
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bert_jax.config import TokenizerConfig
 from bert_jax.errors import UserError
-
-# Enough text for a stable vocabulary; training time grows with it and quality hardly does.
-_TRAINING_SENTENCES = 500_000
-# SentencePiece leaves longer sentences out without a word; `text` cuts them well below this.
-_TRAINING_SENTENCE_BYTES = 1 << 17
-# SentencePiece's result depends on the number of threads, so it is not that of the machine.
-_TRAINING_THREADS = 4
 
 
 class Tokenizer(abc.ABC):
@@ -91,8 +82,12 @@ class Tokenizer(abc.ABC):
         return {name: base64.b64encode(data).decode() for name, data in self.files().items()}
 
     def encode_with_masks(self, text: str) -> list[int]:
-        """Returns the pieces of a text in which "[MASK]" stands for the mask piece."""
-        parts = self.encode(text.split("[MASK]"))
+        """Returns the pieces of a text in which "[MASK]" stands for the mask piece.
+
+        So does the mask piece's own name. It takes the space before it, as RoBERTa's does.
+        """
+        *firsts, last = text.replace(self.piece(self.mask_id), "[MASK]").split("[MASK]")
+        parts = self.encode([*(part.rstrip() for part in firsts), last])
         joined = itertools.chain.from_iterable([self.mask_id, *part] for part in parts)
         return [int(index) for index in joined][1:]
 
@@ -123,21 +118,6 @@ class SentencePieceTokenizer(Tokenizer):
         self.continues = np.array([not name.startswith("▁") for name in names])
         self.continues[[*special, self.unk_id]] = False
 
-    @classmethod
-    def train(cls, sentences: Iterable[str], config: TokenizerConfig, vocab_size: int):
-        """Trains a vocabulary of `vocab_size` pieces.
-
-        Raises:
-          UserError: the text is too small for so many pieces.
-        """
-        model = _train_sentencepiece(
-            sentences,
-            vocab_size,
-            model_type=config.model_type,
-            normalization_rule_name="nmt_nfkc_cf" if config.lowercase else "nmt_nfkc",
-        )
-        return cls(model)
-
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         threads = os.cpu_count() or 1
         return self._processor.encode(list(texts), num_threads=threads, return_type="numpy")
@@ -159,85 +139,33 @@ class SentencePieceTokenizer(Tokenizer):
         return {"sentencepiece.model": self._model}
 
 
-class WordPieceTokenizer(Tokenizer):
-    """BERT's own tokenizer. Source: google-research/bert `tokenization.py`.
+class _FastTokenizer(Tokenizer):
+    """What `tokenizers`, the library that Hugging Face's models use, does for a `tokenizer.json`.
 
-    The `tokenizers` library does the work: it is the one that Hugging Face's BERT uses.
+    Attributes:
+      special: names of the pieces for padding, unknown text, [CLS], [SEP] and [MASK].
     """
 
-    kind = "wordpiece"
+    special: tuple[str, str, str, str, str]
 
     def __init__(self, tokenizer: tokenizers.Tokenizer):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
-        self.vocab_size = tokenizer.get_vocab_size()
         ids = tokenizer.get_vocab()
-        missing = [name for name in _WORDPIECE_SPECIAL if name not in ids]
-        if missing:
-            raise UserError(f"the vocabulary has no {missing[0]}; BERT needs it as a piece")
-        special = [ids[name] for name in _WORDPIECE_SPECIAL]
+        _check_special(self.special, ids)
+        self.vocab_size = max(ids.values()) + 1
+        if len(ids) != self.vocab_size:
+            raise UserError(f"the vocabulary has {len(ids)} pieces and ids to {self.vocab_size}")
+        special = [ids[name] for name in self.special]
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
         self.continues = np.zeros(self.vocab_size, bool)
-        self.continues[[i for name, i in ids.items() if name.startswith("##")]] = True
+        self.continues[[i for name, i in ids.items() if self._continues_word(name)]] = True
+        self.continues[special] = False
 
-    @classmethod
-    def from_vocabulary(cls, pieces: Sequence[str], *, lowercase: bool):
-        """Builds BERT's tokenizer over a `vocab.txt`, one piece a line, in the order of its ids."""
-        vocabulary = {piece: i for i, piece in enumerate(pieces)}
-        if len(vocabulary) != len(pieces):
-            twice = next(p for i, p in enumerate(pieces) if vocabulary[p] != i)
-            raise UserError(f"the vocabulary has the piece {twice!r} twice; remove one")
-        missing = [name for name in _WORDPIECE_SPECIAL if name not in vocabulary]
-        if missing:
-            raise UserError(f"the vocabulary has no {missing[0]}; BERT needs it as a piece")
-        # 100 is the original's limit of characters a word, beyond which it is [UNK].
-        model = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
-        return cls(_bert_pipeline(model, lowercase=lowercase))
-
-    @classmethod
-    def train(cls, sentences: Iterable[str], config: TokenizerConfig, vocab_size: int):
-        """Trains a vocabulary of `vocab_size` pieces: every character, and merges by frequency.
-
-        SentencePiece counts and merges, over the words that BERT's splitter finds. The trainer of
-        `tokenizers` does the same, but gives another vocabulary each time that it is run.
-
-        Raises:
-          UserError: the text is too small for so many pieces.
-        """
-        pipeline = _bert_pipeline(models.WordPiece(unk_token="[UNK]"), lowercase=config.lowercase)
-        normalize, split = pipeline.normalizer, pipeline.pre_tokenizer
-        assert normalize is not None
-        assert split is not None
-        words = (
-            " ".join(word for word, _ in split.pre_tokenize_str(normalize.normalize_str(sentence)))
-            for sentence in sentences
-        )
-        model = _train_sentencepiece(
-            words,
-            vocab_size + 1,  # "▁", which marks the begin of a word, is no piece here
-            model_type="bpe",
-            normalization_rule_name="identity",
-            split_by_unicode_script=False,
-            split_by_number=False,
-            hard_vocab_limit=False,
-        )
-        found = sentencepiece.SentencePieceProcessor(model_proto=model)
-        names = [
-            found.id_to_piece(index)
-            for index in range(found.vocab_size())
-            if not (found.is_control(index) or found.is_unknown(index))
-        ]
-        alphabet = [name for name in names if len(name) == 1 and name != "▁"]
-        merges = [name[1:] if name[0] == "▁" else f"##{name}" for name in names if len(name) > 1]
-        pieces = [*_WORDPIECE_SPECIAL, *alphabet, *(f"##{char}" for char in alphabet), *merges]
-        pieces = list(dict.fromkeys(pieces))[:vocab_size]
-        if len(pieces) != vocab_size:
-            raise UserError(
-                f"model.vocab_size {vocab_size} does not suit the text, which has {len(pieces)} "
-                "pieces; set it to that or give more text"
-            )
-        return cls.from_vocabulary(pieces, lowercase=config.lowercase)
+    @abc.abstractmethod
+    def _continues_word(self, name: str) -> bool:
+        """Returns whether a piece of this name goes on where the one before it ends."""
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -257,82 +185,90 @@ class WordPieceTokenizer(Tokenizer):
         return {"tokenizer.json": self._tokenizer.to_str(pretty=True).encode()}
 
 
-def _train_sentencepiece(sentences: Iterable[str], vocab_size: int, **options: Any) -> bytes:
-    """Returns a SentencePiece model with BERT's special pieces first.
+class WordPieceTokenizer(_FastTokenizer):
+    """BERT's own tokenizer. Source: google-research/bert `tokenization.py`."""
 
-    Raises:
-      UserError: the text is too small for so many pieces.
-    """
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=model,
-            vocab_size=vocab_size,
-            num_threads=_TRAINING_THREADS,
-            pad_id=0,
-            unk_id=1,
-            bos_id=-1,
-            eos_id=-1,
-            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-            max_sentence_length=_TRAINING_SENTENCE_BYTES,
-            minloglevel=2,
-            **options,
+    kind = "wordpiece"
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+    @classmethod
+    def from_vocabulary(cls, pieces: Sequence[str], *, lowercase: bool):
+        """Builds BERT's tokenizer over a `vocab.txt`, one piece a line, in the order of its ids."""
+        vocabulary = {piece: i for i, piece in enumerate(pieces)}
+        if len(vocabulary) != len(pieces):
+            twice = next(p for i, p in enumerate(pieces) if vocabulary[p] != i)
+            raise UserError(f"the vocabulary has the piece {twice!r} twice; remove one")
+        _check_special(cls.special, vocabulary)
+        # 100 is the original's limit of characters a word, beyond which it is [UNK].
+        model = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        tokenizer.add_special_tokens(list(cls.special))
+        tokenizer.post_processor = bert_template(
+            {name: vocabulary[name] for name in ("[CLS]", "[SEP]")}
         )
-    except RuntimeError as error:
-        reason = str(error).rsplit("] ", 1)[-1].strip()
-        raise UserError(
-            f"model.vocab_size {vocab_size} does not suit the text (SentencePiece: {reason}); "
-            "lower it or give more text"
-        ) from error
-    return model.getvalue()
+        return cls(tokenizer)
+
+    def _continues_word(self, name: str) -> bool:
+        return name.startswith("##")
 
 
-_WORDPIECE_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+class ByteLevelTokenizer(_FastTokenizer):
+    """RoBERTa's byte-level BPE, which knows every text. Source: GPT-2 (Radford et al. 2019)."""
+
+    kind = "byte_bpe"
+    special = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+
+    @classmethod
+    def from_merges(cls, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]]):
+        """Builds RoBERTa's tokenizer over the content of its `vocab.json` and `merges.txt`."""
+        _check_special(cls.special, vocabulary)
+        tokenizer = tokenizers.Tokenizer(models.BPE(dict(vocabulary), list(merges)))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        return cls(cls.finish(tokenizer))
+
+    @classmethod
+    def finish(cls, tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+        """Adds what does not depend on the vocabulary: special pieces, decoder, rows' template."""
+        tokenizer.decoder = decoders.ByteLevel()
+        mask = tokenizers.AddedToken("<mask>", lstrip=True, special=True)
+        tokenizer.add_special_tokens([*cls.special[:-1], mask])
+        ends = [(name, tokenizer.token_to_id(name)) for name in ("</s>", "<s>")]
+        prefix = json.loads(tokenizer.to_str())["pre_tokenizer"]["add_prefix_space"]
+        tokenizer.post_processor = processors.RobertaProcessing(*ends, add_prefix_space=prefix)
+        return tokenizer
+
+    def _continues_word(self, name: str) -> bool:
+        return not name.startswith("Ġ")
 
 
-def _bert_pipeline(model: models.WordPiece, *, lowercase: bool) -> tokenizers.Tokenizer:
-    """Returns BERT's normalizer and word splitter around a WordPiece model."""
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens(list(_WORDPIECE_SPECIAL))
-    return tokenizer
+def bert_template(ends: Mapping[str, int]) -> processors.TemplateProcessing:
+    """Returns how BERT makes a row of one text or two; `ends` are the pieces that begin and end."""
+    first, last = ends
+    return processors.TemplateProcessing(
+        single=f"{first}:0 $A:0 {last}:0",
+        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+        special_tokens=list(ends.items()),
+    )
 
 
-_KINDS = {cls.kind: cls for cls in (SentencePieceTokenizer, WordPieceTokenizer)}
+def _check_special(special: Sequence[str], vocabulary: Mapping[str, int]) -> None:
+    missing = [name for name in special if name not in vocabulary]
+    if missing:
+        raise UserError(f"the vocabulary has no {missing[0]}; the model needs it as a piece")
 
 
-def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:
-    """Trains a tokenizer of `config.kind` on a uniform sample of the sentences.
-
-    Raises:
-      UserError: there are none, or too few for `vocab_size` pieces.
-    """
-    sample = _sample(sentences, _TRAINING_SENTENCES)
-    if not sample:
-        raise UserError("data.source has no text to train a tokenizer on; give more text")
-    return _KINDS[config.kind].train(sample, config, vocab_size)
+_TOKENIZER_FILES = "sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with merges.txt"
 
 
-def _sample(items: Iterable[str], size: int) -> list[str]:
-    """Returns `size` items, each with the same chance, in one pass (Vitter 1985, algorithm R)."""
-    generator = random.Random(0)
-    sample: list[str] = []
-    for index, item in enumerate(items):
-        if index < size:
-            sample.append(item)
-        elif (place := generator.randrange(index + 1)) < size:
-            sample[place] = item
-    return sample
-
-
-def from_files(files: dict[str, bytes], where: str, *, lowercase: bool = True) -> Tokenizer:
+def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True) -> Tokenizer:
     """Builds a tokenizer from the content of its files, whichever kind they are.
 
     Args:
-      files: content by file name: a SentencePiece `.model`, a `tokenizer.json` or a `vocab.txt`.
+      files: content by file name: a SentencePiece `.model`, a `tokenizer.json`, a `vocab.txt`, or
+        a `vocab.json` and a `merges.txt`; the first of these that is there.
       where: what to call the place in an error.
       lowercase: how to read a `vocab.txt`, which does not say.
 
@@ -343,8 +279,12 @@ def from_files(files: dict[str, bytes], where: str, *, lowercase: bool = True) -
         for name, content in files.items():
             if name.endswith(".model"):
                 return SentencePieceTokenizer(content)
-            if name == "tokenizer.json":
-                return WordPieceTokenizer(tokenizers.Tokenizer.from_str(content.decode()))
+        if "tokenizer.json" in files:
+            return _from_json_file(files["tokenizer.json"].decode())
+        if {"vocab.json", "merges.txt"} <= set(files):
+            lines = files["merges.txt"].decode().split("\n")
+            merges = [tuple(line.split(" ")) for line in lines if line and line[:2] != "#v"]
+            return ByteLevelTokenizer.from_merges(json.loads(files["vocab.json"]), merges)
         for name, content in files.items():
             if name.endswith(".txt"):
                 # Not splitlines: a piece may hold one of the other characters that it splits at.
@@ -355,7 +295,17 @@ def from_files(files: dict[str, bytes], where: str, *, lowercase: bool = True) -
         raise UserError(f"{where}: {error}") from error
     except Exception as error:  # `tokenizers` raises bare Exception for a damaged file
         raise UserError(f"{where} holds no readable tokenizer ({error}); fetch it again") from error
-    raise UserError(f"{where} has no sentencepiece .model, tokenizer.json or vocab.txt; add one")
+    raise UserError(f"{where} has no {_TOKENIZER_FILES}; add one")
+
+
+def _from_json_file(content: str) -> Tokenizer:
+    kind = json.loads(content)["model"].get("type")
+    tokenizer = tokenizers.Tokenizer.from_str(content)
+    if kind == "WordPiece":
+        return WordPieceTokenizer(tokenizer)
+    if kind == "BPE" and '"ByteLevel"' in content:
+        return ByteLevelTokenizer(tokenizer)
+    raise UserError(f"tokenizer.json is of kind {kind}; put its SentencePiece .model beside it")
 
 
 def from_json(files: Any, where: str) -> Tokenizer:
@@ -370,11 +320,11 @@ def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
       UserError: there is none at `path`, or it is damaged.
     """
     path = Path(path)
-    names = ("*.model", "tokenizer.json", "vocab.txt")
+    names = ("*.model", "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
     found = [path] if path.is_file() else [p for name in names for p in sorted(path.glob(name))]
     if not found:
-        raise UserError(f"{path} has no sentencepiece .model, tokenizer.json or vocab.txt")
-    return from_files({p.name: p.read_bytes() for p in found[:1]}, str(path), lowercase=lowercase)
+        raise UserError(f"{path} has no {_TOKENIZER_FILES}")
+    return from_files({p.name: p.read_bytes() for p in found}, str(path), lowercase=lowercase)
 
 
 def check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -25,6 +25,7 @@ from bert_jax.models.layers import (
     param,
     truncated_normal,
 )
+from bert_jax.models.positions import RelativePositions, sinusoidal_positions
 
 
 @struct.dataclass
@@ -33,7 +34,7 @@ class BertOutput:
 
     Attributes:
       last_hidden_state: [B, L, D].
-      pooled: [B, D], tanh of a dense layer on the first token.
+      pooled: [B, D], tanh of a dense layer on the first token; None without that layer.
       hidden_states: where asked for, the embeddings and the output of each layer, each [B, L, D].
       attentions: where asked for, the attention map of each layer before dropout, [B, H, L, L].
     """
@@ -53,9 +54,10 @@ class BertEmbeddings(nn.Module):
         c, init = self.config, truncated_normal(self.config.initializer_range)
         tables = {
             "word_embeddings": (c.vocab_size, "vocab"),
-            "position_embeddings": (c.max_position_embeddings, "position"),
             "token_type_embeddings": (c.type_vocab_size, "type"),
         }
+        if c.position_embedding_type == "absolute":
+            tables["position_embeddings"] = (c.max_position_embeddings, "position")
         for name, (size, axis) in tables.items():
             setattr(self, name, param(self, name, init, (size, c.hidden_size), (axis, "embed")))
         self.layer_norm = LayerNorm(c)
@@ -67,10 +69,14 @@ class BertEmbeddings(nn.Module):
         token_type_ids: Int[Array, "B L"],
         rows: Int[Array, "B"] | None,
     ) -> Float[Array, "B L D"]:
+        c, length = self.config, input_ids.shape[1]
         hidden = jnp.take(self.word_embeddings, input_ids, axis=0)
-        hidden += self.position_embeddings[: input_ids.shape[1]]
+        if c.position_embedding_type == "absolute":
+            hidden += self.position_embeddings[:length]
+        elif c.position_embedding_type == "sinusoidal":
+            hidden += sinusoidal_positions(length, c.hidden_size)
         # As a product: the gradient of a lookup in so short a table is a slow scatter.
-        types = jax.nn.one_hot(token_type_ids, self.config.type_vocab_size, dtype=jnp.float32)
+        types = jax.nn.one_hot(token_type_ids, c.type_vocab_size, dtype=jnp.float32)
         hidden += types @ self.token_type_embeddings
         return self.dropout(self.layer_norm(hidden), rows)
 
@@ -98,6 +104,8 @@ class BertSelfAttention(nn.Module):
 
         query, key, value = project("query"), project("key"), project("value")
         scores = jnp.einsum("BHLK,BHMK->BHLM", query, key, preferred_element_type=jnp.float32)
+        if c.position_embedding_type.startswith("relative"):
+            scores += RelativePositions(c, name="distance")(query, key)
         attention = jax.nn.softmax(scores * (size // heads) ** -0.5 + bias, axis=-1)
         dropped = Dropout(c.attention_probs_dropout_prob, name="dropout")(attention, rows)
         mixed = jnp.einsum("BHLM,BHMK->BHLK", dropped.astype(value.dtype), value)
@@ -136,15 +144,17 @@ class BertLayer(nn.Module):
 
 
 class BertModel(nn.Module):
-    """Embeddings, encoder and pooler."""
+    """Embeddings, encoder and, unless `add_pooling_layer` is False, pooler."""
 
     config: ModelConfig
+    add_pooling_layer: bool = True
 
     def setup(self) -> None:
         c = self.config
         self.embeddings = BertEmbeddings(c)
         self.layers = [BertLayer(c, name=f"layer_{i}") for i in range(c.num_hidden_layers)]
-        self.pooler = Dense(c, (c.hidden_size, c.hidden_size), ("embed", "hidden"))
+        if self.add_pooling_layer:
+            self.pooler = Dense(c, (c.hidden_size, c.hidden_size), ("embed", "hidden"))
 
     def __call__(
         self,
@@ -177,7 +187,7 @@ class BertModel(nn.Module):
             attentions.append(attention)
         return BertOutput(
             last_hidden_state=hidden,
-            pooled=jnp.tanh(self.pooler(hidden[:, 0])),
+            pooled=jnp.tanh(self.pooler(hidden[:, 0])) if self.add_pooling_layer else None,
             hidden_states=tuple(hidden_states) if output_hidden_states else None,
             attentions=tuple(attentions) if output_attentions else None,
         )

@@ -47,7 +47,7 @@ class PreTrainingOutput:
 
     Attributes:
       mlm_logits: [B, P, V] float32, for each predicted position.
-      nsp_logits: [B, 2] float32.
+      nsp_logits: [B, 2] float32; None for a RoBERTa.
     """
 
     mlm_logits: Any
@@ -55,16 +55,17 @@ class PreTrainingOutput:
 
 
 class BertForPreTraining(nn.Module):
-    """The encoder with the masked LM and the next sentence heads."""
+    """The encoder with the masked LM head and, but for a RoBERTa, that of the next sentence."""
 
     config: ModelConfig
 
     def setup(self) -> None:
-        self.bert = BertModel(self.config)
-        self.mlm_head = MaskedLMHead(self.config)
-        self.nsp_head = Dense(
-            self.config, (self.config.hidden_size, NUM_NSP_LABELS), ("embed", "label")
-        )
+        c = self.config
+        self.has_nsp = c.model_type != "roberta"
+        self.bert = BertModel(c, add_pooling_layer=self.has_nsp)
+        self.mlm_head = MaskedLMHead(c)
+        if self.has_nsp:
+            self.nsp_head = Dense(c, (c.hidden_size, NUM_NSP_LABELS), ("embed", "label"))
 
     def __call__(
         self,
@@ -77,9 +78,9 @@ class BertForPreTraining(nn.Module):
         """Scores the pieces at `positions`, and the two segments; the rest is as in `BertModel`."""
         output = self.bert(input_ids, token_type_ids, attention_mask, rows)
         chosen = jnp.take_along_axis(output.last_hidden_state, positions[:, :, None], axis=1)
+        nsp = self.nsp_head(output.pooled).astype(jnp.float32) if self.has_nsp else None
         return PreTrainingOutput(
-            mlm_logits=self.mlm_head(chosen, self.bert.embeddings.word_embeddings),
-            nsp_logits=self.nsp_head(output.pooled).astype(jnp.float32),
+            mlm_logits=self.mlm_head(chosen, self.bert.embeddings.word_embeddings), nsp_logits=nsp
         )
 
     def init_params(self, key: Array) -> Any:

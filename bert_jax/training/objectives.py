@@ -121,15 +121,13 @@ class Pretraining(Objective):
         )
         predictions = batch.predictions
         mlm = _classify(output.mlm_logits, predictions.labels, predictions.weights)
-        nsp = _classify(output.nsp_logits, batch.nsp_label, batch.nsp_weight)
-        sums = {
-            "mlm_loss": mlm[0],
-            "mlm_accuracy": mlm[1],
-            "nsp_loss": nsp[0],
-            "nsp_accuracy": nsp[1],
-        }
+        sums = {"mlm_loss": mlm[0], "mlm_accuracy": mlm[1]}
         loss = mlm[0].value / (weights["mlm"] + _MLM_WEIGHT_FLOOR)
-        return loss + nsp[0].value / jnp.maximum(weights["nsp"], 1.0), sums
+        if output.nsp_logits is not None:
+            nsp = _classify(output.nsp_logits, batch.nsp_label, batch.nsp_weight)
+            sums |= {"nsp_loss": nsp[0], "nsp_accuracy": nsp[1]}
+            loss += nsp[0].value / jnp.maximum(weights["nsp"], 1.0)
+        return loss, sums
 
 
 def _classify(

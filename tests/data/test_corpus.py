@@ -11,6 +11,7 @@ import pytest
 
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.data import corpus
+from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
 
 SENTENCES = [
@@ -184,7 +185,7 @@ def test_mended_text_is_begun_again(data, tmp_path):
     """Text that broke off at an error, with part of it tokenized, and was then put right."""
     text = (tmp_path / "text.txt").read_bytes()
     corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "first")
-    given = TokenizerConfig(path=str(tmp_path / "first/tokenizer"))
+    given = tokenizer_lib.load(tmp_path / "first/tokenizer")
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
     data.sentences = "lines"  # or else the error shows when the form of the text is looked for
     with pytest.raises(UserError, match="is not UTF-8"):
@@ -199,10 +200,10 @@ def test_a_store_with_another_tokenizer_than_asked_for(data, tmp_path):
     corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "one")
     corpus.prepare(data, TOKENIZER, PIECES - 1, tmp_path / "two")
     source = DataConfig(source=str(tmp_path / "one"))
-    same = TokenizerConfig(path=str(tmp_path / "one/tokenizer"))
+    same = tokenizer_lib.load(tmp_path / "one/tokenizer")
     assert corpus.prepare(source, same, 0, tmp_path / "no")
-    other = TokenizerConfig(path=str(tmp_path / "two/tokenizer"))
-    with pytest.raises(UserError, match="is not the tokenizer that"):
+    other = tokenizer_lib.load(tmp_path / "two/tokenizer")
+    with pytest.raises(UserError, match="tokenizer given is not the one"):
         corpus.prepare(source, other, 0, tmp_path / "no")
 
 
@@ -215,7 +216,7 @@ def test_begun_again_with_a_tokenizer_of_another_kind(data, tmp_path):
     """What an unfinished store left of the first one is not read in its place."""
     text = (tmp_path / "text.txt").read_bytes()
     corpus.prepare(data, TokenizerConfig(), 40, tmp_path / "first")
-    given = TokenizerConfig(path=str(tmp_path / "first/tokenizer"))
+    given = tokenizer_lib.load(tmp_path / "first/tokenizer")
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
     data.sentences = "lines"  # or else the error shows when the form of the text is looked for
     with pytest.raises(UserError, match="is not UTF-8"):

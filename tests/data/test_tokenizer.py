@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data import tokenizer_training
 from bert_jax.errors import UserError
 
 SENTENCES = [
@@ -41,12 +42,12 @@ SHARED_VOCABULARY = Path(__file__).parents[3] / "shared/data/vocab/bert-base-unc
 
 @pytest.fixture(scope="module")
 def wordpiece():
-    return tokenizer_lib.train(SENTENCES, TokenizerConfig(kind="wordpiece"), 150)
+    return tokenizer_training.train(SENTENCES, TokenizerConfig(kind="wordpiece"), 150)
 
 
 @pytest.fixture(scope="module")
 def unigram():
-    return tokenizer_lib.train(SENTENCES, TokenizerConfig(), 80)
+    return tokenizer_training.train(SENTENCES, TokenizerConfig(), 80)
 
 
 @pytest.fixture(params=["wordpiece", "unigram"])
@@ -127,7 +128,7 @@ def test_wordpiece_is_the_published_algorithm_on_random_text(text):
 
 def _trained_once(cache=[]):  # noqa: B006
     if not cache:
-        cache.append(tokenizer_lib.train(SENTENCES, TokenizerConfig(kind="wordpiece"), 150))
+        cache.append(tokenizer_training.train(SENTENCES, TokenizerConfig(kind="wordpiece"), 150))
     return cache[0]
 
 
@@ -194,13 +195,13 @@ def test_survives_disk_and_json(any_tokenizer, tmp_path):
 def test_training_is_reproducible():
     for kind in ("wordpiece", "sentencepiece"):
         config = TokenizerConfig(kind=kind)
-        first, second = (tokenizer_lib.train(SENTENCES, config, 80) for _ in range(2))
+        first, second = (tokenizer_training.train(SENTENCES, config, 80) for _ in range(2))
         assert first.fingerprint == second.fingerprint
 
 
 def test_bpe_and_case():
     config = TokenizerConfig(model_type="bpe", lowercase=False)
-    cased = tokenizer_lib.train(SENTENCES, config, 80)
+    cased = tokenizer_training.train(SENTENCES, config, 80)
     assert cased.decode(cased.encode(["The encoder"])[0]) == "The encoder"
 
 
@@ -223,7 +224,7 @@ def test_long_sentences_are_trained_on():
     """SentencePiece leaves those over 4,192 bytes out unless it is told otherwise."""
     for kind, size in (("wordpiece", 13), ("sentencepiece", 11)):
         lines = ["acgt" * 2000, *["tgca" * 2000] * 20]
-        tokenizer = tokenizer_lib.train(lines, TokenizerConfig(kind=kind), size)
+        tokenizer = tokenizer_training.train(lines, TokenizerConfig(kind=kind), size)
         assert set("acgt") <= {tokenizer.piece(i) for i in range(size)}
 
 
@@ -252,9 +253,9 @@ def test_bad_files(tmp_path):
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 def test_a_vocabulary_larger_than_the_text_allows(kind):
     with pytest.raises(UserError, match="does not suit the text"):
-        tokenizer_lib.train(SENTENCES, TokenizerConfig(kind=kind), 100_000)
+        tokenizer_training.train(SENTENCES, TokenizerConfig(kind=kind), 100_000)
     with pytest.raises(UserError, match="no text"):
-        tokenizer_lib.train([], TokenizerConfig(kind=kind), 100)
+        tokenizer_training.train([], TokenizerConfig(kind=kind), 100)
 
 
 def test_vocabulary_must_fit_the_model(unigram):
@@ -268,7 +269,7 @@ def test_the_sample_is_uniform():
     counts = np.zeros(50)
     items = [str(i) for i in range(50)]
     for repeat in range(400):
-        for item in tokenizer_lib._sample(items[repeat % 50 :] + items[: repeat % 50], 10):
+        for item in tokenizer_training._sample(items[repeat % 50 :] + items[: repeat % 50], 10):
             counts[int(item)] += 1
     assert counts.sum() == 4000
     assert counts.std() < 3 * np.sqrt(80)

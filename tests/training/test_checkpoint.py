@@ -10,6 +10,7 @@ import pytest
 
 from bert_jax.config import CheckpointConfig, TokenizerConfig
 from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data import tokenizer_training
 from bert_jax.errors import UserError
 from bert_jax.training import checkpoint
 from bert_jax.training.step import init_state
@@ -17,7 +18,7 @@ from bert_jax.training.step import init_state
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return tokenizer_lib.train(["a few words"] * 9, TokenizerConfig(kind="wordpiece"), 25)
+    return tokenizer_training.train(["a few words"] * 9, TokenizerConfig(kind="wordpiece"), 25)
 
 
 def state_at(step: int):
