@@ -124,6 +124,34 @@ def _fill_mask(args: argparse.Namespace) -> None:
             print(f"{guess.probability:6.1%}  {guess.piece:<16}  {guess.text}")
 
 
+def _import(args: argparse.Namespace) -> None:
+    import jax
+
+    from bert_jax import pretrained
+
+    bert = pretrained.load(args.source)
+    pretrained.save(bert, args.destination)
+    c, size = bert.config, sum(x.size for x in jax.tree.leaves(bert.params))
+    heads = [name for name in ("mlm_head", "nsp_head") if name in bert.params]
+    print(
+        f"{size:,} parameters: {c.model_type}, {c.num_hidden_layers} layers of {c.hidden_size}, "
+        f"{c.hidden_act}; heads: {', '.join(heads) or 'none'}; {bert.tokenizer.kind}, "
+        f"{bert.tokenizer.vocab_size:,} pieces"
+    )
+    if bert.unused:
+        print(f"left out, as the model has no place for them: {', '.join(bert.unused)}")
+
+
+def _export(args: argparse.Namespace) -> None:
+    from bert_jax import pretrained
+
+    name = pretrained.export(pretrained.load(args.checkpoint), args.destination, args.head)
+    print(f"{name}; load it with transformers.{name}.from_pretrained({args.destination!r})")
+
+
+_CHECKPOINT = "a workdir, a checkpoint of it, or a directory of Hugging Face's or Google's"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bert-jax", description="Tools around BERT in JAX.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -180,12 +208,36 @@ def _parser() -> argparse.ArgumentParser:
         help="guess the masked words of a sentence",
         description="Prints the most probable pieces for each [MASK] of a text.",
     )
-    fill_mask.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="a workdir or a checkpoint of it"
-    )
+    fill_mask.add_argument("checkpoint", metavar="CHECKPOINT", help=_CHECKPOINT)
     fill_mask.add_argument("text", metavar="TEXT", help='such as "The [MASK] statement"')
     fill_mask.add_argument("--top-k", type=int, default=5, help="guesses a mask (5)")
     fill_mask.set_defaults(run=_fill_mask)
+
+    importer = commands.add_parser(
+        "import",
+        help="make a checkpoint of a Hugging Face or Google directory",
+        description="Writes a checkpoint of this package's own. Every command takes the foreign "
+        "directories as they are, too; a checkpoint loads faster and is complete by itself.",
+    )
+    importer.add_argument("source", metavar="SRC", help=_CHECKPOINT)
+    importer.add_argument("destination", metavar="DST", help="the checkpoint to write")
+    importer.set_defaults(run=_import)
+
+    exporter = commands.add_parser(
+        "export",
+        help="make a Hugging Face directory of a checkpoint",
+        description="Writes a directory that transformers loads: config, model.safetensors and "
+        "tokenizer.",
+    )
+    exporter.add_argument("checkpoint", metavar="CHECKPOINT", help=_CHECKPOINT)
+    exporter.add_argument("destination", metavar="DST", help="the directory to write")
+    exporter.add_argument(
+        "--head",
+        choices=("pretraining", "masked-lm", "none"),
+        help="which heads go with the encoder: both, the masked LM's, or the pooler alone "
+        "(default: all that the checkpoint has)",
+    )
+    exporter.set_defaults(run=_export)
     return parser
 
 

@@ -200,13 +200,9 @@ def validate(config: TrainConfig) -> None:
       UserError: a field is of the wrong type, out of range, or does not fit another.
     """
     from_dict(type(config), json.loads(to_json(config)), "config")  # checks the types
-    _validate_fields(config)
+    _validate_fields(flatten(config))
     model, data = config.model, config.data
-    if model.hidden_size % model.num_attention_heads:
-        raise UserError(
-            f"model.hidden_size {model.hidden_size} is not a multiple of "
-            f"model.num_attention_heads {model.num_attention_heads}; change one of them"
-        )
+    validate_model(model, "config")
     starts = [phase.start for phase in data.phases]
     if starts != sorted(set(starts)) or not all(0 < start < 1 for start in starts):
         raise UserError(f"data.phases begin at {starts}; they must rise and lie between 0 and 1")
@@ -251,8 +247,25 @@ def _validate_phase(config: TrainConfig, phase: Phase, where: str) -> None:
         )
 
 
-def _validate_fields(config: TrainConfig) -> None:
-    for name, value in flatten(config).items():
+def validate_model(config: ModelConfig, where: str) -> None:
+    """Checks a model's fields alone and against each other.
+
+    Raises:
+      UserError: one is out of range, or does not fit another; `where` says whose.
+    """
+    try:
+        _validate_fields(flatten(config, "model."))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    if config.hidden_size % config.num_attention_heads:
+        raise UserError(
+            f"{where}: model.hidden_size {config.hidden_size} is not a multiple of "
+            f"model.num_attention_heads {config.num_attention_heads}; change one of them"
+        )
+
+
+def _validate_fields(fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
         if name in _CHOICES and value not in _CHOICES[name]:
             raise UserError(f"{name} is {value!r}; choose one of {', '.join(_CHOICES[name])}")
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -263,9 +276,9 @@ def _validate_fields(config: TrainConfig) -> None:
         elif name == "data.mask_fraction":
             if not 0 < value <= 1:
                 raise UserError(f"{name} is {value}; it must be above 0 and at most 1")
-        elif name == "seed" and value >= 2**32:
-            raise UserError(f"seed is {value}; it must be below 2**32")
-        elif not (value >= 0 if name in _MAY_BE_ZERO else value > 0) or value == float("inf"):
+        elif value >= 2**32:
+            raise UserError(f"{name} is {value}; it must be below 2**32")
+        elif not (value >= 0 if name in _MAY_BE_ZERO else value > 0):
             raise UserError(f"{name} is {value}; it must be a positive number")
 
 

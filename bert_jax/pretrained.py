@@ -2,15 +2,20 @@
 
 import dataclasses
 import functools
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from bert_jax.config import ModelConfig, TrainConfig, from_dict
+from bert_jax.convert import google, huggingface
+from bert_jax.convert.names import OPTIONAL
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
@@ -41,13 +46,15 @@ class Bert:
       config: of the model.
       params: of `model`, float32.
       tokenizer: that it was trained with.
-      model: encoder and pretraining heads.
+      model: encoder and pretraining heads, of which `params` may lack some.
+      unused: names of tensors of a foreign checkpoint that the model has no place for.
     """
 
     config: ModelConfig
     params: Any
     tokenizer: Tokenizer
     model: BertForPreTraining
+    unused: Sequence[str] = ()
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Guess]]:
         """Returns the `top_k` most probable pieces for each "[MASK]" of a text, best first.
@@ -66,8 +73,13 @@ class Bert:
         """Does what `fill_mask` does, for the pieces of a text, without [CLS] and [SEP].
 
         Raises:
-          UserError: the pieces are more than the model's positions.
+          UserError: the pieces are more than the model's positions, or it has no masked LM head.
         """
+        if "mlm_head" not in self.params:
+            raise UserError(
+                "the checkpoint has no masked LM head; take one that was pretrained and not "
+                "fine-tuned, or train.py --init to train a head for it"
+            )
         if top_k < 1:
             raise UserError(f"top_k is {top_k}; it must be at least 1")
         tokenizer = self.tokenizer
@@ -123,19 +135,81 @@ class Bert:
 
 
 def load(path: str | Path) -> Bert:
-    """Loads a checkpoint: a workdir, for its latest one, or one of its checkpoints.
+    """Loads a checkpoint.
+
+    Args:
+      path: a workdir, for its latest checkpoint; one of its checkpoints; a directory of Hugging
+        Face's; or one of Google's.
 
     Raises:
-      UserError: there is none, or it is damaged.
+      UserError: there is none, or it is damaged, or of another architecture.
     """
+    path = Path(path)
+    for module, is_of in ((google, google.is_google), (huggingface, huggingface.is_huggingface)):
+        if is_of(path):
+            config, converted, tokenizer = module.load(path)
+            params = jax.tree.map(jnp.asarray, converted.params)
+            return Bert(config, params, tokenizer, _model(config, params), converted.unused)
     found = checkpoint.find(path)
     description = checkpoint.read_json(found, "config")
     config = from_dict(TrainConfig, description, f"{found}/config").model
     tokenizer = tokenizer_lib.from_json(
         checkpoint.read_json(found, "tokenizer"), f"{found}/tokenizer"
     )
-    model = BertForPreTraining(config)
-    params = checkpoint.read_params(
-        found, nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
-    )
-    return Bert(config, params, tokenizer, model)
+    like = nn.unbox(jax.eval_shape(BertForPreTraining(config).init_params, jax.random.key(0)))
+    params = checkpoint.read_params(found, like, OPTIONAL)
+    return Bert(config, params, tokenizer, _model(config, params))
+
+
+def _model(config: ModelConfig, params: Any) -> BertForPreTraining:
+    next_sentence = "nsp_head" in params and "pooler" in params["bert"]
+    return BertForPreTraining(config, next_sentence=next_sentence)
+
+
+def save(bert: Bert, path: str | Path) -> None:
+    """Writes a checkpoint of a model, which `load` reads.
+
+    Raises:
+      UserError: something is at `path`, or it cannot be written.
+    """
+    path = Path(path)
+    _check_free(path)
+    description = dataclasses.asdict(TrainConfig(model=bert.config))
+    try:
+        checkpoint.write_params(path, bert.params, description, bert.tokenizer)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error})") from error
+
+
+def export(bert: Bert, path: str | Path, head: str | None = None) -> str:
+    """Writes a directory that Hugging Face's `transformers` loads, at once or not at all.
+
+    Args:
+      bert: the model.
+      path: the directory; nothing may be there.
+      head: "pretraining", "masked-lm" or "none", for the pooler alone; None for all there are.
+
+    Returns:
+      The class of `transformers` that it is of.
+
+    Raises:
+      UserError: `transformers` has no such model, or something is at `path`.
+    """
+    path = Path(path)
+    _check_free(path)
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
+    try:
+        made = huggingface.save(bert.config, bert.params, bert.tokenizer, temporary, head)
+        temporary.chmod(0o755)
+        temporary.rename(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error})") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return made
+
+
+def _check_free(path: Path) -> None:
+    if path.exists():
+        raise UserError(f"{path} is already there; choose another place, or remove it")

@@ -170,9 +170,7 @@ def _open_split(folder: Path, sizes: dict[str, Any]) -> TokenStore:
     return TokenStore(**arrays)
 
 
-def _tokenizer_identity(
-    tokenizer: Tokenizer | TokenizerConfig, vocab_size: int
-) -> dict[str, Any]:
+def _tokenizer_identity(tokenizer: Tokenizer | TokenizerConfig, vocab_size: int) -> dict[str, Any]:
     if isinstance(tokenizer, Tokenizer):
         return {"fingerprint": tokenizer.fingerprint}
     trained = dataclasses.asdict(tokenizer)

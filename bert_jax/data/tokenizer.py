@@ -154,6 +154,8 @@ class _FastTokenizer(Tokenizer):
         self._tokenizer = tokenizer
         ids = tokenizer.get_vocab()
         _check_special(self.special, ids)
+        if tokenizer.post_processor is None:  # what others need for their rows, as ours
+            tokenizer.post_processor = self._row_template(ids)
         self.vocab_size = max(ids.values()) + 1
         if len(ids) != self.vocab_size:
             raise UserError(f"the vocabulary has {len(ids)} pieces and ids to {self.vocab_size}")
@@ -162,6 +164,10 @@ class _FastTokenizer(Tokenizer):
         self.continues = np.zeros(self.vocab_size, bool)
         self.continues[[i for name, i in ids.items() if self._continues_word(name)]] = True
         self.continues[special] = False
+
+    @abc.abstractmethod
+    def _row_template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
+        """Returns how a row is made of one text or two."""
 
     @abc.abstractmethod
     def _continues_word(self, name: str) -> bool:
@@ -206,10 +212,10 @@ class WordPieceTokenizer(_FastTokenizer):
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
         tokenizer.add_special_tokens(list(cls.special))
-        tokenizer.post_processor = bert_template(
-            {name: vocabulary[name] for name in ("[CLS]", "[SEP]")}
-        )
         return cls(tokenizer)
+
+    def _row_template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
+        return bert_template({name: ids[name] for name in ("[CLS]", "[SEP]")})
 
     def _continues_word(self, name: str) -> bool:
         return name.startswith("##")
@@ -231,14 +237,17 @@ class ByteLevelTokenizer(_FastTokenizer):
 
     @classmethod
     def finish(cls, tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Adds what does not depend on the vocabulary: special pieces, decoder, rows' template."""
+        """Adds what does not depend on the vocabulary: special pieces and decoder."""
         tokenizer.decoder = decoders.ByteLevel()
         mask = tokenizers.AddedToken("<mask>", lstrip=True, special=True)
         tokenizer.add_special_tokens([*cls.special[:-1], mask])
-        ends = [(name, tokenizer.token_to_id(name)) for name in ("</s>", "<s>")]
-        prefix = json.loads(tokenizer.to_str())["pre_tokenizer"]["add_prefix_space"]
-        tokenizer.post_processor = processors.RobertaProcessing(*ends, add_prefix_space=prefix)
         return tokenizer
+
+    def _row_template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
+        before = json.loads(self._tokenizer.to_str())["pre_tokenizer"]
+        prefix = bool((before or {}).get("add_prefix_space"))
+        first, last = ("<s>", ids["<s>"]), ("</s>", ids["</s>"])
+        return processors.RobertaProcessing(last, first, add_prefix_space=prefix)
 
     def _continues_word(self, name: str) -> bool:
         return not name.startswith("Ġ")
@@ -283,7 +292,8 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
             return _from_json_file(files["tokenizer.json"].decode())
         if {"vocab.json", "merges.txt"} <= set(files):
             lines = files["merges.txt"].decode().split("\n")
-            merges = [tuple(line.split(" ")) for line in lines if line and line[:2] != "#v"]
+            pairs = [line.partition(" ") for line in lines if line and line[:2] != "#v"]
+            merges = [(first, second) for first, _, second in pairs]
             return ByteLevelTokenizer.from_merges(json.loads(files["vocab.json"]), merges)
         for name, content in files.items():
             if name.endswith(".txt"):

@@ -101,7 +101,7 @@ def _train_byte_level(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(ByteLevelTokenizer.special),
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],  # in RoBERTa's order
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

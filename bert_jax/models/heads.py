@@ -47,7 +47,7 @@ class PreTrainingOutput:
 
     Attributes:
       mlm_logits: [B, P, V] float32, for each predicted position.
-      nsp_logits: [B, 2] float32; None for a RoBERTa.
+      nsp_logits: [B, 2] float32; None without the head.
     """
 
     mlm_logits: Any
@@ -55,16 +55,16 @@ class PreTrainingOutput:
 
 
 class BertForPreTraining(nn.Module):
-    """The encoder with the masked LM head and, but for a RoBERTa, that of the next sentence."""
+    """The encoder with the masked LM head and, where `next_sentence`, pooler and second head."""
 
     config: ModelConfig
+    next_sentence: bool = True
 
     def setup(self) -> None:
         c = self.config
-        self.has_nsp = c.model_type != "roberta"
-        self.bert = BertModel(c, add_pooling_layer=self.has_nsp)
+        self.bert = BertModel(c, add_pooling_layer=self.next_sentence)
         self.mlm_head = MaskedLMHead(c)
-        if self.has_nsp:
+        if self.next_sentence:
             self.nsp_head = Dense(c, (c.hidden_size, NUM_NSP_LABELS), ("embed", "label"))
 
     def __call__(
@@ -78,7 +78,7 @@ class BertForPreTraining(nn.Module):
         """Scores the pieces at `positions`, and the two segments; the rest is as in `BertModel`."""
         output = self.bert(input_ids, token_type_ids, attention_mask, rows)
         chosen = jnp.take_along_axis(output.last_hidden_state, positions[:, :, None], axis=1)
-        nsp = self.nsp_head(output.pooled).astype(jnp.float32) if self.has_nsp else None
+        nsp = self.nsp_head(output.pooled).astype(jnp.float32) if self.next_sentence else None
         return PreTrainingOutput(
             mlm_logits=self.mlm_head(chosen, self.bert.embeddings.word_embeddings), nsp_logits=nsp
         )

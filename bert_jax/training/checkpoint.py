@@ -2,11 +2,13 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from flax import traverse_util
 from orbax.checkpoint import checkpoint_managers
 
 from bert_jax.config import CheckpointConfig
@@ -15,6 +17,8 @@ from bert_jax.errors import UserError
 from bert_jax.training.step import TrainState
 
 _ITEMS = ("state", "config", "tokenizer")
+# Read or written at a time where memory is to stay near the size of the parameters.
+_CONCURRENT_GB: Any = 0.1  # declared as whole numbers; Orbax itself takes this for any
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every file that it writes
 
 
@@ -108,6 +112,29 @@ def find(path: str | Path) -> Path:
     raise UserError(f"{path} holds no checkpoint; give a workdir or one of its checkpoints")
 
 
+def write_params(
+    path: Path, params: Any, description: dict[str, Any], tokenizer: Tokenizer
+) -> None:
+    """Writes a checkpoint of parameters alone, which `read_params` reads, at once or not at all.
+
+    Args:
+      path: the checkpoint; nothing may be there.
+      params: of the model.
+      description: the config, as JSON.
+      tokenizer: of the model.
+    """
+    items = ocp.args.Composite(
+        state=ocp.args.PyTreeSave({"params": params}),
+        config=ocp.args.JsonSave(description),
+        tokenizer=ocp.args.JsonSave(tokenizer.to_json()),
+    )
+    state = ocp.PyTreeCheckpointHandler(save_concurrent_gb=_CONCURRENT_GB)
+    text = ocp.JsonCheckpointHandler()
+    items_handler = ocp.CompositeCheckpointHandler(state=state, config=text, tokenizer=text)
+    with ocp.Checkpointer(items_handler) as writer:
+        writer.save(path.absolute(), args=items)
+
+
 def read_json(checkpoint: Path, item: str) -> dict[str, Any]:
     """Returns the config or the tokenizer of a checkpoint.
 
@@ -120,15 +147,22 @@ def read_json(checkpoint: Path, item: str) -> dict[str, Any]:
         raise _damaged(checkpoint, error) from error
 
 
-def read_params(checkpoint: Path, like: Any) -> Any:
+def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> Any:
     """Reads a checkpoint's parameters alone, as arrays like the abstract ones of `like`.
+
+    Args:
+      checkpoint: as `find` gives it.
+      like: nested dictionaries of the shapes wanted.
+      optional: parts, such as "bert/pooler", that are left out where the checkpoint lacks them.
 
     Raises:
       UserError: the checkpoint is damaged, or of another model.
     """
-    target = {"params": like}
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=_CONCURRENT_GB)
+        with ocp.Checkpointer(handler) as reader:
+            metadata = reader.metadata(checkpoint.absolute() / "state").item_metadata
+            target = {"params": _without_absent(like, metadata.tree["params"], optional)}
             restored = reader.restore(
                 checkpoint.absolute() / "state",
                 args=ocp.args.PyTreeRestore(
@@ -141,11 +175,22 @@ def read_params(checkpoint: Path, like: Any) -> Any:
         raise _damaged(checkpoint, error) from error
     # Orbax reads what it is asked for, whatever the shape of what is there.
     for (path, found), wanted in zip(
-        jax.tree.leaves_with_path(restored["params"]), jax.tree.leaves(like), strict=True
+        jax.tree.leaves_with_path(restored["params"]), jax.tree.leaves(target), strict=True
     ):
         if found.shape != wanted.shape:
             raise _damaged(checkpoint, ValueError(f"{jax.tree_util.keystr(path)} is {found.shape}"))
     return jax.tree.map(jax.numpy.asarray, restored["params"])
+
+
+def _without_absent(like: Any, stored: Any, optional: Sequence[str]) -> Any:
+    """Returns nested dictionaries without those optional parts that are not stored."""
+    names = traverse_util.flatten_dict(stored, sep="/")
+    absent = [f"{part}/" for part in optional]
+    absent = tuple(part for part in absent if not any(name.startswith(part) for name in names))
+    flat = traverse_util.flatten_dict(like, sep="/")
+    return traverse_util.unflatten_dict(
+        {name: value for name, value in flat.items() if not name.startswith(absent)}, sep="/"
+    )
 
 
 def _damaged(checkpoint: Path, error: Exception) -> UserError:

@@ -1,0 +1,1 @@
+"""Checkpoints of Hugging Face and of Google's BERT, both ways."""

@@ -1,0 +1,276 @@
+"""Directories of Hugging Face's `transformers`: a BERT's or a RoBERTa's, both ways.
+
+Such a directory has `config.json`, `model.safetensors` (or several files and an index of them) and
+the tokenizer's files. Neither `transformers` nor PyTorch is needed.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from bert_jax.config import ModelConfig, from_dict, validate_model
+from bert_jax.convert import names, tokenizer_files
+from bert_jax.convert.names import Converted, Tensor
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
+from bert_jax.models.positions import sinusoidal_positions
+
+_ONE_FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
+_POSITIONS = "bert.embeddings.position_embeddings.weight"
+_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_new"}  # two names of one function
+
+# What can be exported: the heads, and the class of `transformers`, of a BERT and of a RoBERTa.
+HEADS = {
+    "pretraining": (("pooler", "mlm_head", "nsp_head"), {"bert": "BertForPreTraining"}),
+    "masked-lm": (("mlm_head",), {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}),
+    "none": (("pooler",), {"bert": "BertModel", "roberta": "RobertaModel"}),
+}
+
+
+def is_huggingface(path: Path) -> bool:
+    """Returns whether a directory is one of Hugging Face's, by its files."""
+    weights = (_ONE_FILE, _INDEX, _PICKLE)
+    return (path / "config.json").is_file() and any(any(path.glob(name)) for name in weights)
+
+
+def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
+    """Reads a model and its tokenizer.
+
+    Raises:
+      UserError: it is no BERT or RoBERTa, or something is missing, damaged or does not fit.
+    """
+    values = read_json(path / "config.json")
+    config = read_config(values, str(path / "config.json"))
+    tensors = _open(path)
+    if config.model_type == "roberta" and _POSITIONS in tensors:
+        tensors[_POSITIONS] = _Rows(tensors[_POSITIONS], _first_position(values))
+    converted = names.from_foreign(tensors, config, str(path))
+    settings = path / "tokenizer_config.json"
+    lowercase = read_json(settings).get("do_lower_case", True) if settings.exists() else True
+    tokenizer = tokenizer_lib.load(path, lowercase=bool(lowercase))
+    check_vocabulary(path, tokenizer, config)
+    return config, converted, tokenizer
+
+
+def check_vocabulary(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """Refuses a vocabulary of another model's.
+
+    Fewer pieces than embeddings are usual, where the table is filled up to a round number. A
+    `vocab.txt` far shorter may have been cut, which nothing else would show.
+
+    Raises:
+      UserError: it is larger than the model's, or a far shorter `vocab.txt`.
+    """
+    alone = not (path / "tokenizer.json").exists() and not list(path.glob("*.model"))
+    least = config.vocab_size - 127 if alone else 0
+    if not least <= tokenizer.vocab_size <= config.vocab_size:
+        raise UserError(
+            f"{path} has a vocabulary of {tokenizer.vocab_size} pieces for {config.vocab_size} "
+            "embeddings; fetch the one that goes with the model"
+        )
+
+
+def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
+    """Returns the model that a `config.json` describes.
+
+    Raises:
+      UserError: another architecture, or a value that is impossible or not supported.
+    """
+    kind = values.get("model_type", "bert")  # the oldest files, and Google's, do not say
+    if kind not in ("bert", "roberta"):
+        raise UserError(f"{where} is of a model of type {kind!r}; only bert and roberta are read")
+    for name in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
+        if values.get(name):
+            raise UserError(f"{where} has {name}; only encoders are read")
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    missing = [name for name in ("vocab_size", "hidden_size") if name not in values]
+    if missing:
+        raise UserError(f"{where} has no {missing[0]}; it is not the config of a BERT")
+    # What a file leaves out is what `transformers` takes it for: the erf form of GELU, for one.
+    given = {"hidden_act": "gelu", **{k: v for k, v in values.items() if k in known}}
+    given |= {"model_type": kind, "dtype": "float32"}
+    given["hidden_act"] = _ACTIVATIONS.get(given["hidden_act"], given["hidden_act"])
+    config = from_dict(ModelConfig, given, where)
+    if kind == "roberta":
+        config.max_position_embeddings -= _first_position(values)
+    validate_model(config, where)
+    return config
+
+
+def _first_position(values: Mapping[str, Any]) -> int:
+    """Returns the row of a RoBERTa's position table that is of a text's first token.
+
+    Those before it are of padding, which nothing depends on. Source: fairseq's
+    `LearnedPositionalEmbedding`, by way of `create_position_ids_from_input_ids`.
+    """
+    padding = values.get("pad_token_id", 1)
+    return padding + 1 if isinstance(padding, int) and padding >= 0 else 2
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """A tensor of an open safetensors file."""
+
+    file: Any
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.file.get_slice(self.name).get_shape())
+
+    def read(self) -> np.ndarray:
+        return self.file.get_tensor(self.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """A tensor without its first rows."""
+
+    tensor: Tensor
+    first: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, *rest = self.tensor.shape
+        return (rows - self.first, *rest)
+
+    def read(self) -> np.ndarray:
+        return self.tensor.read()[self.first :]
+
+
+def _open(path: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a directory by their standard names."""
+    if (path / _INDEX).exists():
+        files = read_json(path / _INDEX).get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
+            raise UserError(f"{path / _INDEX} has no weight_map; fetch it again")
+        files = sorted({Path(file).name for file in files.values()})
+    elif (path / _ONE_FILE).exists():
+        files = [_ONE_FILE]
+    else:
+        raise UserError(
+            f"{path} has its weights as a pickle, {next(path.glob(_PICKLE)).name}, which could run "
+            "any code and is not read; where transformers and torch are installed, convert it: "
+            f"AutoModelForPreTraining.from_pretrained({str(path)!r}).save_pretrained(NEW)"
+        )
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            opened = safetensors.safe_open(str(path / file), "np")
+            found = opened.keys()
+        except (OSError, safetensors.SafetensorError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{path / file} is damaged ({reason}); fetch it again") from error
+        tensors |= {names.standard(name): _Stored(opened, name) for name in found}
+    return tensors
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the settings of a JSON file.
+
+    Raises:
+      UserError: it is damaged or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error}); fetch it again") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no settings; fetch it again")
+    return values
+
+
+def save(
+    config: ModelConfig,
+    params: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    path: Path,
+    head: str | None,
+) -> str:
+    """Writes a directory that `transformers` loads.
+
+    Args:
+      config: of the model.
+      params: of it.
+      tokenizer: that it was trained with.
+      path: an empty directory.
+      head: a key of `HEADS`; None for the first one that the checkpoint has all of.
+
+    Returns:
+      The class of `transformers` that the directory is of.
+
+    Raises:
+      UserError: `transformers` has no such model, or the checkpoint no such head.
+    """
+    if config.position_embedding_type.startswith("relative"):
+        raise UserError(
+            f"model.position_embedding_type is {config.position_embedding_type}, which "
+            "transformers has no longer had since its version 5; it cannot be exported"
+        )
+    architecture, params = _with_head(params, config.model_type, head)
+    values = {"architectures": [architecture], **dataclasses.asdict(config)}
+    values |= {"dtype": "float32", "pad_token_id": tokenizer.pad_id, "tie_word_embeddings": True}
+    values["position_embedding_type"] = "absolute"
+    tensors = dict(names.to_foreign(params))
+    if config.position_embedding_type == "sinusoidal":
+        sizes = config.max_position_embeddings, config.hidden_size
+        tensors[_POSITIONS] = sinusoidal_positions(*sizes)
+    if config.model_type == "roberta":
+        first = _first_position(values)
+        tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((first, 0), (0, 0)))
+        values["max_position_embeddings"] += first
+        values |= {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
+        tensors = {names.roberta(name): tensor for name, tensor in tensors.items()}
+    if architecture.endswith("Model"):  # an encoder alone has no prefix of its own
+        tensors = {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
+    (path / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    _write_tensors(path / _ONE_FILE, tensors)
+    longest = config.max_position_embeddings
+    for name, content in tokenizer_files.files(tokenizer, config, longest).items():
+        (path / name).write_bytes(content)
+    return architecture
+
+
+def _with_head(
+    params: Mapping[str, Any], kind: str, head: str | None
+) -> tuple[str, dict[str, Any]]:
+    """Returns a class of `transformers`, and the parameters that it has."""
+    encoder = {name: value for name, value in params["bert"].items() if name != "pooler"}
+    pooler = {"pooler": params["bert"]["pooler"]} if "pooler" in params["bert"] else {}
+    there = {*params, *pooler}
+    for name in [head] if head else HEADS:
+        parts, classes = HEADS[name]
+        if kind in classes and there.issuperset(parts):
+            wanted = {part: params[part] for part in parts if part != "pooler"}
+            bert = encoder | (pooler if "pooler" in parts else {})
+            return classes[kind], {"bert": bert, **wanted}
+    heads = sorted(there - {"bert"})
+    raise UserError(
+        f"transformers has no {kind} of these parts alone, which are all that the checkpoint has "
+        f"besides the encoder: {', '.join(heads) or 'none'}; choose another --head"
+    )
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes a safetensors file, one tensor at a time: its library wants all of them copied first.
+
+    Format: the size of the header in eight bytes, the header as JSON, and the values.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for name, tensor in tensors.items():
+        span = [place, place + 4 * tensor.size]
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": span}
+        place = span[1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor, "<f4").data)

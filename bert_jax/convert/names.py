@@ -1,0 +1,188 @@
+"""What the parameters are called elsewhere, and how they lie there.
+
+The names of Hugging Face's BERT stand for all: Google's are the same but for their spelling, and
+those of a RoBERTa and of older files are brought to them by `standard`. PyTorch keeps the matrix of
+a dense layer as [out, in], and so do the tensors that are read and written here.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import ml_dtypes
+import numpy as np
+from flax import linen as nn
+from flax import traverse_util
+
+from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
+from bert_jax.models.heads import BertForPreTraining
+
+_LAYER = {
+    "attention/query": "attention.self.query",
+    "attention/key": "attention.self.key",
+    "attention/value": "attention.self.value",
+    "attention/distance": "attention.self.distance_embedding",
+    "attention/output": "attention.output.dense",
+    "attention_layer_norm": "attention.output.LayerNorm",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "feed_forward_layer_norm": "output.LayerNorm",
+}
+_OUTSIDE = {
+    "bert/embeddings": "bert.embeddings",
+    "bert/embeddings/layer_norm": "bert.embeddings.LayerNorm",
+    "bert/pooler": "bert.pooler.dense",
+    "mlm_head": "cls.predictions",
+    "mlm_head/transform": "cls.predictions.transform.dense",
+    "mlm_head/layer_norm": "cls.predictions.transform.LayerNorm",
+    "nsp_head": "cls.seq_relationship",
+}
+_LEAVES = {"kernel": "weight", "scale": "weight", "embeddings": "weight", "bias": "bias"}
+# What a model may come without; everything else it must have.
+OPTIONAL = ("bert/pooler", "mlm_head", "nsp_head")
+
+_ROBERTA = {
+    "lm_head.dense.": "cls.predictions.transform.dense.",
+    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
+    "lm_head.": "cls.predictions.",
+    "roberta.": "bert.",
+}
+# The product with the word embeddings written out once more, which some files do.
+_DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
+_WORDS = "bert.embeddings.word_embeddings.weight"
+
+
+class Tensor(Protocol):
+    """A tensor in a file, not yet read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        ...
+
+    def read(self) -> np.ndarray:
+        """Returns its values."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """What a foreign directory holds.
+
+    Attributes:
+      params: float32 in host memory, without the parts of `OPTIONAL` that are not there.
+      unused: names of tensors that the model has no place for.
+    """
+
+    params: dict[str, Any]
+    unused: Sequence[str]
+
+
+def standard(name: str) -> str:
+    """Returns the name that Hugging Face's BERT has today for a tensor of some other spelling."""
+    name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+    name = name.replace("LayerNorm.beta", "LayerNorm.bias")
+    for prefix, usual in _ROBERTA.items():
+        if name.startswith(prefix):
+            name = usual + name.removeprefix(prefix)
+            break
+    if name.startswith(("embeddings.", "encoder.", "pooler.")):
+        name = f"bert.{name}"
+    return "cls.predictions.bias" if name == _DECODER_BIAS else name
+
+
+def roberta(name: str) -> str:
+    """Returns the name in Hugging Face's RoBERTa of a tensor named as in its BERT."""
+    for prefix, usual in _ROBERTA.items():
+        if name.startswith(usual):
+            return prefix + name.removeprefix(usual)
+    return name
+
+
+def foreign_name(path: str) -> str:
+    """Returns the name of a parameter, such as "bert/layer_0/up/kernel", in Hugging Face's BERT."""
+    module, leaf = path.rsplit("/", 1)
+    layer = re.fullmatch(r"bert/layer_(\d+)/(.*)", module)
+    where = f"bert.encoder.layer.{layer[1]}.{_LAYER[layer[2]]}" if layer else _OUTSIDE[module]
+    return f"{where}.{_LEAVES.get(leaf, f'{leaf}.weight')}"
+
+
+def to_foreign(params: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the tensors of some parameters by name, in the order of the names."""
+    flat: Any = traverse_util.flatten_dict(params, sep="/")
+    for path in sorted(flat, key=foreign_name):
+        value = np.asarray(flat[path])
+        yield foreign_name(path), value.T if path.endswith("/kernel") else value
+
+
+def from_foreign(tensors: Mapping[str, Tensor], config: ModelConfig, where: str) -> Converted:
+    """Builds the parameters of a model.
+
+    Args:
+      tensors: by their standard names.
+      config: of the model.
+      where: what to call the file in an error.
+
+    Raises:
+      UserError: a tensor is missing, of another shape or of integers, or the files tie nothing.
+    """
+    _check_layers(tensors, config, where)
+    shapes = jax.eval_shape(BertForPreTraining(config).init_params, jax.random.key(0))
+    flat: Any = traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
+    absent = {part for part in OPTIONAL if not any(_is_of(path, part, tensors) for path in flat)}
+    params: dict[str, np.ndarray] = {}
+    for path, wanted in flat.items():
+        if path.startswith(tuple(f"{part}/" for part in absent)):
+            continue
+        transposed = path.endswith("/kernel")
+        shape = wanted.shape[::-1] if transposed else wanted.shape
+        value = _read(tensors, foreign_name(path), shape, where)
+        # A copy, so that no file stays open behind the array, nor memory of another layout.
+        params[path] = np.ascontiguousarray(value.T) if transposed else value
+    used = {foreign_name(path) for path in params}
+    if _DECODER in tensors and "mlm_head/bias" in params:
+        words = params["bert/embeddings/word_embeddings"]
+        if not np.array_equal(_read(tensors, _DECODER, words.shape, where), words):
+            raise UserError(
+                f"{where}: {_DECODER} is not {_WORDS}; a model whose output embeddings are not "
+                "those of its input is not supported"
+            )
+        used.add(_DECODER)
+    return Converted(
+        traverse_util.unflatten_dict(params, sep="/"), sorted(set(tensors) - used - {_DECODER})
+    )
+
+
+def _is_of(path: str, part: str, tensors: Mapping[str, Tensor]) -> bool:
+    return path.startswith(f"{part}/") and foreign_name(path) in tensors
+
+
+def _check_layers(tensors: Mapping[str, Tensor], config: ModelConfig, where: str) -> None:
+    """Refuses another number of layers, before so many are made."""
+    found = {int(m[1]) for n in tensors if (m := re.match(r"bert\.encoder\.layer\.(\d+)\.", n))}
+    layers = max(found, default=-1) + 1
+    if layers != config.num_hidden_layers:
+        raise UserError(
+            f"{where} has {layers} layers of BERT and its config {config.num_hidden_layers}; fetch "
+            "both from the same place"
+        )
+
+
+def _read(
+    tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], where: str
+) -> np.ndarray:
+    if name not in tensors:
+        raise UserError(f"{where} has no {name}; fetch it again, or the config that goes with it")
+    tensor = tensors[name]
+    if tuple(tensor.shape) != shape:
+        raise UserError(
+            f"{where}: {name} is of shape {tuple(tensor.shape)} and the config asks for {shape}; "
+            "fetch both from the same place"
+        )
+    value = tensor.read()
+    if value.dtype not in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
+        raise UserError(f"{where}: {name} is of type {value.dtype}; only floating point is read")
+    return np.asarray(value, np.float32)

@@ -1,0 +1,110 @@
+"""A tokenizer as the files from which `transformers.AutoTokenizer` makes the same one."""
+
+import json
+from typing import Any
+
+import sentencepiece
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from bert_jax.config import ModelConfig
+from bert_jax.data.tokenizer import SentencePieceTokenizer, Tokenizer, bert_template
+from bert_jax.errors import UserError
+
+
+def files(tokenizer: Tokenizer, config: ModelConfig, longest: int) -> dict[str, bytes]:
+    """Returns the files by name: `tokenizer.json`, its settings, and the vocabulary as it was.
+
+    Args:
+      tokenizer: of the model.
+      config: of the model.
+      longest: the most tokens of a row.
+
+    Raises:
+      UserError: it is a SentencePiece model of a kind that `tokenizers` has not.
+    """
+    special = {
+        "pad_token": tokenizer.pad_id,
+        "unk_token": tokenizer.unk_id,
+        "cls_token": tokenizer.cls_id,
+        "sep_token": tokenizer.sep_id,
+        "mask_token": tokenizer.mask_id,
+    }
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    settings = {
+        # The class that takes a tokenizer.json as it stands; BertTokenizer would build another.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "model_input_names": inputs if config.type_vocab_size > 1 else [inputs[0], inputs[2]],
+        "clean_up_tokenization_spaces": False,
+        **{name: tokenizer.piece(index) for name, index in special.items()},
+    }
+    made = {"tokenizer_config.json": (json.dumps(settings, indent=2) + "\n").encode()}
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        made |= tokenizer.files()  # which SentencePiece itself reads, and which is imported again
+        made["tokenizer.json"] = _from_sentencepiece(tokenizer).to_str(pretty=True).encode()
+        return made
+    made |= tokenizer.files()
+    pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
+    model = json.loads(made["tokenizer.json"])["model"]
+    if model["type"] == "WordPiece":
+        made["vocab.txt"] = "".join(f"{piece}\n" for piece in pieces).encode()
+    else:
+        ids = {piece: index for index, piece in enumerate(pieces)}
+        made["vocab.json"] = json.dumps(ids, ensure_ascii=False).encode()
+        merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+        made["merges.txt"] = "".join(f"{merge}\n" for merge in ["#version: 0.2", *merges]).encode()
+    return made
+
+
+def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
+    """Returns the same tokenizer for `tokenizers`, which does not read SentencePiece's files."""
+    content = tokenizer.files()["sentencepiece.model"]
+    proto: Any = sentencepiece_model_pb2.ModelProto.FromString(content)  # pyright: ignore[reportAttributeAccessIssue]
+    processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    if trainer.treat_whitespace_as_suffix or not normalizer.escape_whitespaces:
+        raise UserError("the SentencePiece model marks words at their end, which is not exported")
+    if trainer.model_type == trainer.UNIGRAM:
+        model = models.Unigram(pieces, processor.unk_id(), byte_fallback=trainer.byte_fallback)
+    elif trainer.model_type == trainer.BPE:
+        model = models.BPE(
+            {piece: index for index, (piece, _) in enumerate(pieces)},
+            _merges(pieces),
+            unk_token=processor.id_to_piece(processor.unk_id()),
+            fuse_unk=True,
+            byte_fallback=trainer.byte_fallback,
+        )
+    else:
+        raise UserError("only unigram and bpe SentencePiece models are exported")
+    made = tokenizers.Tokenizer(model)
+    steps: list[Any] = []
+    if normalizer.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(normalizer.precompiled_charsmap))
+    if normalizer.remove_extra_whitespaces:
+        steps += [normalizers.Replace(tokenizers.Regex(" {2,}"), " "), normalizers.Strip()]
+    made.normalizer = normalizers.Sequence(steps)
+    prefix = "always" if normalizer.add_dummy_prefix else "never"
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix)
+    made.decoder = decoders.Metaspace(prepend_scheme=prefix)
+    special = sorted({*tokenizer.special_ids, tokenizer.unk_id})
+    made.add_special_tokens([tokenizer.piece(index) for index in special])
+    ends = (tokenizer.cls_id, tokenizer.sep_id)
+    made.post_processor = bert_template({tokenizer.piece(index): index for index in ends})
+    return made
+
+
+def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
+    """Returns the pairs that a BPE model joins, the first first; SentencePiece keeps only results.
+
+    A piece is joined from any two others that make it up; its score is when.
+    """
+    ids = {piece: index for index, (piece, _) in enumerate(pieces)}
+    merges = []
+    for piece, score in pieces:
+        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        known = [(a, b) for a, b in pairs if a in ids and b in ids]
+        merges += [(-score, ids[a], ids[b], (a, b)) for a, b in known]
+    return [pair for *_, pair in sorted(merges)]
