@@ -3,6 +3,9 @@
 `--config` is a recipe (configs/tiny.py) and `--workdir` where the run is kept (runs/NAME of the
 recipe). The same command again goes on where the run stopped. Any field of the config can be set
 with `--config.FIELD=VALUE`.
+
+`--init=CHECKPOINT` begins with the weights, the shape and the tokenizer of another model, ours,
+Hugging Face's or Google's; heads that it lacks begin anew.
 """
 
 import dataclasses
@@ -36,11 +39,12 @@ from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/NAME of the config.")
+INIT = flags.DEFINE_string("init", None, "A checkpoint whose weights and tokenizer to begin with.")
 
 
 def main() -> None:
     """Prepares the text, trains, and says what came out."""
-    config, workdir = read_flags()
+    config, workdir, init = read_flags()
     parallel.keep_host_memory()
     mesh = parallel.make_mesh()
     for _, phase in config_lib.phases(config):
@@ -49,11 +53,13 @@ def main() -> None:
     if tokenizer.path:
         tokenizer = tokenizer_lib.load(tokenizer.path, lowercase=tokenizer.lowercase)
         tokenizer_lib.check_fits(tokenizer, config.model.vocab_size)  # before it is used
+    elif init:
+        tokenizer = init.tokenizer
     corpus = corpus_lib.prepare(config.data, tokenizer, config.model.vocab_size, workdir / "store")
     tokenizer_lib.check_fits(corpus.tokenizer, config.model.vocab_size)
     check_same_text(corpus, workdir)
 
-    model = BertForPreTraining(config.model)
+    model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)
 
     def new_state(key: jax.Array) -> Any:
@@ -71,6 +77,10 @@ def main() -> None:
     if step is None:
         step = 0
         state = jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
+        if init:
+            state = state.replace(params=pretrained.fill(state.params, init.params))
+            anew = pretrained.parts(state.params) - pretrained.parts(init.params)
+            print(f"weights    {INIT.value}; anew: {', '.join(sorted(anew)) or 'none'}")
     else:
         like = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -97,9 +107,12 @@ def main() -> None:
     report.end(held_out, stages[-1].eval_batches(), corpus, config.data.pairs, bert, workdir)
 
 
-def read_flags() -> tuple[TrainConfig, Path]:
-    """Returns the config, validated, and the workdir, writable and of no other run."""
+def read_flags() -> tuple[TrainConfig, Path, pretrained.Bert | None]:
+    """Returns the config, validated, the workdir, writable and of no other run, and `--init`."""
     config, name = cli.read_config(Path(__file__).parent / "configs" / "tiny.py")
+    init = pretrained.load(INIT.value) if INIT.value else None
+    if init:
+        config.model = pretrained.model_to_train(init, config.model, cli.fields_given("model."))
     config_lib.validate(config)
     workdir = Path(WORKDIR.value or f"runs/{name}")
     # Nothing is made yet: a mistake found later should leave nothing behind.
@@ -108,7 +121,7 @@ def read_flags() -> tuple[TrainConfig, Path]:
         raise UserError(f"--workdir {workdir} cannot be made in {nearest}; choose another")
     if (workdir / "config.json").exists():
         config_lib.check_same_run(config, workdir / "config.json")
-    return config, workdir
+    return config, workdir, init
 
 
 def check_same_text(corpus: Corpus, workdir: Path) -> None:

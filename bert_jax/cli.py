@@ -1,6 +1,7 @@
 """The `bert-jax` command, and how every command of the project reads its flags and ends."""
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -79,6 +80,13 @@ def read_config(default: Path) -> tuple[TrainConfig, str]:
     return config, Path(path).stem
 
 
+def fields_given(prefix: str) -> list[str]:
+    """Returns the fields of a config that the command line sets, such as "dtype" of "model."."""
+    start = f"--config.{prefix}"
+    flags = [arg.removeprefix(start) for arg in sys.argv if arg.startswith(start)]
+    return [flag.partition("=")[0] for flag in flags]
+
+
 def _print_help() -> None:
     """Prints the calling program's own account of itself, and every field of a config."""
     print(sys.modules["__main__"].__doc__)
@@ -132,10 +140,10 @@ def _import(args: argparse.Namespace) -> None:
     bert = pretrained.load(args.source)
     pretrained.save(bert, args.destination)
     c, size = bert.config, sum(x.size for x in jax.tree.leaves(bert.params))
-    heads = [name for name in ("mlm_head", "nsp_head") if name in bert.params]
     print(
         f"{size:,} parameters: {c.model_type}, {c.num_hidden_layers} layers of {c.hidden_size}, "
-        f"{c.hidden_act}; heads: {', '.join(heads) or 'none'}; {bert.tokenizer.kind}, "
+        f"{c.hidden_act}; {', '.join(sorted(pretrained.parts(bert.params))) or 'no heads'}; "
+        f"{bert.tokenizer.kind}, "
         f"{bert.tokenizer.vocab_size:,} pieces"
     )
     if bert.unused:
@@ -147,6 +155,50 @@ def _export(args: argparse.Namespace) -> None:
 
     name = pretrained.export(pretrained.load(args.checkpoint), args.destination, args.head)
     print(f"{name}; load it with transformers.{name}.from_pretrained({args.destination!r})")
+
+
+def _embed(args: argparse.Namespace) -> None:
+    import numpy as np
+    from tqdm import tqdm
+
+    from bert_jax import features, pretrained
+    from bert_jax.data import text as text_lib
+    from bert_jax.training import parallel
+
+    try:
+        layers = tuple(int(layer) for layer in args.layer.split(","))
+    except ValueError as error:
+        raise UserError(f"--layer {args.layer}: numbers are wanted, such as -2 or -1,-2") from error
+    path, output = Path(args.file), Path(args.output)
+    if not path.is_file():
+        raise UserError(f"{path} is no file; give one with a text a line")
+    if not output.absolute().parent.is_dir():
+        raise UserError(f"--output {output}: there is no such folder; make it first")
+    parallel.keep_host_memory()
+    encoder = pretrained.load(args.checkpoint).encoder(layers, args.pooling)
+    lines = text_lib.read_lines(path)
+    number = cut = end = 0
+    bar = tqdm(total=path.stat().st_size, unit="B", unit_scale=True, disable=None, leave=False)
+    with bar, features.NpzWriter(output) as writer:
+        while chunk := list(itertools.islice(lines, features.CHUNK)):
+            found = encoder.chunk([text for text, _ in chunk])
+            if found[0].spans is None:
+                writer.append("vectors", np.stack([text.vectors for text in found]))
+            else:
+                spans = [text.spans for text in found if text.spans is not None]
+                ends = end + np.cumsum([len(of_text) for of_text in spans])
+                end = int(ends[-1])
+                writer.append("vectors", np.concatenate([text.vectors for text in found]))
+                writer.append("spans", np.concatenate(spans))
+                writer.append("ends", ends)
+            number += len(found)
+            cut += sum(text.is_truncated for text in found)
+            bar.update(chunk[-1][1] - bar.n)
+        if not number:
+            raise UserError(f"{path} has no lines; give a text a line")
+    print(f"{output}: {number:,} texts")
+    if cut:
+        print(f"{cut:,} of them are longer than the model's positions; their ends were left out")
 
 
 _CHECKPOINT = "a workdir, a checkpoint of it, or a directory of Hugging Face's or Google's"
@@ -212,6 +264,32 @@ def _parser() -> argparse.ArgumentParser:
     fill_mask.add_argument("text", metavar="TEXT", help='such as "The [MASK] statement"')
     fill_mask.add_argument("--top-k", type=int, default=5, help="guesses a mask (5)")
     fill_mask.set_defaults(run=_fill_mask)
+
+    embed = commands.add_parser(
+        "embed",
+        help="write embeddings of texts",
+        description="Embeds every line of a text file with the frozen encoder and writes them to "
+        "an .npz: `vectors`, one row a line; for tokens and words one row each, with `spans`, "
+        "where each begins and ends in its line (without the space around it), and `ends`, the "
+        "row at which each line's end.",
+    )
+    embed.add_argument("checkpoint", metavar="CHECKPOINT", help=_CHECKPOINT)
+    embed.add_argument("file", metavar="FILE", help="a text a line; plain, .gz or .xz")
+    embed.add_argument("--output", required=True, metavar="OUT.npz", help="the file to write")
+    embed.add_argument(
+        "--layer",
+        default="-1",
+        help="0 for the embeddings, 1 for the first layer, -1 for the last; several, separated by "
+        "commas, are added up (-1)",
+    )
+    embed.add_argument(
+        "--pooling",
+        choices=("mean", "cls", "max", "tokens", "words"),
+        default="mean",
+        help="one vector a text: the mean or maximum of all pieces, or the first ([CLS]); or one "
+        "for each token (piece) or word (mean)",
+    )
+    embed.set_defaults(run=_embed)
 
     importer = commands.add_parser(
         "import",

@@ -90,7 +90,7 @@ class OptimizerConfig:
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-6
-    clip_norm: float = 1.0
+    clip_norm: float = 1.0  # the longest that the gradient may be; 0 for any
     microbatches: int = 1  # each step's rows in this many passes, for memory; same result
 
 
@@ -158,7 +158,7 @@ _FRACTIONS_BELOW_ONE = (
     "optimizer.b1",
     "optimizer.b2",
 )
-_MAY_BE_ZERO = ("seed", "data.max_predictions")
+_MAY_BE_ZERO = ("seed", "data.max_predictions", "optimizer.clip_norm")
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:

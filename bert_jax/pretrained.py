@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax import traverse_util
 
 from bert_jax.config import ModelConfig, TrainConfig, from_dict
 from bert_jax.convert import google, huggingface
@@ -19,6 +21,7 @@ from bert_jax.convert.names import OPTIONAL
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.features import Encoder
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.training import checkpoint
 
@@ -55,6 +58,51 @@ class Bert:
     tokenizer: Tokenizer
     model: BertForPreTraining
     unused: Sequence[str] = ()
+
+    def encode(
+        self, texts: str | Sequence[str], layer: int | Sequence[int] = -1, pooling: str = "mean"
+    ) -> Any:
+        """Returns embeddings of texts; a text alone is taken for a list of one.
+
+        Args:
+          texts: of any length; what exceeds the model's positions is left out, with a warning.
+          layer: whose output is taken: 0 for the embeddings, i for layer i, -1 for the last; or
+            several, whose outputs are added up.
+          pooling: "mean", "max" or "cls" for a vector of each text; "tokens" or "words" for one of
+            each piece or word of it, as `features.Encoder` says.
+
+        Returns:
+          [N, D] float32 for N texts; or a list of N arrays, [n, D], by piece or word.
+
+        Raises:
+          UserError: there is no such layer or pooling.
+        """
+        texts = [texts] if isinstance(texts, str) else texts
+        layers = (layer,) if isinstance(layer, int) else tuple(layer)
+        found = list(self.encoder(layers, pooling)(texts))
+        cut = sum(embedded.is_truncated for embedded in found)
+        if cut:
+            warnings.warn(
+                f"{cut} of {len(texts)} texts are longer than the model's "
+                f"{self.config.max_position_embeddings} positions; their ends were left out",
+                stacklevel=2,
+            )
+        vectors = [embedded.vectors for embedded in found]
+        if pooling in ("tokens", "words"):
+            return vectors
+        return np.array(vectors, np.float32).reshape(len(texts), self.config.hidden_size)
+
+    def encoder(self, layers: tuple[int, ...], pooling: str) -> Encoder:
+        """Returns what `encode` uses: the same one, with what it has compiled, each time."""
+        if (layers, pooling) not in self._encoders:
+            self._encoders[layers, pooling] = Encoder(
+                self.config, self.params["bert"], self.tokenizer, layers, pooling
+            )
+        return self._encoders[layers, pooling]
+
+    @functools.cached_property
+    def _encoders(self) -> dict[tuple[tuple[int, ...], str], Encoder]:
+        return {}
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Guess]]:
         """Returns the `top_k` most probable pieces for each "[MASK]" of a text, best first.
@@ -114,7 +162,8 @@ class Bert:
                 part = []
             else:
                 part.append(index)
-        return " [MASK] ".join([*parts, self.tokenizer.decode(part)]).strip()
+        parts.append(self.tokenizer.decode(part))
+        return " [MASK] ".join(part.strip() for part in parts).strip()
 
     @functools.cached_property
     def _apply(self) -> Callable[..., Any]:
@@ -162,8 +211,47 @@ def load(path: str | Path) -> Bert:
 
 
 def _model(config: ModelConfig, params: Any) -> BertForPreTraining:
-    next_sentence = "nsp_head" in params and "pooler" in params["bert"]
-    return BertForPreTraining(config, next_sentence=next_sentence)
+    return BertForPreTraining(config, next_sentence={"bert/pooler", "nsp_head"} <= parts(params))
+
+
+def parts(params: Any) -> set[str]:
+    """Returns which of the parts that a model may lack there are: heads, and "bert/pooler"."""
+    return {
+        part for part in OPTIONAL if part in params or part.removeprefix("bert/") in params["bert"]
+    }
+
+
+def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> ModelConfig:
+    """Returns the model for training to go on with: that of `init`, but for how it is computed.
+
+    Args:
+      init: the model to begin with.
+      config: the one that a recipe describes.
+      given: fields that were set by hand, which are kept, such as "hidden_dropout_prob".
+    """
+    kept = {name: getattr(config, name) for name in {"dtype", *given}}
+    return dataclasses.replace(init.config, **kept)
+
+
+def fill(params: Any, given: Any) -> Any:
+    """Returns `params` with the values of those that are in `given` too, on the same devices.
+
+    Raises:
+      UserError: one is of another shape.
+    """
+    flat = traverse_util.flatten_dict(given, sep="/")
+
+    def value(path: str, param: Any) -> Any:
+        found: Any = flat.get(path, param)
+        if found.shape != param.shape:
+            raise UserError(
+                f"--init: {path} is of shape {found.shape} and the config asks for {param.shape}; "
+                "leave the shape of the model out of the command"
+            )
+        return jax.device_put(found, param.sharding)
+
+    names = traverse_util.flatten_dict(params, sep="/")
+    return traverse_util.unflatten_dict({k: value(k, v) for k, v in names.items()}, sep="/")
 
 
 def save(bert: Bert, path: str | Path) -> None:

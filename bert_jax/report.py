@@ -129,7 +129,7 @@ def _whole_word(ids: list[int], tokenizer: Tokenizer) -> int | None:
     """Returns the place of a word of one piece and three letters or more, nearest to the middle."""
     for place in sorted(range(1, len(ids) - 1), key=lambda i: abs(i - len(ids) // 2)):
         alone = not tokenizer.continues[ids[place]] and not tokenizer.continues[ids[place + 1]]
-        word = tokenizer.piece(ids[place]).lstrip("▁")
+        word = tokenizer.piece(ids[place]).lstrip("▁Ġ")
         if alone and len(word) >= 3 and word.isalpha():
             return place
     return None

@@ -192,7 +192,7 @@ class FileSource(Source):
     def _plain(self, path: Path) -> Iterator[tuple[list[str], int]]:
         lines: list[str] = []
         position = 0
-        for line, position in _lines(path):
+        for line, position in read_lines(path):
             if line:
                 lines.append(line)
             if lines and (not line or len(lines) == MAX_DOCUMENT_SENTENCES):
@@ -205,7 +205,7 @@ class FileSource(Source):
         return split_sentences(" ".join(lines)) if self._split else lines
 
     def _json(self, path: Path) -> Iterator[tuple[list[str], int]]:
-        for number, (line, position) in enumerate(_lines(path), start=1):
+        for number, (line, position) in enumerate(read_lines(path), start=1):
             if not line:
                 continue
             where = f"{path}: line {number}"
@@ -222,7 +222,7 @@ class FileSource(Source):
         """Whether the lines at the start of the text hold several sentences, or parts of them."""
         lines: list[str] = []
         for path in self._paths:
-            for line, _ in _lines(path):
+            for line, _ in read_lines(path):
                 if len(lines) == 1000:
                     break
                 if line:
@@ -276,7 +276,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _lines(path: Path) -> Iterator[tuple[str, int]]:
+def read_lines(path: Path) -> Iterator[tuple[str, int]]:
     """Yields each line, stripped, with the position in the file on disk.
 
     Raises:

@@ -69,7 +69,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     moments = config.b1, config.b2, config.eps
     adam = scale_by_bert_adam if config.name == "bert_adamw" else optax.scale_by_adam
     return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
+        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         adam(*moments),
         optax.add_decayed_weights(config.weight_decay, mask=decayed),
         optax.scale_by_learning_rate(schedule(config, steps)),

@@ -47,7 +47,14 @@ def numpy_bert(p, config: ModelConfig, ids, types, mask):
 
     e = p["embeddings"]
     x = e["word_embeddings"][ids].astype(np.float64) + e["token_type_embeddings"][types]
-    x = norm("layer_norm", x + e["position_embeddings"][: ids.shape[1]], e)
+    place, kind = np.arange(ids.shape[1]), config.position_embedding_type
+    if kind == "absolute":
+        x += e["position_embeddings"][place]
+    if kind == "sinusoidal":
+        for i in range(config.hidden_size // 2):
+            x[:, :, 2 * i] += np.sin(place / 10000 ** (2 * i / config.hidden_size))
+            x[:, :, 2 * i + 1] += np.cos(place / 10000 ** (2 * i / config.hidden_size))
+    x = norm("layer_norm", x, e)
     hidden, maps, size = [x], [], config.hidden_size // config.num_attention_heads
     for index in range(config.num_hidden_layers):
         layer = p[f"layer_{index}"]
@@ -55,7 +62,14 @@ def numpy_bert(p, config: ModelConfig, ids, types, mask):
         parts, probabilities = [], []
         for head in range(config.num_attention_heads):
             here = np.s_[..., head * size : (head + 1) * size]
-            scores = query[here] @ key[here].swapaxes(1, 2) / np.sqrt(size)
+            scores = query[here] @ key[here].swapaxes(1, 2)
+            if kind.startswith("relative"):
+                distance = place[:, None] - place + config.max_position_embeddings - 1
+                embedded = layer["attention"]["distance"]["embeddings"][distance]
+                scores += np.einsum("blk,lmk->blm", query[here], embedded)
+                if kind == "relative_key_query":
+                    scores += np.einsum("bmk,lmk->blm", key[here], embedded)
+            scores /= np.sqrt(size)
             scores = np.where(mask[:, None, :] > 0, scores, -np.inf)
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             weights /= weights.sum(-1, keepdims=True)
@@ -74,10 +88,22 @@ def numpy_bert(p, config: ModelConfig, ids, types, mask):
     return hidden, maps, np.tanh(dense("pooler", x[:, 0], p))
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
-def test_agrees_with_numpy(activation):
-    config = model_config(hidden_act=activation, num_hidden_layers=3)
-    params, rows = random_params(BertForPreTraining(config))["bert"], batch(6)
+@pytest.mark.parametrize(
+    ("activation", "positions"),
+    [
+        ("gelu", "absolute"),
+        ("gelu_new", "absolute"),
+        ("gelu", "sinusoidal"),
+        ("gelu", "relative_key"),
+        ("gelu", "relative_key_query"),
+    ],
+)
+@pytest.mark.parametrize("length", [LENGTH, 21])
+def test_agrees_with_numpy(activation, positions, length):
+    config = model_config(
+        hidden_act=activation, num_hidden_layers=3, position_embedding_type=positions
+    )
+    params, rows = random_params(BertForPreTraining(config))["bert"], batch(6, length=length)
     run = partial(BertModel(config).apply, output_hidden_states=True, output_attentions=True)
     found = jax.jit(run)(
         {"params": params},
