@@ -136,7 +136,9 @@ def _import(args: argparse.Namespace) -> None:
     import jax
 
     from bert_jax import pretrained
+    from bert_jax.training import parallel
 
+    parallel.return_host_memory()
     bert = pretrained.load(args.source)
     pretrained.save(bert, args.destination)
     c, size = bert.config, sum(x.size for x in jax.tree.leaves(bert.params))
@@ -152,7 +154,9 @@ def _import(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace) -> None:
     from bert_jax import pretrained
+    from bert_jax.training import parallel
 
+    parallel.return_host_memory()
     name = pretrained.export(pretrained.load(args.checkpoint), args.destination, args.head)
     print(f"{name}; load it with transformers.{name}.from_pretrained({args.destination!r})")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax import traverse_util
@@ -197,8 +196,8 @@ def load(path: str | Path) -> Bert:
     for module, is_of in ((google, google.is_google), (huggingface, huggingface.is_huggingface)):
         if is_of(path):
             config, converted, tokenizer = module.load(path)
-            params = jax.tree.map(jnp.asarray, converted.params)
-            return Bert(config, params, tokenizer, _model(config, params), converted.unused)
+            model = _model(config, converted.params)
+            return Bert(config, converted.params, tokenizer, model, converted.unused)
     found = checkpoint.find(path)
     description = checkpoint.read_json(found, "config")
     config = from_dict(TrainConfig, description, f"{found}/config").model

@@ -23,6 +23,7 @@ from bert_jax.models.positions import sinusoidal_positions
 
 _ONE_FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
+_MOST = 1 << 24  # of anything that a config counts
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_new"}  # two names of one function
 
 # What can be exported: the heads, and the class of `transformers`, of a BERT and of a RoBERTa.
@@ -95,8 +96,11 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     # What a file leaves out is what `transformers` takes it for: the erf form of GELU, for one.
     given = {"hidden_act": "gelu", **{k: v for k, v in values.items() if k in known}}
     given |= {"model_type": kind, "dtype": "float32"}
-    given["hidden_act"] = _ACTIVATIONS.get(given["hidden_act"], given["hidden_act"])
     config = from_dict(ModelConfig, given, where)
+    config.hidden_act = _ACTIVATIONS.get(config.hidden_act, config.hidden_act)
+    for name, value in dataclasses.asdict(config).items():
+        if isinstance(value, int) and value > _MOST:  # beyond what shapes can be computed with
+            raise UserError(f"{where}: {name} is {value}, which no BERT has; fetch it again")
     if kind == "roberta":
         config.max_position_embeddings -= _first_position(values)
     validate_model(config, where)
@@ -115,17 +119,16 @@ def _first_position(values: Mapping[str, Any]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Stored:
-    """A tensor of an open safetensors file."""
+    """A tensor of a safetensors file."""
 
-    file: Any
+    file: Path
     name: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.file.get_slice(self.name).get_shape())
+    shape: tuple[int, ...]
 
     def read(self) -> np.ndarray:
-        return self.file.get_tensor(self.name)
+        # Opened for each: what has been read of an open file stays in memory beside the copies.
+        with safetensors.safe_open(str(self.file), "np") as file:
+            return file.get_tensor(self.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +140,8 @@ class _Rows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        rows, *rest = self.tensor.shape
-        return (rows - self.first, *rest)
+        rows = (max(size - self.first, 0) for size in self.tensor.shape[:1])
+        return (*rows, *self.tensor.shape[1:])
 
     def read(self) -> np.ndarray:
         return self.tensor.read()[self.first :]
@@ -162,12 +165,13 @@ def _open(path: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:
-            opened = safetensors.safe_open(str(path / file), "np")
-            found = opened.keys()
+            with safetensors.safe_open(str(path / file), "np") as opened:
+                shapes = {key: opened.get_slice(key).get_shape() for key in opened.offset_keys()}
         except (OSError, safetensors.SafetensorError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path / file} is damaged ({reason}); fetch it again") from error
-        tensors |= {names.standard(name): _Stored(opened, name) for name in found}
+        stored = [_Stored(path / file, name, tuple(shape)) for name, shape in shapes.items()]
+        tensors |= {names.standard(tensor.name): tensor for tensor in stored}
     return tensors
 
 
@@ -178,7 +182,7 @@ def read_json(path: Path) -> dict[str, Any]:
       UserError: it is damaged or holds something else.
     """
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); fetch it again") from error
     if not isinstance(values, dict):

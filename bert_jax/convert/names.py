@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import linen as nn
@@ -73,7 +74,7 @@ class Converted:
     """What a foreign directory holds.
 
     Attributes:
-      params: float32 in host memory, without the parts of `OPTIONAL` that are not there.
+      params: float32, without the parts of `OPTIONAL` that are not there.
       unused: names of tensors that the model has no place for.
     """
 
@@ -133,15 +134,15 @@ def from_foreign(tensors: Mapping[str, Tensor], config: ModelConfig, where: str)
     shapes = jax.eval_shape(BertForPreTraining(config).init_params, jax.random.key(0))
     flat: Any = traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
     absent = {part for part in OPTIONAL if not any(_is_of(path, part, tensors) for path in flat)}
-    params: dict[str, np.ndarray] = {}
+    params: dict[str, Any] = {}
     for path, wanted in flat.items():
         if path.startswith(tuple(f"{part}/" for part in absent)):
             continue
         transposed = path.endswith("/kernel")
         shape = wanted.shape[::-1] if transposed else wanted.shape
         value = _read(tensors, foreign_name(path), shape, where)
-        # A copy, so that no file stays open behind the array, nor memory of another layout.
-        params[path] = np.ascontiguousarray(value.T) if transposed else value
+        # At once, so that only one tensor is held twice.
+        params[path] = jnp.asarray(value.T if transposed else value)
     used = {foreign_name(path) for path in params}
     if _DECODER in tensors and "mlm_head/bias" in params:
         words = params["bert/embeddings/word_embeddings"]
@@ -162,12 +163,11 @@ def _is_of(path: str, part: str, tensors: Mapping[str, Tensor]) -> bool:
 
 def _check_layers(tensors: Mapping[str, Tensor], config: ModelConfig, where: str) -> None:
     """Refuses another number of layers, before so many are made."""
-    found = {int(m[1]) for n in tensors if (m := re.match(r"bert\.encoder\.layer\.(\d+)\.", n))}
-    layers = max(found, default=-1) + 1
-    if layers != config.num_hidden_layers:
+    found = {m[1] for n in tensors if (m := re.match(r"bert\.encoder\.layer\.(\d+)\.", n))}
+    if len(found) != config.num_hidden_layers:
         raise UserError(
-            f"{where} has {layers} layers of BERT and its config {config.num_hidden_layers}; fetch "
-            "both from the same place"
+            f"{where} has {len(found)} layers of BERT and its config {config.num_hidden_layers}; "
+            "fetch both from the same place"
         )
 
 

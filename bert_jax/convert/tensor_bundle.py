@@ -25,8 +25,8 @@ from bert_jax.errors import UserError
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
-# An index of BERT-large has 60 kB; what is far larger is no index.
-_MOST_INDEX_BYTES = 1 << 28
+# An index of BERT-large has 60 kB; what is far larger, or would be once read, is no index.
+_MOST_INDEX_BYTES = 1 << 24
 # From `tensorflow/core/framework/types.proto`.
 _DTYPES = {
     1: np.float32,
@@ -67,11 +67,14 @@ class BundleTensor:
           UserError: the file is damaged.
         """
         size = self.dtype.itemsize * math.prod(self.shape)
-        with self.file.open("rb") as file:
-            if self.offset + size > os.fstat(file.fileno()).st_size:
-                raise UserError(f"{self.file} is cut short; fetch it again")
-            file.seek(self.offset)
-            data = file.read(size)
+        try:
+            with self.file.open("rb") as file:
+                if self.offset + size > os.fstat(file.fileno()).st_size:
+                    raise UserError(f"{self.file} is cut short; fetch it again")
+                file.seek(self.offset)
+                data = file.read(size)
+        except OSError as error:
+            raise UserError(f"{self.file} cannot be read ({error.strerror})") from error
         if _masked_crc(data) != self.checksum:
             raise UserError(f"{self.file} is damaged: a checksum does not agree; fetch it again")
         return np.frombuffer(data, self.dtype).reshape(self.shape)
@@ -135,8 +138,14 @@ def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     place = len(data) - _FOOTER_BYTES
     for _ in range(2):  # where a block of metadata lies, which is empty
         _, place = _varint(data, place)
+    read = 0
     for _, handle in _block(data, *_handle(data, place)):
-        yield from _block(data, *_handle(handle, 0))
+        for key, value in _block(data, *_handle(handle, 0)):
+            # Keys share bytes and handles may agree, so that a small file could hold no end of it.
+            read += len(key) + len(value) + 16
+            if read > _MOST_INDEX_BYTES:
+                raise _DamagedError("far too large")
+            yield key, value
 
 
 def _handle(data: bytes, place: int) -> tuple[int, int]:

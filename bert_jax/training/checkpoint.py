@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,6 @@ from bert_jax.errors import UserError
 from bert_jax.training.step import TrainState
 
 _ITEMS = ("state", "config", "tokenizer")
-# Read or written at a time where memory is to stay near the size of the parameters.
-_CONCURRENT_GB: Any = 0.1  # declared as whole numbers; Orbax itself takes this for any
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every file that it writes
 
 
@@ -128,7 +127,7 @@ def write_params(
         config=ocp.args.JsonSave(description),
         tokenizer=ocp.args.JsonSave(tokenizer.to_json()),
     )
-    state = ocp.PyTreeCheckpointHandler(save_concurrent_gb=_CONCURRENT_GB)
+    state = ocp.PyTreeCheckpointHandler(save_concurrent_gb=_concurrent_gb(params))
     text = ocp.JsonCheckpointHandler()
     items_handler = ocp.CompositeCheckpointHandler(state=state, config=text, tokenizer=text)
     with ocp.Checkpointer(items_handler) as writer:
@@ -158,13 +157,28 @@ def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> An
     Raises:
       UserError: the checkpoint is damaged, or of another model.
     """
+    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    folder = checkpoint.absolute() / "state"
+    absent = tuple(f"{part}/" for part in optional)
     try:
-        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=_CONCURRENT_GB)
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            tree = reader.metadata(folder).item_metadata.tree["params"]
+        stored: Any = traverse_util.flatten_dict(tree, sep="/")
+        absent = tuple(part for part in absent if not any(name.startswith(part) for name in stored))
+        wanted = {}
+        asked: Any = traverse_util.flatten_dict(like, sep="/")
+        for name, leaf in asked.items():
+            if name.startswith(absent):
+                continue
+            # Orbax reads what it is asked for, whatever the shape of what is there.
+            if tuple(stored[name].shape) != leaf.shape:
+                raise ValueError(f"{name} is {stored[name].shape}")
+            wanted[name] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+        target = {"params": traverse_util.unflatten_dict(wanted, sep="/")}
+        handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=_concurrent_gb(target))
         with ocp.Checkpointer(handler) as reader:
-            metadata = reader.metadata(checkpoint.absolute() / "state").item_metadata
-            target = {"params": _without_absent(like, metadata.tree["params"], optional)}
             restored = reader.restore(
-                checkpoint.absolute() / "state",
+                folder,
                 args=ocp.args.PyTreeRestore(
                     item=target,
                     restore_args=ocp.checkpoint_utils.construct_restore_args(target),
@@ -173,24 +187,16 @@ def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> An
             )
     except Exception as error:
         raise _damaged(checkpoint, error) from error
-    # Orbax reads what it is asked for, whatever the shape of what is there.
-    for (path, found), wanted in zip(
-        jax.tree.leaves_with_path(restored["params"]), jax.tree.leaves(target), strict=True
-    ):
-        if found.shape != wanted.shape:
-            raise _damaged(checkpoint, ValueError(f"{jax.tree_util.keystr(path)} is {found.shape}"))
-    return jax.tree.map(jax.numpy.asarray, restored["params"])
+    return restored["params"]
 
 
-def _without_absent(like: Any, stored: Any, optional: Sequence[str]) -> Any:
-    """Returns nested dictionaries without those optional parts that are not stored."""
-    names = traverse_util.flatten_dict(stored, sep="/")
-    absent = [f"{part}/" for part in optional]
-    absent = tuple(part for part in absent if not any(name.startswith(part) for name in names))
-    flat = traverse_util.flatten_dict(like, sep="/")
-    return traverse_util.unflatten_dict(
-        {name: value for name, value in flat.items() if not name.startswith(absent)}, sep="/"
-    )
+def _concurrent_gb(params: Any) -> Any:
+    """Returns what may be read or written at a time, so that memory stays near the parameters'.
+
+    Orbax refuses an array larger than it. Declared as whole numbers, it takes any.
+    """
+    largest = max(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(params))
+    return max(0.1, 1.1e-9 * largest)
 
 
 def _damaged(checkpoint: Path, error: Exception) -> UserError:
