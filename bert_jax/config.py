@@ -158,6 +158,7 @@ _FRACTIONS_BELOW_ONE = (
     "optimizer.b1",
     "optimizer.b2",
 )
+_LARGEST_SIZE = 1 << 24  # of anything that a model has; the product of two must fit into 64 bits
 _MAY_BE_ZERO = ("seed", "data.max_predictions", "optimizer.clip_norm")
 
 
@@ -257,6 +258,9 @@ def validate_model(config: ModelConfig, where: str) -> None:
         _validate_fields(flatten(config, "model."))
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
+    for name, value in flatten(config, "model.").items():
+        if isinstance(value, int) and value > _LARGEST_SIZE:
+            raise UserError(f"{where}: {name} is {value}, which no BERT has; lower it")
     if config.hidden_size % config.num_attention_heads:
         raise UserError(
             f"{where}: model.hidden_size {config.hidden_size} is not a multiple of "

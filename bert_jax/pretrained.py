@@ -14,7 +14,7 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from bert_jax.config import ModelConfig, TrainConfig, from_dict
+from bert_jax.config import ModelConfig, TrainConfig, from_dict, validate_model
 from bert_jax.convert import google, huggingface
 from bert_jax.convert.names import OPTIONAL
 from bert_jax.data import tokenizer as tokenizer_lib
@@ -201,6 +201,7 @@ def load(path: str | Path) -> Bert:
     found = checkpoint.find(path)
     description = checkpoint.read_json(found, "config")
     config = from_dict(TrainConfig, description, f"{found}/config").model
+    validate_model(config, f"{found}/config")
     tokenizer = tokenizer_lib.from_json(
         checkpoint.read_json(found, "tokenizer"), f"{found}/tokenizer"
     )

@@ -5,8 +5,8 @@
 
 Raise `optimizer.microbatches` until a step's rows fit into memory; the result stays the same.
 
-Published, on 160 GB of text: MNLI 87.6, SST-2 94.8 (fairseq's release; the settings are those of Liu
-et al. 2019, table 9).
+Published, on 160 GB of text: MNLI 87.6, SST-2 94.8 (fairseq's release; the settings: Liu et al.
+2019, table 9).
 """
 
 from bert_jax.config import (

@@ -23,7 +23,7 @@ from bert_jax.models.positions import sinusoidal_positions
 
 _ONE_FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
-_MOST = 1 << 24  # of anything that a config counts
+_DTYPES = ("F64", "F32", "F16", "BF16")
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_new"}  # two names of one function
 
 # What can be exported: the heads, and the class of `transformers`, of a BERT and of a RoBERTa.
@@ -98,9 +98,6 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     given |= {"model_type": kind, "dtype": "float32"}
     config = from_dict(ModelConfig, given, where)
     config.hidden_act = _ACTIVATIONS.get(config.hidden_act, config.hidden_act)
-    for name, value in dataclasses.asdict(config).items():
-        if isinstance(value, int) and value > _MOST:  # beyond what shapes can be computed with
-            raise UserError(f"{where}: {name} is {value}, which no BERT has; fetch it again")
     if kind == "roberta":
         config.max_position_embeddings -= _first_position(values)
     validate_model(config, where)
@@ -128,6 +125,12 @@ class _Stored:
     def read(self) -> np.ndarray:
         # Opened for each: what has been read of an open file stays in memory beside the copies.
         with safetensors.safe_open(str(self.file), "np") as file:
+            dtype = file.get_slice(self.name).get_dtype()
+            if dtype not in _DTYPES:
+                raise UserError(
+                    f"{self.file}: {self.name} is of type {dtype}; only "
+                    f"{', '.join(_DTYPES)} are read"
+                )
             return file.get_tensor(self.name)
 
 
@@ -151,16 +154,19 @@ def _open(path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a directory by their standard names."""
     if (path / _INDEX).exists():
         files = read_json(path / _INDEX).get("weight_map")
-        if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
-            raise UserError(f"{path / _INDEX} has no weight_map; fetch it again")
-        files = sorted({Path(file).name for file in files.values()})
+        files = [str(file) for file in files.values()] if isinstance(files, dict) else []
+        if not files or not all(file.isprintable() for file in files):
+            raise UserError(f"{path / _INDEX} has no weight_map of files; fetch it again")
+        files = sorted({Path(file).name for file in files})
     elif (path / _ONE_FILE).exists():
         files = [_ONE_FILE]
     else:
         raise UserError(
             f"{path} has its weights as a pickle, {next(path.glob(_PICKLE)).name}, which could run "
-            "any code and is not read; where transformers and torch are installed, convert it: "
-            f"AutoModelForPreTraining.from_pretrained({str(path)!r}).save_pretrained(NEW)"
+            f"any code and is not read; make {_ONE_FILE} of it where torch is installed: python -c "
+            "'import torch, safetensors.torch as s; s.save_file({k: v.clone() for k, v in "
+            f'torch.load("{next(path.glob(_PICKLE))}", weights_only=True).items()}}, '
+            f'"{path / _ONE_FILE}")\''
         )
     tensors: dict[str, Tensor] = {}
     for file in files:

@@ -80,20 +80,49 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
     else:
         raise UserError("only unigram and bpe SentencePiece models are exported")
     made = tokenizers.Tokenizer(model)
-    steps: list[Any] = []
-    if normalizer.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(normalizer.precompiled_charsmap))
-    if normalizer.remove_extra_whitespaces:
-        steps += [normalizers.Replace(tokenizers.Regex(" {2,}"), " "), normalizers.Strip()]
-    made.normalizer = normalizers.Sequence(steps)
+    made.normalizer = normalizers.Sequence(_normalizers(normalizer))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme="never", split=trainer.split_by_whitespace
+    )
     prefix = "always" if normalizer.add_dummy_prefix else "never"
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix)
     made.decoder = decoders.Metaspace(prepend_scheme=prefix)
     special = sorted({*tokenizer.special_ids, tokenizer.unk_id})
     made.add_special_tokens([tokenizer.piece(index) for index in special])
     ends = (tokenizer.cls_id, tokenizer.sep_id)
     made.post_processor = bert_template({tokenizer.piece(index): index for index in ends})
     return made
+
+
+# Stands for no character, in any text (Unicode, noncharacters); holds characters apart here.
+_APART = "\ufdd0"
+
+
+def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
+    """Returns the steps that do what SentencePiece's normalizer of this specification does.
+
+    `Precompiled` takes a letter and the marks on it at once, and loses marks where the letter alone
+    changes ("X" in lower case, with an accent). So it gets them apart, and those that are one
+    character are joined afterwards, a mark at a time: NFC alone would also reorder the marks.
+    """
+    steps: list[normalizers.Normalizer] = []
+    if spec.precompiled_charsmap:
+        joining = [
+            normalizers.Replace(tokenizers.Regex(rf"(?<!\p{{Mn}}){_APART}"), ""),
+            normalizers.NFC(),
+        ]
+        steps = [
+            normalizers.Replace(tokenizers.Regex(r"(?!\A)(?=[\p{M}\p{Sk}\p{Cf}ﾞﾟำຳ])"), _APART),
+            normalizers.Precompiled(spec.precompiled_charsmap),
+            *(3 * joining),  # no character is a letter with more than three marks
+            normalizers.Replace(_APART, ""),
+        ]
+    if spec.remove_extra_whitespaces:
+        # Not Strip, which takes other space than this; SentencePiece takes its own mark at the end.
+        steps.append(normalizers.Replace(tokenizers.Regex(r"\A +|[ ▁]+\z"), ""))
+        steps.append(normalizers.Replace(tokenizers.Regex(" {2,}"), " "))
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend("▁"))
+    return steps
 
 
 def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:

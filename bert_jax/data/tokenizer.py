@@ -309,9 +309,12 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
 
 
 def _from_json_file(content: str) -> Tokenizer:
-    kind = json.loads(content)["model"].get("type")
+    model = json.loads(content)["model"]
+    kind = model.get("type")
     tokenizer = tokenizers.Tokenizer.from_str(content)
     if kind == "WordPiece":
+        if model.get("unk_token") not in WordPieceTokenizer.special:
+            raise UserError("tokenizer.json has no piece for unknown words; BERT's is [UNK]")
         return WordPieceTokenizer(tokenizer)
     if kind == "BPE" and '"ByteLevel"' in content:
         return ByteLevelTokenizer(tokenizer)

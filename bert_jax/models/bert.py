@@ -8,6 +8,7 @@ Shapes, here and in every module of the package:
     D  hidden size, H * K
 """
 
+import math
 from typing import Any
 
 import jax
@@ -51,7 +52,7 @@ class BertEmbeddings(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        c, init = self.config, truncated_normal(self.config.initializer_range)
+        c = self.config
         tables = {
             "word_embeddings": (c.vocab_size, "vocab"),
             "token_type_embeddings": (c.type_vocab_size, "type"),
@@ -59,6 +60,12 @@ class BertEmbeddings(nn.Module):
         if c.position_embedding_type == "absolute":
             tables["position_embeddings"] = (c.max_position_embeddings, "position")
         for name, (size, axis) in tables.items():
+            spread = c.initializer_range
+            if name == "word_embeddings" and c.position_embedding_type == "sinusoidal":
+                # Or positions of amplitude 1 drown the words, and next to nothing is learned;
+                # Vaswani et al. 2017 (3.4) multiply the embeddings by as much.
+                spread *= math.sqrt(c.hidden_size)
+            init = truncated_normal(spread)
             setattr(self, name, param(self, name, init, (size, c.hidden_size), (axis, "embed")))
         self.layer_norm = LayerNorm(c)
         self.dropout = Dropout(c.hidden_dropout_prob)

@@ -1,0 +1,165 @@
+"""The same numbers as PyTorch and TensorFlow, from files that `make_golden.py` wrote with them."""
+
+import dataclasses
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import traverse_util
+from helpers import masking
+from make_golden import GOLDEN, google_variables
+
+import bert_jax
+from bert_jax.convert import names
+from bert_jax.models.bert import BertModel
+from bert_jax.training.masking import Predictions
+from bert_jax.training.objectives import MaskedBatch, Pretraining
+
+# Most of the time of a test would be the compiler's.
+fast_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@dataclasses.dataclass
+class Golden:
+    bert: bert_jax.Bert
+    inputs: dict[str, np.ndarray]
+    expected: dict[str, np.ndarray]
+
+    def rows(self):
+        return tuple(self.inputs[n] for n in ("input_ids", "token_type_ids", "attention_mask"))
+
+    def parts(self, kind: str) -> list[np.ndarray]:
+        """The layers' outputs of one kind, in order."""
+        found = (self.expected.get(f"{kind}/{index}") for index in range(10))
+        return [value for value in found if value is not None]
+
+
+@pytest.fixture(params=["bert", "roberta", "relative_key", "relative_key_query"], scope="module")
+def golden(request):
+    folder = GOLDEN / request.param
+    tensors = safetensors.numpy.load_file(folder / "expected.safetensors")
+    inputs = {k.removeprefix("input/"): v for k, v in tensors.items() if k.startswith("input/")}
+    return Golden(bert_jax.load(folder), inputs, tensors)
+
+
+def close(found, wanted, least: float) -> None:
+    """Within 1e-5, of values of mean size `least` or more."""
+    assert found.shape == wanted.shape
+    assert np.abs(wanted).mean() > least
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_every_number_of_the_forward_pass(golden):
+    bert, expected, mask = golden.bert, golden.expected, golden.inputs["attention_mask"]
+    assert mask.min() == 0
+    assert golden.inputs["token_type_ids"].max() == bert.config.type_vocab_size - 1
+    assert mask.shape[1] < bert.config.max_position_embeddings
+    encoder = BertModel(bert.config, add_pooling_layer="pooled" in expected)
+    run = partial(encoder.apply, output_hidden_states=True, output_attentions=True)
+
+    @fast_jit
+    def all_of_it(params, rows, positions):
+        heads = bert.model.apply({"params": params}, *rows, positions)
+        return run({"params": params["bert"]}, *rows), heads
+
+    found, heads = all_of_it(bert.params, golden.rows(), golden.inputs["positions"])
+    real = mask.astype(bool)  # what stands at padding is nobody's, and a RoBERTa counts it apart
+    for actual, wanted in zip(found.hidden_states, golden.parts("hidden"), strict=True):
+        close(np.asarray(actual)[real], wanted[real], 0.5)
+    for actual, wanted in zip(found.attentions, golden.parts("attention"), strict=True):
+        close(*(np.moveaxis(np.asarray(x), 1, 2)[real] for x in (actual, wanted)), 0.05)
+    close(heads.mlm_logits, expected["mlm"], 0.5)
+    if "pooled" in expected:
+        close(found.pooled, expected["pooled"], 0.3)
+        close(heads.nsp_logits, expected["nsp"], 0.3)
+
+
+def test_loss_and_every_gradient(golden):
+    bert, inputs = golden.bert, golden.inputs
+    positions = jnp.asarray(inputs["positions"])
+    batch = MaskedBatch(
+        *map(jnp.asarray, golden.rows()),
+        Predictions(positions, jnp.asarray(inputs["labels"]), jnp.float32(positions > 0)),
+        jnp.asarray(inputs["next_sentence_label"]),
+        jnp.ones(len(positions)),
+        jnp.arange(len(positions)),
+    )
+    objective = Pretraining(bert.model, masking())  # the batch is masked already
+    weights = objective.weights(batch)
+
+    @fast_jit
+    @jax.value_and_grad
+    def run(params):
+        return objective.loss(params, batch, weights, None)[0]
+
+    loss, gradients = run(bert.params)
+    assert float(loss) == pytest.approx(golden.expected["loss"].item(), rel=1e-5)
+    found = dict(names.to_foreign(gradients))
+    wanted = {
+        names.standard(name.removeprefix("gradient/")): value
+        for name, value in golden.expected.items()
+        if name.startswith("gradient/")
+    }
+    assert set(found) == set(wanted)
+    kind = bert.config.position_embedding_type
+    whole = np.sqrt(sum(float((value**2).sum()) for value in wanted.values()))
+    for name, value in found.items():
+        expected = wanted[name]
+        if name.endswith("position_embeddings.weight"):  # a RoBERTa's have two rows of padding
+            expected = expected[-len(value) :]
+        assert value.shape == expected.shape
+        if name.endswith("self.key.bias") and kind != "relative_key_query":
+            # Zero but for rounding: it shifts all scores of a row.
+            assert np.abs(value - expected).max() < 1e-5 * whole
+            continue
+        error = np.linalg.norm(value - expected) / np.linalg.norm(expected)
+        assert error < 1e-5, (name, error)
+
+
+def google_name(path: str) -> str:
+    """What google-research/bert calls a parameter; its matrices lie as Flax's do."""
+    path = re.sub(r"layer_(\d+)/", r"encoder/layer_\1/", path)
+    for ours, theirs in {
+        "attention_layer_norm": "attention/output/LayerNorm",
+        "feed_forward_layer_norm": "output/LayerNorm",
+        "mlm_head/layer_norm": "cls/predictions/transform/LayerNorm",
+        "mlm_head/transform": "cls/predictions/transform/dense",
+        "layer_norm": "LayerNorm",
+        "attention/output/k": "attention/output/dense/k",
+        "attention/output/b": "attention/output/dense/b",
+        "attention/query": "attention/self/query",
+        "attention/key": "attention/self/key",
+        "attention/value": "attention/self/value",
+        "/up": "/intermediate/dense",
+        "/down": "/output/dense",
+        "pooler": "pooler/dense",
+        "mlm_head/bias": "cls/predictions/output_bias",
+        "nsp_head/kernel": "cls/seq_relationship/output_weights",
+        "nsp_head/bias": "cls/seq_relationship/output_bias",
+        "LayerNorm/scale": "LayerNorm/gamma",
+        "LayerNorm/bias": "LayerNorm/beta",
+    }.items():
+        path = path.replace(ours, theirs)
+    return path
+
+
+@pytest.mark.parametrize("folder", ["google", "google_sharded"])
+def test_the_very_values_that_tensorflow_wrote(folder):
+    bert = bert_jax.load(GOLDEN / folder)
+    values = google_variables()
+    values["cls/seq_relationship/output_weights"] = values["cls/seq_relationship/output_weights"].T
+    found = traverse_util.flatten_dict(bert.params, sep="/")
+    for path, value in found.items():
+        np.testing.assert_array_equal(value, values.pop(google_name(path)), strict=True)
+    assert set(values) == {
+        "global_step",
+        "bert/pooler/dense/kernel/adam_m",
+        "bert/pooler/dense/kernel/adam_v",
+    }
+    assert not bert.unused
+    assert bert.config.hidden_act == "gelu"
+    assert bert.tokenizer.vocab_size == bert.config.vocab_size

@@ -1,0 +1,442 @@
+"""Directories of `transformers` in all their spellings, there and back, and those refused."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import traverse_util
+from make_golden import GOLDEN
+
+import bert_jax
+from bert_jax import pretrained
+from bert_jax.convert import names
+from bert_jax.errors import UserError
+
+WEIGHTS = "model.safetensors"
+WORDS = "bert.embeddings.word_embeddings.weight"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A copy of the golden BERT, to be changed."""
+    return copied("bert", tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return bert_jax.load(GOLDEN / "bert")
+
+
+def copied(name: str, to: Path) -> Path:
+    shutil.copytree(GOLDEN / name, to)
+    (to / "expected.safetensors").unlink()
+    return to
+
+
+def tensors_of(folder: Path) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(folder / WEIGHTS)
+
+
+def write(folder: Path, tensors: dict[str, np.ndarray], name: str = WEIGHTS) -> None:
+    safetensors.numpy.save_file(tensors, folder / name)
+
+
+def change_config(folder: Path, **values) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def same(found, wanted) -> None:
+    """Bit for bit."""
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), found, wanted)
+
+
+def without(params, *parts: str):
+    flat = traverse_util.flatten_dict(params, sep="/")
+    kept = {name: value for name, value in flat.items() if not name.startswith(parts)}
+    return traverse_util.unflatten_dict(kept, sep="/")
+
+
+def refused(path: Path, *said: str) -> str:
+    """Loading fails with one line that has all of `said`."""
+    with pytest.raises(UserError) as caught:
+        bert_jax.load(path)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    for part in said:
+        assert part in message
+    return message
+
+
+# The same model, written otherwise.
+
+
+def old_names(folder, tensors):
+    endings = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for new, old in endings.items():
+        tensors = {name.replace(new, old): value for name, value in tensors.items()}
+    assert sum(name.endswith("gamma") for name in tensors) == 6
+    write(folder, tensors)
+
+
+def no_prefix(folder, tensors):
+    write(folder, {name.removeprefix("bert."): value for name, value in tensors.items()})
+
+
+def shards(folder, tensors):
+    (folder / WEIGHTS).unlink()
+    files = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    where = {name: files[i % 3] for i, name in enumerate(sorted(tensors))}
+    for file in files:
+        write(folder, {n: tensors[n] for n in tensors if where[n] == file}, file)
+    index = {"metadata": {"total_size": 1}, "weight_map": where}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+
+
+def decoder_again(folder, tensors):
+    again = {"decoder.weight": tensors[WORDS], "decoder.bias": tensors["cls.predictions.bias"]}
+    write(folder, tensors | {f"cls.predictions.{n}": value.copy() for n, value in again.items()})
+
+
+def double(folder, tensors):
+    write(folder, {name: value.astype(np.float64) for name, value in tensors.items()})
+
+
+def least_config(folder, tensors):
+    """What `transformers` leaves out where it is usual; and what it has besides."""
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("model_type", "hidden_act", "layer_norm_eps", "type_vocab_size"):
+        del config[name]
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float16", "x": [1]}))
+
+
+@pytest.mark.parametrize(
+    "variant", [old_names, no_prefix, shards, decoder_again, double, least_config]
+)
+def test_the_same_model_written_otherwise(variant, folder, golden):
+    variant(folder, tensors_of(folder))
+    found = bert_jax.load(folder)
+    same(found.params, golden.params)
+    assert found.config == golden.config
+    assert found.tokenizer.fingerprint == golden.tokenizer.fingerprint
+    assert not found.unused
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision(dtype, folder, golden):
+    rounded = {name: value.astype(dtype) for name, value in tensors_of(folder).items()}
+    write(folder, rounded)
+    found = bert_jax.load(folder)
+    found = dict(names.to_foreign(found.params))
+    assert set(found) == set(rounded)
+    for name, value in rounded.items():
+        np.testing.assert_array_equal(found[name], value.astype(np.float32), strict=True)
+
+
+def test_another_output_matrix_is_refused(folder):
+    tensors = tensors_of(folder)
+    other = tensors[WORDS].copy()
+    other[3, 3] += 1e-6
+    write(folder, tensors | {"cls.predictions.decoder.weight": other})
+    refused(folder, str(folder), "decoder.weight", "not supported")
+
+
+def test_an_encoder_alone(folder, golden):
+    encoder = {n: v for n, v in tensors_of(folder).items() if n.startswith("bert.")}
+    write(folder, encoder)
+    found = bert_jax.load(folder)
+    same(found.params, {"bert": golden.params["bert"]})
+    with pytest.raises(UserError, match="no masked LM head") as caught:
+        found.fill_mask("the [MASK] fox")
+    assert "\n" not in str(caught.value)
+    write(folder, {name: value for name, value in encoder.items() if "pooler" not in name})
+    assert "pooler" not in bert_jax.load(folder).params["bert"]
+
+
+def test_part_of_a_head_is_refused(folder):
+    tensors = tensors_of(folder)
+    del tensors["cls.predictions.transform.dense.bias"]
+    write(folder, tensors)
+    refused(folder, str(folder), "cls.predictions.transform.dense.bias")
+
+
+def test_what_the_model_has_no_place_for(folder, golden):
+    surplus = {
+        "classifier.weight": np.ones((3, 12), np.float32),
+        "classifier.bias": np.ones(3, np.float32),
+        "bert.embeddings.position_ids": np.arange(20)[None],  # in files of older versions
+    }
+    write(folder, tensors_of(folder) | surplus)
+    found = bert_jax.load(folder)
+    same(found.params, golden.params)
+    assert list(found.unused) == sorted(surplus)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_case_of_a_vocabulary(lowercase, folder):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
+    tokenizer = bert_jax.load(folder).tokenizer
+    (first, second), unknown = tokenizer.encode(["the fox", "The Fox"]), tokenizer.unk_id
+    assert unknown not in first
+    assert list(second) == (list(first) if lowercase else [unknown, unknown])
+
+
+# There and back.
+
+
+def back(bert, path, head=None):
+    """Exports and loads again, and nothing else is left there."""
+    made = pretrained.export(bert, path, head)
+    assert json.loads((path / "config.json").read_text())["architectures"] == [made]
+    found = bert_jax.load(path)
+    assert found.config == bert.config
+    assert found.tokenizer.fingerprint == bert.tokenizer.fingerprint
+    assert not found.unused
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    return found.params
+
+
+@pytest.mark.parametrize(
+    ("head", "lost"),
+    [
+        (None, []),
+        ("pretraining", []),
+        ("masked-lm", ["bert/pooler", "nsp_head"]),
+        ("none", ["mlm_head", "nsp_head"]),
+    ],
+)
+def test_export_of_a_bert_and_back(head, lost, golden, tmp_path):
+    same(back(golden, tmp_path / "out", head), without(golden.params, *lost))
+
+
+@pytest.mark.parametrize("head", ["masked-lm", "none"])
+def test_export_of_a_roberta_and_back(head, tmp_path):
+    model = copied("roberta", tmp_path / "there" / "model")
+    pooler = {"weight": np.eye(12, dtype=np.float32), "bias": np.ones(12, np.float32)}
+    pooler = {f"roberta.pooler.dense.{name}": value for name, value in pooler.items()}
+    write(model, tensors_of(model) | pooler)
+    bert = bert_jax.load(model)
+    (tmp_path / "here").mkdir()
+    found = back(bert, tmp_path / "here" / "out", head)
+    same(found, without(bert.params, "mlm_head" if head == "none" else "bert/pooler"))
+
+
+def test_sinusoidal_positions_come_back_as_a_table(golden, tmp_path):
+    config = dataclasses.replace(golden.config, position_embedding_type="sinusoidal")
+    positions = "bert/embeddings/position_embeddings"
+    params = without(golden.params, positions)
+    bert = dataclasses.replace(golden, config=config, params=params)
+    pretrained.export(bert, tmp_path / "out")
+    found = bert_jax.load(tmp_path / "out")
+    assert found.config == golden.config
+    same(without(found.params, positions), params)
+    table = np.asarray(found.params["bert"]["embeddings"]["position_embeddings"])
+    angles = np.arange(20)[:, None] / 10000 ** (np.arange(0, 12, 2) / 12)
+    np.testing.assert_allclose(table[:, ::2], np.sin(angles), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(table[:, 1::2], np.cos(angles), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
+def test_relative_positions_are_not_exported(kind, tmp_path):
+    with pytest.raises(UserError, match=f"{kind}, which transformers") as caught:
+        pretrained.export(bert_jax.load(GOLDEN / kind), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="choose another --head"):
+        pretrained.export(bert_jax.load(GOLDEN / "roberta"), tmp_path / "out", "none")
+    assert not list(tmp_path.iterdir())
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_jax.convert.tokenizer_files.files", full)
+        with pytest.raises(UserError, match=r"cannot be written .*No space left"):
+            pretrained.export(golden, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("kept")
+    for write_there in (pretrained.export, pretrained.save):
+        with pytest.raises(UserError, match="already there"):
+            write_there(golden, tmp_path / "out")
+    assert [p.name for p in tmp_path.rglob("*")] == ["out", "mine"]
+
+
+@pytest.mark.parametrize("lacks", [(), ("bert/pooler", "nsp_head"), ("mlm_head", "nsp_head")])
+def test_a_checkpoint_of_ours_and_back(lacks, golden, tmp_path):
+    params = without(golden.params, *lacks)
+    pretrained.save(dataclasses.replace(golden, params=params), tmp_path / "ours")
+    found = bert_jax.load(tmp_path / "ours")
+    same(found.params, params)
+    assert found.config == golden.config
+    assert found.tokenizer.fingerprint == golden.tokenizer.fingerprint
+    if "mlm_head" not in lacks:
+        assert found.fill_mask("the [MASK] fox") == golden.fill_mask("the [MASK] fox")
+
+
+# What is refused.
+
+
+def test_a_file_cut_short(folder):
+    data = (folder / WEIGHTS).read_bytes()
+    for size in (0, 4, 8, 100, len(data) // 2, len(data) - 1):
+        (folder / WEIGHTS).write_bytes(data[:size])
+        refused(folder, str(folder / WEIGHTS), "fetch it again")
+
+
+def test_tensors_that_do_not_fit(folder):
+    tensors = tensors_of(folder)
+    name = "bert.encoder.layer.1.intermediate.dense.weight"
+    write(folder, tensors | {name: tensors[name].T.copy()})
+    refused(folder, str(folder), name, "(12, 20)", "(20, 12)")
+    write(folder, {n: value for n, value in tensors.items() if n != name})
+    refused(folder, str(folder), name)
+    write(folder, {n: value for n, value in tensors.items() if "layer.1." not in n})
+    refused(folder, str(folder), "1 layers")
+    for dtype, said in ((np.int32, "I32"), (np.int8, "I8"), (np.bool_, "BOOL")):
+        write(folder, tensors | {name: tensors[name].astype(dtype)})
+        refused(folder, str(folder / WEIGHTS), name, said)
+
+
+def test_layers_that_are_only_named(folder):
+    # As many as the config says, were the last one counted from: it would take hours to make them.
+    number = 10**7
+    name = f"bert.encoder.layer.{number - 1}.output.dense.bias"
+    write(folder, tensors_of(folder) | {name: np.ones(12, np.float32)})
+    change_config(folder, num_hidden_layers=number)
+    refused(folder, str(folder), "3 layers", str(number))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 12), (12,), (18, 12, 1)])
+def test_position_table_of_a_roberta(shape, tmp_path):
+    folder = copied("roberta", tmp_path / "model")
+    name = "roberta.embeddings.position_embeddings.weight"
+    write(folder, tensors_of(folder) | {name: np.ones(shape, np.float32)})
+    refused(folder, str(folder), "position_embeddings")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model_type": "modernbert"}, "modernbert"),
+        ({"model_type": ["bert"]}, "['bert']"),
+        ({"hidden_act": "swiglu"}, "swiglu"),
+        ({"hidden_act": ["gelu"]}, "hidden_act"),
+        ({"hidden_act": None}, "hidden_act"),
+        ({"num_attention_heads": 5}, "not a multiple"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"hidden_size": 10**12}, "hidden_size"),
+        ({"hidden_size": 2**31}, "hidden_size"),
+        ({"hidden_size": -12}, "hidden_size"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"hidden_size": "12"}, "hidden_size"),
+        ({"hidden_size": {"a": 1}}, "hidden_size"),
+        ({"hidden_size": 1e300}, "hidden_size"),
+        ({"vocab_size": 2**31}, "vocab_size"),
+        ({"vocab_size": 24, "type_vocab_size": None}, "type_vocab_size"),
+        ({"intermediate_size": 2**31}, "intermediate_size"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**7}, "10000000"),
+        ({"vocab_size": 2**23}, "word_embeddings"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings"),
+        ({"type_vocab_size": 2**31}, "type_vocab_size"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps"),
+        ({"layer_norm_eps": float("inf")}, "layer_norm_eps"),
+        ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob"),
+        ({"position_embedding_type": "rotary"}, "rotary"),
+        ({"is_decoder": True}, "is_decoder"),
+    ],
+)
+def test_configs_that_are_refused(values, said, folder):
+    change_config(folder, **values)
+    refused(folder, str(folder), said)
+
+
+@pytest.mark.parametrize("padding", [10**12, 2**31, 30, [1], None])
+def test_padding_of_a_roberta(padding, tmp_path):
+    folder = copied("roberta", tmp_path / "model")
+    change_config(folder, pad_token_id=padding)
+    if padding in ([1], None):  # then it is the usual one
+        assert bert_jax.load(folder).config.max_position_embeddings == 16
+    else:
+        refused(folder, str(folder), "max_position_embeddings")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "3", '"bert"', "null", "[" * 100_000, "\0"])
+def test_a_config_that_is_no_config(text, folder):
+    (folder / "config.json").write_text(text)
+    refused(folder, str(folder / "config.json"))
+    (folder / "config.json").write_bytes(b"\xff\xfe" + text.encode())
+    refused(folder, str(folder / "config.json"))
+
+
+def test_settings_of_the_tokenizer_that_are_none(folder):
+    (folder / "tokenizer_config.json").write_text("[1]")
+    refused(folder, str(folder / "tokenizer_config.json"))
+
+
+def test_a_vocabulary_of_another_size(folder):
+    pieces = (folder / "vocab.txt").read_text()
+    (folder / "vocab.txt").write_text(pieces + "more\n")
+    refused(folder, str(folder), "22 pieces", "21 embeddings")
+    (folder / "vocab.txt").unlink()
+    refused(folder, str(folder), "vocab.txt")
+
+
+def test_a_vocabulary_cut_short(folder):
+    # A table filled up to a round number is usual; one with hundreds of rows too many is not.
+    tensors = tensors_of(folder)
+    for rows, fits in ((128, True), (300, False)):
+        change_config(folder, vocab_size=rows)
+        longer = {n: np.zeros((rows, *v.shape[1:]), np.float32) for n, v in tensors.items()}
+        write(folder, tensors | {n: longer[n] for n in (WORDS, "cls.predictions.bias")})
+        if fits:
+            assert bert_jax.load(folder).tokenizer.vocab_size == 21
+        else:
+            refused(folder, str(folder), "21 pieces", "300 embeddings")
+
+
+def test_a_pickle_is_refused_with_the_way_to_convert_it(folder):
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\n")
+    refused(folder, "pytorch_model.bin", "torch.load", "save_file")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        {"weight_map": {"a": "model-00009-of-00009.safetensors"}},
+        {"weight_map": {"a": "../other.safetensors"}},
+        {"weight_map": {"a": "/etc/passwd"}},
+        {"weight_map": {"a": ""}},
+        {"weight_map": {"a": "."}},
+        {"weight_map": {"a": "\0"}},
+        {"weight_map": {"a": "one\ntwo"}},
+        {"weight_map": {"a": 1}},
+        {"weight_map": {}},
+        {"weight_map": ["a"]},
+        {"weights": {}},
+        [],
+    ],
+)
+def test_an_index_that_names_no_file_of_the_folder(index, folder):
+    # A whole model beside the folder, which must not be read.
+    (folder / WEIGHTS).rename(folder.parent / "other.safetensors")
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    refused(folder, str(folder))
+
+
+def test_a_folder_of_nothing(tmp_path):
+    refused(tmp_path, str(tmp_path))
+    refused(tmp_path / "none", str(tmp_path / "none"))
+    (tmp_path / "config.json").write_text("{}")
+    refused(tmp_path, str(tmp_path))

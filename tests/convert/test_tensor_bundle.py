@@ -1,0 +1,378 @@
+"""Checkpoints of TensorFlow without it; and every importer with files that are damaged."""
+
+import json
+import random
+import resource
+import shutil
+import struct
+import time
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import google_crc32c
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from make_golden import GOLDEN, google_variables
+
+import bert_jax
+from bert_jax import pretrained
+from bert_jax.convert.tensor_bundle import open_bundle
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.errors import UserError
+
+NAME = "bert_model.ckpt"
+INDEX, DATA = f"{NAME}.index", f"{NAME}.data-00000-of-00001"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    shutil.copytree(GOLDEN / "google", tmp_path / "google")
+    return tmp_path / "google"
+
+
+def read_all(folder: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.read() for name, tensor in open_bundle(folder / NAME).items()}
+
+
+def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, strict=True)
+
+
+def survives(run: Callable[[], object]) -> bool:
+    """Whether `run` ended well; otherwise it refused in one line. Neither may take 2 s."""
+    start, refused = time.process_time(), []
+    try:
+        run()
+    except UserError as error:
+        refused = [str(error)]
+    assert time.process_time() - start < 2
+    assert all(len(line.splitlines()) == 1 for line in refused)
+    return not refused
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("name", ["google", "google_sharded"])
+def test_every_variable_of_any_type(name):
+    found = read_all(GOLDEN / name)
+    same(found, google_variables())
+    assert found["global_step"].dtype == np.int64
+
+
+# A table of our own, so that damage can be put below the checksums.
+
+
+def varint(value: int) -> bytes:
+    end = b""
+    while value >= 128:
+        end += bytes([value & 127 | 128])
+        value >>= 7
+    return end + bytes([value])
+
+
+def field(tag: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return varint(tag << 3) + varint(value)
+    return varint(tag << 3 | 2) + varint(len(value)) + value
+
+
+def masked_crc(data: bytes) -> int:
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def closed(block: bytes) -> bytes:
+    """A block with its kind and its checksum behind it."""
+    return block + b"\0" + struct.pack("<I", masked_crc(block + b"\0"))
+
+
+def block_of(entries: list[tuple[bytes, bytes]]) -> bytes:
+    made, last = b"", b""
+    for key, value in entries:
+        shared = next((i for i, (a, b) in enumerate(zip(last, key, strict=False)) if a != b), 0)
+        made += varint(shared) + varint(len(key) - shared) + varint(len(value))
+        made += key[shared:] + value
+        last = key
+    return made + struct.pack("<II", 0, 1)
+
+
+def table_of(block: bytes, handles: list[bytes] | None = None) -> bytes:
+    """A table of one block of data, of whatever it is made."""
+    empty, data = closed(block_of([])), closed(block)
+    handle = varint(0) + varint(len(block))
+    index = block_of([(b"z", value) for value in handles or [handle]])
+    places = varint(len(data)) + varint(len(empty) - 5)
+    places += varint(len(data) + len(empty)) + varint(len(index))
+    footer = places.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
+    return data + empty + closed(index) + footer
+
+
+HEADER = (b"", field(1, 1))
+
+
+def entry(dtype: int, shape: tuple[int, ...], data: bytes, offset: int = 0, **more: bytes) -> bytes:
+    sizes = b"".join(field(2, field(1, size)) for size in shape)
+    made = field(1, dtype) + field(2, sizes) + field(4, offset) + field(5, len(data))
+    return made + varint(6 << 3 | 5) + struct.pack("<I", masked_crc(data))
+
+
+def write(folder: Path, entries: list[tuple[bytes, bytes]], data: bytes = b"") -> None:
+    (folder / INDEX).write_bytes(table_of(block_of(entries)))
+    (folder / DATA).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        (1, np.float32),
+        (2, np.float64),
+        (3, np.int32),
+        (9, np.int64),
+        (14, ml_dtypes.bfloat16),
+        (19, np.float16),
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)])
+def test_types_and_shapes(number, dtype, shape, tmp_path):
+    values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    data = values.tobytes()
+    entries = [HEADER, (b"a", entry(number, shape, data, 7)), (b"text", entry(7, (), b""))]
+    write(tmp_path, entries, b"before " + data)
+    same(read_all(tmp_path), {"a": values})  # what is no array of numbers is left out
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([], "no header"),
+        ([(b"a", b"")], "no header"),
+        ([(b"", field(1, 1) + field(2, 1))], "big-endian"),
+        ([HEADER, (b"a", entry(1, (1,), b"1234") + field(7, b"x"))], "in parts"),
+        ([HEADER, (b"a", entry(1, (2,), b"1234"))], "agree"),
+        ([HEADER, (b"a", entry(1, (1 << 62,), b"1234"))], "cannot be"),
+        ([HEADER, (b"a", entry(1, (1,) * 30, b"1234"))], "cannot be"),
+        ([HEADER, (b"a", entry(1, (1,), b"1234") + field(3, 9))], "cannot be"),
+        ([HEADER, (b"a", entry(1, (1,), b"1234") + field(3, b"x"))], "another kind"),
+        ([HEADER, (b"a", b"\x0f")], "unknown kind"),
+        ([HEADER, (b"a", b"\x0a\x7f")], "without end"),
+        ([HEADER, (b"a", b"\xff" * 20)], "without end"),
+        ([HEADER, (b"\xff", entry(1, (1,), b"1234"))], "damaged"),
+    ],
+)
+def test_tables_that_make_no_sense(entries, said, tmp_path):
+    write(tmp_path, entries, b"1234")
+    with pytest.raises(UserError, match=said) as caught:
+        read_all(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("offset", [1, 10**6, 1 << 62, (1 << 64) - 1])
+def test_values_beyond_the_file(offset, tmp_path):
+    write(tmp_path, [HEADER, (b"a", entry(1, (1,), b"1234", offset))], b"1234")
+    with pytest.raises(UserError, match=f"{DATA} is cut short"):
+        read_all(tmp_path)
+    (tmp_path / DATA).unlink()
+    with pytest.raises(UserError, match=f"{DATA} cannot be read"):
+        read_all(tmp_path)
+
+
+def test_a_small_table_that_would_unfold_to_a_large_one(tmp_path):
+    block, handle = block_of([(b"k" * 999, b"")]), b"\0"
+    (tmp_path / INDEX).write_bytes(table_of(block, [handle + varint(len(block))] * 100_000))
+    assert not survives(lambda: read_all(tmp_path))
+    # Each key is a byte longer than the last, of which it shares all.
+    made = b"".join(varint(shared) + b"\1\0k" for shared in range(100_000))
+    (tmp_path / INDEX).write_bytes(table_of(made + struct.pack("<II", 0, 1)))
+    tracemalloc.start()
+    try:
+        assert not survives(lambda: read_all(tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
+
+
+def test_damage_below_the_checksums(tmp_path):
+    """Any content of a block, rightly summed: of three hundred kinds none does harm."""
+    generator, values = random.Random(0), google_variables()
+    entries, data = [HEADER], b""
+    for name, value in sorted(values.items()):
+        raw = value.tobytes()
+        number = 1 if value.dtype == np.float32 else 9
+        entries.append((name.encode(), entry(number, value.shape, raw, len(data))))
+        data += raw
+    write(tmp_path, entries, data)
+    same(read_all(tmp_path), values)
+    block, ended = block_of(entries), 0
+    tracemalloc.start()
+    try:
+        for _ in range(300):
+            changed = block
+            for _ in range(generator.choice((1, 1, 2, 8))):
+                changed = flipped(changed, generator.randrange(8 * len(changed)))
+            if generator.random() < 0.2:
+                place = generator.randrange(len(changed))
+                changed = changed[:place] + changed[place + generator.randrange(1, 40) :]
+            (tmp_path / INDEX).write_bytes(table_of(changed))
+            ended += survives(lambda: read_all(tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
+    assert 0 < ended < 250
+
+
+def test_any_damage_to_the_index_shows(folder):
+    content, values = (folder / INDEX).read_bytes(), google_variables()
+    for size in range(0, len(content), 7):
+        (folder / INDEX).write_bytes(content[:size])
+        assert not survives(lambda: open_bundle(folder / NAME))
+    generator, ended = random.Random(1), 0
+    for place in range(0, len(content), 3):
+        (folder / INDEX).write_bytes(flipped(content, 8 * place + generator.randrange(8)))
+        if survives(lambda: open_bundle(folder / NAME)):  # in what the footer does not use
+            same(read_all(folder), values)
+            ended += 1
+    assert ended < 20
+
+
+def test_any_damage_to_the_values_shows(folder):
+    content = (folder / DATA).read_bytes()
+    tensors = open_bundle(folder / NAME)
+    generator = random.Random(2)
+    for _ in range(100):
+        place = generator.randrange(len(content))
+        (folder / DATA).write_bytes(flipped(content, 8 * place + generator.randrange(8)))
+        assert not survives(lambda: [tensor.read() for tensor in tensors.values()])
+    for size in range(0, len(content), 499):
+        (folder / DATA).write_bytes(content[:size])
+        assert not survives(lambda: [tensor.read() for tensor in tensors.values()])
+
+
+def test_names_of_checkpoints(folder, tmp_path):
+    wanted = bert_jax.load(folder).params
+    for name in (INDEX, DATA):  # as fine-tuning calls them
+        (folder / name).rename(folder / name.replace(NAME, "model.ckpt-1234"))
+    jax.tree.map(np.testing.assert_array_equal, bert_jax.load(folder).params, wanted)
+    (folder / "model.ckpt-99.index").touch()
+    with pytest.raises(UserError, match=r"several: model\.ckpt-1234, model\.ckpt-99"):
+        bert_jax.load(folder)
+    for path in folder.glob("*.index"):
+        path.unlink()
+    with pytest.raises(UserError, match=f"no {NAME}.index"):
+        bert_jax.load(folder)
+
+
+@pytest.mark.parametrize("name", [DATA, "vocab.txt"])
+def test_a_file_of_google_that_is_missing(name, folder):
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=name) as caught:
+        bert_jax.load(folder)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def damaged(
+    path: Path, run: Callable[[], object], cases: int, first: int | None = None
+) -> tuple[int, int]:
+    """Runs with a file cut short or with flipped bits, in its first bytes if so many are given.
+
+    Returns how many were taken for whole, and how many were refused.
+    """
+    content = path.read_bytes()
+    size = first or len(content)
+    generator, whole = random.Random(path.name), 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(cases):
+        changed = content
+        if number % 4 == 0:
+            changed = content[: generator.randrange(size)]
+        else:
+            for _ in range(generator.choice((1, 1, 3))):
+                changed = flipped(changed, generator.randrange(8 * size))
+        path.write_bytes(changed)
+        whole += survives(run)
+    path.write_bytes(content)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < most + 200_000  # kB
+    return whole, cases - whole
+
+
+def test_loading_a_damaged_directory_of_google(folder):
+    def load():
+        bert_jax.load(folder)
+
+    for name in (INDEX, DATA):
+        whole, _ = damaged(folder / name, load, 12)
+        assert whole < 3
+    whole, refused = damaged(folder / "bert_config.json", load, 30)
+    assert min(whole, refused) > 0
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_loading_a_damaged_directory_of_hugging_face(kind, tmp_path):
+    shutil.copytree(GOLDEN / kind, tmp_path / kind)
+    tensors = tmp_path / kind / "model.safetensors"
+    header = 8 + int.from_bytes(tensors.read_bytes()[:8], "little")
+
+    def load():
+        bert_jax.load(tmp_path / kind)
+
+    whole, refused = damaged(tensors, load, 60, header)
+    assert refused > whole
+    whole, refused = damaged(tensors, load, 8)
+    assert min(whole, refused) > 0  # the values have no checksum there
+    damaged(tmp_path / kind / "config.json", load, 30)
+
+
+def test_loading_a_damaged_index_of_files(tmp_path):
+    shutil.copytree(GOLDEN / "bert", tmp_path / "bert")
+    tensors = tmp_path / "bert" / "model.safetensors"
+    names = dict.fromkeys(safetensors.numpy.load_file(tensors), tensors.name)
+    index = tmp_path / "bert" / f"{tensors.name}.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    damaged(index, lambda: bert_jax.load(tmp_path / "bert"), 30)
+
+
+def test_loading_damaged_tokenizers(tmp_path):
+    pretrained.export(bert_jax.load(GOLDEN / "bert"), tmp_path / "tokenizer.json")
+    shutil.copytree(GOLDEN / "bert", tmp_path / "vocab.txt")
+    shutil.copytree(GOLDEN / "roberta", tmp_path / "vocab.json")
+
+    for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
+        load = partial(tokenizer_lib.load, tmp_path / name)
+        _, refused = damaged(tmp_path / name / name, load, 100)
+        assert refused > 30
+    folder = tmp_path / "vocab.json"
+    damaged(folder / "merges.txt", partial(tokenizer_lib.load, folder), 50)
+    folder = tmp_path / "tokenizer.json"
+    damaged(folder / "tokenizer_config.json", lambda: bert_jax.load(folder), 10)
+
+
+@pytest.mark.parametrize("dtype", ["BOOL", "U8", "I16", "U32", "I64", "F8_E4M3", "F8_E5M2", "C64"])
+def test_safetensors_of_every_type(dtype, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN / "bert", folder)
+    path = folder / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    width = {"BOOL": 1, "C64": 8}.get(dtype) or int(dtype.split("_")[0][1:]) // 8
+    name = "bert.encoder.layer.0.output.dense.bias"
+    raw = np.zeros(tensors[name].size * width, np.uint8)
+    safetensors.numpy.save_file(tensors | {name: raw}, path)
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header, values = content[8 : 8 + size], content[8 + size :]
+    old = f'"{name}":{{"dtype":"U8","shape":[{raw.size}]'.encode()
+    assert old in header
+    header = header.replace(old, f'"{name}":{{"dtype":"{dtype}","shape":[12]'.encode())
+    path.write_bytes(len(header).to_bytes(8, "little") + header + values)
+    with pytest.raises(UserError, match=name) as caught:
+        bert_jax.load(folder)
+    assert "\n" not in str(caught.value)
