@@ -228,30 +228,31 @@ def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> Mod
       init: the model to begin with.
       config: the one that a recipe describes.
       given: fields that were set by hand, which are kept, such as "hidden_dropout_prob".
+
+    Raises:
+      UserError: one of them asks for other parameters.
     """
     kept = {name: getattr(config, name) for name in {"dtype", *given}}
-    return dataclasses.replace(init.config, **kept)
+    model = dataclasses.replace(init.config, **kept)
+    validate_model(model, "config")
+    shapes = jax.eval_shape(BertForPreTraining(model).init_params, jax.random.key(0))
+    there: Any = traverse_util.flatten_dict(init.params, sep="/")
+    wanted: Any = traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
+    for name, param in there.items():
+        if name not in wanted or wanted[name].shape != param.shape:
+            raise UserError(
+                f"--init has {name} of shape {param.shape}, which the config does not ask for; "
+                "leave the shape of the model out of the command"
+            )
+    return model
 
 
 def fill(params: Any, given: Any) -> Any:
-    """Returns `params` with the values of those that are in `given` too, on the same devices.
-
-    Raises:
-      UserError: one is of another shape.
-    """
-    flat = traverse_util.flatten_dict(given, sep="/")
-
-    def value(path: str, param: Any) -> Any:
-        found: Any = flat.get(path, param)
-        if found.shape != param.shape:
-            raise UserError(
-                f"--init: {path} is of shape {found.shape} and the config asks for {param.shape}; "
-                "leave the shape of the model out of the command"
-            )
-        return jax.device_put(found, param.sharding)
-
-    names = traverse_util.flatten_dict(params, sep="/")
-    return traverse_util.unflatten_dict({k: value(k, v) for k, v in names.items()}, sep="/")
+    """Returns `params` with the values of those that are in `given` too, on the same devices."""
+    flat: Any = traverse_util.flatten_dict(given, sep="/")
+    names: Any = traverse_util.flatten_dict(params, sep="/")
+    filled = {k: jax.device_put(flat[k], v.sharding) if k in flat else v for k, v in names.items()}
+    return traverse_util.unflatten_dict(filled, sep="/")
 
 
 def save(bert: Bert, path: str | Path) -> None:

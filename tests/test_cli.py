@@ -12,7 +12,9 @@ def bert_jax(*words) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("words", [(), ("prepare",), ("fill-mask",)])
+@pytest.mark.parametrize(
+    "words", [(), ("prepare",), ("fill-mask",), ("import",), ("export",), ("embed",)]
+)
 def test_help(words):
     shown = bert_jax(*words, "--help")
     assert shown.returncode == 0

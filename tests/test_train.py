@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax import pretrained
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
@@ -266,6 +267,68 @@ def test_phases_in_one_run(store, tmp_path):
         assert_same_state(workdir, tmp_path / "whole")
 
 
+def test_a_run_begins_with_an_exported_model(finished, store, tmp_path):
+    """At a rate of next to nothing it evaluates as the run that the weights are from."""
+    bert = bert_jax.load(finished[0])
+    pretrained.export(bert, tmp_path / "whole")
+    pretrained.export(bert, tmp_path / "encoder", head="none")
+    rate = "--config.optimizer.learning_rate=1e-12"
+    done = run(store, tmp_path / "run", f"--init={tmp_path / 'whole'}", rate, "--config.steps=4")
+    assert done.returncode == 0, done.stderr
+    assert f"weights    {tmp_path / 'whole'}; anew: none" in done.stdout
+    wanted, found = (records(path)[-1] for path in (finished[0], tmp_path / "run"))
+    for name in ("mlm_loss", "nsp_loss", "mlm_accuracy"):
+        assert found[name] == pytest.approx(wanted[name], rel=1e-5)
+    done = run(store, tmp_path / "anew", f"--init={tmp_path / 'encoder'}", "--config.steps=4")
+    assert "anew: mlm_head, nsp_head" in done.stdout, done.stderr
+    # The shape is the checkpoint's, whatever the recipe's; what is set by hand is kept.
+    words = [word for word in command(store, tmp_path / "free") if ".model." not in word]
+    words += [f"--init={tmp_path / 'whole'}", "--config.model.hidden_dropout_prob=0.25"]
+    words += ["--config.steps=2", "--config.data.max_length=16"]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    model = json.loads((tmp_path / "free/config.json").read_text())["model"]
+    assert (model["hidden_size"], model["hidden_dropout_prob"]) == (16, 0.25)
+    flags = [f"--init={tmp_path / 'whole'}", "--config.model.intermediate_size=64"]
+    check_mistake(run(store, tmp_path / "other", *flags), "of shape (32, 16), which")
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_roberta_recipe_at_a_tiny_size(tmp_path):
+    """On the built-in text, with a byte-level vocabulary trained on it; and out, and in again."""
+    small = {
+        "model.vocab_size": 2000,
+        "model.hidden_size": 32,
+        "model.num_hidden_layers": 2,
+        "model.num_attention_heads": 2,
+        "model.intermediate_size": 64,
+        "model.dtype": "float32",
+        "data.max_length": 64,
+        "data.batch_size": 16,
+        "optimizer.learning_rate": 1e-2,
+        "steps": 40,
+        "log_every": 20,
+        "eval_every": 40,
+        "eval_rows": 32,
+    }
+    flags = [f"--config.{name}={value}" for name, value in small.items()]
+    recipe = f"--config={ROOT / 'configs/roberta_base.py'}"
+    words = [sys.executable, str(ROOT / "train.py"), recipe, f"--workdir={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [*words, *flags], env=environment(), capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    logged = records(tmp_path / "run")
+    assert not any("nsp_loss" in record for record in logged)
+    assert logged[0]["mlm_loss"] < np.log(2000)
+    bert = bert_jax.load(tmp_path / "run")
+    assert bert.tokenizer.kind == "byte_bpe"
+    assert pretrained.export(bert, tmp_path / "out") == "RobertaForMaskedLM"
+    again = bert_jax.load(tmp_path / "out")
+    text = "Return the [MASK] of the file."
+    assert again.fill_mask(text) == bert.fill_mask(text)
+
+
 MISTAKES = {
     "misspelt field": (["--config.model.hiden_size=3"], "hiden_size"),
     "wrong type": (["--config.steps=many"], "config.steps=many"),
@@ -280,6 +343,8 @@ MISTAKES = {
     "vocabulary too small": (["--config.model.vocab_size=65"], "model.vocab_size 65 is smaller"),
     "heads": (["--config.model.num_attention_heads=3"], "not a multiple of"),
     "microbatches": (["--config.optimizer.microbatches=3"], "not a multiple of"),
+    "a RoBERTa's pairs": (["--config.model.model_type=roberta"], "data.pairs nsp needs"),
+    "no such checkpoint": (["--init=nowhere"], "checkpoint nowhere does not exist"),
     "no such text": (["--config.data.source=nowhere.txt"], "nowhere.txt does not exist"),
     "unwritable workdir": (
         ["--workdir=/dev/null/run"],

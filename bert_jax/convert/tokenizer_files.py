@@ -1,6 +1,7 @@
 """A tokenizer as the files from which `transformers.AutoTokenizer` makes the same one."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import sentencepiece
@@ -64,28 +65,31 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
     proto: Any = sentencepiece_model_pb2.ModelProto.FromString(content)  # pyright: ignore[reportAttributeAccessIssue]
     processor = sentencepiece.SentencePieceProcessor(model_proto=content)
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
     if trainer.treat_whitespace_as_suffix or not normalizer.escape_whitespaces:
         raise UserError("the SentencePiece model marks words at their end, which is not exported")
+    steps = normalizers.Sequence(_normalizers(normalizer))
+    unk, fallback = processor.unk_id(), trainer.byte_fallback
     if trainer.model_type == trainer.UNIGRAM:
-        model = models.Unigram(pieces, processor.unk_id(), byte_fallback=trainer.byte_fallback)
+        scores = _scores(proto.pieces, steps, tokenizer.special_ids)
+        model = models.Unigram(scores, unk, byte_fallback=fallback)
     elif trainer.model_type == trainer.BPE:
         model = models.BPE(
-            {piece: index for index, (piece, _) in enumerate(pieces)},
-            _merges(pieces),
-            unk_token=processor.id_to_piece(processor.unk_id()),
+            {piece.piece: index for index, piece in enumerate(proto.pieces)},
+            _merges(proto.pieces),
+            unk_token=processor.id_to_piece(unk),
             fuse_unk=True,
-            byte_fallback=trainer.byte_fallback,
+            byte_fallback=fallback,
         )
     else:
         raise UserError("only unigram and bpe SentencePiece models are exported")
     made = tokenizers.Tokenizer(model)
-    made.normalizer = normalizers.Sequence(_normalizers(normalizer))
-    made.pre_tokenizer = pre_tokenizers.Metaspace(
-        prepend_scheme="never", split=trainer.split_by_whitespace
-    )
+    made.normalizer = steps
+    split = trainer.split_by_whitespace
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=split)
     prefix = "always" if normalizer.add_dummy_prefix else "never"
     made.decoder = decoders.Metaspace(prepend_scheme=prefix)
+    if fallback:
+        made.decoder = decoders.Sequence([decoders.ByteFallback(), made.decoder])
     special = sorted({*tokenizer.special_ids, tokenizer.unk_id})
     made.add_special_tokens([tokenizer.piece(index) for index in special])
     ends = (tokenizer.cls_id, tokenizer.sep_id)
@@ -125,15 +129,46 @@ def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
     return steps
 
 
-def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
+def _scores(
+    pieces: Sequence[Any], steps: normalizers.Normalizer, special: Sequence[int]
+) -> list[tuple[str, float]]:
+    """Returns the pieces of a unigram model, each with the logarithm of its probability.
+
+    SentencePiece never reads a control piece or a byte from text: such a name in a text is letters.
+    It reads a symbol that the user defined always. `tokenizers` goes by the score alone.
+    """
+    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece  # pyright: ignore[reportAttributeAccessIssue]
+    normal = [piece.score for piece in pieces if piece.type == kinds.NORMAL]
+    least, most = min(normal), max(normal)
+    scores = []
+    for index, piece in enumerate(pieces):
+        name, score = piece.piece, piece.score
+        if piece.type == kinds.USER_DEFINED:
+            if "▁" in name or steps.normalize_str(f"a{name}").lstrip("▁") != f"a{name}":
+                raise UserError(
+                    f"the SentencePiece model has the symbol {name!r}, which tokenizers would "
+                    "normalize; it cannot be exported"
+                )
+            # As SentencePiece's `unigram_model.cc`, but no less than a piece from text.
+            score = max(len(name.encode()) * most - 0.1, least)
+        elif piece.type != kinds.NORMAL and index not in special:
+            score = 100 * (least - 10)  # 10 is what SentencePiece takes off for an unknown letter
+        scores.append((name, score))
+    return scores
+
+
+def _merges(pieces: Sequence[Any]) -> list[tuple[str, str]]:
     """Returns the pairs that a BPE model joins, the first first; SentencePiece keeps only results.
 
     A piece is joined from any two others that make it up; its score is when.
     """
-    ids = {piece: index for index, (piece, _) in enumerate(pieces)}
+    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece  # pyright: ignore[reportAttributeAccessIssue]
+    if any(piece.type == kinds.USER_DEFINED for piece in pieces):
+        raise UserError("a SentencePiece bpe model with symbols of the user's is not exported")
+    ids = {p.piece: index for index, p in enumerate(pieces) if p.type == kinds.NORMAL}
     merges = []
-    for piece, score in pieces:
+    for piece, index in ids.items():
         pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
         known = [(a, b) for a, b in pairs if a in ids and b in ids]
-        merges += [(-score, ids[a], ids[b], (a, b)) for a, b in known]
+        merges += [(-pieces[index].score, ids[a], ids[b], (a, b)) for a, b in known]
     return [pair for *_, pair in sorted(merges)]
