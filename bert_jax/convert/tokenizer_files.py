@@ -1,7 +1,7 @@
 """A tokenizer as the files from which `transformers.AutoTokenizer` makes the same one."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sentencepiece
@@ -33,7 +33,7 @@ def files(tokenizer: Tokenizer, config: ModelConfig, longest: int) -> dict[str, 
         "mask_token": tokenizer.mask_id,
     }
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    settings = {
+    settings: dict[str, Any] = {
         # The class that takes a tokenizer.json as it stands; BertTokenizer would build another.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": longest,
@@ -41,22 +41,31 @@ def files(tokenizer: Tokenizer, config: ModelConfig, longest: int) -> dict[str, 
         "clean_up_tokenization_spaces": False,
         **{name: tokenizer.piece(index) for name, index in special.items()},
     }
-    made = {"tokenizer_config.json": (json.dumps(settings, indent=2) + "\n").encode()}
+    made = tokenizer.files()
     if isinstance(tokenizer, SentencePieceTokenizer):
-        made |= tokenizer.files()  # which SentencePiece itself reads, and which is imported again
+        # The model itself stays beside it: SentencePiece reads it, and it is imported again.
         made["tokenizer.json"] = _from_sentencepiece(tokenizer).to_str(pretty=True).encode()
-        return made
-    made |= tokenizer.files()
-    pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
-    model = json.loads(made["tokenizer.json"])["model"]
-    if model["type"] == "WordPiece":
-        made["vocab.txt"] = "".join(f"{piece}\n" for piece in pieces).encode()
     else:
-        ids = {piece: index for index, piece in enumerate(pieces)}
-        made["vocab.json"] = json.dumps(ids, ensure_ascii=False).encode()
-        merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
-        made["merges.txt"] = "".join(f"{merge}\n" for merge in ["#version: 0.2", *merges]).encode()
+        content = json.loads(made["tokenizer.json"])
+        made |= _vocabulary(tokenizer, content["model"])
+        before = content["pre_tokenizer"] or {}
+        if "add_prefix_space" in before:  # which transformers 4 otherwise sets to False
+            settings["add_prefix_space"] = before["add_prefix_space"]
+    made["tokenizer_config.json"] = (json.dumps(settings, indent=2) + "\n").encode()
     return made
+
+
+def _vocabulary(tokenizer: Tokenizer, model: Mapping[str, Any]) -> dict[str, bytes]:
+    """Returns the files that BERT and RoBERTa had before there was a `tokenizer.json`."""
+    pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
+    if model["type"] == "WordPiece":
+        return {"vocab.txt": "".join(f"{piece}\n" for piece in pieces).encode()}
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    return {
+        "vocab.json": json.dumps(ids, ensure_ascii=False).encode(),
+        "merges.txt": "".join(f"{line}\n" for line in ["#version: 0.2", *merges]).encode(),
+    }
 
 
 def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
@@ -70,7 +79,7 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
     steps = normalizers.Sequence(_normalizers(normalizer))
     unk, fallback = processor.unk_id(), trainer.byte_fallback
     if trainer.model_type == trainer.UNIGRAM:
-        scores = _scores(proto.pieces, steps, tokenizer.special_ids)
+        scores = _scores(proto.pieces, steps, (*tokenizer.special_ids, unk))
         model = models.Unigram(scores, unk, byte_fallback=fallback)
     elif trainer.model_type == trainer.BPE:
         model = models.BPE(
@@ -86,10 +95,14 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
     made.normalizer = steps
     split = trainer.split_by_whitespace
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=split)
-    prefix = "always" if normalizer.add_dummy_prefix else "never"
-    made.decoder = decoders.Metaspace(prepend_scheme=prefix)
-    if fallback:
-        made.decoder = decoders.Sequence([decoders.ByteFallback(), made.decoder])
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            *([decoders.ByteFallback()] if fallback else []),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", 1, 0)] if normalizer.add_dummy_prefix else []),
+        ]
+    )
     special = sorted({*tokenizer.special_ids, tokenizer.unk_id})
     made.add_special_tokens([tokenizer.piece(index) for index in special])
     ends = (tokenizer.cls_id, tokenizer.sep_id)
@@ -99,6 +112,8 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
 
 # Stands for no character, in any text (Unicode, noncharacters); holds characters apart here.
 _APART = "\ufdd0"
+# What may be one grapheme with the character before it, and much that is not.
+_MARK = r"[^\p{L}\p{N}\p{P}\p{Z}]|[ﾞﾟำຳ]"
 
 
 def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
@@ -115,7 +130,8 @@ def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
             normalizers.NFC(),
         ]
         steps = [
-            normalizers.Replace(tokenizers.Regex(r"(?!\A)(?=[\p{M}\p{Sk}\p{Cf}ﾞﾟำຳ])"), _APART),
+            # Not at the start, where `Precompiled` may then panic.
+            normalizers.Replace(tokenizers.Regex(rf"(?!\A)(?={_MARK})"), _APART),
             normalizers.Precompiled(spec.precompiled_charsmap),
             *(3 * joining),  # no character is a letter with more than three marks
             normalizers.Replace(_APART, ""),
@@ -138,8 +154,7 @@ def _scores(
     It reads a symbol that the user defined always. `tokenizers` goes by the score alone.
     """
     kinds = sentencepiece_model_pb2.ModelProto.SentencePiece  # pyright: ignore[reportAttributeAccessIssue]
-    normal = [piece.score for piece in pieces if piece.type == kinds.NORMAL]
-    least, most = min(normal), max(normal)
+    least = min(piece.score for piece in pieces if piece.type == kinds.NORMAL)
     scores = []
     for index, piece in enumerate(pieces):
         name, score = piece.piece, piece.score
@@ -149,8 +164,7 @@ def _scores(
                     f"the SentencePiece model has the symbol {name!r}, which tokenizers would "
                     "normalize; it cannot be exported"
                 )
-            # As SentencePiece's `unigram_model.cc`, but no less than a piece from text.
-            score = max(len(name.encode()) * most - 0.1, least)
+            score = -0.1  # what it comes to in SentencePiece's `unigram_model.cc`, at any length
         elif piece.type != kinds.NORMAL and index not in special:
             score = 100 * (least - 10)  # 10 is what SentencePiece takes off for an unknown letter
         scores.append((name, score))

@@ -291,8 +291,9 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
         if "tokenizer.json" in files:
             return _from_json_file(files["tokenizer.json"].decode())
         if {"vocab.json", "merges.txt"} <= set(files):
-            lines = files["merges.txt"].decode().split("\n")
-            pairs = [line.partition(" ") for line in lines if line and line[:2] != "#v"]
+            first, *lines = files["merges.txt"].decode().split("\n")
+            lines = lines if first.startswith("#version") else [first, *lines]
+            pairs = [line.partition(" ") for line in lines if line]
             merges = [(first, second) for first, _, second in pairs]
             return ByteLevelTokenizer.from_merges(json.loads(files["vocab.json"]), merges)
         for name, content in files.items():

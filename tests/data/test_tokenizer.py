@@ -1,12 +1,13 @@
 """Tokenizers: agreement with BERT's published algorithm, and one interface over two libraries."""
 
+import functools
 import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
 import sentencepiece
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import TokenizerConfig
@@ -50,7 +51,12 @@ def unigram():
     return tokenizer_training.train(SENTENCES, TokenizerConfig(), 80)
 
 
-@pytest.fixture(params=["wordpiece", "unigram"])
+@pytest.fixture(scope="module")
+def byte_level():
+    return byte_level_of(lowercase=True)
+
+
+@pytest.fixture(params=["wordpiece", "unigram", "byte_level"])
 def any_tokenizer(request):
     return request.getfixturevalue(request.param)
 
@@ -153,7 +159,7 @@ def test_special_pieces(any_tokenizer):
     assert not any_tokenizer.continues[list(special)].any()
     ids = any_tokenizer.encode_with_masks("The [MASK] reads the [MASK]")
     assert ids.count(any_tokenizer.mask_id) == 2
-    assert any_tokenizer.decode([any_tokenizer.cls_id, *ids]).lower().startswith("the")
+    assert any_tokenizer.decode([any_tokenizer.cls_id, *ids]).lower().split()[0] == "the"
 
 
 def test_continuing_pieces_make_words(any_tokenizer):
@@ -161,7 +167,7 @@ def test_continuing_pieces_make_words(any_tokenizer):
     text = "unaffable overtures replaying tokenizers"
     words: list[str] = []
     for index in any_tokenizer.encode([text])[0]:
-        piece = any_tokenizer.piece(index).removeprefix("##").removeprefix("▁")
+        piece = any_tokenizer.piece(index).removeprefix("##").lstrip("▁Ġ")
         if any_tokenizer.continues[index]:
             words[-1] += piece
         else:
@@ -174,7 +180,7 @@ def test_offsets_point_at_the_pieces(any_tokenizer):
     ids, offsets = any_tokenizer.encode_with_offsets(text)
     np.testing.assert_array_equal(ids, any_tokenizer.encode([text])[0])
     for index, (begin, end) in zip(ids, offsets, strict=True):
-        piece = any_tokenizer.piece(index).removeprefix("##").lstrip("▁")
+        piece = any_tokenizer.piece(index).removeprefix("##").lstrip("▁Ġ")
         assert text[begin:end].lower() == piece
     assert [b for b, _ in offsets] == sorted(b for b, _ in offsets)
 
@@ -193,16 +199,79 @@ def test_survives_disk_and_json(any_tokenizer, tmp_path):
 
 
 def test_training_is_reproducible():
-    for kind in ("wordpiece", "sentencepiece"):
+    for kind, size in (("wordpiece", 80), ("sentencepiece", 80), ("byte_bpe", 320)):
         config = TokenizerConfig(kind=kind)
-        first, second = (tokenizer_training.train(SENTENCES, config, 80) for _ in range(2))
-        assert first.fingerprint == second.fingerprint
+        first, *others = (tokenizer_training.train(SENTENCES, config, size) for _ in range(3))
+        assert {other.fingerprint for other in others} == {first.fingerprint}
 
 
 def test_bpe_and_case():
     config = TokenizerConfig(model_type="bpe", lowercase=False)
     cased = tokenizer_training.train(SENTENCES, config, 80)
     assert cased.decode(cased.encode(["The encoder"])[0]) == "The encoder"
+
+
+@functools.cache
+def byte_level_of(*, lowercase: bool):
+    config = TokenizerConfig(kind="byte_bpe", lowercase=lowercase)
+    return tokenizer_training.train(SENTENCES, config, 300)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60) | st.text(ALPHABET, max_size=60))
+def test_byte_level_gives_any_text_back(text):
+    """With the space that it puts before the first word."""
+    tokenizer = byte_level_of(lowercase=False)
+    assume(not any(name in text for name in tokenizer.special))  # which are read as the pieces
+    ids = tokenizer.encode([text])[0]
+    assert tokenizer.unk_id not in ids
+    assert tokenizer.decode(ids) == (text if text[:1] in ("", " ") else f" {text}")
+
+
+def test_byte_level_case():
+    cased, lower = byte_level_of(lowercase=False), byte_level_of(lowercase=True)
+    texts = ["The ÉCOLE reads", "the école reads"]
+    first, second = lower.encode(texts)
+    assert first == second
+    assert lower.decode(first) == " the école reads"
+    first, second = cased.encode(texts)
+    assert first != second
+
+
+def test_byte_level_words():
+    """As RoBERTa's: a piece with a space before it begins a word, and all others continue one."""
+    tokenizer = byte_level_of(lowercase=False)
+    names = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
+    assert names[:5] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    begins = {name for name, more in zip(names, tokenizer.continues, strict=True) if not more}
+    assert begins == {*names[:5], *(name for name in names if name[0] == "Ġ")}
+    ids = tokenizer.encode(["whole words, whole"])[0]
+    word = tokenizer.encode(["whole"])[0]
+    assert ids[: len(word)] == word == ids[-len(word) :]  # the first word as any other
+    assert not tokenizer.continues[word[0]]
+
+
+def test_byte_level_offsets_are_of_characters():
+    text = "Naïve  日本 😀x"
+    tokenizer = byte_level_of(lowercase=False)
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    assert ids == tokenizer.encode([text])[0]
+    found = {place for begin, end in offsets for place in range(begin, end)}
+    assert found == {place for place, char in enumerate(text) if char != " "}
+    for begin, end in offsets:
+        # A piece of a part of a character is at the whole of it.
+        whole = [i for i, span in zip(ids, offsets, strict=True) if span == (begin, end)]
+        if begin < end:
+            assert tokenizer.decode(whole).strip() == text[begin:end]
+
+
+def test_byte_level_vocabulary_holds_all_bytes():
+    for size in (0, 260):
+        with pytest.raises(UserError, match=f"vocab_size {size} does not suit .* 261 pieces"):
+            tokenizer_training.train(SENTENCES, TokenizerConfig(kind="byte_bpe"), size)
+    least = tokenizer_training.train(SENTENCES, TokenizerConfig(kind="byte_bpe"), 261)
+    ids = least.encode(["\x00日😀"])[0]
+    assert len(ids) == 1 + 1 + 3 + 4
 
 
 def test_a_sentencepiece_model_without_special_pieces_gets_them(tmp_path):
@@ -250,7 +319,7 @@ def test_bad_files(tmp_path):
         tokenizer_lib.load(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "byte_bpe"])
 def test_a_vocabulary_larger_than_the_text_allows(kind):
     with pytest.raises(UserError, match="does not suit the text"):
         tokenizer_training.train(SENTENCES, TokenizerConfig(kind=kind), 100_000)

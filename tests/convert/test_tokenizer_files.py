@@ -1,0 +1,341 @@
+"""An exported tokenizer cuts text as the one that it was made from."""
+
+import functools
+import io
+import itertools
+import json
+import unicodedata
+
+import jax
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+from flax import linen as nn
+from helpers import model_config
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from bert_jax import pretrained
+from bert_jax.config import TokenizerConfig
+from bert_jax.convert import tokenizer_files
+from bert_jax.data import tokenizer as tokenizer_lib
+from bert_jax.data import tokenizer_training
+from bert_jax.errors import UserError
+from bert_jax.models.heads import BertForPreTraining
+
+SENTENCES = [
+    "The encoder reads the whole sentence at once, from both sides.",
+    "Tokenizers cut rare words into smaller pieces; common words stay whole.",
+    "Naïve café owners in Zürich and Việt Nam: 日本語 ガギグ 한국어, and 3.14 costs $5 (£4)!",
+    "Unaffable players were replaying the unplayable overtures (again). aaa aaaaa.",
+    "While it rains on the plains of Spain, a quick brown fox jumps over the lazy dog.",
+    "Sentences that were read again are read faster, and the readers are seldom replaced.",
+    "Nobody had placed the smaller tokens where the larger ones stood, so they were lost.",
+] * 50
+
+# Letters and marks apart, as macOS writes names, that are one character to SentencePiece.
+APART = [
+    *(unicodedata.normalize("NFD", text) for text in ("CAFÉ Zürich", "ガギグ 한국어", "Việt ẾỆ")),
+    "X\u0301 A\u0332 x\u0301 e\u0301 E\u0301",
+    "\u0995\u09c7\u09be \u0915\u094d\u0937 ｶﾞ ﾊﾟ",
+    "\u03b1\u0314\u0301",
+]
+TEXTS = [
+    *SENTENCES[:4],
+    *APART,
+    "Déjà VU: naïve façade, İstanbul, Straße, ﬁre ½ ² ① Ⅷ ㎏",
+    "tabs\tnew\nlines\r\nnbsp\u00a0ideographic\u3000space thin\u2009space \x85 \u2028 end",
+    "control\x00\x01\x7f\ufffd characters \u200bzero\u200dwidth \u00adsoft \ufeff",
+    "emoji 😀👍🏽 👨‍👩‍👧 flags 🇫🇷 ☃️ A🏽 ™ ©",
+    "  spaces   in    rows  ",
+    "▁ a ▁b ▁",
+    "",
+    "   ",
+    "\u0301\u0308",
+    "don't [UNKNOWN] <tag> <unk #hash (((£))) ...",
+]
+
+ALPHABET = st.sampled_from(
+    "abcdefghijklmnopqrstuvwxyzABCXYZ0189  \t\n\r.,;:!?'\"()[]{}<>#@$%^&*-_=+/\\|~`▁"
+    "éèüñçÅØßÉÜİﬁ①日本語中文一カガ한국テストжΩדعक한か\x00\x01\x7f\x85"
+    "\u0301\u0308\u0323\u0302\u3099ﾞ\u094d\u0e33\u20dd\u00a0\u2009\u2028\u3000\u200b\u200d\ufeff"
+    "\u00ad\ufffd—–“”…¿€£½²😀👍🏽🇫🇷ﷺ"
+)
+
+
+def sentencepiece_model(**options):
+    """A SentencePiece model of another's making."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES),
+        model_writer=model,
+        minloglevel=2,
+        num_threads=1,
+        **{"vocab_size": 110, **options},
+    )
+    return tokenizer_lib.SentencePieceTokenizer(model.getvalue())
+
+
+def train(kind, size, **options):
+    return tokenizer_training.train(SENTENCES, TokenizerConfig(kind=kind, **options), size)
+
+
+SYMBOLS = ["(", ")", ".", "..", "£", "<num>", "er"]  # most of them ALBERT's
+# Every character is a piece or bytes, so that every one that differs shows.
+BYTES = {"byte_fallback": True, "vocab_size": 365}
+MAKE = {
+    "unigram": lambda: train("sentencepiece", 110),
+    "unigram cased": lambda: train("sentencepiece", 110, lowercase=False),
+    "bpe": lambda: train("sentencepiece", 110, model_type="bpe"),
+    "bpe cased": lambda: train("sentencepiece", 110, model_type="bpe", lowercase=False),
+    "wordpiece": lambda: train("wordpiece", 200),
+    "wordpiece cased": lambda: train("wordpiece", 200, lowercase=False),
+    "byte_bpe": lambda: train("byte_bpe", 300),
+    "byte_bpe cased": lambda: train("byte_bpe", 300, lowercase=False),
+    "no special pieces": lambda: sentencepiece_model(),
+    "symbols": lambda: sentencepiece_model(user_defined_symbols=SYMBOLS),
+    "bytes": lambda: sentencepiece_model(**BYTES),
+    "bytes bpe": lambda: sentencepiece_model(**BYTES, model_type="bpe"),
+    "bytes lowercase": lambda: sentencepiece_model(**BYTES, normalization_rule_name="nmt_nfkc_cf"),
+    "as it stands": lambda: sentencepiece_model(**BYTES, normalization_rule_name="identity"),
+    "words together": lambda: sentencepiece_model(split_by_whitespace=False),
+    "no space before": lambda: sentencepiece_model(add_dummy_prefix=False),
+}
+OWN = [kind for kind in MAKE if kind.split()[0] in ("unigram", "bpe", "wordpiece", "byte_bpe")]
+
+
+def config_for(tokenizer):
+    if tokenizer.kind == "byte_bpe":
+        return model_config(
+            model_type="roberta", vocab_size=tokenizer.vocab_size, type_vocab_size=1
+        )
+    return model_config(vocab_size=tokenizer.vocab_size)
+
+
+@functools.cache
+def made(kind):
+    """Returns a tokenizer, its files, and what `tokenizers` makes of them."""
+    tokenizer = MAKE[kind]()
+    files = tokenizer_files.files(tokenizer, config_for(tokenizer), 32)
+    return tokenizer, files, tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+
+
+def pieces(tokenizer, text):
+    return [int(index) for index in tokenizer.encode([text])[0]]
+
+
+def check_same_ids(kind, text):
+    """Checks the pieces of a text.
+
+    Where a unigram model gives two ways to cut a text the same probability ("iii" as "i", "ii" or
+    as "ii", "i"), rounding decides, and SentencePiece adds up in float32 but `tokenizers` in
+    float64. The pieces are then the same in another order: 3 of 23,882 lines of Wikipedia.
+    """
+    ours, _, theirs = made(kind)
+    wanted = pieces(ours, text)
+    found = theirs.encode(text, add_special_tokens=False).ids
+    if ours.kind == "sentencepiece" and "bpe" not in kind:
+        assert sorted(found) == sorted(wanted)
+    else:
+        assert found == wanted
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_same_ids_on_text(kind):
+    ours, _, theirs = made(kind)
+    for text in TEXTS:
+        wanted = pieces(ours, text)
+        assert theirs.encode(text, add_special_tokens=False).ids == wanted, text
+
+
+def is_exact(text):
+    """Whether SentencePiece and `tokenizers` normalize a text the same way.
+
+    SentencePiece joins the longest run of a letter and its marks that is one character, in the
+    order of the text. `tokenizers` has Unicode's NFC alone, which may take letters apart and
+    reorder marks, as in é and a dot below; it joins marks to a letter that came out of another
+    character (ﬁ and a dot below) or that a dropped control character parted from them, and to a
+    lower-case letter where the capital was not joined (J, caron). U+FDD0, which is not a
+    character, is dropped.
+    """
+    if "\ufdd0" in text:
+        return False
+    for letter, mark in itertools.pairwise(text):
+        if is_mark(mark) and not (
+            not is_mark(letter)
+            and unicodedata.category(letter)[0] != "C"
+            and len(unicodedata.normalize("NFKD", letter)) == 1
+            and len(unicodedata.normalize("NFKD", mark)) == 1
+            and mark.casefold() == mark
+            and joined(letter + mark) == joined(letter.lower() + mark)
+        ):
+            return False
+    return True
+
+
+def is_mark(char):
+    return unicodedata.category(unicodedata.normalize("NFKC", char)[0])[0] == "M"
+
+
+def joined(text):
+    return len(unicodedata.normalize("NFC", text)) == 1
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+@given(text=st.text(ALPHABET, max_size=40) | st.text(max_size=20))
+def test_same_ids_on_random_text(kind, text):
+    ours = made(kind)[0]
+    if ours.kind == "sentencepiece":
+        # SentencePiece reads no special piece or byte from its name; `tokenizers` reads them all.
+        special = [ours.piece(index) for index in (*ours.special_ids, ours.unk_id)]
+        assume(not any(name in text for name in (*special, "<s>", "</s>", "<0x")))
+        assume(is_exact(text))
+    check_same_ids(kind, text)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_same_text_again(kind):
+    ours, _, theirs = made(kind)
+    count = 0
+    for text in TEXTS:
+        ids = pieces(ours, text)
+        # SentencePiece writes "⁇" for unknown text, and `tokenizers` nothing. A text that begins
+        # with SentencePiece's own mark loses another of them.
+        if ours.kind != "sentencepiece" or not (ours.unk_id in ids or text.startswith("▁")):
+            assert theirs.decode(ids) == ours.decode(ids)
+            count += 1
+    assert count >= 8
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_rows_of_one_text_and_of_two(kind):
+    ours, _, theirs = made(kind)
+    a, b = pieces(ours, SENTENCES[0]), pieces(ours, SENTENCES[1])
+    one, two = theirs.encode(SENTENCES[0]), theirs.encode(SENTENCES[0], SENTENCES[1])
+    assert one.ids == [ours.cls_id, *a, ours.sep_id]
+    if ours.kind == "byte_bpe":
+        assert two.ids == [ours.cls_id, *a, ours.sep_id, ours.sep_id, *b, ours.sep_id]
+    else:
+        assert two.ids == [ours.cls_id, *a, ours.sep_id, *b, ours.sep_id]
+        assert two.type_ids == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+    assert sum(two.special_tokens_mask) == len(two.ids) - len(a) - len(b)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_masks_in_text(kind):
+    ours, _, theirs = made(kind)
+    text = "The [MASK] reads the [MASK]".replace("[MASK]", ours.piece(ours.mask_id))
+    found = theirs.encode(text, add_special_tokens=False).ids
+    assert found.count(ours.mask_id) == 2
+    assert found == ours.encode_with_masks(text)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_the_files_are_read_again_as_the_same_tokenizer(kind, tmp_path):
+    ours, files, _ = made(kind)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    again = tokenizer_lib.load(tmp_path)
+    assert again.fingerprint == ours.fingerprint
+    assert again.special_ids == ours.special_ids
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_settings(kind):
+    ours, files, theirs = made(kind)
+    values = json.loads(files["tokenizer_config.json"])
+    for role in ("pad", "unk", "cls", "sep", "mask"):
+        assert theirs.token_to_id(values[f"{role}_token"]) == getattr(ours, f"{role}_id")
+    assert values["model_max_length"] == 32
+    assert ("token_type_ids" in values["model_input_names"]) == (ours.kind != "byte_bpe")
+    # transformers 4 puts no space before the first word unless it is told to.
+    assert values.get("add_prefix_space", False) == (ours.kind == "byte_bpe")
+    assert theirs.get_vocab_size() == ours.vocab_size
+
+
+def test_the_older_files_are_the_same_tokenizer():
+    """`vocab.txt`, and RoBERTa's `vocab.json` and `merges.txt`, which have no space before."""
+    ours, files, _ = made("wordpiece cased")
+    again = tokenizer_lib.from_files({"vocab.txt": files["vocab.txt"]}, "here", lowercase=False)
+    assert again.fingerprint == ours.fingerprint
+    roberta, files = made_roberta()
+    exported = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    cased, _, _ = made("byte_bpe cased")
+    for text in TEXTS:
+        ids = pieces(roberta, text)
+        assert exported.encode(text, add_special_tokens=False).ids == ids
+        assert ids == pieces(tokenizer_lib.from_files(files, "here"), text)
+        if text.strip(" "):
+            assert pieces(roberta, f" {text.lstrip(' ')}") == pieces(cased, text.lstrip(" "))
+
+
+@functools.cache
+def made_roberta():
+    """Returns the tokenizer that RoBERTa's own files give, and its export."""
+    _, files, _ = made("byte_bpe cased")
+    own = {name: files[name] for name in ("vocab.json", "merges.txt")}
+    roberta = tokenizer_lib.from_files(own, "here")
+    return roberta, tokenizer_files.files(roberta, config_for(roberta), 32)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model_type": "char"}, "only unigram and bpe"),
+        ({"treat_whitespace_as_suffix": True}, "at their end"),
+        ({"model_type": "bpe", "user_defined_symbols": ["<num>"]}, "symbols"),
+        ({"user_defined_symbols": ["①"]}, "symbol '①'"),
+        ({"user_defined_symbols": ["a▁b"]}, "symbol 'a▁b'"),
+    ],
+)
+def test_what_tokenizers_cannot_do_is_refused(options, message):
+    tokenizer = sentencepiece_model(**options, hard_vocab_limit=False)
+    with pytest.raises(UserError, match=message) as error:
+        tokenizer_files.files(tokenizer, model_config(), 32)
+    assert "\n" not in str(error.value)
+
+
+def random_bert(tokenizer):
+    config = config_for(tokenizer)
+    model = BertForPreTraining(config, next_sentence=config.model_type == "bert")
+    shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
+    generator = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: generator.normal(size=x.shape).astype("float32"), shapes)
+    return pretrained.Bert(config, params, tokenizer, model)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("kind", [*OWN, "no special pieces", "symbols", "bytes"])
+def test_transformers_loads_the_directory(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    ours, _, _ = made(kind)
+    pretrained.export(random_bert(ours), tmp_path / "model")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    for text in TEXTS:
+        assert theirs(text, add_special_tokens=False)["input_ids"] == pieces(ours, text), text
+    for role in ("pad", "unk", "cls", "sep", "mask"):
+        assert getattr(theirs, f"{role}_token_id") == getattr(ours, f"{role}_id")
+    assert theirs.model_max_length == 32
+    assert len(theirs) == ours.vocab_size
+    masked = f"The {theirs.mask_token} reads"
+    wanted = ours.encode_with_masks(masked)
+    assert theirs(masked, add_special_tokens=False)["input_ids"] == wanted
+    cut = theirs(*SENTENCES[:2], truncation=True)["input_ids"]
+    assert len(cut) == 32
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_transformers_reads_robertas_own_files_as_we_do(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    roberta, files = made_roberta()
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes(files[name])
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert type(theirs).__name__.startswith("Roberta")
+    for text in TEXTS:
+        assert theirs(text, add_special_tokens=False)["input_ids"] == pieces(roberta, text)
