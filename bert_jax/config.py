@@ -280,7 +280,7 @@ def _validate_fields(fields: dict[str, Any]) -> None:
         elif name == "data.mask_fraction":
             if not 0 < value <= 1:
                 raise UserError(f"{name} is {value}; it must be above 0 and at most 1")
-        elif value >= 2**32:
+        elif value >= 2**32 and (isinstance(value, int) or value == float("inf")):
             raise UserError(f"{name} is {value}; it must be below 2**32")
         elif not (value >= 0 if name in _MAY_BE_ZERO else value > 0):
             raise UserError(f"{name} is {value}; it must be a positive number")
