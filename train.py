@@ -79,8 +79,7 @@ def main() -> None:
         state = jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
         if init:
             state = state.replace(params=pretrained.fill(state.params, init.params))
-            anew = pretrained.parts(state.params) - pretrained.parts(init.params)
-            print(f"weights    {INIT.value}; anew: {', '.join(sorted(anew)) or 'none'}")
+            report.begun_with(INIT.value, state.params, init.params)
     else:
         like = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -88,6 +87,8 @@ def main() -> None:
             shardings,
         )
         state = checkpoints.restore(step, like)
+        if init:
+            print(f"going on from step {step:,}; --init is not used again")
     save_config(config, corpus, workdir)
     report.start(config, corpus, mesh, state, batches.epochs(), workdir)
 

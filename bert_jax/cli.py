@@ -1,8 +1,8 @@
 """The `bert-jax` command, and how every command of the project reads its flags and ends."""
 
 import argparse
-import itertools
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -82,9 +82,8 @@ def read_config(default: Path) -> tuple[TrainConfig, str]:
 
 def fields_given(prefix: str) -> list[str]:
     """Returns the fields of a config that the command line sets, such as "dtype" of "model."."""
-    start = f"--config.{prefix}"
-    flags = [arg.removeprefix(start) for arg in sys.argv if arg.startswith(start)]
-    return [flag.partition("=")[0] for flag in flags]
+    found = (re.match(rf"--?config\.{re.escape(prefix)}(\w+)", arg) for arg in sys.argv)
+    return [match[1] for match in found if match]
 
 
 def _print_help() -> None:
@@ -97,7 +96,6 @@ def _print_help() -> None:
 
 def _prepare(args: argparse.Namespace) -> None:
     from bert_jax.data import corpus
-    from bert_jax.data import tokenizer as tokenizer_lib
 
     lowercase = not args.cased
     is_path = args.tokenizer not in ("sentencepiece", "wordpiece", "byte_bpe")
@@ -112,7 +110,11 @@ def _prepare(args: argparse.Namespace) -> None:
     )
     model = ModelConfig(vocab_size=args.vocab_size)
     validate(TrainConfig(data=data, tokenizer=tokenizer, model=model))
-    given = tokenizer_lib.load(args.tokenizer, lowercase=lowercase) if is_path else tokenizer
+    given = tokenizer
+    if is_path:
+        from bert_jax import pretrained
+
+        given = pretrained.load_tokenizer(args.tokenizer, lowercase=lowercase)
     prepared = corpus.prepare(data, given, args.vocab_size, Path(args.store))
     for name, split in (("training", prepared.train), ("held out", prepared.eval)):
         print(
@@ -136,6 +138,7 @@ def _import(args: argparse.Namespace) -> None:
     import jax
 
     from bert_jax import pretrained
+    from bert_jax.convert import names
     from bert_jax.training import parallel
 
     parallel.return_host_memory()
@@ -144,7 +147,7 @@ def _import(args: argparse.Namespace) -> None:
     c, size = bert.config, sum(x.size for x in jax.tree.leaves(bert.params))
     print(
         f"{size:,} parameters: {c.model_type}, {c.num_hidden_layers} layers of {c.hidden_size}, "
-        f"{c.hidden_act}; {', '.join(sorted(pretrained.parts(bert.params))) or 'no heads'}; "
+        f"{c.hidden_act}; {', '.join(sorted(names.parts(bert.params))) or 'no heads'}; "
         f"{bert.tokenizer.kind}, "
         f"{bert.tokenizer.vocab_size:,} pieces"
     )
@@ -157,8 +160,13 @@ def _export(args: argparse.Namespace) -> None:
     from bert_jax.training import parallel
 
     parallel.return_host_memory()
-    name = pretrained.export(pretrained.load(args.checkpoint), args.destination, args.head)
+    made = pretrained.export(pretrained.load(args.checkpoint), args.destination, args.head)
+    name = made.architecture
     print(f"{name}; load it with transformers.{name}.from_pretrained({args.destination!r})")
+    if made.left_out:
+        print(f"left out, as it has no place for them: {', '.join(made.left_out)}")
+    if made.made_anew:
+        print(f"the model has none, so transformers makes them anew: {', '.join(made.made_anew)}")
 
 
 def _embed(args: argparse.Namespace) -> None:
@@ -176,15 +184,17 @@ def _embed(args: argparse.Namespace) -> None:
     path, output = Path(args.file), Path(args.output)
     if not path.is_file():
         raise UserError(f"{path} is no file; give one with a text a line")
-    if not output.absolute().parent.is_dir():
-        raise UserError(f"--output {output}: there is no such folder; make it first")
+    if output.suffix != ".npz" or output.is_dir():
+        raise UserError(f"--output {output}: give a file that ends in .npz")
+    if not os.access(output.absolute().parent, os.W_OK):
+        raise UserError(f"--output {output} cannot be written there; make the folder first")
     parallel.keep_host_memory()
     encoder = pretrained.load(args.checkpoint).encoder(layers, args.pooling)
     lines = text_lib.read_lines(path)
     number = cut = end = 0
     bar = tqdm(total=path.stat().st_size, unit="B", unit_scale=True, disable=None, leave=False)
     with bar, features.NpzWriter(output) as writer:
-        while chunk := list(itertools.islice(lines, features.CHUNK)):
+        for chunk in features.chunks(lines, lambda line: len(line[0])):
             found = encoder.chunk([text for text, _ in chunk])
             if found[0].spans is None:
                 writer.append("vectors", np.stack([text.vectors for text in found]))
@@ -230,8 +240,8 @@ def _parser() -> argparse.ArgumentParser:
         "--tokenizer",
         default="sentencepiece",
         help="sentencepiece, wordpiece or byte_bpe to train one on the text, or the path of a "
-        "SentencePiece .model, a BERT vocab.txt, a tokenizer.json, or the folder of one (default: "
-        "sentencepiece)",
+        "SentencePiece .model, a BERT vocab.txt, a tokenizer.json, the folder of one, or a "
+        "CHECKPOINT (default: sentencepiece)",
     )
     prepare.add_argument(
         "--vocab-size", type=int, default=32000, help="pieces of a tokenizer trained here (32000)"
@@ -283,8 +293,8 @@ def _parser() -> argparse.ArgumentParser:
     embed.add_argument(
         "--layer",
         default="-1",
-        help="0 for the embeddings, 1 for the first layer, -1 for the last; several, separated by "
-        "commas, are added up (-1)",
+        help="0 for the embeddings, 1 for the first layer, -1 for the last; several are added up: "
+        "--layer=-1,-2 (-1)",
     )
     embed.add_argument(
         "--pooling",

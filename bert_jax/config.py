@@ -32,7 +32,7 @@ class ModelConfig:
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     max_position_embeddings: int = 512  # the longest row, in tokens
-    position_embedding_type: str = "absolute"  # learned; see README for the other kinds
+    position_embedding_type: str = "absolute"  # learned; docs/positions.md has the others
     type_vocab_size: int = 2
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
@@ -318,7 +318,9 @@ def _from_json(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type | types.UnionType) and not isinstance(value, hint):
-        raise UserError(f"{where} is {value!r}, of another type than {hint}")
+        raise UserError(
+            f"{where} is {value!r}, of another type than {getattr(hint, '__name__', hint)}"
+        )
     return value
 
 

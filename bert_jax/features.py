@@ -6,10 +6,10 @@ import os
 import shutil
 import unicodedata
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,13 @@ from bert_jax.errors import UserError
 from bert_jax.models.bert import BertModel
 from bert_jax.training.parallel import make_mesh
 
+_Item = TypeVar("_Item")
+
 POOLINGS = ("mean", "cls", "max", "tokens", "words")
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BATCH_TOKENS = 4096
-CHUNK = 4096  # texts that are sorted by length together
+# Texts that are sorted by length together, and whose vectors are held together.
+_CHUNK_TEXTS, _CHUNK_CHARACTERS = 4096, 400_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,21 +117,21 @@ class Encoder:
         features = partial(_features, model, tuple(layers), pooling)
         self._features = jax.jit(features, in_shardings=(whole, rows, rows), out_shardings=rows)
 
-    def __call__(self, texts: Sequence[str]) -> Iterator[Embedded]:
-        """Yields the embedding of each text, in their order, holding some thousands at a time."""
-        for begin in range(0, len(texts), CHUNK):
-            yield from self.chunk(texts[begin : begin + CHUNK])
+    def __call__(self, texts: Iterable[str]) -> Iterator[Embedded]:
+        """Yields the embedding of each text, in their order, some thousands at a time."""
+        for chunk in chunks(texts, len):
+            yield from self.chunk(chunk)
 
     def chunk(self, texts: Sequence[str]) -> list[Embedded]:
         """Returns the embedding of each text, all at once."""
-        special = self._tokenizer
+        tokenizer = self._tokenizer
         if self._pooling in ("tokens", "words"):
-            encoded = [special.encode_with_offsets(text) for text in texts]
+            encoded = [tokenizer.encode_with_offsets(text) for text in texts]
             pieces: Sequence[Sequence[int]] = [ids for ids, _ in encoded]
         else:
-            encoded, pieces = [], special.encode(texts)
+            encoded, pieces = [], tokenizer.encode(texts)
         room = self._longest - 2
-        rows = [[special.cls_id, *ids[:room], special.sep_id] for ids in pieces]
+        rows = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids in pieces]
         vectors = self._run(rows)
         result = []
         for index, (text, ids) in enumerate(zip(texts, pieces, strict=True)):
@@ -176,6 +179,20 @@ class Encoder:
         return results
 
 
+def chunks(items: Iterable[_Item], size: Callable[[_Item], int]) -> Iterator[list[_Item]]:
+    """Yields some thousands of items at a time, fewer where their sizes add up to much."""
+    chunk: list[_Item] = []
+    total = 0
+    for item in items:
+        chunk.append(item)
+        total += size(item)
+        if len(chunk) == _CHUNK_TEXTS or total >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk
+
+
 def _static_length(length: int) -> int:
     return next((size for size in _LENGTHS if size >= length), -(-length // 256) * 256)
 
@@ -204,16 +221,22 @@ def _features(
 
 def _by_word(vectors: np.ndarray, pieces: np.ndarray, words: np.ndarray) -> np.ndarray:
     """Returns the mean of the pieces that overlap each word: [words, D] from [pieces, D]."""
-    overlaps = (pieces[None, :, 0] < words[:, None, 1]) & (pieces[None, :, 1] > words[:, None, 0])
-    share = overlaps.astype(np.float32)
-    counts = share.sum(1, keepdims=True)
-    return np.where(counts > 0, share @ vectors / np.maximum(counts, 1), np.nan).astype(np.float32)
+    result = np.full((len(words), vectors.shape[1]), np.nan, np.float32)
+    # Pieces and words both stand in the order of the text.
+    first = np.searchsorted(pieces[:, 1], words[:, 0], side="right")
+    last = np.searchsorted(pieces[:, 0], words[:, 1], side="left")
+    for word in np.flatnonzero(first < last):
+        result[word] = vectors[first[word] : last[word]].mean(0)
+    return result
 
 
 class NpzWriter:
     """Writes arrays that grow row by row into an `.npz`, with none of them held in memory.
 
     Used in a `with`, at whose end the file is put in its place; or not, after an error.
+
+    Raises:
+      UserError: the file cannot be written.
     """
 
     def __init__(self, path: Path):
@@ -230,23 +253,32 @@ class NpzWriter:
     def __enter__(self) -> "NpzWriter":
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *rest: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *rest: Any
+    ) -> None:
         try:
             if error is None:
                 self._join()
+        except OSError as failure:
+            error = failure
         finally:
             for file, _, _ in self._arrays.values():
                 file.close()
                 Path(file.name).unlink()
+        if isinstance(error, OSError):
+            raise UserError(f"{self._path} cannot be written ({error.strerror})") from error
 
     def _join(self) -> None:
         temporary = self._path.with_name(f".{self._path.name}.tmp")
-        with zipfile.ZipFile(temporary, "w") as archive:
-            for name, (file, dtype, shape) in self._arrays.items():
-                rows = file.tell() // (dtype.itemsize * math.prod(shape))
-                header = {"descr": dtype.str, "fortran_order": False, "shape": (rows, *shape)}
-                file.seek(0)
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array_header_2_0(entry, header)
-                    shutil.copyfileobj(file, entry)
-        os.replace(temporary, self._path)
+        try:
+            with zipfile.ZipFile(temporary, "w") as archive:
+                for name, (file, dtype, shape) in self._arrays.items():
+                    rows = file.tell() // (dtype.itemsize * math.prod(shape))
+                    header = {"descr": dtype.str, "fortran_order": False, "shape": (rows, *shape)}
+                    file.seek(0)
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                        np.lib.format.write_array_header_2_0(entry, header)
+                        shutil.copyfileobj(file, entry)
+            os.replace(temporary, self._path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -15,8 +15,7 @@ from flax import linen as nn
 from flax import traverse_util
 
 from bert_jax.config import ModelConfig, TrainConfig, from_dict, validate_model
-from bert_jax.convert import google, huggingface
-from bert_jax.convert.names import OPTIONAL
+from bert_jax.convert import google, huggingface, names
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
@@ -202,23 +201,30 @@ def load(path: str | Path) -> Bert:
     description = checkpoint.read_json(found, "config")
     config = from_dict(TrainConfig, description, f"{found}/config").model
     validate_model(config, f"{found}/config")
-    tokenizer = tokenizer_lib.from_json(
-        checkpoint.read_json(found, "tokenizer"), f"{found}/tokenizer"
-    )
+    tokenizer = load_tokenizer(found)
     like = nn.unbox(jax.eval_shape(BertForPreTraining(config).init_params, jax.random.key(0)))
-    params = checkpoint.read_params(found, like, OPTIONAL)
+    params = checkpoint.read_params(found, like, names.OPTIONAL)
     return Bert(config, params, tokenizer, _model(config, params))
 
 
 def _model(config: ModelConfig, params: Any) -> BertForPreTraining:
-    return BertForPreTraining(config, next_sentence={"bert/pooler", "nsp_head"} <= parts(params))
+    return BertForPreTraining(
+        config, next_sentence={"bert/pooler", "nsp_head"} <= names.parts(params)
+    )
 
 
-def parts(params: Any) -> set[str]:
-    """Returns which of the parts that a model may lack there are: heads, and "bert/pooler"."""
-    return {
-        part for part in OPTIONAL if part in params or part.removeprefix("bert/") in params["bert"]
-    }
+def load_tokenizer(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
+    """Reads the tokenizer of a checkpoint, or from one of its files, or the folder of these.
+
+    Raises:
+      UserError: there is none, or it is damaged.
+    """
+    path = Path(path)
+    if path.is_dir() and ((path / "state").is_dir() or (path / "checkpoints").is_dir()):
+        found = checkpoint.find(path)
+        content = checkpoint.read_json(found, "tokenizer")
+        return tokenizer_lib.from_json(content, f"{found}/tokenizer")
+    return tokenizer_lib.load(path, lowercase=lowercase)
 
 
 def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> ModelConfig:
@@ -250,8 +256,8 @@ def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> Mod
 def fill(params: Any, given: Any) -> Any:
     """Returns `params` with the values of those that are in `given` too, on the same devices."""
     flat: Any = traverse_util.flatten_dict(given, sep="/")
-    names: Any = traverse_util.flatten_dict(params, sep="/")
-    filled = {k: jax.device_put(flat[k], v.sharding) if k in flat else v for k, v in names.items()}
+    own: Any = traverse_util.flatten_dict(params, sep="/")
+    filled = {k: jax.device_put(flat[k], v.sharding) if k in flat else v for k, v in own.items()}
     return traverse_util.unflatten_dict(filled, sep="/")
 
 
@@ -270,7 +276,7 @@ def save(bert: Bert, path: str | Path) -> None:
         raise UserError(f"{path} cannot be written ({error})") from error
 
 
-def export(bert: Bert, path: str | Path, head: str | None = None) -> str:
+def export(bert: Bert, path: str | Path, head: str | None = None) -> huggingface.Exported:
     """Writes a directory that Hugging Face's `transformers` loads, at once or not at all.
 
     Args:
@@ -278,16 +284,16 @@ def export(bert: Bert, path: str | Path, head: str | None = None) -> str:
       path: the directory; nothing may be there.
       head: "pretraining", "masked-lm" or "none", for the pooler alone; None for all there are.
 
-    Returns:
-      The class of `transformers` that it is of.
-
     Raises:
       UserError: `transformers` has no such model, or something is at `path`.
     """
     path = Path(path)
     _check_free(path)
-    path.absolute().parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
+    try:
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error})") from error
     try:
         made = huggingface.save(bert.config, bert.params, bert.tokenizer, temporary, head)
         temporary.chmod(0o755)

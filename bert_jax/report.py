@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
+from bert_jax.convert.names import parts
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.pretraining import Batch
 from bert_jax.data.tokenizer import Tokenizer
@@ -46,6 +48,13 @@ def start(
         + f"\nworkdir    {workdir}",
         flush=True,
     )
+
+
+def begun_with(name: str | None, params: Any, given: Any) -> None:
+    """Prints what of a model was begun with another's parameters, and what was not."""
+    ours, theirs = parts(params), parts(given)
+    anew, left_out = (", ".join(sorted(names)) for names in (ours - theirs, theirs - ours))
+    print(f"weights    {name}; anew: {anew or 'none'}; left out: {left_out or 'none'}")
 
 
 def end(

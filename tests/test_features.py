@@ -154,7 +154,8 @@ def test_written_as_encoded(bert, tmp_path):
         ((*arguments[:-1], "--layer=9", f"--output={output}"), "has layers 0"),
         ((*arguments[:-1], "--layer=x", f"--output={output}"), "numbers are wanted"),
         ((*arguments[:2], tmp_path / "none", f"--output={output}"), "is no file"),
-        ((*arguments, f"--output={tmp_path / 'no' / 'x.npz'}"), "no such folder"),
+        ((*arguments, f"--output={tmp_path / 'texts.txt'}"), "ends in .npz"),
+        ((*arguments, f"--output={tmp_path / 'no' / 'x.npz'}"), "make the folder first"),
     ):
         failed = bert_jax(*words)
         assert failed.returncode == 2

@@ -34,7 +34,10 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     Raises:
       UserError: something is missing, damaged or does not fit.
     """
-    config = huggingface.read_config(huggingface.read_json(path / _CONFIG), str(path / _CONFIG))
+    values = huggingface.read_json(path / _CONFIG)
+    if values.get("hidden_act", "gelu") == "gelu":
+        values["hidden_act"] = "gelu_new"  # what Google's code has computed since February 2019
+    config = huggingface.read_config(values, str(path / _CONFIG))
     tensors: dict[str, Tensor] = {}
     for name, tensor in open_bundle(_prefix(path)).items():
         if name.endswith(("/adam_m", "/adam_v")) or name == "global_step":

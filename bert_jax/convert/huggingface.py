@@ -6,7 +6,7 @@ the tokenizer's files. Neither `transformers` nor PyTorch is needed.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,28 @@ _POSITIONS = "bert.embeddings.position_embeddings.weight"
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_new"}  # two names of one function
 
-# What can be exported: the heads, and the class of `transformers`, of a BERT and of a RoBERTa.
+# What can be exported: the parts, and the class of `transformers`, of a BERT and of a RoBERTa.
 HEADS = {
-    "pretraining": (("pooler", "mlm_head", "nsp_head"), {"bert": "BertForPreTraining"}),
+    "pretraining": (("bert/pooler", "mlm_head", "nsp_head"), {"bert": "BertForPreTraining"}),
     "masked-lm": (("mlm_head",), {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}),
-    "none": (("pooler",), {"bert": "BertModel", "roberta": "RobertaModel"}),
+    "none": (("bert/pooler",), {"bert": "BertModel", "roberta": "RobertaModel"}),
 }
+_PIECES = "tokenizer_pieces"  # of the config.json that `save` writes
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What `save` wrote.
+
+    Attributes:
+      architecture: the class of `transformers` that it is of.
+      left_out: parts of the model that this class has no place for.
+      made_anew: parts of this class that the model has not, which `transformers` draws at random.
+    """
+
+    architecture: str
+    left_out: Sequence[str]
+    made_anew: Sequence[str]
 
 
 def is_huggingface(path: Path) -> bool:
@@ -52,27 +68,31 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     if config.model_type == "roberta" and _POSITIONS in tensors:
         tensors[_POSITIONS] = _Rows(tensors[_POSITIONS], _first_position(values))
     converted = names.from_foreign(tensors, config, str(path))
-    settings = path / "tokenizer_config.json"
-    lowercase = read_json(settings).get("do_lower_case", True) if settings.exists() else True
-    tokenizer = tokenizer_lib.load(path, lowercase=bool(lowercase))
-    check_vocabulary(path, tokenizer, config)
+    tokenizer = tokenizer_lib.load(path)
+    check_vocabulary(path, tokenizer, config, values.get(_PIECES))
     return config, converted, tokenizer
 
 
-def check_vocabulary(path: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """Refuses a vocabulary of another model's.
+def check_vocabulary(
+    path: Path, tokenizer: Tokenizer, config: ModelConfig, pieces: int | None = None
+) -> None:
+    """Refuses a vocabulary of another model's, or one that was cut.
 
-    Fewer pieces than embeddings are usual, where the table is filled up to a round number. A
-    `vocab.txt` far shorter may have been cut, which nothing else would show.
+    A few pieces less than embeddings are usual, where the table is filled up to a round number.
+
+    Args:
+      path: the directory.
+      tokenizer: that was found there.
+      config: of the model.
+      pieces: how many there must be, where that was written down.
 
     Raises:
-      UserError: it is larger than the model's, or a far shorter `vocab.txt`.
+      UserError: the vocabulary is of another size.
     """
-    alone = not (path / "tokenizer.json").exists() and not list(path.glob("*.model"))
-    least = config.vocab_size - 127 if alone else 0
-    if not least <= tokenizer.vocab_size <= config.vocab_size:
+    least, most = (pieces, pieces) if pieces else (config.vocab_size - 127, config.vocab_size)
+    if not least <= tokenizer.vocab_size <= most:
         raise UserError(
-            f"{path} has a vocabulary of {tokenizer.vocab_size} pieces for {config.vocab_size} "
+            f"{path} has a vocabulary of {tokenizer.vocab_size} pieces for {pieces or most} "
             "embeddings; fetch the one that goes with the model"
         )
 
@@ -99,6 +119,8 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     config = from_dict(ModelConfig, given, where)
     config.hidden_act = _ACTIVATIONS.get(config.hidden_act, config.hidden_act)
     if kind == "roberta":
+        if config.position_embedding_type != "absolute":
+            raise UserError(f"{where}: relative positions are read of a bert alone")
         config.max_position_embeddings -= _first_position(values)
     validate_model(config, where)
     return config
@@ -202,7 +224,7 @@ def save(
     tokenizer: Tokenizer,
     path: Path,
     head: str | None,
-) -> str:
+) -> Exported:
     """Writes a directory that `transformers` loads.
 
     Args:
@@ -212,9 +234,6 @@ def save(
       path: an empty directory.
       head: a key of `HEADS`; None for the first one that the checkpoint has all of.
 
-    Returns:
-      The class of `transformers` that the directory is of.
-
     Raises:
       UserError: `transformers` has no such model, or the checkpoint no such head.
     """
@@ -223,11 +242,12 @@ def save(
             f"model.position_embedding_type is {config.position_embedding_type}, which "
             "transformers has no longer had since its version 5; it cannot be exported"
         )
-    architecture, params = _with_head(params, config.model_type, head)
-    values = {"architectures": [architecture], **dataclasses.asdict(config)}
+    made = _choose(params, config.model_type, head)
+    values = {"architectures": [made.architecture], **dataclasses.asdict(config)}
+    values[_PIECES] = tokenizer.vocab_size
     values |= {"dtype": "float32", "pad_token_id": tokenizer.pad_id, "tie_word_embeddings": True}
     values["position_embedding_type"] = "absolute"
-    tensors = dict(names.to_foreign(params))
+    tensors = dict(names.to_foreign(params, made.left_out))
     if config.position_embedding_type == "sinusoidal":
         sizes = config.max_position_embeddings, config.hidden_size
         tensors[_POSITIONS] = sinusoidal_positions(*sizes)
@@ -237,34 +257,31 @@ def save(
         values["max_position_embeddings"] += first
         values |= {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
         tensors = {names.roberta(name): tensor for name, tensor in tensors.items()}
-    if architecture.endswith("Model"):  # an encoder alone has no prefix of its own
+    if made.architecture.endswith("Model"):  # an encoder alone has no prefix of its own
         tensors = {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
     (path / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     _write_tensors(path / _ONE_FILE, tensors)
-    longest = config.max_position_embeddings
-    for name, content in tokenizer_files.files(tokenizer, config, longest).items():
+    for name, content in tokenizer_files.files(tokenizer, config).items():
         (path / name).write_bytes(content)
-    return architecture
+    return made
 
 
-def _with_head(
-    params: Mapping[str, Any], kind: str, head: str | None
-) -> tuple[str, dict[str, Any]]:
-    """Returns a class of `transformers`, and the parameters that it has."""
-    encoder = {name: value for name, value in params["bert"].items() if name != "pooler"}
-    pooler = {"pooler": params["bert"]["pooler"]} if "pooler" in params["bert"] else {}
-    there = {*params, *pooler}
-    for name in [head] if head else HEADS:
-        parts, classes = HEADS[name]
-        if kind in classes and there.issuperset(parts):
-            wanted = {part: params[part] for part in parts if part != "pooler"}
-            bert = encoder | (pooler if "pooler" in parts else {})
-            return classes[kind], {"bert": bert, **wanted}
-    heads = sorted(there - {"bert"})
-    raise UserError(
-        f"transformers has no {kind} of these parts alone, which are all that the checkpoint has "
-        f"besides the encoder: {', '.join(heads) or 'none'}; choose another --head"
-    )
+def _choose(params: Mapping[str, Any], kind: str, head: str | None) -> Exported:
+    """Returns the class of `transformers` for some parts, or for as many as there are."""
+    there = names.parts(params)
+    if head is None:
+        fitting = (h for h, (parts, classes) in HEADS.items() if kind in classes)
+        head = next((h for h in fitting if there.issuperset(HEADS[h][0])), "none")
+    parts, classes = HEADS[head]
+    if kind not in classes:
+        raise UserError(f"--head={head} is not for a {kind}; use --head=masked-lm")
+    absent = sorted(set(parts) - there)
+    if absent and head != "none":
+        raise UserError(
+            f"the checkpoint has no {', '.join(absent)}, which --head={head} is to write; it has "
+            f"{', '.join(sorted(there)) or 'the encoder alone'}"
+        )
+    return Exported(classes[kind], sorted(there - set(parts)), absent)
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -111,10 +111,25 @@ def foreign_name(path: str) -> str:
     return f"{where}.{_LEAVES.get(leaf, f'{leaf}.weight')}"
 
 
-def to_foreign(params: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the tensors of some parameters by name, in the order of the names."""
+def parts(params: Mapping[str, Any]) -> set[str]:
+    """Returns which of the parts of `OPTIONAL` there are."""
+    return {
+        part for part in OPTIONAL if part in params or part.removeprefix("bert/") in params["bert"]
+    }
+
+
+def to_foreign(
+    params: Mapping[str, Any], left_out: Sequence[str] = ()
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the tensors of some parameters by name, in the order of the names.
+
+    Args:
+      params: of the model.
+      left_out: parts that are passed over, such as "bert/pooler".
+    """
     flat: Any = traverse_util.flatten_dict(params, sep="/")
-    for path in sorted(flat, key=foreign_name):
+    absent = tuple(f"{part}/" for part in left_out)
+    for path in sorted((p for p in flat if not p.startswith(absent)), key=foreign_name):
         value = np.asarray(flat[path])
         yield foreign_name(path), value.T if path.endswith("/kernel") else value
 

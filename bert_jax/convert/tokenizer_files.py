@@ -14,13 +14,12 @@ from bert_jax.data.tokenizer import SentencePieceTokenizer, Tokenizer, bert_temp
 from bert_jax.errors import UserError
 
 
-def files(tokenizer: Tokenizer, config: ModelConfig, longest: int) -> dict[str, bytes]:
+def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
     """Returns the files by name: `tokenizer.json`, its settings, and the vocabulary as it was.
 
     Args:
       tokenizer: of the model.
       config: of the model.
-      longest: the most tokens of a row.
 
     Raises:
       UserError: it is a SentencePiece model of a kind that `tokenizers` has not.
@@ -36,7 +35,7 @@ def files(tokenizer: Tokenizer, config: ModelConfig, longest: int) -> dict[str, 
     settings: dict[str, Any] = {
         # The class that takes a tokenizer.json as it stands; BertTokenizer would build another.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": longest,
+        "model_max_length": config.max_position_embeddings,
         "model_input_names": inputs if config.type_vocab_size > 1 else [inputs[0], inputs[2]],
         "clean_up_tokenization_spaces": False,
         **{name: tokenizer.piece(index) for name, index in special.items()},

@@ -106,8 +106,9 @@ def prepare(
         given = tokenizer if isinstance(tokenizer, Tokenizer) else corpus.tokenizer
         if given.fingerprint != corpus.tokenizer.fingerprint:
             raise UserError(
-                f"the tokenizer given is not the one that {data.source} was prepared with; leave "
-                "it out, or prepare the text with it"
+                f"the tokenizer given, by tokenizer.path or --init, is not the one that "
+                f"{data.source} was prepared with; leave it out, or prepare the text with it: "
+                "bert-jax prepare SOURCE STORE --tokenizer=CHECKPOINT"
             )
         return corpus
     source = text_lib.open_source(data.source, data)

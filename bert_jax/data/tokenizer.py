@@ -198,8 +198,16 @@ class WordPieceTokenizer(_FastTokenizer):
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
     @classmethod
-    def from_vocabulary(cls, pieces: Sequence[str], *, lowercase: bool):
-        """Builds BERT's tokenizer over a `vocab.txt`, one piece a line, in the order of its ids."""
+    def from_vocabulary(
+        cls, pieces: Sequence[str], *, lowercase: bool, settings: Mapping[str, Any] | None = None
+    ):
+        """Builds BERT's tokenizer over a `vocab.txt`, one piece a line, in the order of its ids.
+
+        Args:
+          pieces: the lines.
+          lowercase: whether upper case and accents are taken away.
+          settings: what a `tokenizer_config.json` says besides, if there is one.
+        """
         vocabulary = {piece: i for i, piece in enumerate(pieces)}
         if len(vocabulary) != len(pieces):
             twice = next(p for i, p in enumerate(pieces) if vocabulary[p] != i)
@@ -208,7 +216,7 @@ class WordPieceTokenizer(_FastTokenizer):
         # 100 is the original's limit of characters a word, beyond which it is [UNK].
         model = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
         tokenizer = tokenizers.Tokenizer(model)
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+        tokenizer.normalizer = _normalizer({"do_lower_case": lowercase, **(settings or {})})
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
         tokenizer.add_special_tokens(list(cls.special))
@@ -221,6 +229,29 @@ class WordPieceTokenizer(_FastTokenizer):
         return name.startswith("##")
 
 
+# What `transformers` calls the fields of BERT's normalizer.
+_NORMALIZER = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
+
+def _normalizer(settings: Mapping[str, Any], before: Any = None) -> normalizers.BertNormalizer:
+    """Returns BERT's normalizer as a `tokenizer_config.json` has it.
+
+    Args:
+      settings: of that file.
+      before: fields as a `tokenizer.json` has them, which `transformers` overrides.
+    """
+    known = {name: value for name, value in (before or {}).items() if name in _FIELDS}
+    given = {ours: settings[theirs] for theirs, ours in _NORMALIZER.items() if theirs in settings}
+    return normalizers.BertNormalizer(**(known | given))
+
+
+_FIELDS = {*_NORMALIZER.values(), "clean_text"}
+
+
 class ByteLevelTokenizer(_FastTokenizer):
     """RoBERTa's byte-level BPE, which knows every text. Source: GPT-2 (Radford et al. 2019)."""
 
@@ -228,11 +259,17 @@ class ByteLevelTokenizer(_FastTokenizer):
     special = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
     @classmethod
-    def from_merges(cls, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]]):
+    def from_merges(
+        cls,
+        vocabulary: Mapping[str, int],
+        merges: Sequence[tuple[str, str]],
+        *,
+        add_prefix_space: bool,
+    ):
         """Builds RoBERTa's tokenizer over the content of its `vocab.json` and `merges.txt`."""
         _check_special(cls.special, vocabulary)
         tokenizer = tokenizers.Tokenizer(models.BPE(dict(vocabulary), list(merges)))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
         return cls(cls.finish(tokenizer))
 
     @classmethod
@@ -277,7 +314,8 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
 
     Args:
       files: content by file name: a SentencePiece `.model`, a `tokenizer.json`, a `vocab.txt`, or
-        a `vocab.json` and a `merges.txt`; the first of these that is there.
+        a `vocab.json` and a `merges.txt`; the first of these that is there. What a
+        `tokenizer_config.json` says of the text's form goes before what they say.
       where: what to call the place in an error.
       lowercase: how to read a `vocab.txt`, which does not say.
 
@@ -285,23 +323,32 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
       UserError: no file is of a known kind, or it is damaged.
     """
     try:
+        settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+        if not isinstance(settings, dict):
+            raise UserError("tokenizer_config.json holds no settings; fetch it again")
         for name, content in files.items():
             if name.endswith(".model"):
                 return SentencePieceTokenizer(content)
         if "tokenizer.json" in files:
-            return _from_json_file(files["tokenizer.json"].decode())
+            return _from_json_file(files["tokenizer.json"].decode(), settings)
         if {"vocab.json", "merges.txt"} <= set(files):
             first, *lines = files["merges.txt"].decode().split("\n")
             lines = lines if first.startswith("#version") else [first, *lines]
             pairs = [line.partition(" ") for line in lines if line]
             merges = [(first, second) for first, _, second in pairs]
-            return ByteLevelTokenizer.from_merges(json.loads(files["vocab.json"]), merges)
+            return ByteLevelTokenizer.from_merges(
+                json.loads(files["vocab.json"]),
+                merges,
+                add_prefix_space=bool(settings.get("add_prefix_space")),
+            )
         for name, content in files.items():
             if name.endswith(".txt"):
                 # Not splitlines: a piece may hold one of the other characters that it splits at.
                 pieces = [line.removesuffix("\r") for line in content.decode().split("\n")]
                 pieces = pieces[:-1] if pieces[-1] == "" else pieces
-                return WordPieceTokenizer.from_vocabulary(pieces, lowercase=lowercase)
+                return WordPieceTokenizer.from_vocabulary(
+                    pieces, lowercase=lowercase, settings=settings
+                )
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     except Exception as error:  # `tokenizers` raises bare Exception for a damaged file
@@ -309,13 +356,16 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
     raise UserError(f"{where} has no {_TOKENIZER_FILES}; add one")
 
 
-def _from_json_file(content: str) -> Tokenizer:
+def _from_json_file(content: str, settings: Mapping[str, Any]) -> Tokenizer:
     model = json.loads(content)["model"]
     kind = model.get("type")
     tokenizer = tokenizers.Tokenizer.from_str(content)
     if kind == "WordPiece":
         if model.get("unk_token") not in WordPieceTokenizer.special:
             raise UserError("tokenizer.json has no piece for unknown words; BERT's is [UNK]")
+        before = json.loads(content)["normalizer"] or {}
+        if before.get("type") == "BertNormalizer":
+            tokenizer.normalizer = _normalizer(settings, before)
         return WordPieceTokenizer(tokenizer)
     if kind == "BPE" and '"ByteLevel"' in content:
         return ByteLevelTokenizer(tokenizer)
@@ -324,7 +374,11 @@ def _from_json_file(content: str) -> Tokenizer:
 
 def from_json(files: Any, where: str) -> Tokenizer:
     """Builds a tokenizer from `Tokenizer.to_json`, as a checkpoint holds it."""
-    return from_files({name: base64.b64decode(text) for name, text in files.items()}, where)
+    try:
+        content = {name: base64.b64decode(text) for name, text in files.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"{where} holds no readable tokenizer ({error})") from error
+    return from_files(content, where)
 
 
 def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
@@ -338,7 +392,12 @@ def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
     found = [path] if path.is_file() else [p for name in names for p in sorted(path.glob(name))]
     if not found:
         raise UserError(f"{path} has no {_TOKENIZER_FILES}")
-    return from_files({p.name: p.read_bytes() for p in found}, str(path), lowercase=lowercase)
+    settings = path / "tokenizer_config.json"
+    try:
+        files = {p.name: p.read_bytes() for p in [*found, *([settings] * settings.is_file())]}
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error})") from error
+    return from_files(files, str(path), lowercase=lowercase)
 
 
 def check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -161,5 +161,5 @@ def test_the_very_values_that_tensorflow_wrote(folder):
         "bert/pooler/dense/kernel/adam_v",
     }
     assert not bert.unused
-    assert bert.config.hidden_act == "gelu"
+    assert bert.config.hidden_act == "gelu_new"  # the name is "gelu" in Google's code
     assert bert.tokenizer.vocab_size == bert.config.vocab_size

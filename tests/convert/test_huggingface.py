@@ -193,8 +193,9 @@ def test_case_of_a_vocabulary(lowercase, folder):
 def back(bert, path, head=None):
     """Exports and loads again, and nothing else is left there."""
     made = pretrained.export(bert, path, head)
-    assert json.loads((path / "config.json").read_text())["architectures"] == [made]
+    assert json.loads((path / "config.json").read_text())["architectures"] == [made.architecture]
     found = bert_jax.load(path)
+    assert names.parts(found.params) == names.parts(bert.params) - set(made.left_out)
     assert found.config == bert.config
     assert found.tokenizer.fingerprint == bert.tokenizer.fingerprint
     assert not found.unused
@@ -251,8 +252,14 @@ def test_relative_positions_are_not_exported(kind, tmp_path):
 
 
 def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="choose another --head"):
-        pretrained.export(bert_jax.load(GOLDEN / "roberta"), tmp_path / "out", "none")
+    with pytest.raises(UserError, match="--head=pretraining is not for a roberta"):
+        pretrained.export(bert_jax.load(GOLDEN / "roberta"), tmp_path / "out", "pretraining")
+    encoder = dataclasses.replace(golden, params={"bert": golden.params["bert"]})
+    with pytest.raises(UserError, match=r"has no mlm_head, .* it has bert/pooler"):
+        pretrained.export(encoder, tmp_path / "out", "masked-lm")
+    for wrong in ("/dev/null/out", "/proc/out"):
+        with pytest.raises(UserError, match="cannot be written"):
+            pretrained.export(golden, wrong)
     assert not list(tmp_path.iterdir())
 
     def full(*_):
@@ -381,7 +388,7 @@ def test_a_config_that_is_no_config(text, folder):
 
 def test_settings_of_the_tokenizer_that_are_none(folder):
     (folder / "tokenizer_config.json").write_text("[1]")
-    refused(folder, str(folder / "tokenizer_config.json"))
+    refused(folder, str(folder), "tokenizer_config.json")
 
 
 def test_a_vocabulary_of_another_size(folder):

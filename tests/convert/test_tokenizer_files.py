@@ -117,7 +117,7 @@ def config_for(tokenizer):
 def made(kind):
     """Returns a tokenizer, its files, and what `tokenizers` makes of them."""
     tokenizer = MAKE[kind]()
-    files = tokenizer_files.files(tokenizer, config_for(tokenizer), 32)
+    files = tokenizer_files.files(tokenizer, config_for(tokenizer))
     return tokenizer, files, tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
 
 
@@ -277,7 +277,7 @@ def made_roberta():
     _, files, _ = made("byte_bpe cased")
     own = {name: files[name] for name in ("vocab.json", "merges.txt")}
     roberta = tokenizer_lib.from_files(own, "here")
-    return roberta, tokenizer_files.files(roberta, config_for(roberta), 32)
+    return roberta, tokenizer_files.files(roberta, config_for(roberta))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def made_roberta():
 def test_what_tokenizers_cannot_do_is_refused(options, message):
     tokenizer = sentencepiece_model(**options, hard_vocab_limit=False)
     with pytest.raises(UserError, match=message) as error:
-        tokenizer_files.files(tokenizer, model_config(), 32)
+        tokenizer_files.files(tokenizer, model_config())
     assert "\n" not in str(error.value)
 
 
@@ -339,3 +339,33 @@ def test_transformers_reads_robertas_own_files_as_we_do(tmp_path):
     assert type(theirs).__name__.startswith("Roberta")
     for text in TEXTS:
         assert theirs(text, add_special_tokens=False)["input_ids"] == pieces(roberta, text)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("form", ["vocab.txt", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"do_lower_case": False, "strip_accents": True},
+        {"tokenize_chinese_chars": False},
+    ],
+)
+def test_settings_are_read_as_transformers_reads_them(form, settings, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    letters = "cafénaïvemünchCNME中文"
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(letters), "i", "e", "u"]
+    pieces = list(dict.fromkeys([*pieces, *(f"##{char}" for char in letters + "ieu")]))
+    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    if form == "tokenizer.json":
+        tokenizer_lib.load(tmp_path).save(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    written = {"tokenizer_class": "BertTokenizer", **settings}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("Café naïve 中文 München", "CAFÉ ÉÉ"):
+        found = tokenizer_lib.load(tmp_path).encode([text])[0]
+        assert list(found) == theirs(text, add_special_tokens=False)["input_ids"]

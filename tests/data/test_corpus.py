@@ -203,7 +203,7 @@ def test_a_store_with_another_tokenizer_than_asked_for(data, tmp_path):
     same = tokenizer_lib.load(tmp_path / "one/tokenizer")
     assert corpus.prepare(source, same, 0, tmp_path / "no")
     other = tokenizer_lib.load(tmp_path / "two/tokenizer")
-    with pytest.raises(UserError, match="tokenizer given is not the one"):
+    with pytest.raises(UserError, match="is not the one that"):
         corpus.prepare(source, other, 0, tmp_path / "no")
 
 
