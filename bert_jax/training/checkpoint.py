@@ -91,6 +91,9 @@ def _held_out_loss(metrics: dict[str, float] | None) -> float:
     return (metrics or {}).get("loss", float("inf"))
 
 
+_CHECKPOINT = "a workdir, one of its checkpoints, or a directory of Hugging Face's or Google's"
+
+
 def find(path: str | Path) -> Path:
     """Returns the checkpoint that `path` means: itself, or the latest one of a workdir.
 
@@ -99,16 +102,14 @@ def find(path: str | Path) -> Path:
     """
     path = Path(path)
     if not path.exists():
-        raise UserError(
-            f"checkpoint {path} does not exist; give a workdir or one of its checkpoints"
-        )
+        raise UserError(f"checkpoint {path} does not exist; give {_CHECKPOINT}")
     if (path / "state").is_dir():
         return path
     for folder in (path / "checkpoints", path):
         steps = [p for p in folder.glob("*") if p.name.isdigit() and (p / "state").is_dir()]
         if steps:
             return max(steps, key=lambda p: int(p.name))
-    raise UserError(f"{path} holds no checkpoint; give a workdir or one of its checkpoints")
+    raise UserError(f"{path} holds no checkpoint; give {_CHECKPOINT}")
 
 
 def write_params(
