@@ -11,6 +11,7 @@ import pytest
 from helpers import masking
 
 import bert_jax
+from bert_jax import pretrained
 from bert_jax.convert import names
 from bert_jax.models.bert import BertModel
 from bert_jax.training.masking import Predictions
@@ -258,3 +259,28 @@ def test_twenty_steps_of_training(pair):
         assert np.linalg.norm(value - wanted) < 1e-4 * size, name
         if not name.endswith("self.key.bias"):  # which nothing depends on
             assert np.linalg.norm(wanted - start) > 1e-3 * size, name
+
+
+@pytest.mark.parametrize("head", [None, "masked-lm", "none"])
+def test_exports_load_with_no_key_missing_or_left_over(pair, head, tmp_path):
+    theirs, ours = pair
+    made = pretrained.export(ours, tmp_path / "out", head)
+    automatic = {
+        "BertForPreTraining": "AutoModelForPreTraining",
+        "BertForMaskedLM": "AutoModelForMaskedLM",
+        "BertModel": "AutoModel",
+        "RobertaForMaskedLM": "AutoModelForPreTraining",
+        "RobertaModel": "AutoModel",
+    }[made.architecture]
+    with warnings.catch_warnings(action="ignore"):
+        loader = getattr(transformers, automatic)
+        model, report = loader.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert type(model).__name__ == made.architecture
+    # A RoBERTa without pooler has nothing that RobertaModel could take for it, and says so.
+    anew = ["pooler.dense.bias", "pooler.dense.weight"] if made.made_anew else []
+    assert sorted(report["missing_keys"]) == anew
+    assert not report["unexpected_keys"]
+    before, after = (dict(m.base_model.named_parameters()) for m in (theirs, model))
+    for name in (before.keys() & after.keys()) - set(anew):
+        first = 1 if name == "embeddings.position_embeddings.weight" else 0  # a RoBERTa's padding
+        assert torch.equal(before[name][first:], after[name][first:]), name
