@@ -126,6 +126,63 @@ class TrainConfig:
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
 
 
+@dataclasses.dataclass
+class TaskConfig:
+    """What is learned of an encoder. Source of the defaults: Devlin et al. 2019, `run_squad.py`."""
+
+    # or "regression", "token_classification", "question_answering", "multiple_choice"
+    kind: str = "classification"
+    glue: str = ""  # one of GLUE's nine tasks, by name: its columns, labels and metrics
+    labels: tuple[str, ...] = ()  # in the head's order; empty for those of the training data
+    metrics: tuple[str, ...] = ()  # whose mean tells the best checkpoint; empty for the usual
+    # Of question answering:
+    doc_stride: int = 128  # pieces from one window of a long context to the next
+    max_question: int = 64  # pieces
+    max_answer: int = 30  # pieces
+    n_best: int = 20  # starts and ends of a window, and answers, that are considered
+    with_unanswerable: bool = False  # as SQuAD 2.0 has
+    null_threshold: float = 0.0  # "no answer" where its score leads by more; tuned on `eval`
+
+
+@dataclasses.dataclass
+class DataFiles:
+    """A task's data: .tsv, .csv, .jsonl, .conll, SQuAD's .json, or "tfds:NAME@SPLIT"."""
+
+    train: str = ""
+    # What the best checkpoint is chosen by; several as "NAME=FILE,NAME=FILE", by the first one.
+    # Empty holds out `eval_fraction` of the training examples.
+    eval: str = ""
+    test: str = ""  # only predicted, and scored where it has labels
+    eval_fraction: float = 0.1
+    text: str = "sentence"  # the column of the text, or two of a pair, comma separated
+    label: str = "label"  # the column of the label
+    max_length: int = 128  # pieces
+    batch_size: int = 32  # rows a step, over all devices
+
+
+@dataclasses.dataclass
+class FinetuneConfig:
+    """A fine-tuning run."""
+
+    seed: int = 0
+    seeds: int = 1  # runs, with this seed and those that follow it
+    epochs: float = 3.0
+    evaluations: int = 1  # an epoch
+    patience: int = 0  # evaluations without a better one after which a run ends; 0 for never
+    log_every: int = 50
+    layer_decay: float = 1.0  # by which each layer's rate is lower than that of the one above
+    probe: str = ""  # "mix" of all layers, or one layer's number: the encoder is left as it is
+    new_head: bool = False  # whether to replace a head that --init has
+    random_init: bool = False  # begin with random weights in the shape of --init, to compare
+    task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
+    data: DataFiles = dataclasses.field(default_factory=DataFiles)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = dataclasses.field(
+        default_factory=lambda: OptimizerConfig(learning_rate=3e-5, warmup_fraction=0.1)
+    )
+    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+
+
 # Fields that change what is written or shown, not what is computed: a run may resume with others.
 _FREE_TO_CHANGE = ("log_every", "eval_every", "eval_rows", "checkpoint.", "parallel.")
 

@@ -1,7 +1,12 @@
-"""What is put on the encoder: the two pretraining heads. Shape letters: `models.bert`."""
+"""What is put on the encoder: the pretraining heads, and one for each kind of task.
 
+Shape letters are those of `models.bert`; besides, N labels and C choices.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
@@ -9,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
 from bert_jax.models.bert import BertModel
-from bert_jax.models.layers import ACTIVATIONS, Dense, LayerNorm, param
+from bert_jax.models.layers import ACTIVATIONS, Dense, Dropout, LayerNorm, param
 
 NUM_NSP_LABELS = 2  # 0 where B follows A, 1 where it is random (or the two are swapped)
 
@@ -87,3 +92,135 @@ class BertForPreTraining(nn.Module):
         """Returns new parameters, boxed with their logical axes."""
         ids = jnp.zeros((1, 1), jnp.int32)
         return self.init(key, ids, ids, ids, ids)["params"]
+
+
+class TaskModel(nn.Module):
+    """The encoder with a dense layer on its output, "classifier".
+
+    Source: google-research/bert `run_classifier.py` (`create_model`); the probe, Peters et al. 2018.
+
+    Attributes:
+      config: of the encoder.
+      num_labels: outputs of the classifier.
+      probe: "" to train the encoder too; else it is left as it is, without dropout, and what the
+        classifier sees is the output of one layer, by its number, or a learned "mix" of all.
+    """
+
+    config: ModelConfig
+    num_labels: int
+    probe: str = ""
+
+    uses_pooler = False
+    has_dropout = True
+
+    def setup(self) -> None:
+        c = self.config
+        pools = self.uses_pooler and not self.probe
+        self.bert = BertModel(c, add_pooling_layer=pools)
+        self.classifier = Dense(c, (c.hidden_size, self.num_labels), ("embed", "label"))
+        self.dropout = Dropout(c.hidden_dropout_prob if self.has_dropout else 0.0)
+        if self.probe == "mix":
+            layers = (c.num_hidden_layers + 1,)
+            self.mix = param(self, "mix", nn.initializers.zeros, layers, ("hidden",))
+
+    def scores(
+        self,
+        input_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+        attention_mask: Int[Array, "B L"],
+        rows: Int[Array, "B"] | None,
+    ) -> Float[Array, "B *L N"]:
+        """Returns the classifier's float32 outputs, for each row or for each token."""
+        if self.probe:
+            output = self.bert(input_ids, token_type_ids, attention_mask, output_hidden_states=True)
+            hidden = self._mixed(output.hidden_states)
+            if self.uses_pooler:
+                seen = attention_mask[:, :, None]
+                hidden = (hidden * seen).sum(1) / jnp.maximum(seen.sum(1), 1)
+        else:
+            output = self.bert(input_ids, token_type_ids, attention_mask, rows)
+            hidden = output.pooled if self.uses_pooler else output.last_hidden_state
+        return self.classifier(self.dropout(hidden, rows)).astype(jnp.float32)
+
+    def _mixed(self, states: Sequence[Float[Array, "B L D"]]) -> Float[Array, "B L D"]:
+        states = [jax.lax.stop_gradient(state) for state in states]
+        if self.probe != "mix":
+            return states[int(self.probe)]
+        shares = jax.nn.softmax(self.mix)
+        return sum(share * state for share, state in zip(shares, states, strict=True))
+
+    def init_params(self, key: Array) -> Any:
+        """Returns new parameters, boxed with their logical axes."""
+        ids = jnp.zeros((1, 1), jnp.int32)
+        return self.init(key, ids, ids, ids)["params"]
+
+
+class BertForSequenceClassification(TaskModel):
+    """Scores a text or a pair by the pooled output; with one label, a regression."""
+
+    uses_pooler = True
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+        attention_mask: Int[Array, "B L"],
+        rows: Int[Array, "B"] | None = None,
+    ) -> Float[Array, "B N"]:
+        """Returns logits; the arguments are those of `BertModel`."""
+        return self.scores(input_ids, token_type_ids, attention_mask, rows)
+
+
+class BertForTokenClassification(TaskModel):
+    """Scores every token by itself."""
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+        attention_mask: Int[Array, "B L"],
+        rows: Int[Array, "B"] | None = None,
+    ) -> Float[Array, "B L N"]:
+        """Returns logits; the arguments are those of `BertModel`."""
+        return self.scores(input_ids, token_type_ids, attention_mask, rows)
+
+
+class BertForQuestionAnswering(TaskModel):
+    """Scores every token as the first and as the last one of the answer."""
+
+    has_dropout = False  # as in google-research/bert `run_squad.py`
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+        attention_mask: Int[Array, "B L"],
+        rows: Int[Array, "B"] | None = None,
+    ) -> Float[Array, "B 2 L"]:
+        """Returns logits; padding has none to speak of, so that a row's length does not matter."""
+        logits = self.scores(input_ids, token_type_ids, attention_mask, rows).swapaxes(1, 2)
+        return jnp.where(attention_mask[:, None, :] > 0, logits, -1e9)
+
+
+class BertForMultipleChoice(TaskModel):
+    """Scores each of several sequences by its pooled output, with one number."""
+
+    uses_pooler = True
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B C L"],
+        token_type_ids: Int[Array, "B C L"],
+        attention_mask: Int[Array, "B C L"],
+        rows: Int[Array, "B"] | None = None,
+    ) -> Float[Array, "B C"]:
+        """Returns logits; the arguments are those of `BertModel`, for each choice."""
+        batch, choices, length = input_ids.shape
+        flat = (x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask))
+        if rows is not None:
+            rows = (rows[:, None] * choices + jnp.arange(choices)).reshape(-1)
+        return self.scores(*flat, rows).reshape(batch, choices)
+
+    def init_params(self, key: Array) -> Any:
+        ids = jnp.zeros((1, 1, 1), jnp.int32)
+        return self.init(key, ids, ids, ids)["params"]

@@ -1,0 +1,174 @@
+"""What every kind of task has: examples, rows of pieces, predictions and scores."""
+
+import abc
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TextIO
+
+import numpy as np
+from flax import linen as nn
+
+from bert_jax.config import DataFiles, ModelConfig, TaskConfig
+from bert_jax.data.records import Record
+from bert_jax.data.tokenizer import Tokenizer
+
+NO_LABEL = -1  # of a row or a piece that is not to be scored
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """What is to be labelled.
+
+    Attributes:
+      id: its name in the predictions.
+      where: file and line, for messages.
+      texts: one, or several that belong together; the words of a sentence.
+      label: of the task's kind; None where it is not known.
+    """
+
+    id: Any
+    where: str
+    texts: tuple[str, ...]
+    label: Any
+
+
+@dataclasses.dataclass
+class Rows:
+    """Examples as pieces: a row is what the head scores at once.
+
+    Attributes:
+      sequences: int32 pieces of each sequence, special ones included; a row has `choices` of them,
+        one after the other.
+      second: where the second text of each sequence begins; its length where there is none.
+      example: [n], which example each row is of.
+      labels: for each row a number, or an array of numbers; for `per_piece` one for each piece.
+        NO_LABEL, or not a number, where there is none.
+      choices: sequences of a row.
+      per_piece: whether labels are of pieces, and as many as these.
+      spans: what a task needs to read its predictions, of each row.
+      truncated: how many rows lost pieces to the greatest length.
+    """
+
+    sequences: list[np.ndarray]
+    second: list[int]
+    example: np.ndarray
+    labels: list[Any]
+    choices: int = 1
+    per_piece: bool = False
+    spans: list[Any] = dataclasses.field(default_factory=list)
+    truncated: int = 0
+
+    def __len__(self) -> int:
+        return len(self.example)
+
+
+class Task(abc.ABC):
+    """A kind of task.
+
+    Args:
+      config: what is asked for.
+      labels: names of the head's outputs, in their order.
+    """
+
+    suffix: ClassVar[str] = ".jsonl"  # of a file of predictions
+
+    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
+        self.config, self.labels = config, tuple(labels)
+
+    @property
+    @abc.abstractmethod
+    def metrics(self) -> Sequence[str]:
+        """The scores whose mean tells which checkpoint is best: those of `config`, or the usual."""
+
+    @abc.abstractmethod
+    def records(self, source: str, data: DataFiles) -> Iterator[Record]:
+        """Yields what a file, or a TensorFlow dataset, holds."""
+
+    @abc.abstractmethod
+    def example(self, record: Record, data: DataFiles) -> Example | None:
+        """Returns a record as an example; None for one that the format's own tools skip.
+
+        Raises:
+          UserError: a field is missing, empty or malformed, or the label is none of `labels`.
+        """
+
+    @abc.abstractmethod
+    def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
+        """Returns the names of the labels of some examples, in the order of the head's outputs."""
+
+    @abc.abstractmethod
+    def rows(
+        self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
+    ) -> Rows:
+        """Returns the rows of some examples, of at most `max_length` pieces a sequence."""
+
+    @abc.abstractmethod
+    def head(self, model: ModelConfig, probe: str) -> nn.Module:
+        """Returns the encoder with the head of this task; `probe` is that of `FinetuneConfig`."""
+
+    @abc.abstractmethod
+    def update(self, found: list[Any], rows: Rows, index: int, logits: np.ndarray) -> None:
+        """Takes a row's logits into `found`, the prediction of each example, None at first.
+
+        Args:
+          found: what this changes, at the row's example.
+          rows: all of them.
+          index: of the row.
+          logits: of it, without those of padding: [N]; [L, N] for pieces, [2, L] for spans.
+        """
+
+    @abc.abstractmethod
+    def score(self, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
+        """Returns the metrics of the predictions for examples that all have labels."""
+
+    @abc.abstractmethod
+    def constant_score(self, examples: Sequence[Example]) -> float:
+        """Returns the best mean of `metrics` that any constant prediction gets."""
+
+    @abc.abstractmethod
+    def write(self, file: TextIO, examples: Sequence[Example], found: Sequence[Any]) -> None:
+        """Writes the predictions, in the form that this kind of task has."""
+
+    def mean_score(self, scores: Mapping[str, float]) -> float:
+        """Returns the mean of `metrics` among some scores: what the best checkpoint is best by."""
+        return float(np.mean([scores[name] for name in self.metrics]))
+
+
+def join(
+    texts: Sequence[Sequence[int]], tokenizer: Tokenizer, model: ModelConfig
+) -> tuple[np.ndarray, int]:
+    """Returns one or two texts of pieces as a sequence, and where the second begins.
+
+    `[CLS] A [SEP] B [SEP]`; a RoBERTa's has two [SEP] between them (fairseq's `</s></s>`).
+    """
+    first, *rest = texts
+    pieces = [tokenizer.cls_id, *first, tokenizer.sep_id]
+    between = [tokenizer.sep_id] * (model.model_type == "roberta")
+    second = len(pieces) + len(between) if rest else len(pieces)
+    for text in rest:
+        pieces += [*between, *text, tokenizer.sep_id]
+    return np.array(pieces, np.int32), second
+
+
+def room_for(texts: int, model: ModelConfig, max_length: int) -> int:
+    """Returns how many pieces of text a sequence of one or two has room for."""
+    return max_length - 1 - texts - (model.model_type == "roberta") * (texts - 1)
+
+
+def shorten(texts: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
+    """Cuts the ends of one or two texts to `room` pieces together, of the longer one first.
+
+    Source: `_truncate_seq_pair` in google-research/bert `run_classifier.py`.
+    """
+    sizes = [len(text) for text in texts]
+    if len(sizes) == 2:
+        over = sum(sizes) - room
+        if over > 0:
+            # The longer is cut to the other's length, then both in turn, the second one first.
+            gap = min(over, abs(sizes[0] - sizes[1]))
+            sizes[0 if sizes[0] > sizes[1] else 1] -= gap
+            sizes[1] -= (over - gap + 1) // 2
+            sizes[0] -= (over - gap) // 2
+    else:
+        sizes = [min(size, room) for size in sizes]
+    return [text[:size] for text, size in zip(texts, sizes, strict=True)]
