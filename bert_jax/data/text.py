@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -122,24 +123,12 @@ class TfdsSource(Source):
     """
 
     def __init__(self, name: str, text_field: str):
-        # Imported here: it takes longer than everything else in this module together.
-        import tensorflow_datasets as tfds
-
         self.name = name
-        dataset, _, self._split = name.removeprefix("tfds:").partition("@")
-        try:
-            builder = tfds.builder(dataset, file_format="array_record")
-            builder.download_and_prepare(file_format="array_record")
-            read: Any = builder.as_data_source
-            self._rows = read(split=self._split or "train")
-            self._dataset = builder.info.full_name
-            self.size = len(self._rows)
-            fields = list(self._rows[0]) if self.size else [text_field]
-        except Exception as error:  # TFDS raises nearly every kind for a name it cannot serve
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-            raise UserError(
-                f"{name} cannot be read ({reason}); see its name, split and files"
-            ) from error
+        self._rows = open_tfds(name)
+        self._split = name.partition("@")[2]
+        self._dataset = self._rows.dataset_info.full_name
+        self.size = len(self._rows)
+        fields = list(self._rows[0]) if self.size else [text_field]
         if text_field not in fields:
             raise UserError(
                 f"{name} has no field {text_field!r}; set data.text_field to one of "
@@ -155,6 +144,34 @@ class TfdsSource(Source):
             self.position = index + 1
             text = self._rows[index][self._text_field]
             yield split_text(_valid(text.decode() if isinstance(text, bytes) else str(text)))
+
+
+def open_tfds(source: str) -> Any:
+    """Returns the rows of a TensorFlow dataset, `tfds:NAME[/CONFIG][:VERSION][@SPLIT]`.
+
+    They are a `tensorflow_datasets` data source, which has a `dataset_info` besides. The split is
+    "train" where none is named.
+
+    Raises:
+      UserError: TFDS does not know it, or cannot prepare it.
+    """
+    # Imported here: it takes longer than everything else in this module together.
+    import tensorflow_datasets as tfds
+
+    dataset, _, split = source.removeprefix("tfds:").partition("@")
+    try:
+        builder = tfds.builder(dataset, file_format="array_record")
+        builder.download_and_prepare(file_format="array_record")
+        read: Any = builder.as_data_source
+        rows = read(split=split or "train")
+        if len(rows):
+            rows[0]  # a file that is missing or damaged shows here
+    except Exception as error:  # TFDS raises nearly every kind for a name it cannot serve
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise UserError(
+            f"{source} cannot be read ({reason}); see its name, split and files"
+        ) from error
+    return rows
 
 
 class FileSource(Source):
@@ -276,8 +293,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, int]]:
-    """Yields each line, stripped, with the position in the file on disk.
+def read_lines(path: Path, *, strip: bool = True) -> Iterator[tuple[str, int]]:
+    """Yields each line, stripped unless told not to, with the position in the file on disk.
 
     Raises:
       UserError: the file is damaged or is not UTF-8.
@@ -290,13 +307,13 @@ def read_lines(path: Path) -> Iterator[tuple[str, int]]:
             for number, line in enumerate(lines, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 position = position if number % 64 else raw.tell()
-                yield text.strip(), position
+                yield text.strip() if strip else text, position
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{path}: line {number} is not UTF-8 (byte 0x{error.object[error.start]:02x} at "
                 f"{error.start}); convert it, for example with iconv"
             ) from error
-        except (OSError, EOFError, lzma.LZMAError) as error:
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             raise UserError(
                 f"{path} is damaged after line {number} ({error}); fetch it again"
             ) from error
