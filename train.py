@@ -9,7 +9,6 @@ Hugging Face's or Google's; heads that it lacks begin anew.
 """
 
 import dataclasses
-import os
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,17 +17,16 @@ from typing import Any
 import jax
 import optax
 from absl import flags
-from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax import cli, pretrained, report
 from bert_jax import config as config_lib
+from bert_jax import workdir as workdir_lib
 from bert_jax.config import TrainConfig
 from bert_jax.data import corpus as corpus_lib
 from bert_jax.data import loader
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Corpus
-from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.training import loop, parallel
 from bert_jax.training.checkpoint import Checkpoints
@@ -38,6 +36,12 @@ from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
+PANELS = {
+    "mlm_loss": "MLM loss (nats)",
+    "mlm_accuracy": "MLM accuracy",
+    "nsp_loss": "NSP loss (nats)",
+    "nsp_accuracy": "NSP accuracy",
+}
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/NAME of the config.")
 INIT = flags.DEFINE_string("init", None, "A checkpoint whose weights and tokenizer to begin with.")
 
@@ -57,7 +61,7 @@ def main() -> None:
         tokenizer = init.tokenizer
     corpus = corpus_lib.prepare(config.data, tokenizer, config.model.vocab_size, workdir / "store")
     tokenizer_lib.check_fits(corpus.tokenizer, config.model.vocab_size)
-    check_same_text(corpus, workdir)
+    workdir_lib.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
 
     model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)
@@ -65,34 +69,30 @@ def main() -> None:
     def new_state(key: jax.Array) -> Any:
         return init_state(model.init_params(key), optimizer, config.seed)
 
-    key = jax.random.key(config.seed)
-    boxed = jax.eval_shape(new_state, key)
-    shardings = parallel.state_shardings(boxed, mesh)
+    like, shardings = parallel.layout(new_state, mesh)
     stages = make_stages(config, corpus, model, optimizer, mesh, shardings)
     batches = loader.TrainBatches(corpus, config)
     checkpoints = Checkpoints(
-        workdir / "checkpoints", config.checkpoint, dataclasses.asdict(config), corpus.tokenizer
+        workdir / "checkpoints",
+        config.checkpoint,
+        dataclasses.asdict(config),
+        corpus.tokenizer,
+        rank=lambda held_out: -held_out["loss"],
     )
     step = checkpoints.latest()
     if step is None:
         step = 0
-        state = jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
+        state = parallel.place(new_state, shardings, jax.random.key(config.seed))
         if init:
             state = state.replace(params=pretrained.fill(state.params, init.params))
             report.begun_with(INIT.value, state.params, init.params)
     else:
-        like = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-            nn.unbox(boxed),
-            shardings,
-        )
         state = checkpoints.restore(step, like)
         if init:
             print(f"going on from step {step:,}; --init is not used again")
-    save_config(config, corpus, workdir)
     report.start(config, corpus, mesh, state, batches.epochs(), workdir)
 
-    with closing(Writer(workdir, step)) as writer:
+    with closing(Writer(workdir, step, PANELS)) as writer:
         state = loop.fit(
             state,
             stages,
@@ -105,44 +105,20 @@ def main() -> None:
         )
         held_out = writer.latest.get("eval") or stages[-1].evaluate(state)
     bert = pretrained.Bert(config.model, state.params, corpus.tokenizer, model)
-    report.end(held_out, stages[-1].eval_batches(), corpus, config.data.pairs, bert, workdir)
+    batches = loader.eval_batches(corpus, config, config_lib.phases(config)[-1][1])
+    report.end(held_out, batches, corpus, config.data.pairs, bert, workdir)
 
 
 def read_flags() -> tuple[TrainConfig, Path, pretrained.Bert | None]:
     """Returns the config, validated, the workdir, writable and of no other run, and `--init`."""
-    config, name = cli.read_config(Path(__file__).parent / "configs" / "tiny.py")
+    config, name = cli.read_config(Path(__file__).parent / "configs" / "tiny.py", TrainConfig)
     init = pretrained.load(INIT.value) if INIT.value else None
     if init:
         config.model = pretrained.model_to_train(init, config.model, cli.fields_given("model."))
     config_lib.validate(config)
     workdir = Path(WORKDIR.value or f"runs/{name}")
-    # Nothing is made yet: a mistake found later should leave nothing behind.
-    nearest = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError(f"--workdir {workdir} cannot be made in {nearest}; choose another")
-    if (workdir / "config.json").exists():
-        config_lib.check_same_run(config, workdir / "config.json")
+    workdir_lib.check(workdir, config)
     return config, workdir, init
-
-
-def check_same_text(corpus: Corpus, workdir: Path) -> None:
-    """Refuses to resume on other text, or other pieces, than the run was trained on so far."""
-    path = workdir / "text.sha256"
-    if path.exists() and path.read_text().strip() != corpus.fingerprint:
-        raise UserError(
-            f"{workdir} was trained on other text, or with another tokenizer, than data.source now "
-            "gives; choose another --workdir, or put the text back"
-        )
-
-
-def save_config(config: TrainConfig, corpus: Corpus, workdir: Path) -> None:
-    """Writes the config and the tokenizer: from here on the workdir belongs to this run."""
-    corpus.tokenizer.save(workdir / "tokenizer")
-    contents = {"text.sha256": corpus.fingerprint + "\n", "config.json": config_lib.to_json(config)}
-    for name, content in contents.items():
-        temporary = workdir / (name + ".tmp")
-        temporary.write_text(content)
-        os.replace(temporary, workdir / name)
 
 
 def make_stages(
@@ -166,17 +142,19 @@ def make_stages(
         )
         objective = Pretraining(model, masking)
         train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
-        compiled = partial(parallel.compile_step, mode=config.parallel.mode, mesh=mesh)
+        compiled = partial(
+            parallel.compile_step, mode=config.parallel.mode, mesh=mesh, shardings=shardings
+        )
         stages.append(
             loop.Stage(
                 end=end,
                 batch_size=phase.batch_size,
-                train_step=compiled(train_step, shardings=shardings, updates_state=True),
-                eval_step=compiled(
-                    make_eval_step(objective), shardings=shardings, updates_state=False
-                ),
-                eval_batches=partial(
-                    loader.eval_batches, corpus, config, phase.max_length, phase.batch_size
+                train_step=compiled(train_step, gives=("state", "sums")),
+                evaluate=partial(
+                    loop.evaluate,
+                    compiled(make_eval_step(objective), gives=("sums",)),
+                    partial(loader.eval_batches, corpus, config, phase),
+                    phase.batch_size,
                 ),
             )
         )

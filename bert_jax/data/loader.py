@@ -1,12 +1,13 @@
 """Batches by step, prepared ahead by Grain, each process reading its own rows alone."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import grain
 import jax
 import numpy as np
 
-from bert_jax.config import TrainConfig, phases
+from bert_jax.config import Phase, TrainConfig, phases
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.pretraining import Batch, make_rows
 
@@ -49,20 +50,24 @@ class TrainBatches:
         )
 
     def starting_at(self, step: int) -> Iterator[Batch]:
-        """Yields the batches from `step` on; a thread prepares the next ones meanwhile."""
-        dataset = grain.MapDataset.source(self)[step:]
-        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCHED_BATCHES)
-        return iter(dataset.to_iter_dataset(options))
+        """Yields the batches from `step` on."""
+        return prefetched(self, step)
 
 
-def eval_batches(
-    corpus: Corpus, config: TrainConfig, length: int, batch_size: int
-) -> Iterator[Batch]:
+def prefetched(batches: Any, step: int) -> Iterator[Any]:
+    """Yields what a sequence has from `step` on; a thread prepares the next ones meanwhile."""
+    dataset = grain.MapDataset.source(batches)[step:]
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCHED_BATCHES)
+    return iter(dataset.to_iter_dataset(options))
+
+
+def eval_batches(corpus: Corpus, config: TrainConfig, phase: Phase) -> Iterator[Batch]:
     """Yields held-out rows, each once; the last batch is filled up with rows of padding.
 
     `row` is the place among all the held-out rows, so that every evaluation draws the same masks.
     """
-    rows = make_rows(corpus.eval, corpus.tokenizer, config.data, length, _EVAL_SEED)
+    batch_size = phase.batch_size
+    rows = make_rows(corpus.eval, corpus.tokenizer, config.data, phase.max_length, _EVAL_SEED)
     low, high = _own_rows(batch_size)
     total = min(rows.rows_per_epoch, config.eval_rows)
     for index in range(-(-total // batch_size)):

@@ -114,7 +114,9 @@ class BertSelfAttention(nn.Module):
         if c.position_embedding_type.startswith("relative"):
             scores += RelativePositions(c, name="distance")(query, key)
         attention = jax.nn.softmax(scores * (size // heads) ** -0.5 + bias, axis=-1)
-        dropped = Dropout(c.attention_probs_dropout_prob, name="dropout")(attention, rows)
+        largest = (heads, c.max_position_embeddings, c.max_position_embeddings)
+        dropout = Dropout(c.attention_probs_dropout_prob, largest, name="dropout")
+        dropped = dropout(attention, rows)
         mixed = jnp.einsum("BHLM,BHMK->BHLK", dropped.astype(value.dtype), value)
         mixed = mixed.swapaxes(1, 2).reshape(batch, length, size)
         return Dense(c, (size, size), ("heads", "embed"), name="output")(mixed), attention

@@ -13,6 +13,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
 from bert_jax.models.bert import BertModel
 from bert_jax.models.layers import ACTIVATIONS, Dense, Dropout, LayerNorm, param
 
@@ -97,7 +98,8 @@ class BertForPreTraining(nn.Module):
 class TaskModel(nn.Module):
     """The encoder with a dense layer on its output, "classifier".
 
-    Source: google-research/bert `run_classifier.py` (`create_model`); the probe, Peters et al. 2018.
+    Source: google-research/bert `run_classifier.py` (`create_model`); of the probe, Peters et al.
+    2018.
 
     Attributes:
       config: of the encoder.
@@ -147,7 +149,8 @@ class TaskModel(nn.Module):
         if self.probe != "mix":
             return states[int(self.probe)]
         shares = jax.nn.softmax(self.mix)
-        return sum(share * state for share, state in zip(shares, states, strict=True))
+        mixed: Any = sum(share * state for share, state in zip(shares, states, strict=True))
+        return mixed
 
     def init_params(self, key: Array) -> Any:
         """Returns new parameters, boxed with their logical axes."""
@@ -216,11 +219,47 @@ class BertForMultipleChoice(TaskModel):
     ) -> Float[Array, "B C"]:
         """Returns logits; the arguments are those of `BertModel`, for each choice."""
         batch, choices, length = input_ids.shape
-        flat = (x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask))
+        ids, types, mask = (
+            x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask)
+        )
         if rows is not None:
             rows = (rows[:, None] * choices + jnp.arange(choices)).reshape(-1)
-        return self.scores(*flat, rows).reshape(batch, choices)
+        return self.scores(ids, types, mask, rows).reshape(batch, choices)
 
     def init_params(self, key: Array) -> Any:
         ids = jnp.zeros((1, 1, 1), jnp.int32)
         return self.init(key, ids, ids, ids)["params"]
+
+
+# By `TaskConfig.kind`.
+TASK_MODELS: dict[str, type[TaskModel]] = {
+    "classification": BertForSequenceClassification,
+    "regression": BertForSequenceClassification,
+    "token_classification": BertForTokenClassification,
+    "question_answering": BertForQuestionAnswering,
+    "multiple_choice": BertForMultipleChoice,
+}
+# Outputs of the kinds that have the same number of them whatever the labels; else one for each.
+NUM_OUTPUTS = {"regression": 1, "question_answering": 2, "multiple_choice": 1}
+
+
+def task_model(config: ModelConfig, kind: str, labels: Sequence[str], probe: str = "") -> TaskModel:
+    """Returns the encoder with the head of a task.
+
+    Args:
+      config: of the encoder.
+      kind: that of `TaskConfig`.
+      labels: the names of the outputs, for a kind that is not in `NUM_OUTPUTS`.
+      probe: that of `TaskModel`.
+
+    Raises:
+      UserError: there is no such kind or layer, or no label, or one of them twice.
+    """
+    if kind not in TASK_MODELS:
+        raise UserError(f"task.kind is {kind!r}; choose one of {', '.join(TASK_MODELS)}")
+    if kind not in NUM_OUTPUTS and not 0 < len(set(labels)) == len(labels):
+        raise UserError(f"task.labels are {list(labels)}; name every label once")
+    layers = [str(layer) for layer in range(config.num_hidden_layers + 1)]
+    if probe not in ("", "mix", *layers):
+        raise UserError(f"probe is {probe!r}; it is 'mix', or a layer from 0 to {layers[-1]}")
+    return TASK_MODELS[kind](config, NUM_OUTPUTS.get(kind, len(labels)), probe)

@@ -85,9 +85,15 @@ class Dropout(nn.Module):
     The bits are a hash of (key, row, place), so that they are the same for one device and for many,
     for the whole batch and for parts of it; and they are computed where they are used, for about as
     much as the product that they are used in. `rows` is None outside training: nothing is dropped.
+
+    Attributes:
+      rate: the share that is dropped.
+      bounds: the largest shape of a row, where it is not the row's own: places are counted by it,
+        so that a token's bits do not depend on how far its row is padded. The first is of no use.
     """
 
     rate: float
+    bounds: tuple[int, ...] = ()
 
     @nn.compact
     def __call__(
@@ -96,13 +102,13 @@ class Dropout(nn.Module):
         """Returns `x` with a share of `rate` set to zero and the others scaled to keep the mean."""
         if rows is None or self.rate == 0.0:
             return x
-        bits = random_bits(self.make_rng("dropout"), rows, x.shape[1:])
+        bits = random_bits(self.make_rng("dropout"), rows, x.shape[1:], self.bounds)
         keep = bits >= jnp.uint32(round(self.rate * 2**32))
         return jnp.where(keep, x / (1.0 - self.rate), 0.0)
 
 
 def random_bits(
-    key: Array, rows: Int[Array, "B"], shape: tuple[int, ...]
+    key: Array, rows: Int[Array, "B"], shape: tuple[int, ...], bounds: tuple[int, ...] = ()
 ) -> UInt32[Array, "B *shape"]:
     """Returns 32 random bits for each element of each row, a function of key, row and element.
 
@@ -113,6 +119,7 @@ def random_bits(
       key: a PRNG key.
       rows: which row of the global batch each is.
       shape: of a row; at most 2**32 elements.
+      bounds: the largest shape, by which elements are counted; `shape` where there is none.
     """
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
@@ -120,7 +127,7 @@ def random_bits(
     second = _mix(first + jnp.uint32(0x9E3779B9))
     place = jnp.zeros((), jnp.uint32)
     for axis, size in enumerate(shape):
-        stride = math.prod(shape[axis + 1 :])
+        stride = math.prod((bounds or shape)[axis + 1 :])
         step = jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         place = place + step if size > 1 else place
     lift = (..., *(None,) * len(shape))

@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Checkpoints:
       config: which are kept.
       description: the run's config, as JSON.
       tokenizer: the run's tokenizer.
+      rank: of what an evaluation gave, the greater the better; the best one is kept.
     """
 
     def __init__(
@@ -37,10 +38,13 @@ class Checkpoints:
         config: CheckpointConfig,
         description: dict[str, Any],
         tokenizer: Tokenizer,
+        rank: Callable[[Mapping[str, float]], float],
     ):
-        self.folder = folder.absolute()
+        self.folder, self.rank = folder.absolute(), rank
         latest = checkpoint_managers.LatestN(config.keep)
-        best = checkpoint_managers.BestN(get_metric_fn=_held_out_loss, reverse=True, n=1)
+        best = checkpoint_managers.BestN(
+            get_metric_fn=lambda metrics: rank(metrics) if metrics else float("-inf"), n=1
+        )
         self._manager = ocp.CheckpointManager(
             self.folder,
             item_names=_ITEMS,
@@ -87,15 +91,11 @@ class Checkpoints:
         self._manager.close()
 
 
-def _held_out_loss(metrics: dict[str, float] | None) -> float:
-    return (metrics or {}).get("loss", float("inf"))
-
-
 _CHECKPOINT = "a workdir, one of its checkpoints, or a directory of Hugging Face's or Google's"
 
 
 def find(path: str | Path) -> Path:
-    """Returns the checkpoint that `path` means: itself, or the latest one of a workdir.
+    """Returns the checkpoint that `path` means: itself, or the best or latest one of a workdir.
 
     Raises:
       UserError: there is none.
@@ -103,8 +103,9 @@ def find(path: str | Path) -> Path:
     path = Path(path)
     if not path.exists():
         raise UserError(f"checkpoint {path} does not exist; give {_CHECKPOINT}")
-    if (path / "state").is_dir():
-        return path
+    for folder in (path, path / "best"):  # the latter is what fine-tuning leaves
+        if (folder / "state").is_dir():
+            return folder
     for folder in (path / "checkpoints", path):
         steps = [p for p in folder.glob("*") if p.name.isdigit() and (p / "state").is_dir()]
         if steps:

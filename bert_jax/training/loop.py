@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from typing import Any
 
 import jax
 
@@ -24,40 +25,48 @@ class Stage:
     Attributes:
       end: the step before which it ends.
       batch_size: rows a step.
-      train_step: (state, batch) -> (state, sums).
-      eval_step: (state, batch) -> sums.
-      eval_batches: makes the held-out batches.
+      train_step: (state, what the loader gives for a step) -> (state, sums).
+      evaluate: state -> means over what is held out.
     """
 
     end: int
     batch_size: int
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, Sums]]
-    eval_step: Callable[[TrainState, Batch], Sums]
-    eval_batches: Callable[[], Iterable[Batch]]
+    train_step: Callable[[TrainState, Any], tuple[TrainState, Sums]]
+    evaluate: Callable[[TrainState], dict[str, float]]
 
-    def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Returns the means over all held-out rows, and how many a second were evaluated."""
-        started = time.monotonic()
-        sums = jax.device_get([self.eval_step(state, batch) for batch in self.eval_batches()])
-        speed = len(sums) * self.batch_size / (time.monotonic() - started)
-        return {**means(sums), "sequences_per_second": speed}
+
+def evaluate(
+    eval_step: Callable[[TrainState, Batch], Sums],
+    batches: Callable[[], Iterable[Batch]],
+    batch_size: int,
+    state: TrainState,
+) -> dict[str, float]:
+    """Returns the means over all held-out rows, and how many a second were evaluated."""
+    started = time.monotonic()
+    sums = jax.device_get([eval_step(state, batch) for batch in batches()])
+    speed = len(sums) * batch_size / (time.monotonic() - started)
+    return {**means(sums), "sequences_per_second": speed}
 
 
 def fit(
     state: TrainState,
     stages: list[Stage],
-    batches: Iterator[Batch],
+    batches: Iterator[Any],
     checkpoints: Checkpoints,
     writer: Writer,
     *,
     log_every: int,
     eval_every: int,
     save_every: int,
+    patience: int = 0,
 ) -> TrainState:
     """Trains from the state's own step to the end of the last stage.
 
     The state is saved every `save_every` steps and at the end; SIGTERM and SIGINT save it too. The
     device is waited for at log steps, evaluations and checkpoints only. Closes `checkpoints`.
+
+    With `patience`, training ends after so many evaluations without one that is better than all
+    before; evaluations are then saved, too.
 
     Raises:
       TrainingError: a loss or a gradient is no longer finite.
@@ -69,11 +78,17 @@ def fit(
     def due(every: int) -> bool:
         return step % every == 0 or step == last
 
+    def without_gain() -> bool:
+        ranks = [checkpoints.rank(r) for r in writer.records() if r["split"] == "eval"]
+        return bool(patience and ranks) and len(ranks) - 1 - ranks.index(max(ranks)) >= patience
+
+    is_over = without_gain()
+
     with _Signals() as signals, closing(checkpoints), closing(Progress(last, step)) as progress:
         for stage in stages:
             if step < stage.end:
                 log.restart_clock_after_next()  # which compiles the stage's program
-            while step < stage.end:
+            while step < stage.end and not is_over:
                 state, sums = stage.train_step(state, next(batches))
                 step += 1
                 log.add(step, sums, stage.batch_size)
@@ -88,7 +103,8 @@ def fit(
                     writer.write(step, "eval", held_out)
                     writer.draw()
                     progress.say(f"step {step}/{last}  held-out: {describe(held_out)}")
-                if due(save_every) or signals.received:
+                    is_over = without_gain()
+                if due(save_every) or signals.received or is_over:
                     log.check()
                     checkpoints.save(step, state, held_out)
                 if signals.received and step < last:

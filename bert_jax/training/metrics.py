@@ -43,15 +43,17 @@ class Writer:
     Args:
       workdir: where they are.
       step: the step that the run goes on from; what an interrupted run recorded beyond is removed.
+      panels: what is drawn, by name, with its title.
 
     Attributes:
       latest: the latest record of each split.
     """
 
-    def __init__(self, workdir: Path, step: int):
+    def __init__(self, workdir: Path, step: int, panels: Mapping[str, str]):
+        self._panels = panels
         self._path = workdir / "metrics.jsonl"
         self._picture = workdir / "curves.png"
-        kept = [record for record in self._read() if record["step"] <= step]
+        kept = [record for record in self.records() if record["step"] <= step]
         self.latest = {record["split"]: record for record in kept}
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
@@ -59,7 +61,8 @@ class Writer:
         self._lines = self._path.open("a")
         self._events = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
 
-    def _read(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
+        """Returns all that has been recorded."""
         if not self._path.exists():
             return []
         # The last line is incomplete where a run was killed while it wrote.
@@ -75,15 +78,15 @@ class Writer:
             self._events.add_scalar(f"{split}/{name}", value, step)
 
     def draw(self) -> None:
-        """Draws the losses and accuracies so far."""
+        """Draws the course of the run so far."""
         # Imported here: it takes longer than a small run's first step.
         from matplotlib.figure import Figure
 
-        records = self._read()
-        panels = (("mlm_loss", "MLM loss (nats)"), ("mlm_accuracy", "MLM accuracy"))
-        panels += (("nsp_loss", "NSP loss (nats)"), ("nsp_accuracy", "NSP accuracy"))
-        figure = Figure(figsize=(9, 6), layout="constrained")
-        for axes, (name, title) in zip(figure.subplots(2, 2).flat, panels, strict=True):
+        records = self.records()
+        rows = -(-len(self._panels) // 2)
+        figure = Figure(figsize=(9, 3 * rows), layout="constrained")
+        places = figure.subplots(rows, 2, squeeze=False).flat
+        for axes, (name, title) in zip(places, self._panels.items(), strict=False):
             for split, style in (("train", "-"), ("eval", "o-")):
                 found = [r for r in records if r["split"] == split and name in r]
                 label = "training" if split == "train" else "held-out"
@@ -143,13 +146,20 @@ class Progress:
         self._bar.close()
 
 
+_NOT_SHOWN = ("step", "split", "loss", "gradient_norm", "sequences_per_second")
+
+
 def describe(values: Mapping[str, float]) -> str:
-    """Returns the losses and accuracies of a log in one line."""
+    """Returns the losses, accuracies and scores of a log in one line."""
     parts = [f"loss {values['loss']:.4f}"]
     for name in ("mlm", "nsp"):
         if f"{name}_loss" in values:
             accuracy = values[f"{name}_accuracy"]
             parts.append(f"{name} {values[f'{name}_loss']:.4f} (accuracy {accuracy:.1%})")
+    scores = (
+        name for name in values if name not in _NOT_SHOWN and name[:4] not in ("mlm_", "nsp_")
+    )
+    parts += [f"{name} {values[name]:.4f}" for name in scores]
     return "  ".join(parts)
 
 

@@ -140,3 +140,66 @@ def _classify(
     correct = (picked >= logits.max(axis=-1)).astype(jnp.float32)
     weight = weights.sum()
     return Sum((weights * losses).sum(), weight), Sum((weights * correct).sum(), weight)
+
+
+@struct.dataclass
+class Labelling(Objective):
+    """The mean cross-entropy over whatever has a label: texts, words, ends of answers, choices.
+
+    With `is_regression`, the mean squared error. Source: google-research/bert `run_classifier.py`
+    and `run_squad.py`; BERT's own regression is that of Hugging Face's `num_labels` 1.
+
+    Attributes:
+      model: from a batch's pieces to logits, [*labels, N].
+      is_regression: whether labels are numbers, and not a number where there is none; otherwise
+        they are classes, and below 0 where there is none.
+    """
+
+    model: nn.Module = struct.field(pytree_node=False)
+    is_regression: bool = struct.field(pytree_node=False, default=False)
+
+    def prepare(self, key: Array, batch: Batch) -> Batch:
+        return batch
+
+    def weights(self, batch: Batch) -> Weights:
+        return {"loss": self._labelled(batch["labels"]).sum()}
+
+    def loss(
+        self, params: Any, batch: Batch, weights: Weights, dropout_key: Array | None
+    ) -> tuple[Float[Array, ""], Sums]:
+        logits = self.logits(params, batch, dropout_key)
+        sums = self.sums(logits, batch["labels"])
+        return sums["loss"].value / jnp.maximum(weights["loss"], 1.0), sums
+
+    def logits(
+        self, params: Any, batch: Batch, dropout_key: Array | None = None
+    ) -> Float[Array, "*labels N"]:
+        """Returns the head's output for a batch; None turns dropout off."""
+        logits: Any = self.model.apply(
+            {"params": params},
+            batch["input_ids"],
+            batch["token_type_ids"],
+            batch["attention_mask"],
+            None if dropout_key is None else batch["row"],
+            rngs=None if dropout_key is None else {"dropout": dropout_key},
+        )
+        return logits
+
+    def sums(self, logits: Float[Array, "*labels N"], labels: Array) -> Sums:
+        """Returns the loss and, of classes, the accuracy, over all that is labelled."""
+        labelled = self._labelled(labels)
+        known = jnp.where(labelled > 0, labels, 0)
+        if self.is_regression:
+            losses = labelled * jnp.square(logits[..., 0] - known)
+            return {"loss": Sum(losses.sum(), labelled.sum())}
+        loss, accuracy = _classify(logits, known, labelled)
+        return {"loss": loss, "accuracy": accuracy}
+
+    def no_sums(self) -> Sums:
+        """Returns the sums of no rows."""
+        zero = Sum(jnp.float32(0), jnp.float32(0))
+        return {"loss": zero} if self.is_regression else {"loss": zero, "accuracy": zero}
+
+    def _labelled(self, labels: Array) -> Float[Array, "*labels"]:
+        known = ~jnp.isnan(labels) if self.is_regression else labels >= 0
+        return known.astype(jnp.float32)

@@ -1,10 +1,12 @@
 """BERT's optimizer and its schedule, as Optax transformations."""
 
+import re
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import traverse_util
 from jax.typing import ArrayLike
 
 from bert_jax.config import OptimizerConfig
@@ -64,13 +66,48 @@ def decayed(params: optax.Params) -> optax.Params:
     return jax.tree.map_with_path(is_decayed, params)
 
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Returns clipping by the global norm, Adam, decoupled weight decay and the schedule."""
+def layer_rates(params: optax.Params, decay: float) -> optax.Params:
+    """Returns each parameter's share of the rate: 1 for heads and pooler, lower layer by layer.
+
+    The last layer's is `decay`, each lower one's `decay` times that of the one above it, and so on
+    down to the embeddings'. Source: Howard and Ruder 2018, section 3.2; ELECTRA's fine-tuning.
+    """
+    flat: Any = traverse_util.flatten_dict(params, sep="/")
+    layers = [re.match(r"bert/layer_(\d+)/", name) for name in flat]
+    depth = len({match[1] for match in layers if match})
+    below = {}
+    for name, match in zip(flat, layers, strict=True):
+        is_embedding = name.startswith("bert/embeddings/")
+        below[name] = depth - int(match[1]) if match else (depth + 1) * is_embedding
+    return traverse_util.unflatten_dict({name: decay**n for name, n in below.items()}, sep="/")
+
+
+def make_optimizer(
+    config: OptimizerConfig, steps: int, *, layer_decay: float = 1.0, freezes_encoder: bool = False
+) -> optax.GradientTransformation:
+    """Returns clipping by the global norm, Adam, decoupled weight decay and the schedule.
+
+    Args:
+      config: of them.
+      steps: of the run.
+      layer_decay: as `layer_rates` takes it.
+      freezes_encoder: whether the parameters of "bert" stay as they are.
+    """
     moments = config.b1, config.b2, config.eps
     adam = scale_by_bert_adam if config.name == "bert_adamw" else optax.scale_by_adam
-    return optax.chain(
+    by_layer = optax.stateless(
+        lambda updates, _: jax.tree.map(jnp.multiply, updates, layer_rates(updates, layer_decay))
+    )
+    optimizer = optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         adam(*moments),
         optax.add_decayed_weights(config.weight_decay, mask=decayed),
+        by_layer if layer_decay < 1 else optax.identity(),
         optax.scale_by_learning_rate(schedule(config, steps)),
+    )
+    if not freezes_encoder:
+        return optimizer
+    return optax.multi_transform(
+        {"trained": optimizer, "frozen": optax.set_to_zero()},
+        lambda params: {name: "frozen" if name == "bert" else "trained" for name in params},
     )

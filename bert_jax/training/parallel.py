@@ -62,6 +62,11 @@ def make_mesh(devices: Sequence[Any] | None = None) -> Mesh:
     return Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
 
 
+def everywhere(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of an array of which each device has a copy."""
+    return NamedSharding(mesh, P())
+
+
 def check_divides(batch_size: int, microbatches: int, devices: int) -> None:
     """Refuses a batch that the devices cannot share evenly.
 
@@ -77,14 +82,33 @@ def check_divides(batch_size: int, microbatches: int, devices: int) -> None:
         )
 
 
-def state_shardings(boxed: Any, mesh: Mesh) -> Any:
-    """Returns the sharding of every array of an abstract state, annotated by `layers.param`."""
+def layout(new_state: Callable[[jax.Array], Any], mesh: Mesh) -> tuple[Any, Any]:
+    """Returns the abstract state, with the sharding of every array, and these shardings alone.
+
+    Args:
+      new_state: makes a state from a key, with parameters that `layers.param` annotated.
+      mesh: the devices.
+    """
+    boxed = jax.eval_shape(new_state, jax.random.key(0))
     specs = nn.get_partition_spec(boxed)
-    return spmd.logical_to_mesh_sharding(specs, mesh, list(RULES.items()))
+    shardings = spmd.logical_to_mesh_sharding(specs, mesh, list(RULES.items()))
+    like = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), shardings
+    )
+    return like, shardings
+
+
+def place(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax.Array) -> Any:
+    """Returns a new state, made where it is to lie."""
+    return jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
 
 
 def compile_step(
-    step: Callable[..., Any], mode: str, mesh: Mesh, shardings: Any, *, updates_state: bool
+    step: Callable[..., Any],
+    mode: str,
+    mesh: Mesh,
+    shardings: Any,
+    gives: tuple[str, ...],
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
     """Compiles `step(state, batch, reduce)` for the devices of a mesh: here alone do modes differ.
 
@@ -94,33 +118,60 @@ def compile_step(
       mode: "mesh", one program that the compiler splits; or "pmap", a copy of it on each device.
       mesh: the devices.
       shardings: of the state, for "mesh".
-      updates_state: True for a step that gives (state, sums), in the memory of the state that it is
-        given; False for one that gives sums.
+      gives: what its results are: "state", the next one, in the memory of the one that it is given;
+        "rows", an array with one for each row of the batch; "sums". One alone is no tuple.
 
     Returns:
       A function of the state and of this process's rows in host memory.
     """
-    donated = (0,) if updates_state else ()
+    whole, rows = everywhere(mesh), NamedSharding(mesh, P("data"))
+    donated = (0,) if "state" in gives else ()
+
+    def outputs(state: Any, rows: Any, sums: Any) -> Any:
+        each = [{"state": state, "rows": rows, "sums": sums}[name] for name in gives]
+        return tuple(each) if len(each) > 1 else each[0]
+
     if mode == "pmap":
         mapped = jax.pmap(
             partial(step, reduce=partial(jax.lax.psum, axis_name="data")),
             axis_name="data",
             in_axes=(None, 0),  # pyright: ignore[reportArgumentType]
-            out_axes=None,  # pyright: ignore[reportArgumentType]
+            out_axes=outputs(None, 0, None),
             donate_argnums=donated,
             devices=list(mesh.devices.flat),
         )
         count = mesh.local_mesh.size
-        return lambda state, batch: mapped(
-            state, {k: v.reshape(count, -1, *v.shape[1:]) for k, v in batch.items()}
-        )
-    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+
+        def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
+            split = {k: v.reshape(count, -1, *v.shape[1:]) for k, v in batch.items()}
+            found = mapped(state, split)
+            if gives[0] == "rows":
+                return found[0].reshape(-1, *found[0].shape[2:]), *found[1:]
+            return found
+
+        return run
     compiled = jax.jit(
         step,
         in_shardings=(shardings, rows),
-        out_shardings=(shardings, whole) if updates_state else whole,
+        out_shardings=outputs(shardings, rows, whole),
         donate_argnums=donated,
     )
     return lambda state, batch: compiled(
         state, {k: jax.make_array_from_process_local_data(rows, v) for k, v in batch.items()}
     )
+
+
+def compile_update(
+    step: Callable[..., Any], mode: str, taken: tuple[Any, ...], given: Any
+) -> Callable[..., Any]:
+    """Compiles a function of states alone, which reuses the memory of the first.
+
+    Args:
+      step: the function.
+      mode: as in `compile_step`.
+      taken: the sharding of each of its arguments, for "mesh".
+      given: of its results.
+    """
+    if mode == "pmap":
+        return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, in_shardings=taken, out_shardings=given, donate_argnums=0)

@@ -9,7 +9,7 @@ import optax
 from flax import struct
 from jaxtyping import Array
 
-from bert_jax.training.objectives import Batch, Objective, Sum, Sums
+from bert_jax.training.objectives import Batch, Labelling, Objective, Sum, Sums
 
 Reduce = Callable[[Any], Any]
 
@@ -59,8 +59,7 @@ def make_train_step(
     def train_step(
         state: TrainState, batch: Batch, reduce: Reduce = lambda x: x
     ) -> tuple[TrainState, Sums]:
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.rng, impl=_PRNG), state.step)
-        mask_key, dropout_key = jax.random.split(key)
+        mask_key, dropout_key = _keys(state)
         examples = objective.prepare(mask_key, batch)
         weights = reduce(objective.weights(examples))
         gradient = jax.grad(objective.loss, has_aux=True)
@@ -80,15 +79,82 @@ def make_train_step(
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             total, _ = jax.lax.scan(accumulate, zeros, parts)
         gradients, sums = reduce(total)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        norm = Sum(optax.tree.norm(gradients), jnp.float32(1))
-        return (
-            TrainState(state.step + 1, params, opt_state, state.rng),
-            {**sums, "gradient_norm": norm},
-        )
+        return _updated(state, gradients, sums, optimizer)
 
     return train_step
+
+
+@struct.dataclass
+class Partial:
+    """A step of which some parts have been run.
+
+    Attributes:
+      state: before the step.
+      gradients: of the sum of the losses so far, not yet divided.
+      sums: so far.
+    """
+
+    state: Any
+    gradients: Any
+    sums: Any
+
+
+def make_part_steps(
+    objective: Labelling, optimizer: optax.GradientTransformation
+) -> tuple[
+    Callable[[TrainState], Partial],
+    Callable[..., Partial],
+    Callable[[TrainState, Any, Sums], tuple[TrainState, Sums]],
+]:
+    """Returns the three functions that take a step in parts of different lengths.
+
+    What the one loss is divided by is known when all parts have been run: the gradient is divided
+    then. The result is that of `make_train_step`.
+
+    Returns:
+      `begin(state)`, a step of which nothing has been run; `add(partial, batch, reduce)`, which
+      runs a part; and `finish(state, gradients, sums)`, of the latter, which gives the next state
+      and the sums of all parts.
+    """
+    gradient = jax.grad(objective.loss, has_aux=True)
+
+    def begin(state: TrainState) -> Partial:
+        return Partial(state, jax.tree.map(jnp.zeros_like, state.params), objective.no_sums())
+
+    def add(partial: Partial, batch: Batch, reduce: Reduce = lambda x: x) -> Partial:
+        state = partial.state
+        mask_key, dropout_key = _keys(state)
+        examples = objective.prepare(mask_key, batch)
+        undivided = jax.tree.map(jnp.ones_like, objective.weights(examples))
+        found = reduce(gradient(state.params, examples, undivided, dropout_key))
+        total = jax.tree.map(jnp.add, (partial.gradients, partial.sums), found)
+        return Partial(state, *total)
+
+    def finish(state: TrainState, gradients: Any, sums: Sums) -> tuple[TrainState, Sums]:
+        weight = jnp.maximum(sums["loss"].weight, 1)
+        gradients = jax.tree.map(lambda x: x / weight, gradients)
+        return _updated(state, gradients, sums, optimizer)
+
+    return begin, add, finish
+
+
+def _keys(state: TrainState) -> tuple[Array, Array]:
+    """Returns the keys of a step, for what `prepare` draws and for dropout."""
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.rng, impl=_PRNG), state.step)
+    mask_key, dropout_key = jax.random.split(key)
+    return mask_key, dropout_key
+
+
+def _updated(
+    state: TrainState, gradients: Any, sums: Sums, optimizer: optax.GradientTransformation
+) -> tuple[TrainState, Sums]:
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    norm = Sum(optax.tree.norm(gradients), jnp.float32(1))
+    return (
+        TrainState(state.step + 1, params, opt_state, state.rng),
+        {**sums, "gradient_norm": norm},
+    )
 
 
 def make_eval_step(objective: Objective) -> Callable[..., Sums]:
@@ -104,6 +170,16 @@ def make_eval_step(objective: Objective) -> Callable[..., Sums]:
         return reduce(sums)
 
     return eval_step
+
+
+def make_predict_step(objective: Labelling) -> Callable[..., tuple[Array, Sums]]:
+    """Returns `predict(params, batch, reduce)`, which gives each row's logits and the sums."""
+
+    def predict(params: Any, batch: Batch, reduce: Reduce = lambda x: x) -> tuple[Array, Sums]:
+        logits = objective.logits(params, batch)
+        return logits, reduce(objective.sums(logits, batch["labels"]))
+
+    return predict
 
 
 def _split(x: Array, parts: int) -> Array:

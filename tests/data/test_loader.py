@@ -58,7 +58,7 @@ def test_the_seed_changes_every_batch(corpus):
 def test_held_out_rows_are_evaluated_once_whatever_the_batch(corpus, limit):
     found = {}
     for size in (1, 7, 64):
-        batches = list(loader.eval_batches(corpus, config(eval_rows=limit), 32, size))
+        batches = list(loader.eval_batches(corpus, config(eval_rows=limit), Phase(0.0, 32, size)))
         assert {b["input_ids"].shape for b in batches} == {(size, 32)}
         present = [b["attention_mask"][:, 0] > 0 for b in batches]
         rows = np.concatenate([b["row"][p] for b, p in zip(batches, present, strict=True)])

@@ -28,9 +28,13 @@ def state_at(step: int):
     return init_state(params, optax.adam(1e-3), seed=step)
 
 
+def rank(held_out: dict) -> float:
+    return -held_out["loss"]
+
+
 def write(folder, tokenizer, losses: dict[int, float | None]) -> None:
     with closing(
-        checkpoint.Checkpoints(folder, CheckpointConfig(keep=2), {"seed": 7}, tokenizer)
+        checkpoint.Checkpoints(folder, CheckpointConfig(keep=2), {"seed": 7}, tokenizer, rank)
     ) as checkpoints:
         for step, loss in losses.items():
             checkpoints.save(step, state_at(step), None if loss is None else {"loss": loss})
@@ -49,7 +53,7 @@ def test_restores_bit_for_bit(tmp_path, tokenizer):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), like)
     with closing(
-        checkpoint.Checkpoints(tmp_path, CheckpointConfig(), {"seed": 7}, tokenizer)
+        checkpoint.Checkpoints(tmp_path, CheckpointConfig(), {"seed": 7}, tokenizer, rank)
     ) as checkpoints:
         assert checkpoints.latest() == 5
         found = checkpoints.restore(5, like)

@@ -29,14 +29,14 @@ def test_unigram_entropy():
 
 
 def test_a_resumed_record_goes_on_from_its_step(tmp_path):
-    writer = Writer(tmp_path, 0)
+    writer = Writer(tmp_path, 0, {"loss": "loss"})
     for step in (10, 20, 30):
         writer.write(step, "train", {"loss": step / 10})
     writer.write(20, "eval", {"loss": 1.5})
     writer.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 40, "spl')  # killed while it wrote
-    writer = Writer(tmp_path, 20)
+    writer = Writer(tmp_path, 20, {"loss": "loss"})
     assert writer.latest["train"]["step"] == 20
     writer.write(30, "train", {"loss": 9.0})
     writer.close()

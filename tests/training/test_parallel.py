@@ -20,13 +20,13 @@ def train(mode: str, devices: int, microbatches: int):
     mesh = parallel.make_mesh(jax.devices()[:devices])
     whole = jax.NamedSharding(mesh, jax.P())
     step = parallel.compile_step(
-        make_train_step(task, optimizer, microbatches), mode, mesh, whole, updates_state=True
+        make_train_step(task, optimizer, microbatches), mode, mesh, whole, ("state", "sums")
     )
     losses = []
     for index in range(STEPS):
         state, sums = step(state, batch(16, seed=index))
         losses.append(float(sums["mlm_loss"].value / sums["mlm_loss"].weight))
-    evaluate = parallel.compile_step(make_eval_step(task), mode, mesh, whole, updates_state=False)
+    evaluate = parallel.compile_step(make_eval_step(task), mode, mesh, whole, ("sums",))
     return jax.device_get(state.params), losses, jax.device_get(evaluate(state, batch(16)))
 
 

@@ -1,0 +1,67 @@
+"""The folder of a run: whose it is, and that it stays so."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import jax
+import numpy as np
+
+from bert_jax import config as config_lib
+from bert_jax.config import FinetuneConfig, TrainConfig
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
+
+
+def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
+    """Refuses a folder that cannot be made or written, or is another run's; nothing is made yet.
+
+    Raises:
+      UserError: it is.
+    """
+    nearest = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError(f"--workdir {workdir} cannot be made in {nearest}; choose another")
+    if (workdir / "config.json").exists():
+        config_lib.check_same_run(config, workdir / "config.json")
+
+
+def claim(
+    workdir: Path, config: TrainConfig | FinetuneConfig, tokenizer: Tokenizer, fingerprint: str
+) -> None:
+    """Writes the config and the tokenizer: from here on the folder belongs to this run.
+
+    Args:
+      workdir: the folder.
+      config: of the run.
+      tokenizer: of the run.
+      fingerprint: a hash of what is learned from.
+
+    Raises:
+      UserError: the run has learned from something else so far.
+    """
+    path = workdir / "text.sha256"
+    if path.exists() and path.read_text().strip() != fingerprint:
+        raise UserError(
+            f"{workdir} was trained on other text, or with another tokenizer, than the command now "
+            "gives; choose another --workdir, or put the text back"
+        )
+    tokenizer.save(workdir / "tokenizer")
+    write(path, fingerprint + "\n")
+    write(workdir / "config.json", config_lib.to_json(config))
+
+
+def write(path: Path, content: str) -> None:
+    """Writes a file at once, or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(content)
+    os.replace(temporary, path)
+
+
+def hash_of(params: Any) -> str:
+    """Returns a checksum of some parameters."""
+    checksum = 0
+    for value in jax.tree.leaves(params):
+        checksum = google_crc32c.extend(checksum, np.ascontiguousarray(value).tobytes())
+    return f"{checksum:08x}"
