@@ -173,7 +173,7 @@ class FinetuneConfig:
     layer_decay: float = 1.0  # by which each layer's rate is lower than that of the one above
     probe: str = ""  # "mix" of all layers, or one layer's number: the encoder is left as it is
     new_head: bool = False  # whether to replace a head that --init has
-    random_init: bool = False  # begin with random weights in the shape of --init, to compare
+    compare: bool = False  # with random weights too and, of classes, with TF-IDF and regression
     task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
     data: DataFiles = dataclasses.field(default_factory=DataFiles)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -184,7 +184,7 @@ class FinetuneConfig:
 
 
 # Fields that change what is written or shown, not what is computed: a run may resume with others.
-_FREE_TO_CHANGE = ("log_every", "eval_every", "eval_rows", "checkpoint.", "parallel.")
+_FREE_TO_CHANGE = ("log_every", "eval_every", "eval_rows", "checkpoint.", "parallel.", "seeds")
 
 _CHOICES = {
     "model.model_type": ("bert", "roberta"),
@@ -202,6 +202,13 @@ _CHOICES = {
     "data.pairs": ("nsp", "sop", "none"),
     "optimizer.name": ("bert_adamw", "adamw"),
     "parallel.mode": ("mesh", "pmap"),
+    "task.kind": (
+        "classification",
+        "regression",
+        "token_classification",
+        "question_answering",
+        "multiple_choice",
+    ),
 }
 
 # Half-open or closed at 0 as the name says; every other number must be positive.
@@ -216,7 +223,8 @@ _FRACTIONS_BELOW_ONE = (
     "optimizer.b2",
 )
 _LARGEST_SIZE = 1 << 24  # of anything that a model has; the product of two must fit into 64 bits
-_MAY_BE_ZERO = ("seed", "data.max_predictions", "optimizer.clip_norm")
+_MAY_BE_ZERO = ("seed", "data.max_predictions", "optimizer.clip_norm", "patience")
+_MAY_BE_NEGATIVE = ("task.null_threshold",)
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -281,18 +289,10 @@ def validate(config: TrainConfig) -> None:
 
 
 def _validate_phase(config: TrainConfig, phase: Phase, where: str) -> None:
-    positions, microbatches = config.model.max_position_embeddings, config.optimizer.microbatches
-    if phase.max_length > positions:
-        raise UserError(
-            f"{where}.max_length {phase.max_length} exceeds model.max_position_embeddings "
-            f"{positions}; lower the one or raise the other"
-        )
+    microbatches = config.optimizer.microbatches
+    _validate_length(where, phase.max_length, config.model)
     if phase.batch_size < 1 or phase.max_predictions < 0:
         raise UserError(f"{where} has a batch_size or max_predictions below what is possible")
-    if phase.max_length < 8:
-        raise UserError(
-            f"{where}.max_length {phase.max_length} leaves no room for text; use at least 8"
-        )
     if phase.max_predictions > phase.max_length:
         raise UserError(
             f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length "
@@ -303,6 +303,49 @@ def _validate_phase(config: TrainConfig, phase: Phase, where: str) -> None:
             f"{where}.batch_size {phase.batch_size} is not a multiple of optimizer.microbatches "
             f"{microbatches}; change one of them"
         )
+
+
+def validate_finetuning(config: FinetuneConfig) -> None:
+    """Checks every field of a fine-tuning run, once its model is that of its checkpoint.
+
+    Raises:
+      UserError: a field is of the wrong type, out of range, or does not fit another.
+    """
+    from_dict(type(config), json.loads(to_json(config)), "config")
+    _validate_fields(flatten(config))
+    model, data, task = config.model, config.data, config.task
+    validate_model(model, "config")
+    _validate_length("data", data.max_length, model)
+    if data.batch_size % config.optimizer.microbatches:
+        raise UserError(
+            f"data.batch_size {data.batch_size} is not a multiple of optimizer.microbatches "
+            f"{config.optimizer.microbatches}; change one of them"
+        )
+    if config.layer_decay > 1:
+        raise UserError(f"layer_decay is {config.layer_decay}; it is at most 1, for equal rates")
+    layers = [str(layer) for layer in range(model.num_hidden_layers + 1)]
+    if config.probe not in ("", "mix", *layers):
+        raise UserError(
+            f"probe is {config.probe!r}; it is 'mix', or a layer from 0 (the embeddings) to "
+            f"{layers[-1]}, or empty to train the encoder too"
+        )
+    if len(set(task.labels)) < len(task.labels):
+        raise UserError(f"task.labels has one twice: {', '.join(task.labels)}")
+    if task.kind == "question_answering" and task.max_question > data.max_length // 2:
+        raise UserError(
+            f"task.max_question {task.max_question} leaves too little of data.max_length "
+            f"{data.max_length} for the context; lower the one or raise the other"
+        )
+
+
+def _validate_length(where: str, length: int, model: ModelConfig) -> None:
+    if length > model.max_position_embeddings:
+        raise UserError(
+            f"{where}.max_length {length} exceeds model.max_position_embeddings "
+            f"{model.max_position_embeddings}; lower the one or raise the other"
+        )
+    if length < 8:
+        raise UserError(f"{where}.max_length {length} leaves no room for text; use at least 8")
 
 
 def validate_model(config: ModelConfig, where: str) -> None:
@@ -339,7 +382,9 @@ def _validate_fields(fields: dict[str, Any]) -> None:
                 raise UserError(f"{name} is {value}; it must be above 0 and at most 1")
         elif value >= 2**32 and (isinstance(value, int) or value == float("inf")):
             raise UserError(f"{name} is {value}; it must be below 2**32")
-        elif not (value >= 0 if name in _MAY_BE_ZERO else value > 0):
+        elif name not in _MAY_BE_NEGATIVE and not (
+            value >= 0 if name in _MAY_BE_ZERO else value > 0
+        ):
             raise UserError(f"{name} is {value}; it must be a positive number")
 
 
@@ -381,14 +426,14 @@ def _from_json(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def check_same_run(config: TrainConfig, path: Path) -> None:
+def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
     """Refuses to resume a run under a config that computes something else.
 
     Raises:
       UserError: `path`, a workdir's `config.json`, differs from `config` in a field that matters.
     """
     try:
-        saved = flatten(from_dict(TrainConfig, json.loads(path.read_text()), str(path)))
+        saved = flatten(from_dict(type(config), json.loads(path.read_text()), str(path)))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} is not JSON ({error}); mend it or choose another --workdir"

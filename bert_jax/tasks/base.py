@@ -2,7 +2,8 @@
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
 import numpy as np
@@ -11,6 +12,7 @@ from flax import linen as nn
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.data.records import Record
 from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
 
 NO_LABEL = -1  # of a row or a piece that is not to be scored
 
@@ -47,6 +49,7 @@ class Rows:
       per_piece: whether labels are of pieces, and as many as these.
       spans: what a task needs to read its predictions, of each row.
       truncated: how many rows lost pieces to the greatest length.
+      skipped: where an example is that has no usable label although it should, and why not.
     """
 
     sequences: list[np.ndarray]
@@ -57,6 +60,7 @@ class Rows:
     per_piece: bool = False
     spans: list[Any] = dataclasses.field(default_factory=list)
     truncated: int = 0
+    skipped: list[str] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.example)
@@ -67,13 +71,21 @@ class Task(abc.ABC):
 
     Args:
       config: what is asked for.
-      labels: names of the head's outputs, in their order.
+      labels: names of the head's outputs, where they are not those of `config`.
+
+    Attributes:
+      config: with the labels, and with what `tune` has chosen.
     """
 
     suffix: ClassVar[str] = ".jsonl"  # of a file of predictions
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
-        self.config, self.labels = config, tuple(labels)
+        self.config = dataclasses.replace(config, labels=tuple(labels or config.labels))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the head's outputs, in their order."""
+        return self.config.labels
 
     @property
     @abc.abstractmethod
@@ -89,12 +101,16 @@ class Task(abc.ABC):
         """Returns a record as an example; None for one that the format's own tools skip.
 
         Raises:
-          UserError: a field is missing, empty or malformed, or the label is none of `labels`.
+          UserError: a field is missing, empty or malformed.
         """
 
-    @abc.abstractmethod
+    def labels_of(self, example: Example) -> Sequence[str]:
+        """Returns the labels of an example that have an output of the head each."""
+        return ()
+
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """Returns the names of the labels of some examples, in the order of the head's outputs."""
+        return tuple(sorted({label for example in examples for label in self.labels_of(example)}))
 
     @abc.abstractmethod
     def rows(
@@ -125,13 +141,39 @@ class Task(abc.ABC):
     def constant_score(self, examples: Sequence[Example]) -> float:
         """Returns the best mean of `metrics` that any constant prediction gets."""
 
+    def draw(  # noqa: B027 - not every kind of task has a picture
+        self, path: Path, examples: Sequence[Example], found: Sequence[Any]
+    ) -> None:
+        """Draws a picture of the predictions, for a kind of task that has one."""
+
     @abc.abstractmethod
     def write(self, file: TextIO, examples: Sequence[Example], found: Sequence[Any]) -> None:
         """Writes the predictions, in the form that this kind of task has."""
 
+    def writers(self) -> dict[str, Callable[[TextIO, Sequence[Example], Sequence[Any]], None]]:
+        """Returns what is written of predictions, by the ending of the file."""
+        return {self.suffix: self.write}
+
+    def tune(self, scores: Mapping[str, float]) -> None:  # noqa: B027 - few kinds have any
+        """Sets in `config` what is to be chosen on held-out examples, by their scores."""
+
     def mean_score(self, scores: Mapping[str, float]) -> float:
         """Returns the mean of `metrics` among some scores: what the best checkpoint is best by."""
         return float(np.mean([scores[name] for name in self.metrics]))
+
+
+def choose_metrics(
+    asked: Sequence[str], usual: Sequence[str], known: Sequence[str]
+) -> Sequence[str]:
+    """Returns the metrics that were asked for, or else the usual ones.
+
+    Raises:
+      UserError: one is not known for the task.
+    """
+    unknown = sorted(set(asked) - set(known))
+    if unknown:
+        raise UserError(f"task.metrics has {unknown[0]!r}; this task has {', '.join(known)}")
+    return asked or usual
 
 
 def join(

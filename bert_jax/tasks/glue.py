@@ -1,0 +1,191 @@
+"""GLUE's nine tasks: their columns, labels and metrics, in its own files and in TFDS.
+
+Source: the data of gluebenchmark.com and Wang et al. 2019, table 1; google-research/bert
+`run_classifier.py`. Labels and fields are named, and ordered, as TFDS and Hugging Face have them.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import TaskConfig
+from bert_jax.data import records
+from bert_jax.data.records import Record
+from bert_jax.errors import UserError
+
+_IDS = ("index", "id", "idx")  # in GLUE's files, QQP's, and TFDS
+_HIGHEST_SCORE = 5  # of two sentences that mean the same, in STS-B
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One of the tasks.
+
+    Attributes:
+      labels: names of the classes, in the order of their numbers; empty for a regression.
+      texts: their columns in GLUE's own .tsv files.
+      fields: their names in TFDS and Hugging Face's datasets.
+      label: its column in the .tsv files; elsewhere it is "label".
+      metrics: whose mean is the task's score.
+      headless: names for the columns of the .tsv files that have no header.
+      parts: what evaluation and test are split into.
+      skips_ragged: whether the usual readers pass over lines with a wrong number of fields.
+    """
+
+    labels: tuple[str, ...]
+    texts: tuple[str, ...]
+    fields: tuple[str, ...]
+    label: str = "label"
+    metrics: tuple[str, ...] = ("accuracy",)
+    headless: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    skips_ragged: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What `TaskConfig.kind` is for it."""
+        return "classification" if self.labels else "regression"
+
+
+_ONE, _PAIR, _STRINGS = ("sentence",), ("sentence1", "sentence2"), ("#1 String", "#2 String")
+_QUESTIONS, _ANSWER = ("question1", "question2"), ("question", "sentence")
+_ENTAILMENT, _BOTH = ("entailment", "not_entailment"), ("accuracy", "f1")
+
+LAYOUTS = {
+    "cola": Layout(
+        ("unacceptable", "acceptable"),
+        _ONE,
+        _ONE,
+        metrics=("matthews",),
+        headless=("source", "label", "mark", "sentence"),
+    ),
+    "sst2": Layout(("negative", "positive"), _ONE, _ONE),
+    "mrpc": Layout(("not_equivalent", "equivalent"), _STRINGS, _PAIR, "Quality", _BOTH),
+    "stsb": Layout((), _PAIR, _PAIR, "score", ("pearson", "spearman")),
+    "qqp": Layout(
+        ("not_duplicate", "duplicate"),
+        _QUESTIONS,
+        _QUESTIONS,
+        "is_duplicate",
+        _BOTH,
+        skips_ragged=True,
+    ),
+    "mnli": Layout(
+        ("entailment", "neutral", "contradiction"),
+        _PAIR,
+        ("premise", "hypothesis"),
+        "gold_label",
+        parts=("matched", "mismatched"),
+    ),
+    "qnli": Layout(_ENTAILMENT, _ANSWER, _ANSWER),
+    "rte": Layout(_ENTAILMENT, _PAIR, _PAIR),
+    "wnli": Layout(_ENTAILMENT[::-1], _PAIR, _PAIR),
+}
+
+
+def layout(name: str) -> Layout:
+    """Returns the task of a name.
+
+    Raises:
+      UserError: there is none.
+    """
+    if name not in LAYOUTS:
+        raise UserError(f"task.glue is {name!r}; choose one of {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
+def task(name: str) -> TaskConfig:
+    """Returns the config of a task.
+
+    Raises:
+      UserError: there is none of that name.
+    """
+    found = layout(name)
+    return TaskConfig(found.kind, name, found.labels, found.metrics)
+
+
+def sources(name: str, folder: str = "") -> dict[str, str]:
+    """Returns the "train", "eval" and "test" of a task's `DataFiles`.
+
+    They are the .tsv files of a folder, or in TFDS where that is "". The test is "" where the
+    folder has no files for it.
+
+    Raises:
+      UserError: there is no such task, or the folder's name cannot be part of a list of files.
+    """
+    parts = [f"_{part}" for part in layout(name).parts] or [""]
+    if "," in folder or "=" in folder:
+        raise UserError(f"the folder {folder} has a comma or = in its name; rename it")
+
+    def place(split: str) -> str:
+        return os.path.join(folder, f"{split}.tsv") if folder else f"tfds:glue/{name}@{split}"
+
+    def places(split: str) -> str:
+        return ",".join(
+            f"{part[1:]}={place(split + part)}" if part else place(split) for part in parts
+        )
+
+    tests = [os.path.expanduser(place("test" + part)) for part in parts]
+    has_test = not folder or any(map(os.path.exists, tests))
+    held_out = places("dev" if folder else "validation")
+    return {"train": place("train"), "eval": held_out, "test": places("test") if has_test else ""}
+
+
+def read(name: str, source: str) -> Iterator[Record]:
+    """Yields the examples of a task, the fields of each "id", "texts" and "label".
+
+    A .tsv has GLUE's own columns; a TensorFlow dataset, .csv or .jsonl those of `Layout.fields`.
+    "id" is the example's number in the file, or else its place from 0; "texts" is one or two;
+    "label" a class's name, a number for a regression, None where there is none. A record without
+    fields is to be skipped and counted: of no agreed label ("-"), or `Layout.skips_ragged`.
+
+    Raises:
+      UserError: there is no such task, or the source is missing, malformed or of another task.
+    """
+    task = layout(name)
+    is_glue = ".tsv" in Path(source.lower()).suffixes and not source.startswith("tfds:")
+    names, label = (task.texts, task.label) if is_glue else (task.fields, "label")
+    headless = task.headless if is_glue else ()
+    # Of a task whose files have no header, that of the test has one.
+    if headless and names[0] in records.first_row(source):
+        headless = ()
+    table = records.table(source, headless, skips_ragged=task.skips_ragged)
+    for place, record in enumerate(table):
+        fields = record.fields
+        if not fields or fields.get(label) == "-":
+            yield Record(record.where, {})
+            continue
+        missing = next((column for column in names if column not in fields), None)
+        if missing:
+            raise UserError(
+                f"{record.where} has no column {missing!r}, as {name} has; give that task's file, "
+                "or leave task.glue empty and set data.text and data.label"
+            )
+        number = str(next((fields[column] for column in _IDS if column in fields), place))
+        found = {
+            "id": int(number) if number.isdecimal() else number,
+            "texts": tuple(fields[column] for column in names),
+            "label": _label(task, fields.get(label), record.where),
+        }
+        yield Record(record.where, found)
+
+
+def _label(task: Layout, label: Any, where: str) -> str | float | None:
+    """Returns a label by its name or number; None where there is none, or -1 hides it."""
+    if label is None or label in task.labels:
+        return label
+    try:
+        number = math.nan if isinstance(label, bool) else float(label)
+    except (TypeError, ValueError):
+        number = math.nan
+    if number == -1:
+        return None
+    if not task.labels and 0 <= number <= _HIGHEST_SCORE:
+        return number
+    if number in range(len(task.labels)):
+        return task.labels[int(number)]
+    wanted = f"{', '.join(task.labels)}, or its number" if task.labels else "a number from 0 to 5"
+    raise UserError(f"{where}: the label is {label!r}; it must be {wanted}")

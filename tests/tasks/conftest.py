@@ -1,0 +1,24 @@
+"""Small vocabularies for the tests of tasks."""
+
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+
+from bert_jax.data.tokenizer import ByteLevelTokenizer, WordPieceTokenizer
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES += ["the", "fox", "jump", "##s", "##ed", "over", "lazy", "dog", "what", "who", ".", "?"]
+
+
+@pytest.fixture(scope="session")
+def wordpiece():
+    return WordPieceTokenizer.from_vocabulary(PIECES, lowercase=True)
+
+
+@pytest.fixture(scope="session")
+def byte_bpe():
+    """As RoBERTa's, which puts no space before a text."""
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(ByteLevel.alphabet())]
+    merges = [("Ġ", "f"), ("Ġf", "o"), ("Ġfo", "x"), ("f", "o"), ("Ġ", "T"), ("ĠT", "h")]
+    names += [first + second for first, second in merges]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    return ByteLevelTokenizer.from_merges(vocabulary, merges, add_prefix_space=False)

@@ -1,0 +1,292 @@
+"""Texts by class and by number: scores against plain definitions, and what is read and written."""
+
+import dataclasses
+import io
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from helpers import model_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.config import DataFiles, TaskConfig
+from bert_jax.errors import UserError
+from bert_jax.models.heads import BertForSequenceClassification
+from bert_jax.tasks.base import NO_LABEL, Example
+from bert_jax.tasks.classification import Classification, Regression
+from bert_jax.tasks.examples import read_examples
+
+ALL = ("accuracy", "f1", "matthews")
+MODEL = model_config()
+
+
+def classes(*labels, **fields) -> Classification:
+    return Classification(TaskConfig(labels=labels, **fields))
+
+
+def numbers(**fields) -> Regression:
+    return Regression(TaskConfig("regression", **fields))
+
+
+def labelled(*labels) -> list[Example]:
+    return [Example(None, "a.tsv:2", ("fox",), label) for label in labels]
+
+
+def read(path, task=None, *, is_labelled=True, **fields):
+    examples, _ = read_examples(
+        task or classes(), str(path), DataFiles(**fields), labelled=is_labelled
+    )
+    return examples
+
+
+def error_of(path, task=None, **fields):
+    with pytest.raises(UserError) as error:
+        read(path, task, **fields)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def write(task, examples, found):
+    file = io.StringIO()
+    task.write(file, examples, found)
+    return [json.loads(line) for line in file.getvalue().splitlines()]
+
+
+def f1_of(right, taken, there):
+    return 2 * right / (taken + there) if taken + there else 0.0
+
+
+def pearson(a, b):
+    a, b = a - a.mean(), b - b.mean()
+    return (a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum())
+
+
+def expected_scores(actual, predicted, count):
+    """By indicators of each class: Matthews's correlation is Gorodkin's, over all of them."""
+    actual, predicted = np.eye(count)[actual], np.eye(count)[predicted]
+    f1 = [
+        f1_of((actual[:, c] * predicted[:, c]).sum(), predicted[:, c].sum(), actual[:, c].sum())
+        for c in range(count)
+    ]
+
+    def covariance(x, y):
+        return sum(np.cov(x[:, c], y[:, c], bias=True)[0, 1] for c in range(count))
+
+    spread = math.sqrt(covariance(actual, actual) * covariance(predicted, predicted))
+    return {
+        "accuracy": (actual * predicted).sum(1).mean(),
+        "f1": f1[1] if count == 2 else np.mean(f1),
+        "matthews": covariance(actual, predicted) / spread if spread > 1e-12 else 0.0,
+    }
+
+
+@st.composite
+def class_predictions(draw):
+    count = draw(st.integers(2, 5))
+    numbers = st.lists(st.integers(0, count - 1), min_size=1, max_size=12)
+    actual = draw(numbers)
+    size = len(actual)
+    predicted = draw(st.lists(st.integers(0, count - 1), min_size=size, max_size=size))
+    return count, actual, predicted
+
+
+@settings(deadline=None)
+@given(class_predictions())
+def test_scores_of_classes(drawn):
+    count, actual, predicted = drawn
+    names = "abcde"[:count]
+    examples = labelled(*(names[number] for number in actual))
+    scores = classes(*names).score(examples, [(number, 0.5) for number in predicted])
+    assert scores == pytest.approx(expected_scores(actual, predicted, count), abs=1e-12)
+
+
+def test_scores_by_hand():
+    actual = labelled("no", "no", "no", "yes", "yes")
+    scores = classes("no", "yes").score(actual, [(n, 0.9) for n in (0, 0, 1, 1, 0)])
+    # Of "yes" one is right, one wrong and one missed: 1·2 − 1·1 over √(2·2·3·3).
+    assert scores == pytest.approx({"accuracy": 0.6, "f1": 0.5, "matthews": 1 / 6})
+
+
+@pytest.mark.parametrize("metrics", [(), *itertools.combinations(ALL, 1), ALL])
+def test_the_best_constant_prediction(metrics):
+    for names, labels in (("ab", "aab"), ("ab", "bbb"), ("abc", "abccb"), ("ab", "aaa")):
+        task = classes(*names, metrics=metrics)
+        each = [
+            expected_scores([names.index(x) for x in labels], [c] * len(labels), len(names))
+            for c in range(len(names))
+        ]
+        best = max(np.mean([scores[name] for name in metrics or ("accuracy",)]) for scores in each)
+        assert task.constant_score(labelled(*labels)) == pytest.approx(best)
+
+
+def test_a_prediction_has_its_probability():
+    task, found = classes("a", "b", "c"), [None] * 2
+    logits = np.array([1.0, 3.0, 2.0], np.float32)
+    rows = type("Rows", (), {"example": np.array([1, 0])})
+    task.update(found, rows, 0, logits)
+    task.update(found, rows, 1, np.array([1000.0, -1000.0, 0.0], np.float32))
+    softmax = np.exp(logits) / np.exp(logits).sum()
+    assert found[1] == (1, pytest.approx(softmax[1], rel=1e-6))
+    assert found[0] == (0, 1.0)
+
+
+def test_predictions_of_classes_as_json_lines():
+    examples = [
+        Example("x", "a:1", ("fox",), "a"),
+        Example(None, "a:2", ("fox",), None),
+        Example(0, "a:3", ("fox",), "日本"),
+    ]
+    assert write(classes("a", "日本"), examples, [(0, 0.75), (1, 1 / 3), (0, 1.0)]) == [
+        {"id": "x", "prediction": "a", "probability": 0.75, "label": "a"},
+        {"id": 1, "prediction": "日本", "probability": 0.333333},
+        {"id": 0, "prediction": "a", "probability": 1.0, "label": "日本"},
+    ]
+
+
+@pytest.mark.parametrize("names", ["ab", [f"class {n}" for n in range(31)], ["$x^$", "1_2"]])
+def test_the_confusion_picture(tmp_path, names):
+    examples, found = labelled(names[0], names[1], names[1]), [(0, 1.0), (0, 0.6), (1, 0.9)]
+    classes(*names).draw(tmp_path / "picture", examples, found)
+    picture = (tmp_path / "picture").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    assert b"IEND" in picture[-12:]
+
+
+PAIRS = st.lists(
+    st.tuples(st.integers(-8, 8), st.integers(-8, 8)).map(lambda pair: (pair[0] / 4, pair[1] / 4)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def ranks(values):
+    """Each value's place, the mean of those of equal ones."""
+    return np.array([(values < v).sum() + ((values == v).sum() + 1) / 2 for v in values])
+
+
+@settings(deadline=None)
+@given(PAIRS)
+def test_scores_of_numbers(pairs):
+    actual, predicted = np.array(pairs).T
+    scores = numbers().score(labelled(*actual.tolist()), predicted.tolist())
+    assert scores["mse"] == pytest.approx(np.mean((actual - predicted) ** 2))
+    if len(set(actual)) == 1 or len(set(predicted)) == 1:
+        assert (scores["pearson"], scores["spearman"]) == (0.0, 0.0)
+    else:
+        assert scores["pearson"] == pytest.approx(pearson(actual, predicted), abs=1e-9)
+        expected = pearson(ranks(actual), ranks(predicted))
+        assert scores["spearman"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_numbers():
+    task, found = numbers(), [None]
+    assert list(task.metrics) == ["pearson", "spearman"]
+    assert task.constant_score(labelled(1.0, 2.0)) == 0.0
+    assert task.labels_of(labelled(1.0)[0]) == ()
+    task.update(found, type("Rows", (), {"example": np.array([0])}), 0, np.float32([2.5]))
+    examples = [Example(None, "a:1", ("fox",), 3.0), Example("x", "a:2", ("fox",), None)]
+    assert write(task, examples, [found[0], 1.0]) == [
+        {"id": 0, "prediction": 2.5, "label": 3.0},
+        {"id": "x", "prediction": 1.0},
+    ]
+
+
+def test_tables(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('sentence\tlabel\nA "fox\tyes\nA dog\t1\n')
+    assert read(path) == [
+        Example(None, f"{path}:2", ('A "fox',), "yes"),
+        Example(None, f"{path}:3", ("A dog",), "1"),
+    ]
+    path = tmp_path / "a.jsonl"
+    rows = [
+        {"id": 7, "a": "fox", "b": "dog", "y": 0},
+        {"a": "fox", "b": "dog", "y": "x"},
+        {"a": "fox", "b": "dog", "y": None},
+        {"a": "fox", "b": "dog"},
+        {"a": "fox", "b": "dog", "y": ""},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    examples = read(path, text="a, b", label="y", is_labelled=False)
+    assert [example.label for example in examples] == ["0", "x", None, None, None]
+    assert {example.texts for example in examples} == {("fox", "dog")}
+    assert [example.id for example in examples] == [7, None, None, None, None]
+
+
+def test_numbers_in_tables(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"sentence": "A", "label": 2}\n{"sentence": "B", "label": "-1.5e0"}')
+    assert [example.label for example in read(path, numbers())] == [2.0, -1.5]
+    for bad in ("high", "nan", "inf", [1]):
+        path.write_text(json.dumps({"sentence": "A", "label": bad}))
+        message = error_of(path, numbers())
+        assert message.startswith(f"{path}:1: the label {bad!r} is no number; ")
+
+
+def test_what_a_table_lacks(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("sentence\tlabel\nA fox\tyes\n \tno\n")
+    assert error_of(path).startswith(f"{path}:3: the text is empty; ")
+    path.write_text("sentence\tlabel\nA fox\tyes\nA dog\t\n")
+    assert error_of(path).startswith(f"{path}:3 has no label; ")
+    assert error_of(path, label="gold").startswith(f"{path}:2 has no label; ")
+    assert error_of(path, text="sentence,b").startswith(
+        f"{path}:2 has no column 'b'; set data.text"
+    )
+    assert "names 3 columns" in error_of(path, text="sentence,label,sentence")
+    (tmp_path / "a.jsonl").write_text('{"sentence": 3, "label": "x"}')
+    assert error_of(tmp_path / "a.jsonl").startswith(f"{tmp_path}/a.jsonl:1: the text ")
+
+
+def test_rows(wordpiece):
+    task = classes("no", "yes")
+    pair = ("the lazy fox jumps", "the dog jumped over")
+    examples = [
+        Example(None, "a:1", ("The fox",), "yes"),
+        Example(None, "a:2", pair, None),
+        Example(None, "a:3", pair, "no"),
+    ]
+    rows = task.rows(examples, wordpiece, MODEL, 10)
+    assert [sequence.tolist() for sequence in rows.sequences] == [
+        [2, 5, 6, 3],
+        [2, 5, 11, 6, 7, 3, 5, 12, 7, 3],
+        [2, 5, 11, 6, 7, 3, 5, 12, 7, 3],
+    ]
+    assert rows.second == [4, 6, 6]
+    assert rows.labels == [1, NO_LABEL, 0]
+    assert rows.example.tolist() == [0, 1, 2]
+    assert (rows.choices, rows.per_piece, rows.truncated) == (1, False, 2)
+    assert task.rows(examples, wordpiece, MODEL, 13).truncated == 0
+    of_numbers = numbers().rows([*labelled(2.5), *labelled(None)], wordpiece, MODEL, 8)
+    assert of_numbers.labels == [2.5, pytest.approx(float("nan"), nan_ok=True)]
+
+
+def test_roberta_has_two_separators(wordpiece):
+    pair = [Example(None, "a:1", ("fox", "dog"), "a")]
+    rows = classes("a").rows(pair, wordpiece, model_config(model_type="roberta"), 8)
+    assert rows.sequences[0].tolist() == [2, 6, 3, 3, 12, 3]
+    assert rows.second == [4]
+
+
+def test_the_docstrings_of_the_library(monkeypatch):
+    splits = {"train": [("Opens it.", "files")], "eval": [("Adds them.", "numbers")]}
+    monkeypatch.setattr("bert_jax.data.builtin.docstring_areas", splits.__getitem__)
+    train = Example(None, "builtin #0", ("Opens it.",), "files")
+    assert read("builtin") == [train]
+    assert read("builtin@train") == [dataclasses.replace(train, where="builtin@train #0")]
+    assert read("builtin@eval")[0].label == "numbers"
+
+
+def test_metrics_and_heads():
+    assert list(classes("a", "b").metrics) == ["accuracy"]
+    for task in (classes(metrics=("pearson",)), numbers(metrics=("accuracy",))):
+        with pytest.raises(UserError, match=r"task\.metrics has"):
+            _ = task.metrics
+    assert classes().label_names(labelled("b", "a", "b")) == ("a", "b")
+    for task, size in ((classes("a", "b", "c"), 3), (numbers(), 1)):
+        head = task.head(MODEL, "mix")
+        assert isinstance(head, BertForSequenceClassification)
+        assert (head.num_labels, head.probe) == (size, "mix")

@@ -1,0 +1,246 @@
+"""What a run reads: splits, labels, several files by name, and what it refuses."""
+
+import dataclasses
+import json
+
+import pytest
+
+from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
+from bert_jax.errors import UserError
+from bert_jax.tasks import examples as examples_lib
+from bert_jax.tasks.base import Example
+from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.examples import Sets, check_same_head, make_task, named, read_sets
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Returns what writes a file of texts and labels, and gives its path."""
+
+    def write(name, labels):
+        path = tmp_path / name
+        rows = (f"text {number}\t{label}\n" for number, label in enumerate(labels))
+        path.write_text("sentence\tlabel\n" + "".join(rows))
+        return str(path)
+
+    return write
+
+
+def config(train, *, task=None, **data) -> FinetuneConfig:
+    return FinetuneConfig(task=task or TaskConfig(), data=DataFiles(train=train, **data))
+
+
+def refusal(*args, **kwargs):
+    with pytest.raises(UserError) as error:
+        read_sets(*args, **kwargs)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def lines(examples):
+    return [int(example.where.rpartition(":")[2]) for example in examples]
+
+
+def test_held_out_examples(table):
+    path = table("a.tsv", "ab" * 20)
+    task, sets = read_sets(config(path, eval_fraction=0.15))
+    held_out = sets.evals["eval"]
+    assert list(sets.evals) == ["eval"]
+    assert sets.tests == sets.skipped == {}
+    assert len(held_out) == 6
+    assert sorted(lines(sets.train) + lines(held_out)) == list(range(2, 42))
+    for examples in (sets.train, held_out):
+        assert lines(examples) == sorted(lines(examples))
+    assert lines(held_out) != list(range(lines(held_out)[0], lines(held_out)[0] + 6))
+    assert task.labels == ("a", "b")
+    again = dataclasses.replace(config(path, eval_fraction=0.15), seed=7)
+    assert read_sets(again)[1] == sets
+
+
+def test_at_least_one_example_is_held_out_and_one_is_not(table):
+    _, sets = read_sets(config(table("a.tsv", "ab"), eval_fraction=0.01))
+    assert (len(sets.train), len(sets.evals["eval"])) == (1, 1)
+    path = table("a.tsv", "a")
+    assert refusal(config(path)) == f"{path} has too few examples to train on"
+
+
+def test_a_label_that_is_only_held_out_is_known(table):
+    """Which examples are held out is by chance, so every label is of the training data."""
+    task, sets = read_sets(config(table("a.tsv", "dcba"), eval_fraction=0.5))
+    assert task.labels == ("a", "b", "c", "d")
+    assert len(sets.train) == 2
+
+
+def test_several_files_by_name(table):
+    train, dev, other = table("a.tsv", "bab"), table("b.tsv", "ab"), table("c.tsv", ["", "a", ""])
+    sources = {"eval": f"matched={dev}, mismatched={train}", "test": f"{other}"}
+    task, sets = read_sets(config(train, **sources))
+    assert task.labels == ("a", "b")
+    assert lines(sets.train) == [2, 3, 4]
+    assert list(sets.evals) == ["matched", "mismatched"]
+    assert [example.label for example in sets.evals["matched"]] == ["a", "b"]
+    assert [example.label for example in sets.tests["test"]] == [None, "a", None]
+
+
+def test_records_that_are_left_out_are_counted(tmp_path):
+    header = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tgold_label\n"
+    row = "0\t1\t1n\tg\tA\tB\t"
+    (tmp_path / "train.tsv").write_text(f"{header}{row}neutral\n{row}-\n{row}entailment\n")
+    for name in ("dev_matched.tsv", "dev_mismatched.tsv"):
+        (tmp_path / name).write_text(f"{header}{row}contradiction\n")
+    labels = ("contradiction", "entailment", "neutral")
+    task, sets = read_sets(config(str(tmp_path), task=TaskConfig(glue="mnli", labels=labels)))
+    assert task.labels == labels
+    assert lines(sets.train) == [2, 4]
+    assert list(sets.evals) == ["matched", "mismatched"]
+    assert sets.skipped == {f"{tmp_path}/train.tsv": 1}
+
+
+def test_where_labels_come_from(table):
+    path = table("a.tsv", ["b", "10", "9", "b", "a"])
+    settings = config(path, eval=path)
+    assert read_sets(settings)[0].labels == ("10", "9", "a", "b")
+    of_head = ("z", "b", "a", "9", "10")
+    assert read_sets(settings, of_head)[0].labels == of_head
+    given = ("a", "b", "9", "10")
+    settings.task.labels = given
+    task, _ = read_sets(settings, of_head)
+    assert task.labels == task.config.labels == given
+
+
+def test_labels_of_no_output(table):
+    train, dev = table("a.tsv", "ab"), table("b.tsv", "abbc")
+    for settings, labels in (
+        (config(train, eval=dev), ()),
+        (config(train, eval=train, test=dev), ()),
+        (config(dev, eval=train), ("a", "b")),
+        (config(dev, eval=train, task=TaskConfig(labels=("a", "b"))), ()),
+    ):
+        message = refusal(settings, labels)
+        assert message.startswith(f"{dev}:5: the label 'c' is none of those of the training data")
+        assert "head: a, b;" in message
+
+
+def test_a_tag_of_no_output(tmp_path):
+    train, dev = tmp_path / "a.conll", tmp_path / "b.conll"
+    train.write_text("The O\nfox B-PER\n")
+    dev.write_text("The O\n\nThe O\nfox B-LOC\n")
+    task = TaskConfig("token_classification")
+    message = refusal(config(str(train), eval=str(dev), task=task))
+    assert message.startswith(f"{dev}:3: the label 'B-LOC' is none of")
+    assert read_sets(config(str(train), eval=str(train), task=task))[0].labels == ("O", "B-PER")
+
+
+def test_an_f1_is_refused_once_the_tags_are_known_to_be_no_entities(tmp_path):
+    path = tmp_path / "a.conll"
+    path.write_text("The DET\nfox NOUN\n")
+    task = TaskConfig("token_classification", metrics=("f1",))
+    message = refusal(config(str(path), eval=str(path), task=task))
+    assert message == "task.metrics has 'f1'; this task has accuracy"
+
+
+def test_what_is_missing(table, tmp_path):
+    train, empty = table("a.tsv", "ab"), table("b.tsv", "")
+    assert refusal(config("")).startswith("data.train is empty; give")
+    assert refusal(config(empty)).startswith(f"{empty} has no rows; ")
+    assert refusal(config(train, eval=empty)).startswith(f"{empty} has no rows; ")
+    missing = str(tmp_path / "no.tsv")
+    assert refusal(config(train, test=missing)).startswith(f"{missing} does not exist; ")
+    some = table("c.tsv", ["a", ""])
+    for settings in (config(some), config(train, eval=some)):
+        assert refusal(settings).startswith(f"{some}:3 has no label; ")
+    unknown = config(missing, task=TaskConfig(metrics=("bleu",)))
+    assert refusal(unknown).startswith("task.metrics has 'bleu'")
+    (tmp_path / "train.tsv").write_text("index\tsentence1\tsentence2\tgold_label\n0\tA\tB\t-\n")
+    (tmp_path / "dev_matched.tsv").touch()
+    mnli = config(str(tmp_path), task=TaskConfig(glue="mnli"))
+    assert refusal(mnli) == f"{tmp_path}/train.tsv has no examples; give a file that has"
+
+
+def test_named_sources(tmp_path):
+    assert named("", "eval") == {}
+    assert named("matched=a,mismatched=b", "eval") == {"matched": "a", "mismatched": "b"}
+    for source in ("a.tsv", "tfds:glue/mnli@validation", "/lang=en/a.tsv", "../x=1/a=b.tsv"):
+        assert named(source, "eval") == {"eval": source}
+    for source in ("data/a.tsv", "a.tsv", "tfds:x@y", "a=b.tsv"):
+        assert named(f" dev={source} ", "eval") == {"dev": source}
+    for wrong in ("a,b", "a=x,b", "a=x,a=y", "a b=x,c=y", "=x,b=y", "a=", "a=,b=x"):
+        with pytest.raises(UserError, match=r"several sources are given as NAME=FILE,NAME=FILE$"):
+            named(wrong, "eval")
+
+
+def test_a_file_that_has_an_equals_sign_in_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lang=en").mkdir()
+    (tmp_path / "lang=en" / "a.tsv").touch()
+    assert named("lang=en/a.tsv", "eval") == {"eval": "lang=en/a.tsv"}
+
+
+def test_make_task():
+    assert set(examples_lib.KINDS) == {
+        "classification",
+        "regression",
+        "token_classification",
+        "question_answering",
+        "multiple_choice",
+    }
+    for kind, cls in examples_lib.KINDS.items():
+        task = make_task(TaskConfig(kind, labels=("a", "b")))
+        assert type(task) is cls
+        assert task.labels == ("a", "b")
+
+
+def test_the_head_that_a_run_begins_with():
+    task = Classification(TaskConfig(), ("a", "b"))
+    check_same_head(task, TaskConfig(labels=("a", "b"), metrics=("f1",)))
+    check_same_head(task, TaskConfig())  # one whose labels have no names
+    for labels in (("b", "a"), ("a",), ("a", "b", "c")):
+        with pytest.raises(UserError, match=r"^--init has the labels .* the task a, b: the order"):
+            check_same_head(task, TaskConfig(labels=labels))
+    with pytest.raises(UserError, match=r"^--init is for regression, the config for class"):
+        check_same_head(task, TaskConfig("regression", labels=("a", "b")))
+
+
+def test_fingerprint():
+    def sets(train, evals, tests=()):
+        def examples(pairs):
+            return [Example(None, f"a:{n}", (text,), y) for n, (text, y) in enumerate(pairs)]
+
+        named_tests = {"test": examples(tests)}
+        return Sets(examples(train), {"eval": examples(evals)}, named_tests, {})
+
+    base = [("x", "a"), ("y", "b")], [("z", "a")]
+    fingerprint = sets(*base).fingerprint()
+    assert fingerprint == sets(*base, [("t", "a")]).fingerprint()
+    changed = [
+        ([("X", "a"), ("y", "b")], base[1]),
+        ([("x", "b"), ("y", "b")], base[1]),
+        ([("y", "b"), ("x", "a")], base[1]),
+        (base[0], [("z", "b")]),
+        (base[0], [("Z", "a")]),
+        ([("x", "a")], [("y", "b"), ("z", "a")]),
+        ([*base[0], ("z", "a")], []),
+    ]
+    others = [sets(*each).fingerprint() for each in changed]
+    assert len({fingerprint, *others}) == len(changed) + 1
+
+
+def test_a_fingerprint_of_every_kind_of_task(tmp_path):
+    """Labels are strings, numbers, tags, and answers with their places."""
+    question = {"id": "q", "question": "Who?", "context": "The fox", "is_impossible": False}
+    answers = {"text": ["fox"], "answer_start": [4]}
+    choices = {"a": "A", "b": "B", "c": "C", "d": "D", "label": "1"}
+    files = {
+        "question_answering": {**question, "answers": answers},
+        "multiple_choice": choices,
+        "regression": {"a": "A", "label": 2.5},
+        "token_classification": {"a": ["A", "b"], "label": ["O", "B-X"]},
+    }
+    prints = set()
+    for kind, row in files.items():
+        path = tmp_path / f"{kind}.jsonl"
+        path.write_text(json.dumps(row))
+        text = "a,b,c,d" if kind == "multiple_choice" else "a"
+        settings = config(str(path), eval=str(path), text=text, task=TaskConfig(kind))
+        prints.add(read_sets(settings)[1].fingerprint())
+    assert len(prints) == 4

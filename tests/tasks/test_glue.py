@@ -1,0 +1,327 @@
+"""GLUE's tasks, in its own files and as TensorFlow datasets: columns, labels, what is skipped."""
+
+import gzip
+import json
+import sys
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from bert_jax.config import DataFiles, TaskConfig
+from bert_jax.data.records import Record
+from bert_jax.errors import UserError
+from bert_jax.tasks import glue
+
+# Of each task the header of its training file and two of its lines, the header of its test file and
+# a line of that, in the form in which gluebenchmark.com has them.
+FILES = {
+    "cola": (
+        "",
+        "gj04\t1\t\tThey drank.\ncj99\t0\t*\tThey drank the pub\n",
+        "index\tsentence",
+        "0\tBill whistled.\n",
+    ),
+    "sst2": ("sentence\tlabel", "hide \t0\na gem \t1\n", "index\tsentence", "0\tuneasy .\n"),
+    "mrpc": (
+        "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+        '1\t70\t71\tA "one\tB\n0\t72\t73\tC\tD\n',
+        "index\t#1 ID\t#2 ID\t#1 String\t#2 String",
+        "0\t10\t11\tE\tF\n",
+    ),
+    "stsb": (
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
+        "0\tm\tf\ty\t1\tn\tn\tA\tB\t5.000\n1\tm\tf\ty\t2\tn\tn\tC\tD\t3.8\n",
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2",
+        "0\tm\tf\ty\t1\tn\tn\tE\tF\n",
+    ),
+    "qqp": (
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+        "133\t1\t2\tHow?\tWhy?\t0\n134\t3\t4\tHow?\tHow so?\t1\n",
+        "id\tquestion1\tquestion2",
+        "0\tWho?\tWhat?\n",
+    ),
+    "mnli": (
+        "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label",
+        "0\t3\t3n\tg\tA\tB\tneutral\tneutral\n1\t4\t4e\tg\tC\tD\tentailment\tentailment\n",
+        "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2",
+        "0\t5\t5x\tg\tE\tF\n",
+    ),
+    "qnli": (
+        "index\tquestion\tsentence\tlabel",
+        "0\tWhen?\tThen.\tentailment\n1\tWho?\tIt.\tnot_entailment\n",
+        "index\tquestion\tsentence",
+        "0\tWhat?\tThat.\n",
+    ),
+    "rte": (
+        "index\tsentence1\tsentence2\tlabel",
+        "0\tA\tB\tnot_entailment\n1\tC\tD\tentailment\n",
+        "index\tsentence1\tsentence2",
+        "0\tE\tF\n",
+    ),
+    "wnli": (
+        "index\tsentence1\tsentence2\tlabel",
+        "0\tA\tB\t1\n1\tC\tD\t0\n",
+        "index\tsentence1\tsentence2",
+        "0\tE\tF\n",
+    ),
+}
+TRAIN = {
+    "cola": [(0, ("They drank.",), "acceptable"), (1, ("They drank the pub",), "unacceptable")],
+    "sst2": [(0, ("hide ",), "negative"), (1, ("a gem ",), "positive")],
+    "mrpc": [(0, ('A "one', "B"), "equivalent"), (1, ("C", "D"), "not_equivalent")],
+    "stsb": [(0, ("A", "B"), 5.0), (1, ("C", "D"), 3.8)],
+    "qqp": [(133, ("How?", "Why?"), "not_duplicate"), (134, ("How?", "How so?"), "duplicate")],
+    "mnli": [(0, ("A", "B"), "neutral"), (1, ("C", "D"), "entailment")],
+    "qnli": [(0, ("When?", "Then."), "entailment"), (1, ("Who?", "It."), "not_entailment")],
+    "rte": [(0, ("A", "B"), "not_entailment"), (1, ("C", "D"), "entailment")],
+    "wnli": [(0, ("A", "B"), "entailment"), (1, ("C", "D"), "not_entailment")],
+}
+TEST = {
+    "cola": ("Bill whistled.",),
+    "sst2": ("uneasy .",),
+    "mrpc": ("E", "F"),
+    "stsb": ("E", "F"),
+    "qqp": ("Who?", "What?"),
+    "mnli": ("E", "F"),
+    "qnli": ("What?", "That."),
+    "rte": ("E", "F"),
+    "wnli": ("E", "F"),
+}
+
+
+def values(found):
+    return [tuple(record.fields.get(key) for key in ("id", "texts", "label")) for record in found]
+
+
+@pytest.mark.parametrize("name", glue.LAYOUTS)
+def test_own_files(tmp_path, name):
+    header, lines, test_header, test_lines = FILES[name]
+    train, test = tmp_path / "train.tsv", tmp_path / "test.tsv.gz"
+    train.write_text(f"{header}\n{lines}" if header else lines)
+    test.write_bytes(gzip.compress(f"{test_header}\n{test_lines}".encode()))
+    found = list(glue.read(name, str(train)))
+    assert values(found) == TRAIN[name]
+    assert found[0].where == f"{train}:{2 if header else 1}"
+    assert values(glue.read(name, str(test))) == [(0, TEST[name], None)]
+
+
+def test_tasks_are_those_of_the_benchmark():
+    assert {name: (task.kind, *task.metrics) for name, task in glue.LAYOUTS.items()} == {
+        "cola": ("classification", "matthews"),
+        "sst2": ("classification", "accuracy"),
+        "mrpc": ("classification", "accuracy", "f1"),
+        "stsb": ("regression", "pearson", "spearman"),
+        "qqp": ("classification", "accuracy", "f1"),
+        "mnli": ("classification", "accuracy"),
+        "qnli": ("classification", "accuracy"),
+        "rte": ("classification", "accuracy"),
+        "wnli": ("classification", "accuracy"),
+    }
+
+
+@pytest.mark.parametrize("name", glue.LAYOUTS)
+def test_labels_and_fields_are_those_of_tfds(name):
+    from tensorflow_datasets.text.glue import Glue
+
+    config = Glue.builder_configs[name]
+    task = glue.LAYOUTS[name]
+    assert task.labels == tuple(config.label_classes or ())
+    assert task.fields == tuple(config.text_features)
+    if name not in ("mrpc", "cola"):  # which TFDS reads by other means
+        assert (*task.texts, task.label) == (*config.text_features.values(), config.label_column)
+
+
+def test_configs():
+    assert glue.task("stsb") == TaskConfig("regression", "stsb", (), ("pearson", "spearman"))
+    assert glue.task("mrpc").labels == ("not_equivalent", "equivalent")
+
+
+def files(sources):
+    data = DataFiles(**sources)
+    return data.train, data.eval, data.test
+
+
+def test_sources():
+    assert files(glue.sources("rte")) == (
+        "tfds:glue/rte@train",
+        "tfds:glue/rte@validation",
+        "tfds:glue/rte@test",
+    )
+    assert files(glue.sources("mnli")) == (
+        "tfds:glue/mnli@train",
+        "matched=tfds:glue/mnli@validation_matched,mismatched=tfds:glue/mnli@validation_mismatched",
+        "matched=tfds:glue/mnli@test_matched,mismatched=tfds:glue/mnli@test_mismatched",
+    )
+
+
+def test_sources_in_a_folder(tmp_path):
+    folder = str(tmp_path)
+    assert files(glue.sources("rte", folder)) == (f"{folder}/train.tsv", f"{folder}/dev.tsv", "")
+    (tmp_path / "test.tsv").touch()
+    (tmp_path / "test_mismatched.tsv").touch()
+    assert glue.sources("rte", folder + "/")["test"] == f"{folder}/test.tsv"
+    assert files(glue.sources("mnli", folder)) == (
+        f"{folder}/train.tsv",
+        f"matched={folder}/dev_matched.tsv,mismatched={folder}/dev_mismatched.tsv",
+        f"matched={folder}/test_matched.tsv,mismatched={folder}/test_mismatched.tsv",
+    )
+    for bad in ("a,b", "a=b"):
+        with pytest.raises(UserError, match="has a comma or = in its name; rename it"):
+            glue.sources("mnli", bad)
+
+
+def test_a_task_that_there_is_not():
+    names = "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli"
+    for call in (glue.layout, glue.task, glue.sources, lambda name: list(glue.read(name, "x.tsv"))):
+        with pytest.raises(UserError, match=f"^task.glue is 'sst'; choose one of {names}$"):
+            call("sst")
+
+
+def test_ragged_lines_are_marked_where_the_usual_readers_skip_them(tmp_path):
+    header, lines, *_ = FILES["qqp"]
+    path = tmp_path / "train.tsv"
+    path.write_text(f"{header}\n1\t2\t3\tHow\n or why?\tWho?\t1\n{lines}")
+    found = list(glue.read("qqp", str(path)))
+    assert found[:2] == [Record(f"{path}:2", {}), Record(f"{path}:3", {})]
+    assert values(found[2:]) == TRAIN["qqp"]
+    header, lines, *_ = FILES["rte"]
+    path.write_text(f"{header}\n{lines}2\tA\tB\n")
+    with pytest.raises(UserError, match=r"train\.tsv:4: 3 fields where the header has 4"):
+        list(glue.read("rte", str(path)))
+
+
+def test_examples_without_an_agreed_label_are_marked(tmp_path):
+    header, lines, *_ = FILES["mnli"]
+    path = tmp_path / "dev_matched.tsv"
+    path.write_text(f"{header}\n9\t3\t3n\tg\tA\tB\tneutral\t-\n{lines}")
+    found = list(glue.read("mnli", str(path)))
+    assert found[0] == Record(f"{path}:2", {})
+    assert values(found[1:]) == TRAIN["mnli"]
+
+
+def test_an_empty_sentence_is_left_to_the_caller(tmp_path):
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\n\t1\n")
+    assert values(glue.read("sst2", str(tmp_path / "a.tsv"))) == [(0, ("",), "positive")]
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "message"),
+    [
+        ("sst2", "2", r"a\.tsv:2: the label is '2'; it must be negative, positive, or its number"),
+        ("sst2", "0.5", "the label is '0.5'"),
+        ("sst2", "", "the label is ''"),
+        ("sst2", "nan", "the label is 'nan'"),
+        ("sst2", "inf", "the label is 'inf'"),
+        ("sst2", "Positive", "the label is 'Positive'"),
+        ("stsb", "5.1", r"a\.tsv:2: the label is '5.1'; it must be a number from 0 to 5"),
+        ("stsb", "nan", "the label is 'nan'"),
+        ("stsb", "high", "the label is 'high'"),
+    ],
+)
+def test_labels_that_a_task_does_not_have(tmp_path, name, label, message):
+    task = glue.LAYOUTS[name]
+    columns = [*task.texts, task.label]
+    texts = ["x"] * len(task.texts)
+    (tmp_path / "a.tsv").write_text("\t".join(columns) + "\n" + "\t".join([*texts, label]) + "\n")
+    with pytest.raises(UserError, match=message) as error:
+        list(glue.read(name, str(tmp_path / "a.tsv")))
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_of_another_task(tmp_path):
+    (tmp_path / "train.tsv").write_text("\n".join(FILES["rte"][:2]))
+    with pytest.raises(
+        UserError, match=r"train\.tsv:2 has no column 'question1', as qqp has; give"
+    ):
+        list(glue.read("qqp", str(tmp_path / "train.tsv")))
+    (tmp_path / "train.tsv").write_text("a\t1\t\tb\na\t1\tb\n")
+    with pytest.raises(UserError, match=r"train\.tsv:2: 3 fields where 4 are wanted"):
+        list(glue.read("cola", str(tmp_path / "train.tsv")))
+    with pytest.raises(UserError, match=r"no\.tsv does not exist"):
+        list(glue.read("cola", str(tmp_path / "no.tsv")))
+
+
+def test_files_that_hugging_face_writes(tmp_path):
+    rows = [
+        {"premise": "A", "hypothesis": "B", "label": 2, "idx": 7},
+        {"premise": "C", "hypothesis": "D", "label": -1, "idx": 8},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    expected = [(7, ("A", "B"), "contradiction"), (8, ("C", "D"), None)]
+    assert values(glue.read("mnli", str(tmp_path / "a.jsonl"))) == expected
+    lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    assert values(glue.read("mnli", str(tmp_path / "a.csv"))) == expected
+    (tmp_path / "b.jsonl").write_text(json.dumps({**rows[0], "label": True}))
+    with pytest.raises(UserError, match="the label is True"):
+        list(glue.read("mnli", str(tmp_path / "b.jsonl")))
+
+
+def small_glue():
+    """Returns a builder that writes what TFDS's own, which fetches GLUE, finds prepared."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import registered
+
+    with registered.skip_registration():
+
+        class Glue(tfds.core.GeneratorBasedBuilder):
+            VERSION = tfds.core.Version("2.0.0")
+            BUILDER_CONFIGS: ClassVar = [tfds.core.BuilderConfig(name=n) for n in glue.LAYOUTS]
+
+            @property
+            def task(self):
+                return glue.LAYOUTS[self.builder_config.name]
+
+            def _info(self):
+                names = list(self.task.labels)
+                features = {name: tfds.features.Text() for name in self.task.fields}
+                features["label"] = tfds.features.ClassLabel(names=names) if names else np.float32
+                features["idx"] = np.int32
+                return tfds.core.DatasetInfo(
+                    builder=self, features=tfds.features.FeaturesDict(features)
+                )
+
+            def _split_generators(self, dl_manager):
+                labels = [0, len(self.task.labels) - 1] if self.task.labels else [0.0, 3.8]
+                parts = [f"_{part}" for part in self.task.parts] or [""]
+                splits = {"train": self._generate_examples(labels)}
+                splits |= {f"validation{part}": self._generate_examples(labels) for part in parts}
+                return splits | {f"test{part}": self._generate_examples([-1]) for part in parts}
+
+            def _generate_examples(self, labels):
+                for index, label in enumerate(labels):
+                    texts = (("First é.", "Second.")[index], "Other.")
+                    fields = dict(zip(self.task.fields, texts, strict=False))
+                    yield index, {**fields, "label": label, "idx": index}
+
+    return Glue
+
+
+def test_tfds_without_tensorflow(tmp_path, monkeypatch):
+    """GLUE's features under its own name, prepared on the spot with a few examples."""
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
+    for name in ("cola", "stsb", "mnli"):
+        builder = small_glue()(config=name, data_dir=str(tmp_path), file_format="array_record")
+        builder.download_and_prepare()
+
+    def read(name, source):
+        return sorted(values(glue.read(name, source)))
+
+    cola = glue.sources("cola")
+    assert read("cola", cola["train"]) == [
+        (0, ("First é.",), "unacceptable"),
+        (1, ("Second.",), "acceptable"),
+    ]
+    assert read("cola", cola["test"]) == [(0, ("First é.",), None)]
+    stsb = glue.sources("stsb")
+    assert read("stsb", stsb["train"]) == [
+        (0, ("First é.", "Other."), 0.0),
+        (1, ("Second.", "Other."), pytest.approx(3.8)),
+    ]
+    assert read("stsb", stsb["test"]) == [(0, ("First é.", "Other."), None)]
+    evaluated = dict(part.split("=") for part in glue.sources("mnli")["eval"].split(","))
+    for source in evaluated.values():
+        assert [found[2] for found in read("mnli", source)] == ["entailment", "contradiction"]
+    assert "tensorflow" not in sys.modules
+    assert not isinstance(read("stsb", stsb["train"])[0][2], np.generic)

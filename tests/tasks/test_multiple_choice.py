@@ -1,0 +1,149 @@
+"""Choices: rows by hand, SWAG's own columns, and what does not fit."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from helpers import model_config
+
+from bert_jax.config import DataFiles, TaskConfig
+from bert_jax.errors import UserError
+from bert_jax.models.heads import BertForMultipleChoice
+from bert_jax.tasks.base import NO_LABEL, Example
+from bert_jax.tasks.examples import read_examples
+from bert_jax.tasks.multiple_choice import MultipleChoice
+
+MODEL = model_config()
+SWAG = "sent1,sent2,ending0,ending1,ending2,ending3"
+HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,"
+HEADER += "ending0,ending1,ending2,ending3,label"
+LINE = '0,v,3,"The fox jumps, over. The dog","The fox jumps, over.",The dog,gold,'
+LINE += 'jumps.,is lazy.,"jumps, over.",who?,'
+TEXTS = ("The fox jumps, over.", "The dog", "jumps.", "is lazy.", "jumps, over.", "who?")
+
+
+def task(*labels, **fields) -> MultipleChoice:
+    return MultipleChoice(TaskConfig("multiple_choice", labels=labels, **fields))
+
+
+def read(path, task=None, *, is_labelled=True, text=SWAG):
+    data = DataFiles(text=text)
+    return read_examples(
+        task or MultipleChoice(TaskConfig()), str(path), data, labelled=is_labelled
+    )[0]
+
+
+def test_swag(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text(f"{HEADER}\n{LINE}2\n{LINE}\n")
+    assert read(path, is_labelled=False) == [
+        Example(None, f"{path}:2", TEXTS, "2"),
+        Example(None, f"{path}:3", TEXTS, None),
+    ]
+    with pytest.raises(UserError, match=r"train\.csv:3 has no label; "):
+        read(path)
+    assert task().label_names(read(path, is_labelled=False)) == ("0", "1", "2", "3")
+
+
+def test_each_choice_is_the_context_and_a_way_to_go_on(wordpiece):
+    texts = ("The fox jumps.", "The dog", "jumped", "over the lazy fox")
+    examples = [
+        Example(None, "a:1", texts, "1"),
+        Example(None, "a:2", (*texts[:1], "", "fox", "."), None),
+    ]
+    rows = task("0", "1").rows(examples, wordpiece, MODEL, 16)
+    context = [2, 5, 6, 7, 8, 15, 3]
+    assert [sequence.tolist() for sequence in rows.sequences] == [
+        [*context, 5, 12, 7, 9, 3],
+        [*context, 5, 12, 10, 5, 11, 6, 3],
+        [*context, 6, 3],
+        [*context, 15, 3],
+    ]
+    assert rows.second == [7] * 4
+    assert rows.labels == [1, NO_LABEL]
+    assert rows.example.tolist() == [0, 1]
+    assert (rows.choices, rows.truncated, len(rows)) == (2, 0, 2)
+
+
+def test_each_choice_is_cut_by_itself(wordpiece):
+    texts = ("The fox jumps.", "The dog", "jumped", "over the lazy fox")
+    rows = task("0", "1").rows([Example(None, "a:1", texts, "1")] * 2, wordpiece, MODEL, 12)
+    assert [sequence.tolist() for sequence in rows.sequences[:2]] == [
+        [2, 5, 6, 7, 8, 15, 3, 5, 12, 7, 9, 3],
+        [2, 5, 6, 7, 8, 15, 3, 5, 12, 10, 5, 3],
+    ]
+    assert rows.truncated == 2
+
+
+def test_roberta_has_two_separators(wordpiece):
+    roberta = model_config(model_type="roberta")
+    rows = task("0", "1").rows(
+        [Example(None, "a:1", ("fox", "the", "dog", "."), "0")], wordpiece, roberta, 8
+    )
+    assert rows.sequences[0].tolist() == [2, 6, 3, 3, 5, 12, 3]
+    assert rows.second == [4, 4]
+
+
+@pytest.mark.parametrize("label", ["4", "-1", "1.0", "first", " 1"])
+def test_labels_that_are_no_choice(tmp_path, label):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{HEADER}\n{LINE}0\n{LINE}{label}\n")
+    with pytest.raises(UserError) as error:
+        read(path)
+    assert str(error.value) == (
+        f"{path}:3: the label {label!r} is none of the 4 choices, which are 0 to 3"
+    )
+
+
+def test_what_a_table_lacks(tmp_path):
+    path = tmp_path / "a.jsonl"
+    row = {"sent1": "A", "sent2": "", "ending0": "b", "ending1": "c", "label": 1}
+    text = "sent1,sent2,ending0,ending1"
+    path.write_text(json.dumps(row))
+    assert read(path, text=text)[0].label == "1"  # how the choices begin may be empty
+    with pytest.raises(UserError, match=r"a\.jsonl:1 has no column 'ending2'; set data\.text to"):
+        read(path)
+    with pytest.raises(UserError, match=r"data\.text names 3 columns; multiple choice takes"):
+        read(path, text="sent1,sent2,ending0")
+    for name, value in (("ending1", " "), ("sent1", ""), ("ending0", None), ("sent2", 3)):
+        path.write_text(json.dumps({**row, name: value}))
+        with pytest.raises(UserError, match=f"a.jsonl:1: {name} is empty; "):
+            read(path, text=text)
+
+
+def test_a_head_of_another_number_of_choices(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{HEADER}\n{LINE}1\n")
+    assert len(read(path, task("0", "1", "2", "3"))) == 1
+    for labels in (("0", "1"), ("1", "0", "2", "3"), ("a", "b", "c", "d")):
+        with pytest.raises(UserError, match=r"names 4 choices, .* must be 0, 1, 2, 3$"):
+            read(path, task(*labels))
+
+
+def test_predictions(tmp_path):
+    examples = [Example(None, "a:1", TEXTS, "2"), Example("x", "a:2", TEXTS, "0")]
+    chooser, found = task("0", "1", "2", "3"), [None] * 2
+    rows = type("Rows", (), {"example": np.array([0, 1])})
+    chooser.update(found, rows, 0, np.array([0, 1, 4, 2], np.float32))
+    chooser.update(found, rows, 1, np.array([0, 0, 0, 9], np.float32))
+    assert chooser.score(examples, found)["accuracy"] == 0.5
+    assert chooser.constant_score([*examples, examples[0]]) == pytest.approx(2 / 3)
+    file = io.StringIO()
+    chooser.write(file, examples, found)
+    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert [(line["id"], line["prediction"], line["label"]) for line in lines] == [
+        (0, "2", "2"),
+        ("x", "3", "0"),
+    ]
+    chooser.draw(tmp_path / "picture.png", examples, found)
+    assert not list(tmp_path.iterdir())
+
+
+def test_metrics_and_head():
+    assert list(task().metrics) == ["accuracy"]
+    with pytest.raises(UserError, match=r"task\.metrics has 'f1'"):
+        _ = task(metrics=("f1",)).metrics
+    head = task("0", "1", "2").head(MODEL, "mix")
+    assert isinstance(head, BertForMultipleChoice)
+    assert (head.num_labels, head.probe) == (1, "mix")

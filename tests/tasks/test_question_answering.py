@@ -1,0 +1,478 @@
+"""Question answering: windows by hand, answers against literal loops, and what is not as it should.
+
+Literal: every start with every end, one at a time, as `run_squad.py` describes it.
+"""
+
+import functools
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import model_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.config import DataFiles, TaskConfig, TokenizerConfig
+from bert_jax.data import tokenizer_training
+from bert_jax.data.records import Record
+from bert_jax.data.tokenizer import WordPieceTokenizer
+from bert_jax.errors import UserError
+from bert_jax.models.heads import BertForQuestionAnswering
+from bert_jax.tasks import question_answering
+from bert_jax.tasks.base import NO_LABEL
+from bert_jax.tasks.question_answering import Answers, Candidate, QuestionAnswering
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES += ["the", "fox", "jump", "##s", "##ed", "over", "lazy", "dog", "what", "who", ".", "?"]
+CONTEXT = "The fox jumps over the lazy dog."  # 9 pieces: the fox jump ##s over the lazy dog .
+QUESTION = "Who jumps?"  # 4 pieces
+WORDS = ["The", "fox", "jumps", "jumped", "over", "lazy", "Dog", "dogs", "bird", ".", "fox,"]
+MODEL = model_config()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return WordPieceTokenizer.from_vocabulary(PIECES, lowercase=True)
+
+
+def task(**fields) -> QuestionAnswering:
+    return QuestionAnswering(TaskConfig(**{"max_question": 8, **fields}))
+
+
+def record(answers, context=CONTEXT, question=QUESTION, *, is_impossible=False) -> Record:
+    fields = {"id": "q", "question": question, "context": context, "answers": answers}
+    return Record("dev.json: q", {**fields, "is_impossible": is_impossible})
+
+
+def example(answers, context=CONTEXT, *, question=QUESTION):
+    return task(with_unanswerable=True).example(record(answers, context, question), DataFiles())
+
+
+def answer_all(task, rows, logits):
+    """Takes the logits of every row, and returns what is found for each example."""
+    found: list[Any] = [None] * (int(rows.example.max()) + 1)
+    for index, row in enumerate(logits):
+        task.update(found, rows, index, row)
+    return found
+
+
+def random_logits(rows, seed):
+    generator = np.random.default_rng(seed)
+    return [generator.normal(size=(2, len(s))).astype(np.float32) for s in rows.sequences]
+
+
+def texts(context, answers):
+    return [candidate.text(context) for candidate in answers.best]
+
+
+def test_windows_by_hand(tokenizer):
+    examples = [example([("lazy dog", 23)]), example([("fox", 4), ("dog", 28)]), example([])]
+    rows = task(doc_stride=2).rows(examples, tokenizer, MODEL, 12)
+    assert rows.example.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert len(rows) == 9
+    assert rows.second == [6] * 9
+    for first in (0, 3, 6):
+        assert [sequence.tolist() for sequence in rows.sequences[first : first + 3]] == [
+            [2, 14, 7, 8, 16, 3, 5, 6, 7, 8, 10, 3],
+            [2, 14, 7, 8, 16, 3, 7, 8, 10, 5, 11, 3],
+            [2, 14, 7, 8, 16, 3, 10, 5, 11, 12, 15, 3],
+        ]
+    labels = np.array(rows.labels).tolist()
+    assert labels[:3] == [[0, 0], [0, 0], [8, 9]]
+    assert labels[3:6] == [[7, 7], [0, 0], [0, 0]]  # the first answer is learned
+    assert labels[6:] == [[0, 0]] * 3
+    assert [span.is_central.tolist() for span in rows.spans[:3]] == [
+        [True, True, True, True, False],
+        [False, False, True, True, False],
+        [False, False, True, True, True],
+    ]
+    assert rows.spans[1].offsets.tolist() == [[8, 12], [12, 13], [14, 18], [19, 22], [23, 27]]
+    assert rows.truncated == 0
+    assert rows.skipped == []
+
+
+def test_an_answer_ends_with_the_piece_that_it_ends_in(tokenizer):
+    """As it begins: an answer may be a part of a word, or even of a piece."""
+    answers = [[("jump", 8)], [("jumps over", 8)], [("s", 12)], [("x jum", 6)], [("azy do", 24)]]
+    rows = task().rows([example(a) for a in answers], tokenizer, MODEL, 32)
+    places = [(np.array(label) - 6).tolist() for label in rows.labels]
+    assert places == [[2, 2], [2, 4], [3, 3], [1, 2], [6, 7]]
+
+
+def test_roberta_has_two_separators(tokenizer):
+    roberta = model_config(model_type="roberta")
+    rows = task(doc_stride=2).rows([example([("lazy dog", 23)])], tokenizer, roberta, 13)
+    assert rows.sequences[2].tolist() == [2, 14, 7, 8, 16, 3, 3, 10, 5, 11, 12, 15, 3]
+    assert rows.second == [7] * 3
+    assert rows.labels[2].tolist() == [9, 10]
+
+
+def test_long_questions_are_cut(tokenizer):
+    examples = [example([("fox", 4)], question="who " * 9), example([("fox", 4)])]
+    rows = task(max_question=4, doc_stride=4).rows(examples, tokenizer, MODEL, 12)
+    assert rows.truncated == 2  # windows, of 5 pieces
+    assert rows.sequences[0].tolist() == [2, 14, 14, 14, 14, 3, 5, 6, 7, 8, 10, 3]
+    with pytest.raises(UserError, match=r"max_length 12 has no room .* task\.max_question 9"):
+        task(max_question=9).rows(examples, tokenizer, MODEL, 12)
+    assert len(task(max_question=8).rows(examples, tokenizer, MODEL, 12)) == 9 + 2
+
+
+def test_a_stride_beyond_the_window_leaves_no_gap(tokenizer):
+    rows = task(doc_stride=100, max_question=4).rows([example([("fox", 4)])], tokenizer, MODEL, 10)
+    assert [len(span.offsets) for span in rows.spans] == [3, 3, 3]
+    assert all(span.is_central.all() for span in rows.spans)
+
+
+def google_windows(size, room, stride):
+    start, spans = 0, []
+    while start < size:
+        length = min(size - start, room)
+        spans.append((start, length))
+        if start + length == size:
+            break
+        start += min(length, stride)
+    return spans
+
+
+def google_is_central(spans, number, position):
+    best_score, best_index = None, None
+    for index, (start, length) in enumerate(spans):
+        end = start + length - 1
+        if start <= position <= end:
+            score = min(position - start, end - position) + 0.01 * length
+            if best_score is None or score > best_score:
+                best_score, best_index = score, index
+    return number == best_index
+
+
+@given(st.integers(1, 80), st.integers(1, 30), st.integers(1, 40))
+def test_windows_and_their_centres_are_those_of_the_original(size, room, stride):
+    windows = question_answering._windows(size, room, stride)
+    wanted = google_windows(size, room, stride)
+    assert [(begin, end - begin) for begin, end in windows] == wanted
+    for number, central in enumerate(question_answering._central(windows)):
+        start, length = wanted[number]
+        for position in range(start, start + length):
+            assert central[position - start] == google_is_central(wanted, number, position)
+
+
+@functools.cache
+def trained(kind):
+    lines = ["The fox jumps over the lazy Dog, and jumped. 日本語 naïve dogs bird fox,"] * 20
+    size = {"wordpiece": 60, "sentencepiece": 36, "byte_bpe": 300}[kind]
+    return tokenizer_training.train(lines, TokenizerConfig(kind=kind), size)
+
+
+@st.composite
+def answered_contexts(draw):
+    """A context and an answer of whole words in it, with odd spaces."""
+    words = draw(st.lists(st.sampled_from([*WORDS, "日本語", "naïve"]), min_size=1, max_size=40))
+    spaces = st.sampled_from([" ", "  ", " \n", "\u00a0"])
+    context, places = draw(st.sampled_from(["", " ", "\n\n"])), []
+    for word in words:
+        places.append((len(context), len(context) + len(word)))
+        context += word + draw(spaces)
+    first = draw(st.integers(0, len(words) - 1))
+    last = draw(st.integers(first, min(first + 4, len(words) - 1)))
+    begin, end = places[first][0], places[last][1]
+    return context, (context[begin:end], begin)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    answered_contexts(),
+    st.sampled_from(["wordpiece", "sentencepiece", "byte_bpe"]),
+    st.integers(6, 60),
+    st.integers(1, 40),
+)
+def test_every_answer_is_in_a_window_and_read_from_it(case, kind, room, stride):
+    context, (answer, begin) = case
+    tokenizer = trained(kind)
+    of_example = example([(answer, begin)], context, question="fox")
+    reader = task(doc_stride=stride, max_answer=100, n_best=3)
+    length = 3 + len(tokenizer.encode(["fox"])[0]) + max(room, 8)
+    rows = reader.rows([of_example], tokenizer, MODEL, length)
+    assert rows.skipped == []
+    assert all(len(sequence) <= length for sequence in rows.sequences)
+    _, offsets = tokenizer.encode_with_offsets(context)
+    inside = [i for i, (b, e) in enumerate(offsets) if b < begin + len(answer) and e > begin]
+    windows = google_windows(len(offsets), max(room, 8), stride)
+    has_it = [start <= inside[0] and inside[-1] < start + size for start, size in windows]
+    assert [bool(label[0]) for label in rows.labels] == has_it
+    if len(inside) <= max(room, 8) - min(stride, max(room, 8)) + 1:
+        assert any(has_it)
+    for index, label in enumerate(rows.labels):
+        first = label[0] - rows.second[index]
+        if label[0] and rows.spans[index].is_central[first]:
+            logits = np.zeros((2, len(rows.sequences[index])))
+            logits[[0, 1], label] = 1
+            found = [None]
+            reader.update(found, rows, index, logits)
+            assert reader.answer(of_example, found[0]) == answer
+
+
+def literal_answers(task, rows, logits, context):
+    """The best answers of all windows of one example: every start and end, one at a time."""
+    config, found = task.config, []
+    for index, (start_logits, end_logits) in enumerate(logits):
+        window, second = rows.spans[index], rows.second[index]
+        pieces = range(len(window.offsets))
+        starts = sorted(
+            (i for i in pieces if window.is_central[i]), key=lambda i: -start_logits[second + i]
+        )
+        ends = sorted(pieces, key=lambda i: -end_logits[second + i])
+        for start in starts[: config.n_best]:
+            for end in ends[: config.n_best]:
+                if end < start or end - start + 1 > config.max_answer:
+                    continue
+                score = float(start_logits[second + start]) + float(end_logits[second + end])
+                begin, stop = int(window.offsets[start][0]), int(window.offsets[end][1])
+                found.append((-score, begin, stop))
+    best, seen = [], set()
+    for score, begin, stop in sorted(found):
+        if context[begin:stop] not in seen and len(best) < config.n_best:
+            seen.add(context[begin:stop])
+            best.append(Candidate(-score, begin, stop))
+    null = min(float(row[0, 0]) + float(row[1, 0]) for row in logits)
+    return Answers(tuple(best), null)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=30),
+    st.integers(14, 40),
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.sampled_from([1, 2, 5, 20, 50]),
+    st.integers(0, 1000),
+)
+def test_answers_are_those_of_a_literal_search(words, length, stride, max_answer, n_best, seed):
+    tokenizer, context = trained("wordpiece"), " ".join(words)
+    reader = task(doc_stride=stride, max_answer=max_answer, n_best=n_best)
+    rows = reader.rows([example(None, context, question="fox")], tokenizer, MODEL, length)
+    logits = random_logits(rows, seed)
+    found = answer_all(reader, rows, logits)[0]
+    assert found == literal_answers(reader, rows, logits, context)
+    assert len(found.best) <= n_best
+    assert len(set(texts(context, found))) == len(found.best)
+    backwards = [None]
+    for index in reversed(range(len(rows))):
+        reader.update(backwards, rows, index, logits[index])
+    assert backwards == [found]
+
+
+def test_with_enough_candidates_nothing_is_missed():
+    """Then the best answer is the best of all pairs whatever."""
+    tokenizer, context = trained("wordpiece"), " ".join(WORDS * 2)
+    reader = task(max_answer=1000, n_best=1000)
+    rows = reader.rows([example(None, context, question="fox")], tokenizer, MODEL, 200)
+    assert len(rows) == 1
+    (logits,) = random_logits(rows, 3)
+    starts, ends = logits[:, rows.second[0] : -1].astype(float)
+    wanted = max(starts[i] + ends[j] for i in range(len(starts)) for j in range(i, len(ends)))
+    assert answer_all(reader, rows, [logits])[0].best[0].score == wanted
+
+
+def test_equal_texts_are_one_answer(tokenizer):
+    of_example = example(None, "dog dog fox dog")
+    reader = task(n_best=4, max_answer=1)
+    rows = reader.rows([of_example], tokenizer, MODEL, 32)
+    logits = np.zeros((2, 11))
+    logits[0, 6:10] = [1, 2, 0, 2]
+    found = answer_all(reader, rows, [logits])[0]
+    assert found.best == (Candidate(2, 4, 7), Candidate(0, 8, 11))
+
+
+def test_padding_does_not_matter(tokenizer):
+    """Nor do pieces of the question, whatever their logits."""
+    reader = task(n_best=5)
+    rows = reader.rows([example([("fox", 4)])], tokenizer, MODEL, 32)
+    (logits,) = random_logits(rows, 0)
+    wanted = answer_all(reader, rows, [logits])
+    logits[:, 1:6] = logits[:, -1] = 100
+    assert answer_all(reader, rows, [logits]) == wanted
+
+
+def test_no_answer_and_its_threshold(tokenizer):
+    fox, none = example([("fox", 4)]), example([])
+    rows = task().rows([fox, none], tokenizer, MODEL, 32)
+    logits = [np.zeros((2, len(sequence))) for sequence in rows.sequences]
+    logits[0][[0, 1], [7, 7]] = 3  # "fox" with 6, and "no answer" with 4
+    logits[0][:, 0] = 2
+    logits[1][[0, 1], [8, 9]] = 1  # "jumps" with 2, and "no answer" with 3
+    logits[1][:, 0] = 1.5
+    for threshold, wanted in ((0.0, ["fox", ""]), (1.0, ["fox", "jumps"]), (-3.0, ["", ""])):
+        reader = task(with_unanswerable=True, null_threshold=threshold)
+        found = answer_all(reader, rows, logits)
+        given = [reader.answer(e, f) for e, f in zip([fox, none], found, strict=True)]
+        assert given == wanted
+        scores = reader.score([fox, none], found)
+        right = [wanted[0] == "fox", wanted[1] == ""]
+        assert scores == {
+            "exact_match": np.mean(right),
+            "f1": np.mean(right),
+            **{"HasAns_exact": right[0], "HasAns_f1": right[0]},
+            **{"NoAns_exact": right[1], "NoAns_f1": right[1]},
+            **{"best_exact": 1.0, "best_f1": 1.0, "best_f1_threshold": -2.0},
+        }
+    reader = task()  # of SQuAD 1.1, which always answers
+    assert [reader.answer(e, f) for e, f in zip([fox, none], found, strict=True)] == [
+        "fox",
+        "jumps",
+    ]
+    assert reader.score([fox], found[:1]) == {"exact_match": 1.0, "f1": 1.0}
+    assert reader.constant_score([fox, none, none]) == pytest.approx(2 / 3)
+
+
+def test_the_least_null_score_counts(tokenizer):
+    reader = task(doc_stride=2, with_unanswerable=True)
+    rows = reader.rows([example([])], tokenizer, MODEL, 12)
+    logits = random_logits(rows, 1)
+    for row, null in zip(logits, (3.0, -5.0, 1.0), strict=True):
+        row[:, 0] = null
+    assert answer_all(reader, rows, logits)[0].null == -10
+
+
+def test_a_threshold_that_was_found_gives_its_score(tokenizer):
+    generator = np.random.default_rng(0)
+    choices = [[("fox", 4)], [("lazy dog", 23)], []]
+    examples = [example(choices[i]) for i in generator.integers(0, 3, 40)]
+    reader = task(with_unanswerable=True)
+    rows = reader.rows(examples, tokenizer, MODEL, 32)
+    logits = random_logits(rows, 5)
+    for row, label in zip(logits, rows.labels, strict=True):
+        row[[0, 1], label] += 2
+    found = answer_all(reader, rows, logits)
+    scores = reader.score(examples, found)
+    best = task(with_unanswerable=True, null_threshold=scores["best_f1_threshold"])
+    assert best.score(examples, found)["f1"] == pytest.approx(scores["best_f1"])
+    assert scores["best_f1"] > scores["f1"] > 0.3
+
+
+def test_the_files_of_predictions(tokenizer):
+    reader = task(n_best=3, with_unanswerable=True)
+    of_example = example([("fox", 4)])
+    rows = reader.rows([of_example], tokenizer, MODEL, 32)
+    logits = np.zeros((2, 16))
+    logits[0, 0], logits[[0, 1], [7, 7]] = 1, 2
+    found = answer_all(reader, rows, [logits])
+    file = io.StringIO()
+    reader.write(file, [of_example], found)
+    assert json.loads(file.getvalue()) == {"q": "fox"}
+    file = io.StringIO()
+    reader.write_nbest(file, [of_example], found)
+    (listed,) = json.loads(file.getvalue()).values()
+    assert [(item["text"], item["score"]) for item in listed] == [
+        ("fox", 4.0),
+        ("The fox", 2.0),
+        ("fox jump", 2.0),
+        ("", 1.0),
+    ]
+    weights = np.exp([4, 2, 2, 1])
+    np.testing.assert_allclose([item["probability"] for item in listed], weights / weights.sum())
+    plain = io.StringIO()
+    task(n_best=3).write_nbest(plain, [of_example], found)
+    assert [item["text"] for item in json.loads(plain.getvalue())["q"]] == [
+        "fox",
+        "The fox",
+        "fox jump",
+    ]
+
+
+def test_nothing_found_is_no_answer(tokenizer):
+    """A context of which the tokenizer keeps nothing has a row all the same."""
+    silent = example(None, "\x01\u200b\x02")
+    reader = task(with_unanswerable=True, null_threshold=5.0)
+    rows = reader.rows([silent], tokenizer, MODEL, 32)
+    assert rows.sequences[0].tolist() == [2, 14, 7, 8, 16, 3, 3]
+    assert rows.labels[0].tolist() == [NO_LABEL, NO_LABEL]
+    found = answer_all(reader, rows, random_logits(rows, 0))
+    assert found[0].best == ()
+    for seen in (found, [None]):
+        assert reader.answer(silent, seen[0]) == ""
+        for method in (reader.write, reader.write_nbest):
+            file = io.StringIO()
+            method(file, [silent], seen)
+            assert "NaN" not in file.getvalue()
+            assert "Infinity" not in file.getvalue()
+    assert reader.score([example([])], [None])["f1"] == 1.0
+    assert task().score([], []) == {"exact_match": 0.0, "f1": 0.0}
+    nothing = reader.rows([], tokenizer, MODEL, 32)
+    assert (len(nothing), nothing.sequences, nothing.example.dtype.kind) == (0, [], "i")
+
+
+def test_logits_that_are_no_numbers(tokenizer):
+    reader = task(with_unanswerable=True)
+    of_example = example([("fox", 4)])
+    rows = reader.rows([of_example], tokenizer, MODEL, 32)
+    for value in (np.nan, np.inf, -np.inf, 3e38, -1e9):
+        logits = np.full((2, 16), value, np.float32)
+        found = answer_all(reader, rows, [logits])
+        assert all(map(np.isfinite, reader.score([of_example], found).values()))
+        file = io.StringIO()
+        reader.write_nbest(file, [of_example], found)
+        assert "NaN" not in file.getvalue()
+    logits = np.full((2, 16), np.nan)
+    logits[[0, 1], [12, 13]] = -4
+    assert reader.answer(of_example, answer_all(reader, rows, [logits])[0]) == "lazy dog"
+
+
+def test_an_answer_that_is_not_at_its_place_is_counted(tokenizer):
+    misplaced = [[("fox", 5)], [("dog", 900)], [("fox", -28)], [("wolf", 4)]]
+    examples = [example(a) for a in misplaced]
+    silent = example([("\u200b", 3)], "fox\u200b over")
+    spaced = example([("fox jumps", 4)], "The fox\u00a0jumps")
+    unknown = example(None)
+    reader = task()
+    rows = reader.rows([*examples, silent, spaced, unknown], tokenizer, MODEL, 32)
+    assert [label.tolist() for label in rows.labels] == [[NO_LABEL] * 2] * 5 + [
+        [7, 9],
+        [NO_LABEL] * 2,
+    ]
+    assert len(rows.skipped) == 5
+    assert rows.skipped[0] == "dev.json: q: the answer 'fox' is not at character 5 of the context"
+    assert rows.skipped[4] == "dev.json: q: the answer '\\u200b' has no pieces"
+    logits = np.zeros((2, 16))
+    logits[[0, 1], 7] = 1
+    found = answer_all(reader, rows, [logits])
+    assert reader.score(examples[:1], found[:1])["f1"] == 1.0  # by its text
+
+
+def test_records_as_examples():
+    made = example([["fox", 4], ("dog", 28)], question="  Who? ")
+    assert made.texts == ("Who?", CONTEXT)
+    assert made.label == (("fox", 4), ("dog", 28))
+    assert (made.id, made.where) == ("q", "dev.json: q")
+    assert example(None).label is None
+    assert example([]).label == ()
+    second = task(with_unanswerable=True)
+    # A plausible answer is no answer.
+    impossible = record([("fox", 4)], is_impossible=True)
+    assert second.example(impossible, DataFiles()).label == ()
+    for unanswerable in (impossible, record([]), record(None, is_impossible=True)):
+        with pytest.raises(UserError, match=r"dev\.json: q: .* set task\.with_unanswerable=True"):
+            task().example(unanswerable, DataFiles())
+    fox = [("fox", 4)]
+    for name, empty in (
+        ("question", record(fox, question=" \n")),
+        ("context", record(fox, context=" \n")),
+    ):
+        with pytest.raises(UserError, match=f"dev.json: q: the {name} is empty"):
+            task().example(empty, DataFiles())
+    with pytest.raises(UserError, match="an answer is empty"):
+        task().example(record([("fox", 4), ("", 0)]), DataFiles())
+
+
+def test_metrics_and_head():
+    assert list(task().metrics) == ["f1"]
+    assert list(task(metrics=("exact_match", "f1")).metrics) == ["exact_match", "f1"]
+    assert list(task(metrics=("best_f1",), with_unanswerable=True).metrics) == ["best_f1"]
+    for unknown in ("accuracy", "best_f1"):
+        with pytest.raises(UserError, match=unknown):
+            _ = task(metrics=(unknown,)).metrics
+    assert task().label_names([]) == ()
+    head = task().head(MODEL, "mix")
+    assert isinstance(head, BertForQuestionAnswering)
+    assert (head.num_labels, head.probe) == (2, "mix")
