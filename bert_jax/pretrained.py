@@ -14,14 +14,24 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from bert_jax.config import ModelConfig, TrainConfig, from_dict, validate_model
+from bert_jax.config import (
+    DataFiles,
+    FinetuneConfig,
+    ModelConfig,
+    TaskConfig,
+    TrainConfig,
+    from_dict,
+    validate_model,
+)
 from bert_jax.convert import google, huggingface, names
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.features import Encoder
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.models.heads import BertForPreTraining, TaskModel, task_model
 from bert_jax.training import checkpoint
+
+_ROW = 384  # pieces of a row of a foreign model's task, at most: that of `run_squad.py`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +51,25 @@ class Guess:
 
 @dataclasses.dataclass(frozen=True)
 class Bert:
-    """A pretrained model with its tokenizer.
+    """A pretrained or a fine-tuned model with its tokenizer.
 
     Attributes:
       config: of the model.
       params: of `model`, float32.
       tokenizer: that it was trained with.
-      model: encoder and pretraining heads, of which `params` may lack some.
+      model: encoder and pretraining heads, of which `params` may lack some; or the task's head.
       unused: names of tensors of a foreign checkpoint that the model has no place for.
+      task: what the model was fine-tuned for; None for a pretrained one.
+      data: how its examples were read: the columns, and how long a row may be.
     """
 
     config: ModelConfig
     params: Any
     tokenizer: Tokenizer
-    model: BertForPreTraining
+    model: BertForPreTraining | TaskModel
     unused: Sequence[str] = ()
+    task: TaskConfig | None = None
+    data: DataFiles = dataclasses.field(default_factory=DataFiles)
 
     def encode(
         self, texts: str | Sequence[str], layer: int | Sequence[int] = -1, pooling: str = "mean"
@@ -195,22 +209,36 @@ def load(path: str | Path) -> Bert:
     for module, is_of in ((google, google.is_google), (huggingface, huggingface.is_huggingface)):
         if is_of(path):
             config, converted, tokenizer = module.load(path)
-            model = _model(config, converted.params)
-            return Bert(config, converted.params, tokenizer, model, converted.unused)
+            params, task = converted.params, converted.task
+            model = _model(config, task, there=names.parts(params))
+            data = DataFiles(max_length=min(_ROW, config.max_position_embeddings))
+            return Bert(config, params, tokenizer, model, converted.unused, task, data)
     found = checkpoint.find(path)
-    description = checkpoint.read_json(found, "config")
-    config = from_dict(TrainConfig, description, f"{found}/config").model
-    validate_model(config, f"{found}/config")
+    where, description = f"{found}/config", checkpoint.read_json(found, "config")
+    of_task = isinstance(description, dict) and "task" in description
+    run = from_dict(FinetuneConfig if of_task else TrainConfig, description, where)
+    validate_model(run.model, where)
+    task, probe, data = (run.task, run.probe, run.data) if of_task else (None, "", DataFiles())
+    try:
+        model = _model(run.model, task, probe)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
     tokenizer = load_tokenizer(found)
-    like = nn.unbox(jax.eval_shape(BertForPreTraining(config).init_params, jax.random.key(0)))
-    params = checkpoint.read_params(found, like, names.OPTIONAL)
-    return Bert(config, params, tokenizer, _model(config, params))
+    like = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
+    params = checkpoint.read_params(found, like, () if task else names.OPTIONAL)
+    model = _model(run.model, task, probe, there=names.parts(params))
+    return Bert(run.model, params, tokenizer, model, task=task, data=data)
 
 
-def _model(config: ModelConfig, params: Any) -> BertForPreTraining:
-    return BertForPreTraining(
-        config, next_sentence={"bert/pooler", "nsp_head"} <= names.parts(params)
-    )
+def _model(
+    config: ModelConfig,
+    task: TaskConfig | None,
+    probe: str = "",
+    there: Iterable[str] = names.OPTIONAL,
+) -> BertForPreTraining | TaskModel:
+    if task:
+        return task_model(config, task.kind, task.labels, probe)
+    return BertForPreTraining(config, next_sentence={"bert/pooler", "nsp_head"} <= set(there))
 
 
 def load_tokenizer(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
@@ -220,7 +248,7 @@ def load_tokenizer(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
       UserError: there is none, or it is damaged.
     """
     path = Path(path)
-    if path.is_dir() and ((path / "state").is_dir() or (path / "checkpoints").is_dir()):
+    if any((path / name).is_dir() for name in ("state", "best", "checkpoints")):
         found = checkpoint.find(path)
         content = checkpoint.read_json(found, "tokenizer")
         return tokenizer_lib.from_json(content, f"{found}/tokenizer")
@@ -229,6 +257,8 @@ def load_tokenizer(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
 
 def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> ModelConfig:
     """Returns the model for training to go on with: that of `init`, but for how it is computed.
+
+    The head of a task has no say in it: its shape is not the encoder's.
 
     Args:
       init: the model to begin with.
@@ -242,7 +272,8 @@ def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> Mod
     model = dataclasses.replace(init.config, **kept)
     validate_model(model, "config")
     shapes = jax.eval_shape(BertForPreTraining(model).init_params, jax.random.key(0))
-    there: Any = traverse_util.flatten_dict(init.params, sep="/")
+    pretrained = {k: v for k, v in init.params.items() if k not in names.TASK_PARTS}
+    there: Any = traverse_util.flatten_dict(pretrained, sep="/")
     wanted: Any = traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
     for name, param in there.items():
         if name not in wanted or wanted[name].shape != param.shape:
@@ -254,10 +285,15 @@ def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> Mod
 
 
 def fill(params: Any, given: Any) -> Any:
-    """Returns `params` with the values of those that are in `given` too, on the same devices."""
+    """Returns `params` with copies of those that are in `given` too, on the same devices."""
     flat: Any = traverse_util.flatten_dict(given, sep="/")
     own: Any = traverse_util.flatten_dict(params, sep="/")
-    filled = {k: jax.device_put(flat[k], v.sharding) if k in flat else v for k, v in own.items()}
+
+    def copied(name: str, like: jax.Array) -> jax.Array:
+        # Not the array itself: a step reuses the memory of the state that it is given.
+        return jax.device_put(flat[name], like.sharding, may_alias=False)
+
+    filled = {name: copied(name, v) if name in flat else v for name, v in own.items()}
     return traverse_util.unflatten_dict(filled, sep="/")
 
 
@@ -269,7 +305,10 @@ def save(bert: Bert, path: str | Path) -> None:
     """
     path = Path(path)
     _check_free(path)
-    description = dataclasses.asdict(TrainConfig(model=bert.config))
+    run = TrainConfig(model=bert.config)
+    if bert.task:
+        run = FinetuneConfig(model=bert.config, task=bert.task, data=bert.data, probe=_probe(bert))
+    description = dataclasses.asdict(run)
     try:
         checkpoint.write_params(path, bert.params, description, bert.tokenizer)
     except OSError as error:
@@ -282,20 +321,28 @@ def export(bert: Bert, path: str | Path, head: str | None = None) -> huggingface
     Args:
       bert: the model.
       path: the directory; nothing may be there.
-      head: "pretraining", "masked-lm" or "none", for the pooler alone; None for all there are.
+      head: "pretraining", "masked-lm" or "none", for the pooler alone; None for all there are, or
+        for that of the task.
 
     Raises:
       UserError: `transformers` has no such model, or something is at `path`.
     """
     path = Path(path)
     _check_free(path)
+    if _probe(bert) and head != "none":
+        raise UserError(
+            f"the checkpoint is a probe (of {_probe(bert)!r}), and no class of transformers has "
+            "such a head; export its encoder by --head=none, or fine-tune without a probe"
+        )
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error})") from error
     try:
-        made = huggingface.save(bert.config, bert.params, bert.tokenizer, temporary, head)
+        made = huggingface.save(
+            bert.config, bert.params, bert.tokenizer, temporary, head, bert.task
+        )
         temporary.chmod(0o755)
         temporary.rename(path)
     except OSError as error:
@@ -303,6 +350,10 @@ def export(bert: Bert, path: str | Path, head: str | None = None) -> huggingface
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return made
+
+
+def _probe(bert: Bert) -> str:
+    return bert.model.probe if isinstance(bert.model, TaskModel) else ""
 
 
 def _check_free(path: Path) -> None:

@@ -13,26 +13,42 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from bert_jax.config import ModelConfig, from_dict, validate_model
+from bert_jax.config import ModelConfig, TaskConfig, from_dict, validate_model
 from bert_jax.convert import names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensor
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.models.heads import NUM_OUTPUTS, TASK_MODELS
 from bert_jax.models.positions import sinusoidal_positions
 
 _ONE_FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_new"}  # two names of one function
+_MOST_LABELS = 1 << 16  # that names are made up for, where a config only counts them
 
-# What can be exported: the parts, and the class of `transformers`, of a BERT and of a RoBERTa.
+
+def _classes(ending: str) -> dict[str, str]:
+    return {"bert": f"Bert{ending}", "roberta": f"Roberta{ending}"}
+
+
+# What can be exported: the parts, and the class of `transformers`, of a BERT and of a RoBERTa. The
+# last ones are tasks, by their kind.
 HEADS = {
     "pretraining": (("bert/pooler", "mlm_head", "nsp_head"), {"bert": "BertForPreTraining"}),
-    "masked-lm": (("mlm_head",), {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}),
-    "none": (("bert/pooler",), {"bert": "BertModel", "roberta": "RobertaModel"}),
+    "masked-lm": (("mlm_head",), _classes("ForMaskedLM")),
+    "none": (("bert/pooler",), _classes("Model")),
+    "classification": (("bert/pooler", "classifier"), _classes("ForSequenceClassification")),
+    "regression": (("bert/pooler", "classifier"), _classes("ForSequenceClassification")),
+    "token_classification": (("classifier",), _classes("ForTokenClassification")),
+    "question_answering": (("classifier",), _classes("ForQuestionAnswering")),
+    "multiple_choice": (("bert/pooler", "classifier"), _classes("ForMultipleChoice")),
 }
-_PIECES = "tokenizer_pieces"  # of the config.json that `save` writes
+# The `problem_type` of a class that has several.
+_PROBLEMS = {"classification": "single_label_classification", "regression": "regression"}
+# Of the config.json that `save` writes, and of nobody else's.
+_PIECES, _TASK = "tokenizer_pieces", "bert_jax_task"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +80,11 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     """
     values = read_json(path / "config.json")
     config = read_config(values, str(path / "config.json"))
-    tensors = _open(path)
+    task = read_task(values, config, str(path / "config.json"))
+    tensors = _open(path, HEADS[task.kind][1][config.model_type] if task else "")
     if config.model_type == "roberta" and _POSITIONS in tensors:
         tensors[_POSITIONS] = _Rows(tensors[_POSITIONS], _first_position(values))
-    converted = names.from_foreign(tensors, config, str(path))
+    converted = names.from_foreign(tensors, config, str(path), task)
     tokenizer = tokenizer_lib.load(path)
     check_vocabulary(path, tokenizer, config, values.get(_PIECES))
     return config, converted, tokenizer
@@ -126,6 +143,56 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     return config
 
 
+def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> TaskConfig | None:
+    """Returns what a `config.json` says that its model was fine-tuned for.
+
+    Returns:
+      None for a pretrained model, and for tasks that are none of ours: several labels, or several
+      numbers, for each text.
+
+    Raises:
+      UserError: the labels are damaged.
+    """
+    given = values.get("architectures")
+    given = given[0] if isinstance(given, list) and given else None
+    kind = next((k for k in TASK_MODELS if HEADS[k][1][config.model_type] == given), None)
+    if kind is None:
+        return None
+    labels = () if kind in NUM_OUTPUTS else _read_labels(values, where)
+    if kind == "classification":
+        # As `transformers` takes it, where it is not said.
+        usual = _PROBLEMS["regression" if len(labels) == 1 else kind]
+        problem = values.get("problem_type") or usual
+        kind = next((k for k, name in _PROBLEMS.items() if name == problem), None)
+        if kind is None or (kind == "regression" and len(labels) > 1):
+            return None
+        labels = () if kind == "regression" else labels
+    if _TASK in values:
+        ours = from_dict(TaskConfig, values[_TASK], f"{where}: {_TASK}")
+        # Another kind or other labels: `transformers` has trained the model again since.
+        if ours.kind == kind and (kind in NUM_OUTPUTS or ours.labels == labels):
+            return ours
+    return TaskConfig(kind=kind, labels=labels)
+
+
+def _read_labels(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    found = values.get("id2label")
+    if found is None:  # the usual names, of two labels unless it is said
+        number = values.get("num_labels", 2)
+        if not isinstance(number, int) or not 0 < number < _MOST_LABELS:
+            raise UserError(f"{where}: num_labels is {number!r}; fetch it again")
+        return tuple(f"LABEL_{index}" for index in range(number))
+    found = found if isinstance(found, dict) else {}
+    given = (found.get(str(index)) for index in range(len(found)))
+    labels = tuple(label for label in given if isinstance(label, str))
+    if not 0 < len(set(labels)) == len(found):
+        raise UserError(
+            f"{where}: id2label must give each of the numbers 0, 1, 2 … a name of its own; mend "
+            "it, or fetch it again"
+        )
+    return labels
+
+
 def _first_position(values: Mapping[str, Any]) -> int:
     """Returns the row of a RoBERTa's position table that is of a text's first token.
 
@@ -172,7 +239,7 @@ class _Rows:
         return self.tensor.read()[self.first :]
 
 
-def _open(path: Path) -> dict[str, Tensor]:
+def _open(path: Path, architecture: str) -> dict[str, Tensor]:
     """Returns the tensors of a directory by their standard names."""
     if (path / _INDEX).exists():
         files = read_json(path / _INDEX).get("weight_map")
@@ -199,7 +266,7 @@ def _open(path: Path) -> dict[str, Tensor]:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path / file} is damaged ({reason}); fetch it again") from error
         stored = [_Stored(path / file, name, tuple(shape)) for name, shape in shapes.items()]
-        tensors |= {names.standard(tensor.name): tensor for tensor in stored}
+        tensors |= {names.standard(tensor.name, architecture): tensor for tensor in stored}
     return tensors
 
 
@@ -224,6 +291,7 @@ def save(
     tokenizer: Tokenizer,
     path: Path,
     head: str | None,
+    task: TaskConfig | None = None,
 ) -> Exported:
     """Writes a directory that `transformers` loads.
 
@@ -232,7 +300,8 @@ def save(
       params: of it.
       tokenizer: that it was trained with.
       path: an empty directory.
-      head: a key of `HEADS`; None for the first one that the checkpoint has all of.
+      head: a key of `HEADS`; None for the task, or the first one that the checkpoint has all of.
+      task: what the model was fine-tuned for, if it was.
 
     Raises:
       UserError: `transformers` has no such model, or the checkpoint no such head.
@@ -242,11 +311,13 @@ def save(
             f"model.position_embedding_type is {config.position_embedding_type}, which "
             "transformers has no longer had since its version 5; it cannot be exported"
         )
-    made = _choose(params, config.model_type, head)
+    made = _choose(params, config.model_type, head, task)
     values = {"architectures": [made.architecture], **dataclasses.asdict(config)}
     values[_PIECES] = tokenizer.vocab_size
     values |= {"dtype": "float32", "pad_token_id": tokenizer.pad_id, "tie_word_embeddings": True}
     values["position_embedding_type"] = "absolute"
+    if task and "classifier" not in made.left_out:
+        values |= _describe(task)
     tensors = dict(names.to_foreign(params, made.left_out))
     if config.position_embedding_type == "sinusoidal":
         sizes = config.max_position_embeddings, config.hidden_size
@@ -256,9 +327,7 @@ def save(
         tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((first, 0), (0, 0)))
         values["max_position_embeddings"] += first
         values |= {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
-        tensors = {names.roberta(name): tensor for name, tensor in tensors.items()}
-    if made.architecture.endswith("Model"):  # an encoder alone has no prefix of its own
-        tensors = {name.split(".", 1)[1]: tensor for name, tensor in tensors.items()}
+    tensors = {names.named_in(made.architecture, name): x for name, x in tensors.items()}
     (path / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     _write_tensors(path / _ONE_FILE, tensors)
     for name, content in tokenizer_files.files(tokenizer, config).items():
@@ -266,9 +335,27 @@ def save(
     return made
 
 
-def _choose(params: Mapping[str, Any], kind: str, head: str | None) -> Exported:
+def _describe(task: TaskConfig) -> dict[str, Any]:
+    """Returns what `read_task` reads."""
+    values: dict[str, Any] = {_TASK: dataclasses.asdict(task)}
+    if task.kind in _PROBLEMS:
+        values["problem_type"] = _PROBLEMS[task.kind]
+    labels = ("LABEL_0",) if task.kind == "regression" else task.labels
+    if task.kind == "regression" or task.kind not in NUM_OUTPUTS:
+        values["id2label"] = dict(enumerate(labels))
+        values["label2id"] = {label: index for index, label in enumerate(labels)}
+    return values
+
+
+def _choose(
+    params: Mapping[str, Any], kind: str, head: str | None, task: TaskConfig | None
+) -> Exported:
     """Returns the class of `transformers` for some parts, or for as many as there are."""
     there = names.parts(params)
+    if task:
+        head = head or task.kind
+        if head in TASK_MODELS and head != task.kind:
+            raise UserError(f"--head={head} is not for a checkpoint of {task.kind}; leave it out")
     if head is None:
         fitting = (h for h, (parts, classes) in HEADS.items() if kind in classes)
         head = next((h for h in fitting if there.issuperset(HEADS[h][0])), "none")

@@ -17,9 +17,9 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.models.heads import BertForPreTraining, task_model
 
 _LAYER = {
     "attention/query": "attention.self.query",
@@ -40,16 +40,29 @@ _OUTSIDE = {
     "mlm_head/transform": "cls.predictions.transform.dense",
     "mlm_head/layer_norm": "cls.predictions.transform.LayerNorm",
     "nsp_head": "cls.seq_relationship",
+    "classifier": "classifier",
 }
 _LEAVES = {"kernel": "weight", "scale": "weight", "embeddings": "weight", "bias": "bias"}
-# What a model may come without; everything else it must have.
-OPTIONAL = ("bert/pooler", "mlm_head", "nsp_head")
+# What is learned for a task alone, and nothing else has a use for.
+TASK_PARTS = ("classifier", "mix")
+# What a pretrained model may come without; everything else it must have.
+OPTIONAL = ("bert/pooler", "mlm_head", "nsp_head", *TASK_PARTS)
 
 _ROBERTA = {
     "lm_head.dense.": "cls.predictions.transform.dense.",
     "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
     "lm_head.": "cls.predictions.",
     "roberta.": "bert.",
+}
+# Of single classes of `transformers`, before the names above.
+_OF_CLASS = {
+    "RobertaForSequenceClassification": {
+        "roberta.pooler.": "roberta.pooler.",  # in older files, besides the one that is used
+        "classifier.dense.": "bert.pooler.dense.",
+        "classifier.out_proj.": "classifier.",
+    },
+    "RobertaForQuestionAnswering": {"qa_outputs.": "classifier."},
+    "BertForQuestionAnswering": {"qa_outputs.": "classifier."},
 }
 # The product with the word embeddings written out once more, which some files do.
 _DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
@@ -76,17 +89,24 @@ class Converted:
     Attributes:
       params: float32, without the parts of `OPTIONAL` that are not there.
       unused: names of tensors that the model has no place for.
+      task: what the model was fine-tuned for, if it was.
     """
 
     params: dict[str, Any]
     unused: Sequence[str]
+    task: TaskConfig | None = None
 
 
-def standard(name: str) -> str:
-    """Returns the name that Hugging Face's BERT has today for a tensor of some other spelling."""
+def standard(name: str, architecture: str = "") -> str:
+    """Returns the name that Hugging Face's BERT has today for a tensor of some other spelling.
+
+    Args:
+      name: of the tensor in its file.
+      architecture: the class of `transformers` that the file is of, if it is a task's.
+    """
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
     name = name.replace("LayerNorm.beta", "LayerNorm.bias")
-    for prefix, usual in _ROBERTA.items():
+    for prefix, usual in {**_OF_CLASS.get(architecture, {}), **_ROBERTA}.items():
         if name.startswith(prefix):
             name = usual + name.removeprefix(prefix)
             break
@@ -95,9 +115,12 @@ def standard(name: str) -> str:
     return "cls.predictions.bias" if name == _DECODER_BIAS else name
 
 
-def roberta(name: str) -> str:
-    """Returns the name in Hugging Face's RoBERTa of a tensor named as in its BERT."""
-    for prefix, usual in _ROBERTA.items():
+def named_in(architecture: str, name: str) -> str:
+    """Returns the name in a class of `transformers` of a tensor named as in its pretrained BERT."""
+    if architecture.endswith("Model"):  # an encoder alone has no prefix of its own
+        return name.removeprefix("bert.")
+    others = _ROBERTA if architecture.startswith("Roberta") else {}
+    for prefix, usual in {**_OF_CLASS.get(architecture, {}), **others}.items():
         if name.startswith(usual):
             return prefix + name.removeprefix(usual)
     return name
@@ -129,26 +152,32 @@ def to_foreign(
     """
     flat: Any = traverse_util.flatten_dict(params, sep="/")
     absent = tuple(f"{part}/" for part in left_out)
-    for path in sorted((p for p in flat if not p.startswith(absent)), key=foreign_name):
+    kept = (path for path in flat if not f"{path}/".startswith(absent))
+    for path in sorted(kept, key=foreign_name):
         value = np.asarray(flat[path])
         yield foreign_name(path), value.T if path.endswith("/kernel") else value
 
 
-def from_foreign(tensors: Mapping[str, Tensor], config: ModelConfig, where: str) -> Converted:
+def from_foreign(
+    tensors: Mapping[str, Tensor], config: ModelConfig, where: str, task: TaskConfig | None = None
+) -> Converted:
     """Builds the parameters of a model.
 
     Args:
       tensors: by their standard names.
       config: of the model.
       where: what to call the file in an error.
+      task: what the model was fine-tuned for, if it was: then all that this needs must be there.
 
     Raises:
       UserError: a tensor is missing, of another shape or of integers, or the files tie nothing.
     """
     _check_layers(tensors, config, where)
-    shapes = jax.eval_shape(BertForPreTraining(config).init_params, jax.random.key(0))
+    model = task_model(config, task.kind, task.labels) if task else BertForPreTraining(config)
+    shapes = jax.eval_shape(model.init_params, jax.random.key(0))
     flat: Any = traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
-    absent = {part for part in OPTIONAL if not any(_is_of(path, part, tensors) for path in flat)}
+    optional = () if task else OPTIONAL
+    absent = {part for part in optional if not any(_is_of(path, part, tensors) for path in flat)}
     params: dict[str, Any] = {}
     for path, wanted in flat.items():
         if path.startswith(tuple(f"{part}/" for part in absent)):
@@ -167,9 +196,8 @@ def from_foreign(tensors: Mapping[str, Tensor], config: ModelConfig, where: str)
                 "those of its input is not supported"
             )
         used.add(_DECODER)
-    return Converted(
-        traverse_util.unflatten_dict(params, sep="/"), sorted(set(tensors) - used - {_DECODER})
-    )
+    unused = sorted(set(tensors) - used - {_DECODER})
+    return Converted(traverse_util.unflatten_dict(params, sep="/"), unused, task)
 
 
 def _is_of(path: str, part: str, tensors: Mapping[str, Tensor]) -> bool:

@@ -10,13 +10,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from flax import linen as nn
 from flax import traverse_util
 from make_golden import GOLDEN
 
 import bert_jax
 from bert_jax import pretrained
+from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.convert import names
 from bert_jax.errors import UserError
+from bert_jax.models.heads import task_model
 
 WEIGHTS = "model.safetensors"
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -197,6 +200,8 @@ def back(bert, path, head=None):
     found = bert_jax.load(path)
     assert names.parts(found.params) == names.parts(bert.params) - set(made.left_out)
     assert found.config == bert.config
+    assert found.task == (None if head else bert.task)
+    assert type(found.model) is type(bert.model) or head
     assert found.tokenizer.fingerprint == bert.tokenizer.fingerprint
     assert not found.unused
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -288,6 +293,251 @@ def test_a_checkpoint_of_ours_and_back(lacks, golden, tmp_path):
     assert found.tokenizer.fingerprint == golden.tokenizer.fingerprint
     if "mlm_head" not in lacks:
         assert found.fill_mask("the [MASK] fox") == golden.fill_mask("the [MASK] fox")
+
+
+# Fine-tuned models.
+
+NAMES = ("no", "yes", 'Ωb "c"')
+TASKS = [
+    TaskConfig(labels=NAMES, glue="mnli", metrics=("accuracy",)),
+    TaskConfig(labels=("one",)),
+    TaskConfig("regression"),
+    TaskConfig("token_classification", labels=tuple(f"B-{i}" for i in range(12))),
+    TaskConfig("question_answering", with_unanswerable=True, null_threshold=-1.25, doc_stride=7),
+    TaskConfig("multiple_choice", labels=("0", "1")),
+]
+of_each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
+
+
+@pytest.fixture(params=["bert", "roberta"], scope="module")
+def either(request):
+    return bert_jax.load(GOLDEN / request.param)
+
+
+def fine_tuned(bert, task: TaskConfig, probe: str = "") -> bert_jax.Bert:
+    """The same shape, with random parameters and a task's head."""
+    model = task_model(bert.config, task.kind, task.labels, probe)
+    shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes)
+    return dataclasses.replace(bert, model=model, params=params, task=task)
+
+
+@of_each_task
+def test_export_of_a_task_and_back(task, either, tmp_path):
+    bert = fine_tuned(either, task)
+    same(back(bert, tmp_path / "out"), bert.params)
+
+
+@pytest.mark.parametrize(
+    ("number", "probe"), [(0, ""), (1, "2"), (2, "mix"), (3, "mix"), (4, ""), (5, "0")]
+)
+def test_a_fine_tuned_checkpoint_of_ours_and_back(number, probe, golden, tmp_path):
+    bert = fine_tuned(golden, TASKS[number], probe)
+    assert ("mix" in names.parts(bert.params)) == (probe == "mix")
+    pretrained.save(bert, tmp_path / "ours")
+    found = bert_jax.load(tmp_path / "ours")
+    same(found.params, bert.params)
+    assert (found.task, found.model, found.config) == (bert.task, bert.model, bert.config)
+
+
+def test_what_a_fine_tuned_model_does(golden):
+    bert = fine_tuned(golden, TASKS[0])
+    encoder = dataclasses.replace(golden, params={"bert": bert.params["bert"]})
+    np.testing.assert_array_equal(bert.encode("the fox"), encoder.encode("the fox"))
+    with pytest.raises(UserError, match="no masked LM head"):
+        bert.fill_mask("the [MASK] fox")
+
+
+@pytest.mark.parametrize("probe", ["mix", "2"])
+def test_of_a_probe_the_encoder_alone_is_exported(probe, golden, tmp_path):
+    bert = fine_tuned(golden, TASKS[0], probe)
+    for head in (None, "classification"):
+        with pytest.raises(UserError, match=f"a probe .of '{probe}'.*--head=none") as caught:
+            pretrained.export(bert, tmp_path / "out", head)
+        assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+    found = back(bert, tmp_path / "out", "none")
+    same(found, {"bert": bert.params["bert"]})
+
+
+def test_heads_that_a_fine_tuned_model_is_not_exported_with(either, tmp_path):
+    bert = fine_tuned(either, TASKS[0])
+    for head, said in (("masked-lm", "has no mlm_head"), ("regression", "is not for a checkpoint")):
+        with pytest.raises(UserError, match=said):
+            pretrained.export(bert, tmp_path / "out", head)
+    found = back(bert, tmp_path / "out", "none")
+    same(found, {"bert": bert.params["bert"]})
+
+
+def test_pretraining_goes_on_with_the_encoder_of_a_fine_tuned_model(either):
+    bert = fine_tuned(either, TASKS[0])
+    config = ModelConfig(hidden_size=99, hidden_dropout_prob=0.25, dtype="bfloat16")
+    model = pretrained.model_to_train(bert, config, ["hidden_dropout_prob"])
+    assert model == dataclasses.replace(bert.config, hidden_dropout_prob=0.25, dtype="bfloat16")
+    filled = pretrained.fill(
+        jax.tree.map(lambda x: jax.numpy.zeros(x.shape), either.params), bert.params
+    )
+    same(filled["bert"], {name: bert.params["bert"][name] for name in either.params["bert"]})
+    assert filled.keys() == either.params.keys()
+
+
+def foreign(golden, folder: Path, task: TaskConfig, **values) -> bert_jax.Bert:
+    """Writes a fine-tuned model as another program would, which knows nothing of ours."""
+    bert = fine_tuned(golden, task)
+    pretrained.export(bert, folder)
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("bert_jax_task", "tokenizer_pieces", "id2label", "label2id", "problem_type"):
+        config.pop(name, None)
+    (folder / "config.json").write_text(json.dumps(config | values))
+    return bert
+
+
+SEVERAL = TaskConfig(labels=("a", "b"))
+TAGS = TaskConfig("token_classification", labels=("O", "B"))
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "kind", "labels"),
+    [
+        (SEVERAL, {}, "classification", ("LABEL_0", "LABEL_1")),
+        (SEVERAL, {"num_labels": 2}, "classification", ("LABEL_0", "LABEL_1")),
+        (SEVERAL, {"id2label": {"1": "x", "0": "y"}}, "classification", ("y", "x")),
+        (SEVERAL, {"problem_type": None}, "classification", ("LABEL_0", "LABEL_1")),
+        (SEVERAL, {"id2label": {"0": "x"}}, "regression", ()),
+        (SEVERAL, {"num_labels": 1, "problem_type": "regression"}, "regression", ()),
+        (TAGS, {"id2label": {"0": "O", "1": "I"}}, "token_classification", ("O", "I")),
+        (TASKS[4], {"id2label": {"0": "x"}}, "question_answering", ()),
+        (TASKS[5], {"id2label": {"0": "x", "1": "x"}}, "multiple_choice", ()),
+        # Ours, of a model that was trained again elsewhere.
+        (TAGS, {"bert_jax_task": {"labels": ["O", "B"]}}, TAGS.kind, ("LABEL_0", "LABEL_1")),
+        (SEVERAL, {"bert_jax_task": {"n_best": 3}}, "classification", ("LABEL_0", "LABEL_1")),
+    ],
+)
+def test_the_task_of_a_foreign_model(task, values, kind, labels, either, tmp_path):
+    if kind == "regression":
+        task = TaskConfig("regression")
+    bert = foreign(either, tmp_path / "model", task, **values)
+    found = bert_jax.load(tmp_path / "model")
+    assert found.task == TaskConfig(kind=kind, labels=labels)
+    same(found.params, bert.params)
+    assert not found.unused
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_tasks_that_are_none_of_ours_leave_the_encoder(problem, either, tmp_path):
+    bert = foreign(either, tmp_path / "model", SEVERAL, problem_type=problem)
+    found = bert_jax.load(tmp_path / "model")
+    assert found.task is None
+    encoder = bert.params["bert"]
+    if bert.config.model_type == "roberta":  # whose pooler is a part of the head
+        encoder = {name: value for name, value in encoder.items() if name != "pooler"}
+    same(found.params, {"bert": encoder})
+    assert all(name.startswith("classifier.") for name in found.unused)
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "unused"),
+    [
+        ("bert", TAGS, "bert.pooler.dense.bias"),
+        ("roberta", TAGS, "bert.pooler.dense.bias"),
+        ("roberta", SEVERAL, "roberta.pooler.dense.bias"),  # the head has one of its own
+    ],
+)
+def test_a_pooler_that_is_not_used(kind, task, unused, tmp_path):
+    """Older versions wrote one for every model."""
+    bert = foreign(bert_jax.load(GOLDEN / kind), tmp_path / "model", task)
+    other = {f"{kind}.pooler.dense.bias": np.ones(12, np.float32)}
+    write(tmp_path / "model", tensors_of(tmp_path / "model") | other)
+    found = bert_jax.load(tmp_path / "model")
+    same(found.params, bert.params)
+    assert found.unused == [unused]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {},
+        [],
+        ["a", "b"],
+        {"0": "a"},
+        {"0": "a", "1": "b", "2": "c"},
+        {"1": "a", "2": "b"},
+        {"0": "a", "01": "b"},
+        {"0": "a", "1": "a"},
+        {"0": "a", "1": 1},
+        {"0": "a", "1": ["b"]},
+        {"0": "a", "1": None},
+        {"0": "a", "-1": "b"},
+        {"a": 0, "b": 1},
+        3,
+        "ab",
+    ],
+)
+def test_labels_that_are_refused(labels, golden, tmp_path):
+    values = {"id2label": labels, "problem_type": "single_label_classification"}
+    foreign(golden, tmp_path / "model", SEVERAL, **values)
+    is_of_another = isinstance(labels, dict) and labels.keys() in ({"0"}, {"0", "1", "2"})
+    said = "classifier.bias is of shape (2,)" if is_of_another else "id2label must give"
+    refused(tmp_path / "model", str(tmp_path / "model"), said)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"num_labels": 0}, "num_labels is 0"),
+        ({"num_labels": 10**12}, "num_labels is 1000000000000"),
+        ({"num_labels": "2"}, "num_labels is '2'"),
+        ({"num_labels": 3}, "classifier.bias is of shape (2,)"),
+        ({"bert_jax_task": {"kind": 3}}, "kind is 3"),
+        ({"bert_jax_task": {"other": 3}}, "unknown field other"),
+        ({"bert_jax_task": [1]}, "holds no fields"),
+    ],
+)
+def test_configs_of_tasks_that_are_refused(values, said, golden, tmp_path):
+    foreign(golden, tmp_path / "model", SEVERAL, **values)
+    refused(tmp_path / "model", str(tmp_path / "model"), said)
+
+
+def test_a_task_whose_head_is_not_there(either, tmp_path):
+    foreign(either, tmp_path / "model", SEVERAL)
+    tensors = tensors_of(tmp_path / "model")
+    for gone in (
+        "classifier",
+        "pooler.dense.bias" if "pooler" in str(tensors) else "classifier.dense",
+    ):
+        kept = {name: value for name, value in tensors.items() if gone not in name}
+        assert len(kept) < len(tensors)
+        write(tmp_path / "model", kept)
+        refused(tmp_path / "model", str(tmp_path / "model"), "has no ", "fetch it again")
+
+
+@pytest.mark.parametrize("given", [None, [], {}, "Bert", [3], [["BertForTokenClassification"]]])
+def test_architectures_that_say_nothing(given, folder, golden):
+    change_config(folder, architectures=given)
+    found = bert_jax.load(folder)
+    same(found.params, golden.params)
+    assert found.task is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("task", {"kind": "ranking"}, "task.kind is 'ranking'"),
+        ("task", {"kind": "classification"}, "task.labels are []"),
+        ("task", {"labels": ["a", "b", "a"]}, "task.labels are ['a', 'b', 'a']"),
+        ("task", {"labels": ["a", 2]}, "labels is 2"),
+        ("task", {"labels": ["a"]}, "cannot be read"),
+        ("task", None, "task is None"),
+        ("probe", "9", "probe is '9'"),
+        ("probe", "mix", "cannot be read"),
+    ],
+)
+def test_a_damaged_description_of_ours(field, value, said, golden, tmp_path):
+    pretrained.save(fine_tuned(golden, SEVERAL), tmp_path / "ours")
+    path = tmp_path / "ours" / "config" / "metadata"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    refused(tmp_path / "ours", str(tmp_path / "ours"), said)
 
 
 # What is refused.

@@ -58,7 +58,7 @@ SHAPES = {
 }
 
 
-def write_model(kind: str, folder, seed: int = 0):
+def write_model(kind: str, folder, seed: int = 0, head: str = "", **values):
     """Writes a directory of random weights, large enough that all numbers are of size about 1."""
     torch.manual_seed(seed)
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -73,10 +73,12 @@ def write_model(kind: str, folder, seed: int = 0):
     if kind == "roberta":
         config = transformers.RobertaConfig(
             **{**sizes, "max_position_embeddings": 33, "pad_token_id": 0, "type_vocab_size": 1}
+            | values
         )
-        model = transformers.RobertaForMaskedLM(config)
+        model = getattr(transformers, f"Roberta{head or 'ForMaskedLM'}")(config)
     else:
-        model = transformers.BertForPreTraining(transformers.BertConfig(**sizes))
+        config = transformers.BertConfig(**sizes, **values)
+        model = getattr(transformers, f"Bert{head or 'ForPreTraining'}")(config)
     with torch.no_grad():
         for name, value in model.named_parameters():
             scale = value.shape[-1] ** -0.5 if value.ndim == 2 else 0.3
@@ -286,3 +288,62 @@ def test_exports_load_with_no_key_missing_or_left_over(pair, head, tmp_path):
     for name in (before.keys() & after.keys()) - set(anew):
         first = 1 if name == "embeddings.position_embeddings.weight" else 0  # a RoBERTa's padding
         assert torch.equal(before[name][first:], after[name][first:]), name
+
+
+LABELS = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "yes": 1, "maybe": 2}}
+TASKS = {
+    "classification": ("ForSequenceClassification", LABELS),
+    "regression": ("ForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
+    "token_classification": ("ForTokenClassification", LABELS),
+    "question_answering": ("ForQuestionAnswering", {}),
+    "multiple_choice": ("ForMultipleChoice", {}),
+}
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_fine_tuned_model_there_and_back(kind, task, tmp_path):
+    head, values = TASKS[task]
+    with warnings.catch_warnings(action="ignore"):
+        # Two types for a RoBERTa too, so that both are seen.
+        theirs = write_model(kind, tmp_path / "there", 2, head, type_vocab_size=2, **values)
+    ours = bert_jax.load(tmp_path / "there")
+    assert ours.task.kind == task
+    assert ours.task.labels == (("no", "yes", "maybe") if values is LABELS else ())
+    assert not ours.unused
+
+    ids, types, mask = rows(ours)
+    assert mask.min() == 0
+    assert types.max() == 1
+    if task == "multiple_choice":
+        ids, types, mask = (x.reshape(2, 2, -1) for x in (ids, types, mask))
+    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+    with torch.no_grad():
+        wanted = theirs(**{name: torch.from_numpy(x) for name, x in inputs.items()})
+    ids, types, mask = (x.astype(np.int32) for x in (ids, types, mask))
+    found = np.asarray(jax.jit(ours.model.apply)({"params": ours.params}, ids, types, mask))
+    real = mask.astype(bool)
+    if task == "question_answering":
+        both = torch.stack((wanted.start_logits, wanted.end_logits), -1)
+        assert (found.swapaxes(1, 2)[~real] == -1e9).all()
+        value = close(found.swapaxes(1, 2)[real], both[torch.from_numpy(real)])
+    elif task == "token_classification":
+        value = close(found[real], wanted.logits[torch.from_numpy(real)])
+    else:
+        value = close(found, wanted.logits)
+    assert 0.3 < np.abs(value).mean() < 3
+
+    made = pretrained.export(ours, tmp_path / "back")
+    with warnings.catch_warnings(action="ignore"):
+        loader = getattr(transformers, f"AutoModel{head}")
+        again, report = loader.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert type(again).__name__ == type(theirs).__name__ == made.architecture
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert again.config.id2label == theirs.config.id2label
+    assert again.config.label2id == theirs.config.label2id
+    before, after = theirs.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        first = kind == "roberta" and name.endswith("position_embeddings.weight")  # of padding
+        assert torch.equal(value[first:], after[name][first:]), name
