@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bert_jax.config import (
     DataConfig,
@@ -36,11 +37,12 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(1)
 
 
-def read_config(default: Path) -> tuple[TrainConfig, str]:
+def read_config(default: Path, kind: type) -> tuple[Any, str]:
     """Parses the command line's absl flags: `--config=FILE` and `--config.FIELD=VALUE` among them.
 
     Args:
       default: the config file where none is given.
+      kind: what it must give, `TrainConfig` or `FinetuneConfig`.
 
     Returns:
       The config, and the name of its file without its folder and `.py`.
@@ -58,9 +60,10 @@ def read_config(default: Path) -> tuple[TrainConfig, str]:
         args[given : given + 2] = [f"--config={args[given + 1]}"]
     files = [a for a in args if a.startswith("--config=")] or [f"--config={default}"]
     sys.argv[1:] = [*files, *(a for a in args if a not in files)]  # where config_flags looks
-    path = files[-1].removeprefix("--config=")
+    path, _, argument = files[-1].removeprefix("--config=").partition(".py:")
+    path += ".py" if argument else ""
     if {"-h", "--help", "-help", "--helpfull"} & set(args):
-        _print_help()
+        _print_help(kind)
         sys.exit(0)
     if not Path(path).is_file():
         raise UserError(f"config {path} does not exist; give a Python file, as those in configs/")
@@ -68,8 +71,8 @@ def read_config(default: Path) -> tuple[TrainConfig, str]:
         holder = config_flags.DEFINE_config_file("config", help_string="A recipe in configs/.")
         rest = flags.FLAGS(sys.argv)[1:]
         config = holder.value
-        if not isinstance(config, TrainConfig):
-            raise TypeError(f"get_config() of {path} gives no TrainConfig")
+        if not isinstance(config, kind):
+            raise TypeError(f"get_config() of {path} gives no {kind.__name__}")
     except flags.Error as error:
         raise UserError(f"{' '.join(str(error).split())}; --help lists the flags") from error
     except Exception as error:  # whatever running the config's own Python raises
@@ -77,7 +80,7 @@ def read_config(default: Path) -> tuple[TrainConfig, str]:
         raise UserError(f"{reason}; bert_jax/config.py lists the fields") from error
     if rest:
         raise UserError(f"{rest[0]!r} is not a flag; write --config.FIELD=VALUE")
-    return config, Path(path).stem
+    return config, "-".join(filter(None, (Path(path).stem, argument)))
 
 
 def fields_given(prefix: str) -> list[str]:
@@ -86,11 +89,11 @@ def fields_given(prefix: str) -> list[str]:
     return [match[1] for match in found if match]
 
 
-def _print_help() -> None:
+def _print_help(kind: type) -> None:
     """Prints the calling program's own account of itself, and every field of a config."""
     print(sys.modules["__main__"].__doc__)
     print("Fields, with their values where neither the recipe nor the command line sets them:\n")
-    for name, value in flatten(TrainConfig()).items():
+    for name, value in flatten(kind()).items():
         print(f"  --config.{name}={value}")
 
 
@@ -151,6 +154,7 @@ def _import(args: argparse.Namespace) -> None:
         f"{bert.tokenizer.kind}, "
         f"{bert.tokenizer.vocab_size:,} pieces"
     )
+    _print_task(bert)
     if bert.unused:
         print(f"left out, as the model has no place for them: {', '.join(bert.unused)}")
 
@@ -160,13 +164,23 @@ def _export(args: argparse.Namespace) -> None:
     from bert_jax.training import parallel
 
     parallel.return_host_memory()
-    made = pretrained.export(pretrained.load(args.checkpoint), args.destination, args.head)
+    bert = pretrained.load(args.checkpoint)
+    made = pretrained.export(bert, args.destination, args.head)
     name = made.architecture
     print(f"{name}; load it with transformers.{name}.from_pretrained({args.destination!r})")
+    if "classifier" not in made.left_out:
+        _print_task(bert)
     if made.left_out:
         print(f"left out, as it has no place for them: {', '.join(made.left_out)}")
     if made.made_anew:
         print(f"the model has none, so transformers makes them anew: {', '.join(made.made_anew)}")
+
+
+def _print_task(bert: Any) -> None:
+    if bert.task:
+        labels = bert.task.labels
+        shown = ", ".join(labels[:12]) + (", …" if len(labels) > 12 else "")
+        print(bert.task.kind + (f"; {len(labels)} labels: {shown}" if labels else ""))
 
 
 def _embed(args: argparse.Namespace) -> None:
@@ -213,6 +227,52 @@ def _embed(args: argparse.Namespace) -> None:
     print(f"{output}: {number:,} texts")
     if cut:
         print(f"{cut:,} of them are longer than the model's positions; their ends were left out")
+
+
+def _predict(args: argparse.Namespace) -> None:
+    import dataclasses
+
+    import jax
+
+    from bert_jax import pretrained
+    from bert_jax.data.finetuning import Batcher
+    from bert_jax.tasks import examples as examples_lib
+    from bert_jax.training import parallel, prediction
+    from bert_jax.training.objectives import Labelling
+    from bert_jax.training.step import make_predict_step
+
+    parallel.keep_host_memory()
+    bert = pretrained.load(args.checkpoint)
+    if bert.task is None:
+        raise UserError(f"{args.checkpoint} has no head of a task; fine-tune it with finetune.py")
+    if not os.access(Path(args.output).absolute().parent, os.W_OK):
+        raise UserError(f"--output {args.output} cannot be written there; make the folder first")
+    given = {"text": args.text, "label": args.label}
+    data = dataclasses.replace(bert.data, **{k: v for k, v in given.items() if v})
+    task = examples_lib.make_task(bert.task)
+    examples, skipped = examples_lib.read_examples(task, args.file, data, labelled=False)
+    examples_lib.check_labels(task, examples)
+    rows = task.rows(examples, bert.tokenizer, bert.config, data.max_length)
+    batcher = Batcher(rows, bert.tokenizer, bert.config.type_vocab_size, data.max_length)
+    mesh = parallel.make_mesh()
+    everywhere = parallel.everywhere(mesh)
+    step = parallel.compile_step(
+        make_predict_step(Labelling(bert.model, is_regression=bert.task.kind == "regression")),
+        "mesh",
+        mesh,
+        everywhere,
+        gives=("rows", "sums"),
+    )
+    params, size = jax.device_put(bert.params, everywhere), 32 * mesh.size
+    found, values = prediction.predict(step, params, task, examples, batcher, size)
+    paths = prediction.write(task, examples, found, Path(args.output))
+    print(f"{len(examples):,} examples: {', '.join(map(str, paths))}")
+    if skipped:
+        print(f"skipped {skipped:,} records, as the format's own readers do")
+    if rows.truncated:
+        print(f"cut {rows.truncated:,} rows to {data.max_length} pieces")
+    shown = (f"{name} {value:.4f}" for name, value in values.items() if "second" not in name)
+    print(", ".join(shown) or "no scores: not every example has a label")
 
 
 _CHECKPOINT = "a workdir, a checkpoint of it, or a directory of Hugging Face's or Google's"
@@ -304,6 +364,21 @@ def _parser() -> argparse.ArgumentParser:
         "for each token (piece) or word (mean)",
     )
     embed.set_defaults(run=_embed)
+
+    predict = commands.add_parser(
+        "predict",
+        help="apply a fine-tuned model to new data",
+        description="Writes the model's predictions for a file of its task: JSON lines; CoNLL "
+        "columns for words; SQuAD's JSON for questions. Prints the scores where all have labels.",
+    )
+    predict.add_argument("checkpoint", metavar="CHECKPOINT", help=_CHECKPOINT)
+    predict.add_argument("file", metavar="FILE", help="as finetune.py takes it, or tfds:NAME@SPLIT")
+    predict.add_argument(
+        "--output", default="predictions", help="the file, without its ending (predictions)"
+    )
+    predict.add_argument("--text", metavar="COLUMNS", help="of the text (as in fine-tuning)")
+    predict.add_argument("--label", metavar="COLUMN", help="of the label (as in fine-tuning)")
+    predict.set_defaults(run=_predict)
 
     importer = commands.add_parser(
         "import",

@@ -1,4 +1,4 @@
-"""What a person reads at the start and at the end of a pretraining run."""
+"""What a person reads at the start and at the end of a run."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,12 +8,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.config import TrainConfig
+from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.convert.names import parts
 from bert_jax.data.corpus import Corpus
+from bert_jax.data.finetuning import Batcher, Plan
 from bert_jax.data.pretraining import Batch
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.pretrained import Bert
+from bert_jax.tasks.examples import Sets
+from bert_jax.tasks.results import Table
 from bert_jax.training import checkpoint
 from bert_jax.training.metrics import unigram_entropy
 from bert_jax.training.step import TrainState
@@ -142,3 +145,59 @@ def _whole_word(ids: list[int], tokenizer: Tokenizer) -> int | None:
         if alone and len(word) >= 3 and word.isalpha():
             return place
     return None
+
+
+def start_finetuning(
+    config: FinetuneConfig,
+    sets: Sets,
+    train: Batcher,
+    plan: Plan,
+    steps: int,
+    mesh: Mesh,
+    workdir: Path,
+) -> None:
+    """Prints what is about to be learned, from what, and how its rows are padded."""
+    device = mesh.devices.flat[0]
+    task = config.task
+    names = ", ".join(task.labels[:12]) + (", …" if len(task.labels) > 12 else "")
+    counts = {"train": sets.train, **sets.evals, **sets.tests}
+    padding = (
+        f"{train.padding:.0%} at length {config.data.max_length}; {train.padding_under(plan):.0%} "
+        f"with lengths {', '.join(map(str, plan.lengths))}"
+    )
+    print(
+        f"devices    {mesh.size} × {device.device_kind} ({device.platform}), "
+        f"{config.parallel.mode}\n"
+        f"task       {task.kind}"
+        + (f": {len(task.labels)} labels: {names}" if names else "")
+        + "\n"
+        "examples   " + ", ".join(f"{name} {len(found):,}" for name, found in counts.items()) + "\n"
+        f"padding    {padding}"
+        + (f", each step in {plan.parts} parts" if plan.parts > 1 else "")
+        + f"\nsteps      {steps:,} of {config.data.batch_size} rows, {config.epochs:g} epochs\n"
+        f"workdir    {workdir}",
+        flush=True,
+    )
+    if train.rows.truncated:
+        print(f"cut        {train.rows.truncated:,} rows to {config.data.max_length} pieces")
+    for source, count in sets.skipped.items():
+        print(f"skipped    {count:,} records of {source}, as the format's own readers do")
+    if train.rows.skipped:
+        print(
+            f"skipped    {len(train.rows.skipped):,} training examples; the first: "
+            f"{train.rows.skipped[0]}"
+        )
+
+
+def end_finetuning(table: Table, scores: Mapping[str, Mapping[str, float]], workdir: Path) -> None:
+    """Prints the scores beside what they are compared with, and where things lie."""
+    print(f"\n{table}\n")
+    for name, values in list(scores.items())[1:]:
+        shown = (f"{key} {value:.4f}" for key, value in values.items() if key in table.names)
+        print(f"{name:<10} {', '.join(shown) or 'predicted; there are no labels'}")
+    print(
+        f"results    {workdir / 'results.json'}, {workdir / 'predictions'}.*\n"
+        f"checkpoint {workdir / 'best'}\n"
+        f"try        bert-jax predict {workdir} FILE",
+        flush=True,
+    )

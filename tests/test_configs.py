@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -10,8 +11,11 @@ import pytest
 from flax import linen as nn
 
 from bert_jax.config import (
+    DataFiles,
+    FinetuneConfig,
     ModelConfig,
     Phase,
+    TaskConfig,
     TrainConfig,
     default_predictions,
     flatten,
@@ -19,13 +23,18 @@ from bert_jax.config import (
     phases,
     to_json,
     validate,
+    validate_finetuning,
 )
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
+from bert_jax.tasks import examples, glue
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
 
-RECIPES = sorted(p.stem for p in (Path(__file__).parents[1] / "configs").glob("*.py"))
+CONFIGS = Path(__file__).parents[1] / "configs"
+RECIPES, FINETUNING = (
+    sorted(p.stem for p in f.glob("*.py")) for f in (CONFIGS, CONFIGS / "finetune")
+)
 # RoBERTa's own count has two rows more in the table of positions, of no use to any text.
 PARAMETERS = {"base": 110_106_428, "large": 336_226_108, "roberta_base": 124_697_433 - 2 * 768}
 
@@ -49,6 +58,17 @@ def test_recipe(name):
     assert size == PARAMETERS.get(name, size)
     moments = sum(x.size for x in jax.tree.leaves(state.opt_state))
     assert 2 * size <= moments <= 2 * size + 10
+
+
+@pytest.mark.parametrize("name", FINETUNING)
+def test_finetuning_recipe(name):
+    module = importlib.import_module(f"configs.finetune.{name}")
+    for config in map(module.get_config, glue.LAYOUTS) if name == "glue" else [module.get_config()]:
+        validate_finetuning(dataclasses.replace(config, model=ModelConfig()))
+        assert from_dict(FinetuneConfig, json.loads(to_json(config)), "here") == config
+        examples.make_task(config.task)
+    assert "python finetune.py" in module.__doc__
+    assert name in ("docstrings", "squad2") or "Published" in module.__doc__
 
 
 def test_defaults_are_bert_base():
@@ -133,3 +153,21 @@ def test_json_of_another_kind(change, message):
     values = {**dataclasses.asdict(ModelConfig()), **change}
     with pytest.raises(UserError, match=message):
         from_dict(ModelConfig, values, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("probe", "13", "probe is '13'; it is 'mix', or a layer from 0"),
+        ("layer_decay", 1.5, "layer_decay is 1.5; it is at most 1"),
+        ("seeds", 0, "seeds is 0; it must be a positive number"),
+        ("data", DataFiles(max_length=1024), "exceeds model.max_position_embeddings 512"),
+        ("task", TaskConfig(kind="tagging"), "task.kind is 'tagging'; choose one of"),
+        ("task", TaskConfig(labels=("a", "b", "a")), "task.labels has one twice"),
+        ("task", TaskConfig(kind="question_answering", max_question=100), "max_question 100"),
+        ("task", TaskConfig(doc_stride=0), "task.doc_stride is 0"),
+    ],
+)
+def test_a_field_of_finetuning_that_cannot_be(field, value, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        validate_finetuning(dataclasses.replace(FinetuneConfig(), **{field: value}))

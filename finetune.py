@@ -1,0 +1,273 @@
+"""Fine-tunes BERT: `python finetune.py --config=configs/finetune/docstrings.py --init=runs/tiny`.
+
+`--config` is a recipe (configs/finetune/docstrings.py, which needs no data) and `--init` what to
+begin with: a workdir, a checkpoint, or a directory of Hugging Face's or Google's (runs/tiny, which
+train.py makes). `--workdir` is where the run is kept (runs/NAME of the recipe). The same command
+again goes on where the run stopped. Any field of the config can be set with
+`--config.FIELD=VALUE`; a field of the model that is not set is the checkpoint's.
+"""
+
+import dataclasses
+import json
+import shutil
+import statistics
+import time
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from bert_jax import cli, pretrained, report
+from bert_jax import config as config_lib
+from bert_jax import workdir as workdir_lib
+from bert_jax.config import CheckpointConfig, FinetuneConfig
+from bert_jax.data import finetuning, loader
+from bert_jax.data.finetuning import Batcher
+from bert_jax.tasks import examples as examples_lib
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.baseline import tfidf_scores
+from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.examples import Sets
+from bert_jax.tasks.results import Table
+from bert_jax.training import checkpoint, loop, parallel, prediction
+from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.training.metrics import Writer
+from bert_jax.training.objectives import Labelling
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.step import (
+    Partial,
+    init_state,
+    make_part_steps,
+    make_predict_step,
+    make_train_step,
+)
+
+RECIPES = Path(__file__).parent / "configs" / "finetune"
+INIT = flags.DEFINE_string("init", "runs/tiny", "The checkpoint to begin with.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/NAME of the config.")
+
+
+def main() -> None:
+    """Reads the task, trains with each seed, and says what came out."""
+    config, workdir, init = read_flags()
+    parallel.keep_host_memory()
+    # The head that the run begins with: another kind of probe's fits no better than none.
+    is_alike = init.task and init.model.probe == config.probe
+    head = init.task if is_alike and not config.new_head else None
+    task, sets = examples_lib.read_sets(config, head.labels if head else ())
+    if head:
+        examples_lib.check_same_head(task, head)
+    job = Job(dataclasses.replace(config, task=task.config), task, sets, init)
+    workdir_lib.claim(workdir, config, init.tokenizer, job.fingerprint())
+    report.start_finetuning(job.config, sets, job.train, job.plan, job.steps, job.mesh, workdir)
+    given = init.params if head else {"bert": init.params["bert"]}
+    report.begun_with(INIT.value, job.like.params, given)
+
+    seeds = range(config.seed, config.seed + config.seeds)
+    results = [job.run(seed, given, workdir / f"seed-{seed}") for seed in seeds]
+    random = []
+    if config.compare:
+        random = [job.run(seed, None, workdir / f"random-{seed}") for seed in seeds]
+    job.finish(results, random, workdir)
+
+
+def read_flags() -> tuple[FinetuneConfig, Path, pretrained.Bert]:
+    """Returns the config, validated, the workdir, writable and of no other run, and `--init`."""
+    config, name = cli.read_config(RECIPES / "docstrings.py", FinetuneConfig)
+    init = pretrained.load(INIT.value)
+    config.model = pretrained.model_to_train(init, config.model, cli.fields_given("model."))
+    config_lib.validate_finetuning(config)
+    workdir = Path(WORKDIR.value or f"runs/{name}")
+    workdir_lib.check(workdir, config)
+    return config, workdir, init
+
+
+class Job:
+    """What the runs of a task have in common, whatever their seed: rows and programs."""
+
+    def __init__(self, config: FinetuneConfig, task: Task, sets: Sets, init: pretrained.Bert):
+        self.config, self.task, self.sets, self.init = config, task, sets, init
+        data = config.data
+        self.mesh = parallel.make_mesh()
+        parallel.check_divides(data.batch_size, config.optimizer.microbatches, self.mesh.size)
+        self.train = self.batcher(sets.train)
+        self.held_out = {name: self.batcher(examples) for name, examples in sets.evals.items()}
+        self.plan = finetuning.plan_lengths(self.train, data.batch_size, self.mesh.size)
+        per_epoch = -(-len(self.train.rows) // data.batch_size)
+        self.steps = max(1, round(config.epochs * per_epoch))
+        self.eval_every = max(1, per_epoch // config.evaluations)
+        self.model = task.head(config.model, config.probe)
+        self.optimizer = make_optimizer(
+            config.optimizer,
+            self.steps,
+            layer_decay=config.layer_decay,
+            freezes_encoder=bool(config.probe),
+        )
+        self.like, self.shardings = parallel.layout(partial(self.new_state, 0), self.mesh)
+        self.train_step, self.predict_step = self.compile()
+
+    def batcher(self, examples: Any) -> Batcher:
+        """Returns the rows of some examples."""
+        c, tokenizer = self.config, self.init.tokenizer
+        rows = self.task.rows(examples, tokenizer, c.model, c.data.max_length)
+        return Batcher(rows, tokenizer, c.model.type_vocab_size, c.data.max_length)
+
+    def new_state(self, seed: int, key: jax.Array) -> Any:
+        """Returns a state with random parameters."""
+        return init_state(self.model.init_params(key), self.optimizer, seed)
+
+    def compile(self) -> tuple[Any, Any]:
+        """Returns the train step, of a list of parts, and the prediction of a batch."""
+        c, shardings = self.config, self.shardings
+        objective = Labelling(self.model, is_regression=c.task.kind == "regression")
+        compiled = partial(parallel.compile_step, mode=c.parallel.mode, mesh=self.mesh)
+        predict_step = compiled(
+            make_predict_step(objective), shardings=shardings.params, gives=("rows", "sums")
+        )
+        if self.plan.parts == 1:
+            step = make_train_step(objective, self.optimizer, c.optimizer.microbatches)
+            whole = compiled(step, shardings=shardings, gives=("state", "sums"))
+            return lambda state, parts: whole(state, *parts), predict_step
+        begin, add, finish = make_part_steps(objective, self.optimizer)
+        everywhere = parallel.everywhere(self.mesh)
+        of_part = Partial(shardings, shardings.params, everywhere)
+        update = partial(parallel.compile_update, mode=c.parallel.mode)
+        begin = update(begin, taken=(shardings,), given=of_part)
+        add = compiled(add, shardings=of_part, gives=("state",))
+        taken = (shardings, shardings.params, everywhere)
+        finish = update(finish, taken=taken, given=(shardings, everywhere))
+
+        def train_step(state: Any, parts: Any) -> Any:
+            step = begin(state)
+            for part in parts:
+                step = add(step, part)
+            return finish(step.state, step.gradients, step.sums)
+
+        return train_step, predict_step
+
+    def fingerprint(self) -> str:
+        """Returns a hash of all that the runs learn from, but for the config."""
+        return f"{self.sets.fingerprint()}-{workdir_lib.hash_of(self.init.params)}"
+
+    def run(self, seed: int, given: Any, folder: Path) -> dict[str, Any]:
+        """Trains with one seed, or goes on with it, and returns what came of it.
+
+        Args:
+          seed: of a new head, of the order of the rows and of dropout.
+          given: parameters to begin with; None for random ones.
+          folder: where this run is kept.
+        """
+        c, ended = self.config, folder / "result.json"
+        if ended.exists():
+            return json.loads(ended.read_text())
+        if c.seeds > 1 or c.compare:
+            print(f"\n{folder.name}", flush=True)
+        started = time.monotonic()
+        checkpoints = Checkpoints(
+            folder / "checkpoints",
+            CheckpointConfig(keep=1),
+            dataclasses.asdict(c),
+            self.init.tokenizer,
+            rank=self.task.mean_score,
+        )
+        step = checkpoints.latest()
+        if step is None:
+            step = 0
+            key = jax.random.key(seed)
+            state = parallel.place(partial(self.new_state, seed), self.shardings, key)
+            if given:
+                state = state.replace(params=pretrained.fill(state.params, given))
+        else:
+            state = checkpoints.restore(step, self.like)
+            print(f"going on from step {step:,}", flush=True)
+        size = c.data.batch_size
+        batches = finetuning.TrainSteps(self.train, self.plan, size, self.steps, seed)
+        panels = {"loss": "loss", **{name: name for name in self.task.metrics}}
+        with closing(Writer(folder, step, panels)) as writer:
+            loop.fit(
+                state,
+                [loop.Stage(self.steps, size, self.train_step, self.evaluate)],
+                loader.prefetched(batches, step),
+                checkpoints,
+                writer,
+                log_every=c.log_every,
+                eval_every=self.eval_every,
+                save_every=self.eval_every,
+                patience=c.patience,
+            )
+            records = writer.records()
+        there = {
+            int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit()
+        }
+        evaluations = [r for r in records if r["split"] == "eval" and r["step"] in there]
+        best = max(evaluations, key=self.task.mean_score)
+        speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
+        examples = next(iter(self.sets.evals.values()))
+        result = {
+            "seed": seed,
+            "best": best,
+            "degenerate": self.task.mean_score(best) <= self.task.constant_score(examples),
+            "seconds": time.monotonic() - started,
+            "sequences_per_second": statistics.median(speeds),
+            "checkpoint": str(folder / "checkpoints" / str(best["step"])),
+        }
+        workdir_lib.write(ended, json.dumps(result, indent=2) + "\n")
+        return result
+
+    def evaluate(self, state: Any) -> dict[str, float]:
+        """Returns the loss and the scores for the first set that is held out."""
+        name, batcher = next(iter(self.held_out.items()))
+        return self.predict(state.params, self.sets.evals[name], batcher)[1]
+
+    def predict(
+        self, params: Any, examples: Any, batcher: Batcher
+    ) -> tuple[list[Any], dict[str, float]]:
+        """Returns the prediction of each example and, where all have labels, the scores."""
+        size = self.config.data.batch_size
+        return prediction.predict(self.predict_step, params, self.task, examples, batcher, size)
+
+    def finish(
+        self, results: list[dict[str, Any]], random: list[dict[str, Any]], workdir: Path
+    ) -> None:
+        """Predicts everything with the best of the runs, and writes and prints what came out."""
+        task, sets = self.task, self.sets
+        best = max(results, key=lambda result: task.mean_score(result["best"]))
+        params = checkpoint.read_params(Path(best["checkpoint"]), self.like.params)
+        scores, main = {}, next(iter(sets.evals))
+        for name, examples in {**sets.evals, **sets.tests}.items():
+            batcher = self.held_out.get(name) or self.batcher(examples)
+            found, scores[name] = self.predict(params, examples, batcher)
+            del scores[name]["sequences_per_second"]
+            if name == main:
+                task.draw(workdir / "confusion.png", examples, found)
+                task.tune(scores[name])
+                scores[name] |= task.score(examples, found)
+            middle = "" if name == main else f".{name}"
+            prediction.write(task, examples, found, workdir / f"predictions{middle}")
+        description = dataclasses.asdict(dataclasses.replace(self.config, task=task.config))
+        shutil.rmtree(workdir / "best", ignore_errors=True)
+        checkpoint.write_params(workdir / "best", params, description, self.init.tokenizer)
+        table = Table(task, sets.evals[main], results)
+        if random:
+            table.add_runs("random weights", random)
+        if self.config.compare and isinstance(task, Classification):
+            table.add("TF-IDF, logistic regression", tfidf_scores(task, sets))
+        summary = {
+            "task": dataclasses.asdict(task.config),
+            "best": best["checkpoint"],
+            "scores": scores,
+            "summary": table.rows,
+            "seeds": results,
+            "random_weights": random,
+            "padding": {"before": self.train.padding, "after": self.train.padding_under(self.plan)},
+            "skipped": sets.skipped,
+        }
+        workdir_lib.write(workdir / "results.json", json.dumps(summary, indent=2) + "\n")
+        report.end_finetuning(table, scores, workdir)
+
+
+if __name__ == "__main__":
+    cli.run(main)
