@@ -171,7 +171,7 @@ class Job:
             CheckpointConfig(keep=1),
             dataclasses.asdict(c),
             self.init.tokenizer,
-            rank=self.task.mean_score,
+            rank=self.task.rank,
         )
         step = checkpoints.latest()
         if step is None:
@@ -203,7 +203,7 @@ class Job:
             int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit()
         }
         evaluations = [r for r in records if r["split"] == "eval" and r["step"] in there]
-        best = max(evaluations, key=self.task.mean_score)
+        best = max(evaluations, key=self.task.rank)
         speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
         examples = next(iter(self.sets.evals.values()))
         result = {
@@ -212,7 +212,7 @@ class Job:
             "degenerate": self.task.mean_score(best) <= self.task.constant_score(examples),
             "seconds": time.monotonic() - started,
             "sequences_per_second": statistics.median(speeds),
-            "checkpoint": str(folder / "checkpoints" / str(best["step"])),
+            "checkpoint": f"{folder.name}/checkpoints/{best['step']}",
         }
         workdir_lib.write(ended, json.dumps(result, indent=2) + "\n")
         return result
@@ -234,8 +234,9 @@ class Job:
     ) -> None:
         """Predicts everything with the best of the runs, and writes and prints what came out."""
         task, sets = self.task, self.sets
-        best = max(results, key=lambda result: task.mean_score(result["best"]))
-        params = checkpoint.read_params(Path(best["checkpoint"]), self.like.params)
+        best = max(results, key=lambda result: task.rank(result["best"]))
+        params = checkpoint.read_params(workdir / best["checkpoint"], self.like.params)
+        params = jax.device_put(params, self.shardings.params)
         scores, main = {}, next(iter(sets.evals))
         for name, examples in {**sets.evals, **sets.tests}.items():
             batcher = self.held_out.get(name) or self.batcher(examples)
@@ -253,7 +254,7 @@ class Job:
         table = Table(task, sets.evals[main], results)
         if random:
             table.add_runs("random weights", random)
-        if self.config.compare and isinstance(task, Classification):
+        if self.config.compare and type(task) is Classification:
             table.add("TF-IDF, logistic regression", tfidf_scores(task, sets))
         summary = {
             "task": dataclasses.asdict(task.config),

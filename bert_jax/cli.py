@@ -270,7 +270,7 @@ def _predict(args: argparse.Namespace) -> None:
     if skipped:
         print(f"skipped {skipped:,} records, as the format's own readers do")
     if rows.truncated:
-        print(f"cut {rows.truncated:,} rows to {data.max_length} pieces")
+        print(f"cut {rows.truncated:,} texts to {data.max_length} pieces")
     shown = (f"{name} {value:.4f}" for name, value in values.items() if "second" not in name)
     print(", ".join(shown) or "no scores: not every example has a label")
 

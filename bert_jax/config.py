@@ -184,7 +184,8 @@ class FinetuneConfig:
 
 
 # Fields that change what is written or shown, not what is computed: a run may resume with others.
-_FREE_TO_CHANGE = ("log_every", "eval_every", "eval_rows", "checkpoint.", "parallel.", "seeds")
+_FREE_TO_CHANGE = ("log_every", "eval_every", "eval_rows", "checkpoint.", "parallel.")
+_FREE_TO_CHANGE += ("seeds", "compare", "data.test")
 
 _CHOICES = {
     "model.model_type": ("bert", "roberta"),

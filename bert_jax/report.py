@@ -179,7 +179,7 @@ def start_finetuning(
         flush=True,
     )
     if train.rows.truncated:
-        print(f"cut        {train.rows.truncated:,} rows to {config.data.max_length} pieces")
+        print(f"cut        {train.rows.truncated:,} texts to {config.data.max_length} pieces")
     for source, count in sets.skipped.items():
         print(f"skipped    {count:,} records of {source}, as the format's own readers do")
     if train.rows.skipped:

@@ -48,7 +48,7 @@ class Rows:
       choices: sequences of a row.
       per_piece: whether labels are of pieces, and as many as these.
       spans: what a task needs to read its predictions, of each row.
-      truncated: how many rows lost pieces to the greatest length.
+      truncated: how many texts, or words of a sentence, lost pieces to the greatest length.
       skipped: where an example is that has no usable label although it should, and why not.
     """
 
@@ -160,6 +160,13 @@ class Task(abc.ABC):
     def mean_score(self, scores: Mapping[str, float]) -> float:
         """Returns the mean of `metrics` among some scores: what the best checkpoint is best by."""
         return float(np.mean([scores[name] for name in self.metrics]))
+
+    def rank(self, values: Mapping[str, float]) -> float:
+        """Returns how good an evaluation is: by its mean score and, where that is equal, its loss.
+
+        Scores of small sets are often equal, and which checkpoint is best must not be left open.
+        """
+        return self.mean_score(values) - 1e-9 * values["loss"]
 
 
 def choose_metrics(
