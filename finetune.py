@@ -26,6 +26,7 @@ from bert_jax import workdir as workdir_lib
 from bert_jax.config import CheckpointConfig, FinetuneConfig
 from bert_jax.data import finetuning, loader
 from bert_jax.data.finetuning import Batcher
+from bert_jax.errors import UserError
 from bert_jax.tasks import examples as examples_lib
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.baseline import tfidf_scores
@@ -54,6 +55,8 @@ def main() -> None:
     """Reads the task, trains with each seed, and says what came out."""
     config, workdir, init = read_flags()
     parallel.keep_host_memory()
+    if jax.process_count() > 1:
+        raise UserError("fine-tuning runs on one host; start it there alone")
     # The head that the run begins with: another kind of probe's fits no better than none.
     is_alike = init.task and init.model.probe == config.probe
     head = init.task if is_alike and not config.new_head else None
@@ -95,7 +98,8 @@ class Job:
         parallel.check_divides(data.batch_size, config.optimizer.microbatches, self.mesh.size)
         self.train = self.batcher(sets.train)
         self.held_out = {name: self.batcher(examples) for name, examples in sets.evals.items()}
-        self.plan = finetuning.plan_lengths(self.train, data.batch_size, self.mesh.size)
+        splits = (1, 2, 4) if config.optimizer.microbatches == 1 else (1,)
+        self.plan = finetuning.plan_lengths(self.train, data.batch_size, self.mesh.size, splits)
         per_epoch = -(-len(self.train.rows) // data.batch_size)
         self.steps = max(1, round(config.epochs * per_epoch))
         self.eval_every = max(1, per_epoch // config.evaluations)
@@ -203,15 +207,15 @@ class Job:
             int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit()
         }
         evaluations = [r for r in records if r["split"] == "eval" and r["step"] in there]
-        best = max(evaluations, key=self.task.rank)
+        best = max(evaluations, key=lambda record: (self.task.rank(record), record["step"]))
         speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
         examples = next(iter(self.sets.evals.values()))
         result = {
             "seed": seed,
             "best": best,
             "degenerate": self.task.mean_score(best) <= self.task.constant_score(examples),
-            "seconds": time.monotonic() - started,
-            "sequences_per_second": statistics.median(speeds),
+            "seconds": time.monotonic() - started if step == 0 else None,
+            "sequences_per_second": statistics.median(speeds) if speeds else None,
             "checkpoint": f"{folder.name}/checkpoints/{best['step']}",
         }
         workdir_lib.write(ended, json.dumps(result, indent=2) + "\n")
@@ -237,9 +241,10 @@ class Job:
         best = max(results, key=lambda result: task.rank(result["best"]))
         params = checkpoint.read_params(workdir / best["checkpoint"], self.like.params)
         params = jax.device_put(params, self.shardings.params)
-        scores, main = {}, next(iter(sets.evals))
+        scores, cut, main = {}, {}, next(iter(sets.evals))
         for name, examples in {**sets.evals, **sets.tests}.items():
             batcher = self.held_out.get(name) or self.batcher(examples)
+            cut[name] = batcher.rows.truncated
             found, scores[name] = self.predict(params, examples, batcher)
             del scores[name]["sequences_per_second"]
             if name == main:
@@ -249,8 +254,11 @@ class Job:
             middle = "" if name == main else f".{name}"
             prediction.write(task, examples, found, workdir / f"predictions{middle}")
         description = dataclasses.asdict(dataclasses.replace(self.config, task=task.config))
+        anew = workdir / "best.new"
+        shutil.rmtree(anew, ignore_errors=True)
+        checkpoint.write_params(anew, params, description, self.init.tokenizer)
         shutil.rmtree(workdir / "best", ignore_errors=True)
-        checkpoint.write_params(workdir / "best", params, description, self.init.tokenizer)
+        anew.rename(workdir / "best")
         table = Table(task, sets.evals[main], results)
         if random:
             table.add_runs("random weights", random)
@@ -264,10 +272,11 @@ class Job:
             "seeds": results,
             "random_weights": random,
             "padding": {"before": self.train.padding, "after": self.train.padding_under(self.plan)},
-            "skipped": sets.skipped,
+            "skipped": {"records": sets.skipped, "training_examples": self.train.rows.skipped},
+            "cut": {"train": self.train.rows.truncated, **cut},
         }
         workdir_lib.write(workdir / "results.json", json.dumps(summary, indent=2) + "\n")
-        report.end_finetuning(table, scores, workdir)
+        report.end_finetuning(table, scores, cut, workdir)
 
 
 if __name__ == "__main__":

@@ -249,8 +249,11 @@ def _predict(args: argparse.Namespace) -> None:
         raise UserError(f"--output {args.output} cannot be written there; make the folder first")
     given = {"text": args.text, "label": args.label}
     data = dataclasses.replace(bert.data, **{k: v for k, v in given.items() if v})
-    task = examples_lib.make_task(bert.task)
+    of_columns = {} if not (args.text or args.label) else {"glue": ""}  # named by the user
+    task = examples_lib.make_task(dataclasses.replace(bert.task, **of_columns))
     examples, skipped = examples_lib.read_examples(task, args.file, data, labelled=False)
+    if not task.labels:  # of multiple choice from elsewhere, whose choices have no names
+        task = type(task)(task.config, task.label_names(examples))
     examples_lib.check_labels(task, examples)
     rows = task.rows(examples, bert.tokenizer, bert.config, data.max_length)
     batcher = Batcher(rows, bert.tokenizer, bert.config.type_vocab_size, data.max_length)

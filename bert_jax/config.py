@@ -168,7 +168,8 @@ class FinetuneConfig:
     seeds: int = 1  # runs, with this seed and those that follow it
     epochs: float = 3.0
     evaluations: int = 1  # an epoch
-    patience: int = 0  # evaluations without a better one after which a run ends; 0 for never
+    # Evaluations without a better score (of equals, a lower loss) after which a run ends; 0: never.
+    patience: int = 0
     log_every: int = 50
     layer_decay: float = 1.0  # by which each layer's rate is lower than that of the one above
     probe: str = ""  # "mix" of all layers, or one layer's number: the encoder is left as it is
@@ -322,6 +323,8 @@ def validate_finetuning(config: FinetuneConfig) -> None:
             f"data.batch_size {data.batch_size} is not a multiple of optimizer.microbatches "
             f"{config.optimizer.microbatches}; change one of them"
         )
+    if config.probe and config.layer_decay < 1:
+        raise UserError("layer_decay is of no use with probe, which leaves all layers as they are")
     if config.layer_decay > 1:
         raise UserError(f"layer_decay is {config.layer_decay}; it is at most 1, for equal rates")
     layers = [str(layer) for layer in range(model.num_hidden_layers + 1)]

@@ -180,21 +180,29 @@ def start_finetuning(
     )
     if train.rows.truncated:
         print(f"cut        {train.rows.truncated:,} texts to {config.data.max_length} pieces")
-    for source, count in sets.skipped.items():
-        print(f"skipped    {count:,} records of {source}, as the format's own readers do")
     if train.rows.skipped:
         print(
-            f"skipped    {len(train.rows.skipped):,} training examples; the first: "
-            f"{train.rows.skipped[0]}"
+            f"skipped    {len(train.rows.skipped):,} training examples, all in results.json; the "
+            f"first: {train.rows.skipped[0]}"
         )
+    for source, count in sets.skipped.items():
+        print(f"skipped    {count:,} records of {source}, as the format's own readers do")
 
 
-def end_finetuning(table: Table, scores: Mapping[str, Mapping[str, float]], workdir: Path) -> None:
+def end_finetuning(
+    table: Table,
+    scores: Mapping[str, Mapping[str, float]],
+    cut: Mapping[str, int],
+    workdir: Path,
+) -> None:
     """Prints the scores beside what they are compared with, and where things lie."""
     print(f"\n{table}\n")
     for name, values in list(scores.items())[1:]:
         shown = (f"{key} {value:.4f}" for key, value in values.items() if key in table.names)
-        print(f"{name:<10} {', '.join(shown) or 'predicted; there are no labels'}")
+        print(f"{name:<10} {', '.join(shown) or 'predicted; not every example has a label'}")
+    for name, count in cut.items():
+        if count:
+            print(f"cut        {count:,} texts of {name} to data.max_length pieces")
     print(
         f"results    {workdir / 'results.json'}, {workdir / 'predictions'}.*\n"
         f"checkpoint {workdir / 'best'}\n"

@@ -23,6 +23,8 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
     nearest = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"--workdir {workdir} cannot be made in {nearest}; choose another")
+    if (workdir / "state").exists():
+        raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
     if (workdir / "config.json").exists():
         config_lib.check_same_run(config, workdir / "config.json")
 
@@ -44,8 +46,8 @@ def claim(
     path = workdir / "text.sha256"
     if path.exists() and path.read_text().strip() != fingerprint:
         raise UserError(
-            f"{workdir} was trained on other text, or with another tokenizer, than the command now "
-            "gives; choose another --workdir, or put the text back"
+            f"{workdir} was trained on other text, with another tokenizer or from another --init, "
+            "than the command now gives; choose another --workdir, or put back what was there"
         )
     tokenizer.save(workdir / "tokenizer")
     write(path, fingerprint + "\n")

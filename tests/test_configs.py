@@ -159,6 +159,8 @@ def test_json_of_another_kind(change, message):
     ("field", "value", "message"),
     [
         ("probe", "13", "probe is '13'; it is 'mix', or a layer from 0"),
+        ("task", TaskConfig(n_best=-1), "task.n_best is -1"),
+        ("", {"probe": "mix", "layer_decay": 0.9}, "layer_decay is of no use with probe"),
         ("layer_decay", 1.5, "layer_decay is 1.5; it is at most 1"),
         ("seeds", 0, "seeds is 0; it must be a positive number"),
         ("data", DataFiles(max_length=1024), "exceeds model.max_position_embeddings 512"),
@@ -169,5 +171,6 @@ def test_json_of_another_kind(change, message):
     ],
 )
 def test_a_field_of_finetuning_that_cannot_be(field, value, message):
+    config = dataclasses.replace(FinetuneConfig(), **({field: value} if field else value))
     with pytest.raises(UserError, match=re.escape(message)):
-        validate_finetuning(dataclasses.replace(FinetuneConfig(), **{field: value}))
+        validate_finetuning(config)

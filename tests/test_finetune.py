@@ -217,11 +217,37 @@ def test_several_seeds_and_what_degenerates(task, tmp_path):
     assert tfidf["scores"]["accuracy"] > 0.9
 
 
+def test_mnli_has_two_sets_of_each_kind(task, tmp_path):
+    folder = tmp_path / "MNLI"
+    folder.mkdir()
+    names = ["entailment", "neutral", "contradiction"]
+    sizes = {"train": 64, "dev_matched": 9, "dev_mismatched": 7, "test_matched": 12}
+    for split, count in (sizes | {"test_mismatched": 5}).items():
+        labelled = not split.startswith("test")
+        lines = ["index\tsentence1\tsentence2" + "\tgold_label" * labelled]
+        for i, (text, _) in enumerate(sentences(count, seed=3)):
+            first, _, second = text.partition(" ")
+            lines.append(f"{i}\t{first}\t{second}" + f"\t{names[i % 3]}" * labelled)
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    glue = f"--config={ROOT / 'configs/finetune/glue.py'}:mnli"
+    flags = ["--config.epochs=1.0", f"--config.data.train={folder}", "--config.data.eval="]
+    done = run(task, tmp_path / "run", glue, *flags)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert results["task"]["labels"] == ["entailment", "neutral", "contradiction"]
+    assert list(results["scores"]) == ["matched", "mismatched", "test_matched", "test_mismatched"]
+    assert "accuracy" in results["scores"]["mismatched"]
+    for name, count in {"": 9, ".mismatched": 7, ".test_matched": 12}.items():
+        lines = (tmp_path / f"run/predictions{name}.jsonl").read_text().splitlines()
+        assert len(lines) == count
+
+
 def test_early_stopping(task, tmp_path):
     done = run(
         task,
         tmp_path / "run",
         "--config.patience=1",
+        "--config.log_every=1000",
         "--config.optimizer.learning_rate=1e-9",
         "--config.optimizer.warmup_fraction=0.0",
     )

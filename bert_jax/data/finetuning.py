@@ -103,19 +103,22 @@ class Plan:
     mean_length: float
 
 
-def plan_lengths(batcher: Batcher, batch_size: int, devices: int) -> Plan:
-    """Returns the plan that pads least, among a few lengths and one, two or four parts.
+def plan_lengths(
+    batcher: Batcher, batch_size: int, devices: int, splits: Sequence[int] = (1, 2, 4)
+) -> Plan:
+    """Returns the plan that pads least, among a few lengths and some numbers of parts.
 
     Args:
       batcher: of the training rows.
       batch_size: rows a step.
       devices: over which the rows of a part are shared evenly.
+      splits: numbers of parts, rising.
     """
     generator = np.random.default_rng(0)
     sampled = generator.choice(batcher.sizes, (_SAMPLED_STEPS, batch_size))
     sizes = np.sort(sampled, axis=1)
     plan = None
-    for parts in (1, 2, 4):
+    for parts in splits:
         if batch_size % (parts * devices):
             break
         greatest = sizes[:, batch_size // parts - 1 :: batch_size // parts]

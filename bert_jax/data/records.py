@@ -130,7 +130,7 @@ def squad(source: str) -> Iterator[Record]:
     Raises:
       UserError: the source is missing, empty or malformed, or two questions have the same id.
     """
-    flat = source.startswith("tfds:") or _kind(Path(source)) == ".jsonl"
+    flat = source.startswith("tfds:") or kind_of(Path(source)) == ".jsonl"
     seen = set()
     for record in _flat_questions(source) if flat else _nested_questions(source):
         name = record.fields["id"]
@@ -153,7 +153,9 @@ def _file(source: str) -> Path:
     return path
 
 
-def _kind(path: Path) -> str:
+def kind_of(source: str | Path) -> str:
+    """Returns the ending of a file's name that tells its form, such as ".tsv" of "a.TSV.gz"."""
+    path = Path(source)
     return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
 
 
@@ -169,9 +171,9 @@ def _rows_of(source: str, columns: Sequence[str], skips_ragged: bool) -> Iterato
         yield from _tfds(source)
         return
     path = _file(source)
-    if _kind(path) == ".jsonl":
+    if kind_of(path) == ".jsonl":
         yield from _json_lines(path)
-    elif _kind(path) in (".tsv", ".csv"):
+    elif kind_of(path) in (".tsv", ".csv"):
         yield from _delimited(path, columns, skips_ragged)
     else:
         raise UserError(
@@ -202,7 +204,7 @@ def _delimited(path: Path, columns: Sequence[str], skips_ragged: bool) -> Iterat
 
 def _split_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields each row with the line that it begins on."""
-    if _kind(path) == ".tsv":
+    if kind_of(path) == ".tsv":
         yield from ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(path))
         return
     # Strict, so that a quote that is never closed does not take in the rest of the file.

@@ -108,6 +108,10 @@ class Task(abc.ABC):
         """Returns the labels of an example that have an output of the head each."""
         return ()
 
+    def place(self, example: Example, label: str) -> str:
+        """Returns where a label of an example is, for messages."""
+        return example.where
+
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """Returns the names of the labels of some examples, in the order of the head's outputs."""
         return tuple(sorted({label for example in examples for label in self.labels_of(example)}))

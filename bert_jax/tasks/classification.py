@@ -1,6 +1,7 @@
 """Texts, and pairs of texts, by class or by a number."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,12 +27,14 @@ from bert_jax.tasks.base import (
     shorten,
 )
 
+_GREATEST = float(np.finfo(np.float32).max)  # of a number to be learned
+
 
 class TextTask(Task):
     """What is said of a text or of a pair of texts as a whole."""
 
     def records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        if source.startswith("builtin"):
+        if source.partition("@")[0] == "builtin":
             found = builtin.docstring_areas(source.partition("@")[2] or "train")
             for index, (text, area) in enumerate(found):
                 yield Record(f"{source} #{index}", {"texts": (text,), "label": area})
@@ -51,13 +54,18 @@ class TextTask(Task):
         if not 1 <= len(texts) <= 2:
             raise UserError(f"data.text names {len(texts)} columns; one text or two are classified")
         for text in texts:
-            if not isinstance(text, str) or not text.strip():
+            if not isinstance(text, str):
+                raise UserError(f"{record.where}: a text is wanted, and there is {text!r}")
+            if not text.strip():
                 raise UserError(f"{record.where}: the text is empty; fill it in or remove the line")
+        label = label.strip() if isinstance(label, str) else label
         known = None if label is None or label == "" else self.read_label(label, record.where)
         return Example(record.fields.get("id"), record.where, texts, known)
 
     def read_label(self, label: Any, where: str) -> Any:
         """Returns the label of an example from what its file has for it."""
+        if isinstance(label, bool) or not isinstance(label, str | int):
+            raise UserError(f"{where}: the label {label!r} is no name; give a text or a number")
         return str(label)
 
     def rows(
@@ -156,7 +164,9 @@ class Classification(TextTask):
         axes.set_yticks(ticks, self.labels, parse_math=False)
         axes.set(xlabel="predicted", ylabel="actual")
         figure.colorbar(picture, label="share of the actual class")
-        figure.savefig(path, format="png", dpi=120)
+        temporary = path.with_suffix(".tmp")
+        figure.savefig(temporary, format="png", dpi=120)
+        os.replace(temporary, path)
 
 
 class Regression(TextTask):
@@ -169,10 +179,10 @@ class Regression(TextTask):
 
     def read_label(self, label: Any, where: str) -> float:
         try:
-            value = float(label)
-        except (TypeError, ValueError):
+            value = float("nan") if isinstance(label, bool) else float(label)
+        except (TypeError, ValueError, OverflowError):
             value = float("nan")
-        if not np.isfinite(value):
+        if not abs(value) <= _GREATEST:
             raise UserError(f"{where}: the label {label!r} is no number; mend it, or the column")
         return value
 

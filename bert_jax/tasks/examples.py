@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,9 +69,7 @@ def read_sets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[Task,
     Raises:
       UserError: a file is missing or malformed, or holds a label that training has not.
     """
-    data, skipped = config.data, {}
-    if config.task.glue:
-        data = dataclasses.replace(data, **glue.sources(config.task.glue, data.train))
+    data, skipped = _with_sources(config), {}
     if not data.train:
         raise UserError("data.train is empty; give a file, or tfds:NAME@SPLIT")
     names = config.task.labels or labels
@@ -83,9 +82,12 @@ def read_sets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[Task,
             skipped[source] = left_out
         return examples
 
+    held_out, tested = named(data.eval, "eval"), named(data.test, "test")
+    for name in held_out.keys() & tested.keys():
+        raise UserError(f"data.eval and data.test both have a set {name}; give one another name")
     train = read(data.train, labelled=True)
-    evals = {k: read(v, labelled=True) for k, v in named(data.eval, "eval").items()}
-    tests = {k: read(v, labelled=False) for k, v in named(data.test, "test").items()}
+    evals = {name: read(source, labelled=True) for name, source in held_out.items()}
+    tests = {name: read(source, labelled=False) for name, source in tested.items()}
     names = task.labels or task.label_names(train)  # those held out included
     if not evals:
         order = np.random.default_rng(_SPLIT_SEED).permutation(len(train))
@@ -94,11 +96,31 @@ def read_sets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[Task,
         train = [example for i, example in enumerate(train) if i not in held_out]
     if not train:
         raise UserError(f"{data.train} has too few examples to train on")
+    if config.task.kind == "classification" and len(names) < 2:
+        raise UserError(f"{data.train} has fewer than two labels; there is nothing to tell apart")
     task = type(task)(task.config, names)
     task.metrics  # noqa: B018 - again: whether tags have an F1 is known by their names
     for examples in (train, *evals.values(), *tests.values()):
         check_labels(task, examples)
     return task, Sets(train, evals, tests, skipped)
+
+
+def _with_sources(config: FinetuneConfig) -> DataFiles:
+    """Returns where the data is: of GLUE and of TFDS, with what is left open filled in."""
+    data, glue_task = config.data, config.task.glue
+    if glue_task and (not data.train or os.path.isdir(os.path.expanduser(data.train))):
+        found = glue.sources(glue_task, data.train)
+        given = {"eval": data.eval, "test": data.test}
+        data = dataclasses.replace(data, **found | {k: v for k, v in given.items() if v})
+    usual = {"train": "train", "eval": "validation", "test": "test"}
+    return dataclasses.replace(
+        data,
+        **{
+            name: f"{getattr(data, name)}@{split}"
+            for name, split in usual.items()
+            if getattr(data, name).startswith("tfds:") and "@" not in getattr(data, name)
+        },
+    )
 
 
 def read_examples(
@@ -154,8 +176,8 @@ def check_labels(task: Task, examples: Sequence[Example]) -> None:
         if unknown:
             shown = ", ".join(task.labels[:20])
             raise UserError(
-                f"{example.where}: the label {unknown[0]!r} is none of those of the training data, "
-                f"or of the head: {shown}; mend it, or give all in task.labels"
+                f"{task.place(example, unknown[0])}: the label {unknown[0]!r} is none of those of "
+                f"the training data, or of the head: {shown}; mend it, or give all in task.labels"
             )
 
 

@@ -123,15 +123,16 @@ def sources(name: str, folder: str = "") -> dict[str, str]:
     def place(split: str) -> str:
         return os.path.join(folder, f"{split}.tsv") if folder else f"tfds:glue/{name}@{split}"
 
-    def places(split: str) -> str:
+    def places(split: str, before: str = "") -> str:
         return ",".join(
-            f"{part[1:]}={place(split + part)}" if part else place(split) for part in parts
+            f"{before}{part[1:]}={place(split + part)}" if part else place(split) for part in parts
         )
 
-    tests = [os.path.expanduser(place("test" + part)) for part in parts]
-    has_test = not folder or any(map(os.path.exists, tests))
+    files = [os.path.expanduser(place("test" + part)) for part in parts]
+    has_test = not folder or any(map(os.path.exists, files))
+    tests = places("test", "test_") if has_test else ""
     held_out = places("dev" if folder else "validation")
-    return {"train": place("train"), "eval": held_out, "test": places("test") if has_test else ""}
+    return {"train": place("train"), "eval": held_out, "test": tests}
 
 
 def read(name: str, source: str) -> Iterator[Record]:
@@ -179,7 +180,7 @@ def _label(task: Layout, label: Any, where: str) -> str | float | None:
         return label
     try:
         number = math.nan if isinstance(label, bool) else float(label)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if number == -1:
         return None

@@ -88,5 +88,9 @@ class MultipleChoice(Classification):
     def head(self, model: ModelConfig, probe: str) -> nn.Module:
         return BertForMultipleChoice(model, 1, probe)
 
+    def scores_of(self, examples: Sequence[Example], predicted: Sequence[int]) -> dict[str, float]:
+        right = [int(e.label) == choice for e, choice in zip(examples, predicted, strict=True)]
+        return {"accuracy": float(np.mean(right))}
+
     def draw(self, path: Path, examples: Sequence[Example], found: Sequence[Any]) -> None:
         """Draws nothing: which choice is taken for which says little."""

@@ -37,7 +37,7 @@ class TokenClassification(Task):
         return all(tag == _OUTSIDE or tag.startswith(_INSIDE) for tag in self.labels)
 
     def records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        if source.startswith("tfds:") or ".jsonl" in source:
+        if source.startswith("tfds:") or records.kind_of(source) == ".jsonl":
             for record in records.table(source):
                 words = record.field(data.text, "data.text")
                 yield Record(record.where, {"tokens": words, "tags": record.fields.get(data.label)})
@@ -46,16 +46,25 @@ class TokenClassification(Task):
 
     def example(self, record: Record, data: DataFiles) -> Example | None:
         words, tags = record.fields["tokens"], record.fields["tags"]
-        if not isinstance(words, Sequence) or isinstance(words, str) or not all(words):
+        is_list = isinstance(words, Sequence) and not isinstance(words, str)
+        if not is_list or not words or not all(words):
             raise UserError(f"{record.where}: a list of words is wanted, none of them empty")
         if tags is not None and (not isinstance(tags, Sequence) or isinstance(tags, str)):
             raise UserError(f"{record.where}: a list of tags is wanted, one for each word")
         if tags is not None and len(tags) != len(words):
             raise UserError(f"{record.where}: {len(words)} words have {len(tags)} tags")
+        if tags is not None and None in tags:
+            if any(tag is not None for tag in tags):
+                raise UserError(f"{record.where}: some words have a tag and others none")
+            tags = None
         return Example(None, record.where, tuple(map(str, words)), tags and tuple(map(str, tags)))
 
     def labels_of(self, example: Example) -> Sequence[str]:
         return example.label or ()
+
+    def place(self, example: Example, label: str) -> str:
+        word = example.label.index(label)
+        return f"{example.where}, word {word + 1} of the sentence ({example.texts[word]!r})"
 
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         return tuple(sorted(super().label_names(examples), key=lambda tag: (tag != _OUTSIDE, tag)))

@@ -43,13 +43,14 @@ class Checkpoints:
         self.folder, self.rank = folder.absolute(), rank
         latest = checkpoint_managers.LatestN(config.keep)
         best = checkpoint_managers.BestN(
-            get_metric_fn=lambda metrics: rank(metrics) if metrics else float("-inf"), n=1
+            get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False
         )
         self._manager = ocp.CheckpointManager(
             self.folder,
             item_names=_ITEMS,
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best])
+                preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
+                best_fn=rank,  # without which what was evaluated is forgotten at the end
             ),
         )
         self._config = ocp.args.JsonSave(description)
@@ -68,7 +69,7 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), config=self._config, tokenizer=self._tokenizer
         )
-        self._manager.save(step, args=items, metrics=held_out or {})
+        self._manager.save(step, args=items, metrics=held_out)
 
     def latest(self) -> int | None:
         """Returns the step of the latest complete checkpoint."""

@@ -107,7 +107,7 @@ def fit(
                 if due(save_every) or signals.received or is_over:
                     log.check()
                     checkpoints.save(step, state, held_out)
-                if signals.received and step < last:
+                if signals.received:
                     raise Interrupted(f"{signals.received} after step {step}: saved; {_GO_ON}")
                 if due(eval_every) or due(save_every):
                     log.restart_clock()

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,6 +227,22 @@ def test_numbers_in_tables(tmp_path):
         assert message.startswith(f"{path}:1: the label {bad!r} is no number; ")
 
 
+@pytest.mark.parametrize("label", [True, 1.5, ["x"], {"a": 1}])
+def test_a_label_that_is_no_name(tmp_path, label):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"sentence": "A fox", "label": label}))
+    assert error_of(path) == (f"{path}:1: the label {label!r} is no name; give a text or a number")
+
+
+def test_a_file_named_like_the_built_in_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("builtin_reviews.tsv").write_text("sentence\tlabel\nA fox\t yes \n")
+    task = classes("no", "yes")
+    data = DataFiles(train="builtin_reviews.tsv")
+    (record,) = task.records(data.train, data)
+    assert task.example(record, data).label == "yes"
+
+
 def test_what_a_table_lacks(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("sentence\tlabel\nA fox\tyes\n \tno\n")
@@ -238,7 +255,7 @@ def test_what_a_table_lacks(tmp_path):
     )
     assert "names 3 columns" in error_of(path, text="sentence,label,sentence")
     (tmp_path / "a.jsonl").write_text('{"sentence": 3, "label": "x"}')
-    assert error_of(tmp_path / "a.jsonl").startswith(f"{tmp_path}/a.jsonl:1: the text ")
+    assert error_of(tmp_path / "a.jsonl").startswith(f"{tmp_path}/a.jsonl:1: a text is wanted")
 
 
 def test_rows(wordpiece):

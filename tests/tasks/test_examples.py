@@ -127,7 +127,7 @@ def test_a_tag_of_no_output(tmp_path):
     dev.write_text("The O\n\nThe O\nfox B-LOC\n")
     task = TaskConfig("token_classification")
     message = refusal(config(str(train), eval=str(dev), task=task))
-    assert message.startswith(f"{dev}:3: the label 'B-LOC' is none of")
+    assert message.startswith(f"{dev}:3, word 2 of the sentence ('fox'): the label 'B-LOC' is none")
     assert read_sets(config(str(train), eval=str(train), task=task))[0].labels == ("O", "B-PER")
 
 

@@ -151,7 +151,7 @@ def test_sources():
     assert files(glue.sources("mnli")) == (
         "tfds:glue/mnli@train",
         "matched=tfds:glue/mnli@validation_matched,mismatched=tfds:glue/mnli@validation_mismatched",
-        "matched=tfds:glue/mnli@test_matched,mismatched=tfds:glue/mnli@test_mismatched",
+        "test_matched=tfds:glue/mnli@test_matched,test_mismatched=tfds:glue/mnli@test_mismatched",
     )
 
 
@@ -164,7 +164,7 @@ def test_sources_in_a_folder(tmp_path):
     assert files(glue.sources("mnli", folder)) == (
         f"{folder}/train.tsv",
         f"matched={folder}/dev_matched.tsv,mismatched={folder}/dev_mismatched.tsv",
-        f"matched={folder}/test_matched.tsv,mismatched={folder}/test_mismatched.tsv",
+        f"test_matched={folder}/test_matched.tsv,test_mismatched={folder}/test_mismatched.tsv",
     )
     for bad in ("a,b", "a=b"):
         with pytest.raises(UserError, match="has a comma or = in its name; rename it"):

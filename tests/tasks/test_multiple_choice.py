@@ -85,7 +85,7 @@ def test_roberta_has_two_separators(wordpiece):
     assert rows.second == [4, 4]
 
 
-@pytest.mark.parametrize("label", ["4", "-1", "1.0", "first", " 1"])
+@pytest.mark.parametrize("label", ["4", "-2", "1.0", "first", " 1"])
 def test_labels_that_are_no_choice(tmp_path, label):
     path = tmp_path / "a.csv"
     path.write_text(f"{HEADER}\n{LINE}0\n{LINE}{label}\n")

@@ -47,6 +47,12 @@ def test_the_latest_and_the_best_are_kept(tmp_path, tokenizer):
     assert checkpoint.find(tmp_path / "20").name == "20"
 
 
+def test_the_best_is_known_after_a_restart(tmp_path, tokenizer):
+    for losses in ({10: 3.0, 20: 1.0}, {30: 2.0}, {40: None, 50: 2.5}):
+        write(tmp_path, tokenizer, losses)
+    assert sorted(int(p.name) for p in tmp_path.iterdir()) == [20, 40, 50]
+
+
 def test_restores_bit_for_bit(tmp_path, tokenizer):
     write(tmp_path, tokenizer, {5: None})
     like = jax.eval_shape(lambda: state_at(5))
