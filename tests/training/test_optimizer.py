@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -90,3 +91,33 @@ def test_no_buffer_stands_twice_in_the_state():
     state = make_optimizer(config, STEPS).init({"kernel": jax.numpy.ones(4)})
     pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
     assert len(set(pointers)) == len(pointers)
+
+
+def test_each_layer_has_a_lower_rate_than_the_one_above():
+    params = {
+        "bert": {
+            "embeddings": {"word_embeddings": jnp.ones(2)},
+            "layer_0": {"up": {"kernel": jnp.ones(2)}},
+            "layer_1": {"up": {"kernel": jnp.ones(2)}},
+            "pooler": {"kernel": jnp.ones(2)},
+        },
+        "classifier": {"kernel": jnp.ones(2)},
+    }
+    config = OptimizerConfig(weight_decay=0.0, warmup_fraction=0.0, learning_rate=1.0)
+    gradients = jax.tree.map(lambda x: 1e-3 * x, params)
+
+    def first_update(**options):
+        optimizer = make_optimizer(config, 100, **options)
+        updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+        return updates
+
+    whole, lower = first_update(), first_update(layer_decay=0.5)
+    shares = jax.tree.map(lambda a, b: float(a[0] / b[0]), lower, whole)
+    assert shares["classifier"]["kernel"] == shares["bert"]["pooler"]["kernel"] == 1
+    assert shares["bert"]["layer_1"]["up"]["kernel"] == pytest.approx(0.5)
+    assert shares["bert"]["layer_0"]["up"]["kernel"] == pytest.approx(0.25)
+    assert shares["bert"]["embeddings"]["word_embeddings"] == pytest.approx(0.125)
+
+    frozen = first_update(freezes_encoder=True)
+    assert all(not update.any() for update in jax.tree.leaves(frozen["bert"]))
+    assert np.abs(frozen["classifier"]["kernel"]).min() > 0
