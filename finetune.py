@@ -64,6 +64,7 @@ def main() -> None:
     if head:
         examples_lib.check_same_head(task, head)
     job = Job(dataclasses.replace(config, task=task.config), task, sets, init)
+    workdir_lib.check_text(workdir, job.fingerprint())
     workdir_lib.claim(workdir, config, init.tokenizer, job.fingerprint())
     report.start_finetuning(job.config, sets, job.train, job.plan, job.steps, job.mesh, workdir)
     given = init.params if head else {"bert": init.params["bert"]}

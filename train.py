@@ -61,7 +61,7 @@ def main() -> None:
         tokenizer = init.tokenizer
     corpus = corpus_lib.prepare(config.data, tokenizer, config.model.vocab_size, workdir / "store")
     tokenizer_lib.check_fits(corpus.tokenizer, config.model.vocab_size)
-    workdir_lib.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
+    workdir_lib.check_text(workdir, corpus.fingerprint)
 
     model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)
@@ -90,6 +90,7 @@ def main() -> None:
         state = checkpoints.restore(step, like)
         if init:
             print(f"going on from step {step:,}; --init is not used again")
+    workdir_lib.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
     report.start(config, corpus, mesh, state, batches.epochs(), workdir)
 
     with closing(Writer(workdir, step, PANELS)) as writer:

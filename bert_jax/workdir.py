@@ -13,6 +13,8 @@ from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 
+_TEXT = "text.sha256"
+
 
 def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
     """Refuses a folder that cannot be made or written, or is another run's; nothing is made yet.
@@ -29,28 +31,30 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
         config_lib.check_same_run(config, workdir / "config.json")
 
 
-def claim(
-    workdir: Path, config: TrainConfig | FinetuneConfig, tokenizer: Tokenizer, fingerprint: str
-) -> None:
-    """Writes the config and the tokenizer: from here on the folder belongs to this run.
+def check_text(workdir: Path, fingerprint: str) -> None:
+    """Refuses to go on with a run on other data than before.
 
     Args:
-      workdir: the folder.
-      config: of the run.
-      tokenizer: of the run.
+      workdir: its folder.
       fingerprint: a hash of what is learned from.
 
     Raises:
       UserError: the run has learned from something else so far.
     """
-    path = workdir / "text.sha256"
+    path = workdir / _TEXT
     if path.exists() and path.read_text().strip() != fingerprint:
         raise UserError(
             f"{workdir} was trained on other text, with another tokenizer or from another --init, "
             "than the command now gives; choose another --workdir, or put back what was there"
         )
+
+
+def claim(
+    workdir: Path, config: TrainConfig | FinetuneConfig, tokenizer: Tokenizer, fingerprint: str
+) -> None:
+    """Writes the config and the tokenizer: from here on the folder belongs to this run."""
     tokenizer.save(workdir / "tokenizer")
-    write(path, fingerprint + "\n")
+    write(workdir / _TEXT, fingerprint + "\n")
     write(workdir / "config.json", config_lib.to_json(config))
 
 
