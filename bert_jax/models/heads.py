@@ -125,14 +125,14 @@ class TaskModel(nn.Module):
             layers = (c.num_hidden_layers + 1,)
             self.mix = param(self, "mix", nn.initializers.zeros, layers, ("hidden",))
 
-    def scores(
+    def __call__(
         self,
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
         attention_mask: Int[Array, "B L"],
-        rows: Int[Array, "B"] | None,
+        rows: Int[Array, "B"] | None = None,
     ) -> Float[Array, "B *L N"]:
-        """Returns the classifier's float32 outputs, for each row or for each token."""
+        """Returns float32 logits, for each row or token; the arguments are those of `BertModel`."""
         if self.probe:
             output = self.bert(input_ids, token_type_ids, attention_mask, output_hidden_states=True)
             hidden = self._mixed(output.hidden_states)
@@ -159,33 +159,13 @@ class TaskModel(nn.Module):
 
 
 class BertForSequenceClassification(TaskModel):
-    """Scores a text or a pair by the pooled output; with one label, a regression."""
+    """Scores a text or a pair by the pooled output, [B, N]; with one label, a regression."""
 
     uses_pooler = True
 
-    def __call__(
-        self,
-        input_ids: Int[Array, "B L"],
-        token_type_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
-        rows: Int[Array, "B"] | None = None,
-    ) -> Float[Array, "B N"]:
-        """Returns logits; the arguments are those of `BertModel`."""
-        return self.scores(input_ids, token_type_ids, attention_mask, rows)
-
 
 class BertForTokenClassification(TaskModel):
-    """Scores every token by itself."""
-
-    def __call__(
-        self,
-        input_ids: Int[Array, "B L"],
-        token_type_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
-        rows: Int[Array, "B"] | None = None,
-    ) -> Float[Array, "B L N"]:
-        """Returns logits; the arguments are those of `BertModel`."""
-        return self.scores(input_ids, token_type_ids, attention_mask, rows)
+    """Scores every token by itself, [B, L, N]."""
 
 
 class BertForQuestionAnswering(TaskModel):
@@ -201,7 +181,7 @@ class BertForQuestionAnswering(TaskModel):
         rows: Int[Array, "B"] | None = None,
     ) -> Float[Array, "B 2 L"]:
         """Returns logits; padding has none to speak of, so that a row's length does not matter."""
-        logits = self.scores(input_ids, token_type_ids, attention_mask, rows).swapaxes(1, 2)
+        logits = super().__call__(input_ids, token_type_ids, attention_mask, rows).swapaxes(1, 2)
         return jnp.where(attention_mask[:, None, :] > 0, logits, -1e9)
 
 
@@ -224,7 +204,7 @@ class BertForMultipleChoice(TaskModel):
         )
         if rows is not None:
             rows = (rows[:, None] * choices + jnp.arange(choices)).reshape(-1)
-        return self.scores(ids, types, mask, rows).reshape(batch, choices)
+        return super().__call__(ids, types, mask, rows).reshape(batch, choices)
 
     def init_params(self, key: Array) -> Any:
         ids = jnp.zeros((1, 1, 1), jnp.int32)
