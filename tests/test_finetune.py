@@ -269,7 +269,6 @@ def test_a_probe_leaves_the_encoder_as_it_is(task, tmp_path):
     ("flags", "message"),
     [
         (["--config.data.text=text"], "has no column 'text'; set data.text"),
-        (["--init=nowhere"], "checkpoint nowhere does not exist"),
         (["--config.data.batchsize=3"], "batchsize"),
     ],
 )

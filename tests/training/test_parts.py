@@ -25,7 +25,6 @@ from bert_jax.training.step import (
 
 HEADS = {
     "regression": (heads.BertForSequenceClassification, 1),
-    "tokens": (heads.BertForTokenClassification, 3),
     "spans": (heads.BertForQuestionAnswering, 2),
     "choices": (heads.BertForMultipleChoice, 1),
 }
@@ -40,7 +39,6 @@ def batcher(kind: str) -> Batcher:
     sequences = [generator.integers(5, 100, size).astype(np.int32) for size in sizes]
     labels = {
         "regression": lambda size: [float("nan"), *generator.normal(size=3)][generator.integers(4)],
-        "tokens": lambda size: generator.integers(-1, 3, size),
         "spans": lambda size: generator.integers(0, size, 2) if size % 3 else np.array([-1, -1]),
         "choices": lambda size: int(generator.integers(-1, 2)),
     }[kind]
@@ -50,7 +48,6 @@ def batcher(kind: str) -> Batcher:
         np.arange(41),
         [labels(size) for size in sizes[:41]],
         choices=choices,
-        per_piece=kind == "tokens",
     )
     return Batcher(rows, FakeTokenizer(), 2, 32)
 
@@ -100,7 +97,7 @@ def trained(kind: str, plan: Plan, mode: str = "mesh", devices: int = 1, steps=2
 WHOLE = Plan(1, (32,), 32.0)
 
 
-@pytest.mark.parametrize("kind", ["regression", "tokens", "spans", "choices"])
+@pytest.mark.parametrize("kind", ["regression", "spans", "choices"])
 def test_a_step_in_parts_is_the_whole_step(kind):
     wanted, sums = trained(kind, WHOLE)
     found, of_parts = trained(kind, Plan(4, (16, 32), 20.0))
