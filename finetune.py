@@ -95,12 +95,15 @@ class Job:
     def __init__(self, config: FinetuneConfig, task: Task, sets: Sets, init: pretrained.Bert):
         self.config, self.task, self.sets, self.init = config, task, sets, init
         data = config.data
-        self.mesh = parallel.make_mesh()
-        parallel.check_divides(data.batch_size, config.optimizer.microbatches, self.mesh.size)
+        self.mesh = parallel.make_mesh(config.parallel)
+        parallel.check_model(config.model, self.mesh)
+        parallel.check_divides(data.batch_size, config.optimizer.microbatches, self.mesh)
         self.train = self.batcher(sets.train)
         self.held_out = {name: self.batcher(examples) for name, examples in sets.evals.items()}
         splits = (1, 2, 4) if config.optimizer.microbatches == 1 else (1,)
-        self.plan = finetuning.plan_lengths(self.train, data.batch_size, self.mesh.size, splits)
+        self.plan = finetuning.plan_lengths(
+            self.train, data.batch_size, parallel.row_parts(self.mesh), splits
+        )
         per_epoch = -(-len(self.train.rows) // data.batch_size)
         self.steps = max(1, round(config.epochs * per_epoch))
         self.eval_every = max(1, per_epoch // config.evaluations)

@@ -50,9 +50,10 @@ def main() -> None:
     """Prepares the text, trains, and says what came out."""
     config, workdir, init = read_flags()
     parallel.keep_host_memory()
-    mesh = parallel.make_mesh()
+    mesh = parallel.make_mesh(config.parallel)
+    parallel.check_model(config.model, mesh)
     for _, phase in config_lib.phases(config):
-        parallel.check_divides(phase.batch_size, config.optimizer.microbatches, mesh.size)
+        parallel.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
     tokenizer = config.tokenizer
     if tokenizer.path:
         tokenizer = tokenizer_lib.load(tokenizer.path, lowercase=tokenizer.lowercase)

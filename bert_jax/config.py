@@ -104,9 +104,17 @@ class CheckpointConfig:
 
 @dataclasses.dataclass
 class ParallelConfig:
-    """How a step is spread over devices."""
+    """How a step is spread over devices: over a mesh of data × fsdp × tensor.
 
-    mode: str = "mesh"  # or "pmap", which JAX keeps in maintenance
+    The rows of a batch are shared among data × fsdp. Each of the three is a number of devices; one
+    of them may be -1, for all that the others leave.
+    """
+
+    data: int = -1  # copies of the model
+    fsdp: int = 1  # parts of each copy's parameters, gradients and moments, gathered when needed
+    tensor: int = 1  # parts of heads, feed-forward and vocabulary, each computed on its own
+    zero: int = 3  # ZeRO stage: 1 leaves the parameters whole and spreads the moments over fsdp
+    mode: str = "mesh"  # or "pmap", which JAX keeps in maintenance; data alone
 
 
 @dataclasses.dataclass
@@ -204,6 +212,7 @@ _CHOICES = {
     "data.pairs": ("nsp", "sop", "none"),
     "optimizer.name": ("bert_adamw", "adamw"),
     "parallel.mode": ("mesh", "pmap"),
+    "parallel.zero": (1, 3),
     "task.kind": (
         "classification",
         "regression",
@@ -227,6 +236,7 @@ _FRACTIONS_BELOW_ONE = (
 _LARGEST_SIZE = 1 << 24  # of anything that a model has; the product of two must fit into 64 bits
 _MAY_BE_ZERO = ("seed", "data.max_predictions", "optimizer.clip_norm", "patience")
 _MAY_BE_NEGATIVE = ("task.null_threshold",)
+_MAY_BE_THE_REST = ("parallel.data", "parallel.fsdp", "parallel.tensor")  # written as -1
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -271,6 +281,7 @@ def validate(config: TrainConfig) -> None:
     _validate_fields(flatten(config))
     model, data = config.model, config.data
     validate_model(model, "config")
+    _validate_parallel(config.parallel)
     starts = [phase.start for phase in data.phases]
     if starts != sorted(set(starts)) or not all(0 < start < 1 for start in starts):
         raise UserError(f"data.phases begin at {starts}; they must rise and lie between 0 and 1")
@@ -317,6 +328,7 @@ def validate_finetuning(config: FinetuneConfig) -> None:
     _validate_fields(flatten(config))
     model, data, task = config.model, config.data, config.task
     validate_model(model, "config")
+    _validate_parallel(config.parallel)
     _validate_length("data", data.max_length, model)
     if data.batch_size % config.optimizer.microbatches:
         raise UserError(
@@ -339,6 +351,17 @@ def validate_finetuning(config: FinetuneConfig) -> None:
         raise UserError(
             f"task.max_question {task.max_question} leaves too little of data.max_length "
             f"{data.max_length} for the context; lower the one or raise the other"
+        )
+
+
+def _validate_parallel(config: ParallelConfig) -> None:
+    sizes = {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
+    if list(sizes.values()).count(-1) > 1:
+        raise UserError("two axes of parallel are -1, and one alone can be the rest; set the other")
+    if config.mode == "pmap" and (config.fsdp, config.tensor) != (1, 1):
+        raise UserError(
+            "parallel.mode pmap keeps all parameters on each device; set parallel.fsdp and "
+            "parallel.tensor to 1, or parallel.mode to mesh"
         )
 
 
@@ -375,7 +398,9 @@ def validate_model(config: ModelConfig, where: str) -> None:
 def _validate_fields(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         if name in _CHOICES and value not in _CHOICES[name]:
-            raise UserError(f"{name} is {value!r}; choose one of {', '.join(_CHOICES[name])}")
+            raise UserError(
+                f"{name} is {value!r}; choose one of {', '.join(map(str, _CHOICES[name]))}"
+            )
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if name in _FRACTIONS_BELOW_ONE:
@@ -386,6 +411,8 @@ def _validate_fields(fields: dict[str, Any]) -> None:
                 raise UserError(f"{name} is {value}; it must be above 0 and at most 1")
         elif value >= 2**32 and (isinstance(value, int) or value == float("inf")):
             raise UserError(f"{name} is {value}; it must be below 2**32")
+        elif name in _MAY_BE_THE_REST and value == -1:
+            continue
         elif name not in _MAY_BE_NEGATIVE and not (
             value >= 0 if name in _MAY_BE_ZERO else value > 0
         ):

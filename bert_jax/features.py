@@ -109,7 +109,7 @@ class Encoder:
             )
         self._tokenizer, self._pooling = tokenizer, pooling
         self._longest = config.max_position_embeddings
-        mesh = make_mesh(jax.local_devices())
+        mesh = make_mesh(devices=jax.local_devices())
         whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
         self._devices = mesh.size
         self._params = jax.device_put(params, whole)

@@ -1,6 +1,7 @@
 """Devices: what lies where, and how one step function runs on all of them."""
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,19 +10,26 @@ import jax
 import numpy as np
 from flax import linen as nn
 from flax.linen import spmd
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.config import ModelConfig, ParallelConfig
 from bert_jax.errors import UserError
 
-# The mesh axis over which each logical axis of a parameter is split; None: a copy on each device.
-RULES: dict[str, str | None] = {
-    "vocab": None,
+AXES = ("data", "fsdp", "tensor")
+_ROWS = ("data", "fsdp")  # over which the rows of a batch are shared
+
+# The mesh axis over which each logical axis is split, of parameters and of what is computed with
+# them; None: it is whole on each device.
+RULES: dict[str, Any] = {
+    "batch": _ROWS,
+    "vocab": "tensor",
     "position": None,
     "type": None,
-    "embed": None,
-    "heads": None,
-    "feed_forward": None,
+    "embed": "fsdp",
+    "heads": "tensor",
+    "feed_forward": "tensor",
     "hidden": None,
     "label": None,
 }
@@ -56,10 +64,51 @@ def _mallopt(options: Mapping[int, int]) -> None:
         mallopt(option, value)
 
 
-def make_mesh(devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns a mesh over all devices, or those given, with one axis for the rows of a batch."""
+def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
+    """Returns the mesh of data × fsdp × tensor over all devices, or those given.
+
+    Raises:
+      UserError: the axes do not multiply to the number of devices.
+    """
+    config = config or ParallelConfig()
     devices = jax.devices() if devices is None else devices
-    return Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+    sizes = {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
+    set_by_hand = math.prod(size for size in sizes.values() if size != -1)
+    shape = tuple(len(devices) // set_by_hand if n == -1 else n for n in sizes.values())
+    if math.prod(shape) != len(devices):
+        axes = " × ".join(f"{name} {size}" for name, size in sizes.items())
+        raise UserError(
+            f"parallel asks for {axes}, which {len(devices)} devices are not; set one of them "
+            "to -1, for the rest"
+        )
+    # In the order in which a TPU's chips are wired.
+    placed = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def check_model(model: ModelConfig, mesh: Mesh) -> None:
+    """Refuses a model whose sizes the axes of the mesh do not divide.
+
+    Raises:
+      UserError: one is not divided.
+    """
+    split = {
+        "num_attention_heads": "tensor",
+        "intermediate_size": "tensor",
+        "vocab_size": "tensor",
+        "hidden_size": "fsdp",
+    }
+    for name, axis in split.items():
+        size, parts = getattr(model, name), mesh.shape[axis]
+        if size % parts:
+            raise UserError(
+                f"model.{name} {size} is not a multiple of parallel.{axis} {parts}; "
+                + (
+                    f"set it to {-(-size // parts) * parts}"
+                    if name == "vocab_size"
+                    else f"set parallel.{axis} to {math.gcd(size, parts)}"
+                )
+            )
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:
@@ -67,18 +116,39 @@ def everywhere(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def check_divides(batch_size: int, microbatches: int, devices: int) -> None:
+def row_parts(mesh: Mesh) -> int:
+    """Returns in how many parts the devices share the rows of a batch."""
+    return math.prod(mesh.shape[axis] for axis in _ROWS)
+
+
+def process_rows(mesh: Mesh, batch_size: int) -> list[tuple[int, int]]:
+    """Returns which rows of a batch this process's devices hold, each run as (first, end).
+
+    It is all of them where the process's devices are parts of one copy of the model only.
+    """
+    sharding = NamedSharding(mesh, P(_ROWS))
+    places = sharding.addressable_devices_indices_map((batch_size,)).values()
+    runs: list[tuple[int, int]] = []
+    for low, high in sorted({place[0].indices(batch_size)[:2] for place in places if place}):
+        if runs and runs[-1][1] == low:
+            low = runs.pop()[0]
+        runs.append((low, high))
+    return runs
+
+
+def check_divides(batch_size: int, microbatches: int, mesh: Mesh) -> None:
     """Refuses a batch that the devices cannot share evenly.
 
     Raises:
       UserError: it does not divide.
     """
+    devices = row_parts(mesh)
     parts = devices * microbatches
     if batch_size % parts:
         each = f" times {microbatches} microbatches" if microbatches > 1 else ""
         raise UserError(
-            f"data.batch_size {batch_size} is not a multiple of the {devices} devices{each}; "
-            f"use {max(1, round(batch_size / parts)) * parts}"
+            f"data.batch_size {batch_size} is not a multiple of the {devices} devices of "
+            f"parallel's data × fsdp{each}; use {max(1, round(batch_size / parts)) * parts}"
         )
 
 
@@ -124,7 +194,7 @@ def compile_step(
     Returns:
       A function of the state and of this process's rows in host memory.
     """
-    whole, rows = everywhere(mesh), NamedSharding(mesh, P("data"))
+    whole, rows = everywhere(mesh), NamedSharding(mesh, P(_ROWS))
     donated = (0,) if "state" in gives else ()
 
     def outputs(state: Any, rows: Any, sums: Any) -> Any:

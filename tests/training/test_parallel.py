@@ -17,7 +17,7 @@ def train(mode: str, devices: int, microbatches: int):
     task = objective(num_hidden_layers=1)
     optimizer = optax.sgd(0.1)
     state = init_state(params(task), optimizer, seed=3)
-    mesh = parallel.make_mesh(jax.devices()[:devices])
+    mesh = parallel.make_mesh(devices=jax.devices()[:devices])
     whole = jax.NamedSharding(mesh, jax.P())
     step = parallel.compile_step(
         make_train_step(task, optimizer, microbatches), mode, mesh, whole, ("state", "sums")

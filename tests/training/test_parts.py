@@ -66,7 +66,7 @@ def setting(kind: str):
 def trained(kind: str, plan: Plan, mode: str = "mesh", devices: int = 1, steps=2):
     """Returns the parameters and the sums after some steps."""
     objective, optimizer, new_state = setting(kind)
-    mesh = parallel.make_mesh(jax.devices()[:devices])
+    mesh = parallel.make_mesh(devices=jax.devices()[:devices])
     _, shardings = parallel.layout(new_state, mesh)
     state = parallel.place(new_state, shardings, jax.random.key(0))
     compiled = partial(parallel.compile_step, mode=mode, mesh=mesh)
@@ -117,7 +117,7 @@ def test_devices_agree():
 def test_predictions_come_in_order_whatever_the_devices(mode, devices):
     objective, _, new_state = setting("spans")
     params = nn.unbox(new_state(jax.random.key(0)).params)
-    mesh = parallel.make_mesh(jax.devices()[:devices])
+    mesh = parallel.make_mesh(devices=jax.devices()[:devices])
     params = jax.device_put(params, parallel.everywhere(mesh)) if mode == "mesh" else params
     step = parallel.compile_step(
         make_predict_step(objective), mode, mesh, parallel.everywhere(mesh), ("rows", "sums")
