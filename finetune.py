@@ -5,6 +5,8 @@ begin with: a workdir, a checkpoint, or a directory of Hugging Face's or Google'
 train.py makes). `--workdir` is where the run is kept (runs/NAME of the recipe). The same command
 again goes on where the run stopped. Any field of the config can be set with
 `--config.FIELD=VALUE`; a field of the model that is not set is the checkpoint's.
+
+On several hosts it is started as train.py is, whose account of it holds here too.
 """
 
 import dataclasses
@@ -33,7 +35,7 @@ from bert_jax.tasks.baseline import tfidf_scores
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.examples import Sets
 from bert_jax.tasks.results import Table
-from bert_jax.training import checkpoint, loop, parallel, prediction
+from bert_jax.training import checkpoint, hosts, loop, parallel, prediction
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import Labelling
@@ -55,16 +57,16 @@ def main() -> None:
     """Reads the task, trains with each seed, and says what came out."""
     config, workdir, init = read_flags()
     parallel.keep_host_memory()
-    if jax.process_count() > 1:
-        raise UserError("fine-tuning runs on one host; start it there alone")
     # The head that the run begins with: another kind of probe's fits no better than none.
     is_alike = init.task and init.model.probe == config.probe
     head = init.task if is_alike and not config.new_head else None
-    task, sets = examples_lib.read_sets(config, head.labels if head else ())
+    task, sets = hosts.together(lambda: examples_lib.read_sets(config, head.labels if head else ()))
     if head:
         examples_lib.check_same_head(task, head)
     job = Job(dataclasses.replace(config, task=task.config), task, sets, init)
+    hosts.check_same({"what is learned from": job.fingerprint()}, "copy the files once more")
     workdir_lib.check_text(workdir, job.fingerprint())
+    workdir_lib.check_shared(workdir)
     workdir_lib.claim(workdir, config, init.tokenizer, job.fingerprint())
     report.start_finetuning(job.config, sets, job.train, job.plan, job.steps, job.mesh, workdir)
     given = init.params if head else {"bert": init.params["bert"]}
@@ -79,13 +81,20 @@ def main() -> None:
 
 
 def read_flags() -> tuple[FinetuneConfig, Path, pretrained.Bert]:
-    """Returns the config, validated, the workdir, writable and of no other run, and `--init`."""
+    """Returns the config, validated, the workdir, writable and of no other run, and `--init`.
+
+    It is where the hosts of a run meet, if there are several.
+    """
     config, name = cli.read_config(RECIPES / "docstrings.py", FinetuneConfig)
+    hosts.connect()
+    workdir = Path(WORKDIR.value or f"runs/{name}")
+    hosts.check_same_run(config, workdir=str(workdir), init=INIT.value)
     init = pretrained.load(INIT.value)
     config.model = pretrained.model_to_train(init, config.model, cli.fields_given("model."))
     config_lib.validate_finetuning(config)
-    workdir = Path(WORKDIR.value or f"runs/{name}")
-    workdir_lib.check(workdir, config)
+    if hosts.count() > 1 and config.parallel.mode == "pmap":
+        raise UserError("parallel.mode pmap runs on one host; set it to mesh")
+    hosts.together(lambda: workdir_lib.check(workdir, config))
     return config, workdir, init
 
 
@@ -96,6 +105,7 @@ class Job:
         self.config, self.task, self.sets, self.init = config, task, sets, init
         data = config.data
         self.mesh = parallel.make_mesh(config.parallel)
+        self.own_rows = partial(parallel.process_rows, self.mesh)
         parallel.check_model(config.model, self.mesh)
         parallel.check_divides(data.batch_size, config.optimizer.microbatches, self.mesh)
         self.train = self.batcher(sets.train)
@@ -114,7 +124,8 @@ class Job:
             layer_decay=config.layer_decay,
             freezes_encoder=bool(config.probe),
         )
-        self.like, self.shardings = parallel.layout(partial(self.new_state, 0), self.mesh)
+        new_state = partial(self.new_state, 0)
+        self.like, self.layout = parallel.layout(new_state, self.mesh, config.parallel)
         self.train_step, self.predict_step = self.compile()
 
     def batcher(self, examples: Any) -> Batcher:
@@ -129,24 +140,24 @@ class Job:
 
     def compile(self) -> tuple[Any, Any]:
         """Returns the train step, of a list of parts, and the prediction of a batch."""
-        c, shardings = self.config, self.shardings
+        c, layout = self.config, self.layout
         objective = Labelling(self.model, is_regression=c.task.kind == "regression")
-        compiled = partial(parallel.compile_step, mode=c.parallel.mode, mesh=self.mesh)
+        compiled = partial(parallel.compile_step, mode=c.parallel.mode, layout=layout)
         predict_step = compiled(
-            make_predict_step(objective), shardings=shardings.params, gives=("rows", "sums")
+            make_predict_step(objective), taken=layout.params, gives=("rows", "sums")
         )
         if self.plan.parts == 1:
             step = make_train_step(objective, self.optimizer, c.optimizer.microbatches)
-            whole = compiled(step, shardings=shardings, gives=("state", "sums"))
+            whole = compiled(step, taken=layout.state, gives=("state", "sums"))
             return lambda state, parts: whole(state, *parts), predict_step
         begin, add, finish = make_part_steps(objective, self.optimizer)
         everywhere = parallel.everywhere(self.mesh)
-        of_part = Partial(shardings, shardings.params, everywhere)
+        of_part = Partial(layout.state, layout.gradients, everywhere)
         update = partial(parallel.compile_update, mode=c.parallel.mode)
-        begin = update(begin, taken=(shardings,), given=of_part)
-        add = compiled(add, shardings=of_part, gives=("state",))
-        taken = (shardings, shardings.params, everywhere)
-        finish = update(finish, taken=taken, given=(shardings, everywhere))
+        begin = update(begin, taken=(layout.state,), given=of_part)
+        add = compiled(add, taken=of_part, gives=("state",))
+        taken = (layout.state, layout.gradients, everywhere)
+        finish = update(finish, taken=taken, given=(layout.state, everywhere))
 
         def train_step(state: Any, parts: Any) -> Any:
             step = begin(state)
@@ -169,10 +180,11 @@ class Job:
           folder: where this run is kept.
         """
         c, ended = self.config, folder / "result.json"
-        if ended.exists():
-            return json.loads(ended.read_text())
+        before = hosts.from_main(lambda: json.loads(ended.read_text()) if ended.exists() else None)
+        if before:
+            return before
         if c.seeds > 1 or c.compare:
-            print(f"\n{folder.name}", flush=True)
+            hosts.say(f"\n{folder.name}")
         started = time.monotonic()
         checkpoints = Checkpoints(
             folder / "checkpoints",
@@ -181,18 +193,20 @@ class Job:
             self.init.tokenizer,
             rank=self.task.rank,
         )
+        hosts.keep_checkpoints_in(checkpoints.folder)
         step = checkpoints.latest()
         if step is None:
             step = 0
             key = jax.random.key(seed)
-            state = parallel.place(partial(self.new_state, seed), self.shardings, key)
+            state = parallel.place(partial(self.new_state, seed), self.layout.state, key)
             if given:
                 state = state.replace(params=pretrained.fill(state.params, given))
         else:
             state = checkpoints.restore(step, self.like)
-            print(f"going on from step {step:,}", flush=True)
+            hosts.say(f"going on from step {step:,}")
         size = c.data.batch_size
-        batches = finetuning.TrainSteps(self.train, self.plan, size, self.steps, seed)
+        steps = finetuning.TrainSteps(self.train, self.plan, size, self.steps, seed)
+        batches = loader.OwnParts(steps, self.own_rows)
         panels = {"loss": "loss", **{name: name for name in self.task.metrics}}
         with closing(Writer(folder, step, panels)) as writer:
             loop.fit(
@@ -207,6 +221,15 @@ class Job:
                 patience=c.patience,
             )
             records = writer.records()
+        seconds = time.monotonic() - started if step == 0 else None
+        result = hosts.from_main(lambda: self.result(seed, records, seconds, folder))
+        workdir_lib.write(ended, json.dumps(result, indent=2) + "\n")
+        return result
+
+    def result(
+        self, seed: int, records: list[dict[str, Any]], seconds: float | None, folder: Path
+    ) -> dict[str, Any]:
+        """Returns what came of a run, given all that it recorded and how long it took."""
         there = {
             int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit()
         }
@@ -214,16 +237,14 @@ class Job:
         best = max(evaluations, key=lambda record: (self.task.rank(record), record["step"]))
         speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
         examples = next(iter(self.sets.evals.values()))
-        result = {
+        return {
             "seed": seed,
             "best": best,
             "degenerate": self.task.mean_score(best) <= self.task.constant_score(examples),
-            "seconds": time.monotonic() - started if step == 0 else None,
+            "seconds": seconds,
             "sequences_per_second": statistics.median(speeds) if speeds else None,
             "checkpoint": f"{folder.name}/checkpoints/{best['step']}",
         }
-        workdir_lib.write(ended, json.dumps(result, indent=2) + "\n")
-        return result
 
     def evaluate(self, state: Any) -> dict[str, float]:
         """Returns the loss and the scores for the first set that is held out."""
@@ -235,7 +256,9 @@ class Job:
     ) -> tuple[list[Any], dict[str, float]]:
         """Returns the prediction of each example and, where all have labels, the scores."""
         size = self.config.data.batch_size
-        return prediction.predict(self.predict_step, params, self.task, examples, batcher, size)
+        return prediction.predict(
+            self.predict_step, params, self.task, examples, batcher, size, self.own_rows
+        )
 
     def finish(
         self, results: list[dict[str, Any]], random: list[dict[str, Any]], workdir: Path
@@ -244,7 +267,7 @@ class Job:
         task, sets = self.task, self.sets
         best = max(results, key=lambda result: task.rank(result["best"]))
         params = checkpoint.read_params(workdir / best["checkpoint"], self.like.params)
-        params = jax.device_put(params, self.shardings.params)
+        params = pretrained.fill(self.like.params, params)
         scores, cut, main = {}, {}, next(iter(sets.evals))
         for name, examples in {**sets.evals, **sets.tests}.items():
             batcher = self.held_out.get(name) or self.batcher(examples)
@@ -252,15 +275,19 @@ class Job:
             found, scores[name] = self.predict(params, examples, batcher)
             del scores[name]["sequences_per_second"]
             if name == main:
-                task.draw(workdir / "confusion.png", examples, found)
+                if hosts.is_main():
+                    task.draw(workdir / "confusion.png", examples, found)
                 task.tune(scores[name])
                 scores[name] |= task.score(examples, found)
             middle = "" if name == main else f".{name}"
             prediction.write(task, examples, found, workdir / f"predictions{middle}")
         description = dataclasses.asdict(dataclasses.replace(self.config, task=task.config))
         anew = workdir / "best.new"
-        shutil.rmtree(anew, ignore_errors=True)
+        if hosts.is_main():
+            shutil.rmtree(anew, ignore_errors=True)
         checkpoint.write_params(anew, params, description, self.init.tokenizer)
+        if not hosts.is_main():
+            return
         shutil.rmtree(workdir / "best", ignore_errors=True)
         anew.rename(workdir / "best")
         table = Table(task, sets.evals[main], results)
@@ -284,4 +311,4 @@ class Job:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(lambda: hosts.run(main))

@@ -6,6 +6,11 @@ with `--config.FIELD=VALUE`.
 
 `--init=CHECKPOINT` begins with the weights, the shape and the tokenizer of another model, ours,
 Hugging Face's or Google's; heads that it lacks begin anew.
+
+On several hosts the same command is started on each, with a workdir that all of them share. On a
+TPU pod, under Slurm and in Kubernetes they find each other; elsewhere
+`--coordinator_address=HOST:PORT` (of the first one), `--num_processes=N` and `--process_id=I` (from
+0) say who they are. They wait `--connect_timeout` seconds for each other (120).
 """
 
 import dataclasses
@@ -17,7 +22,6 @@ from typing import Any
 import jax
 import optax
 from absl import flags
-from jax.sharding import Mesh
 
 from bert_jax import cli, pretrained, report
 from bert_jax import config as config_lib
@@ -27,13 +31,17 @@ from bert_jax.data import corpus as corpus_lib
 from bert_jax.data import loader
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Corpus
+from bert_jax.data.loader import OwnRows
+from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training import loop, parallel
+from bert_jax.training import hosts, loop, parallel
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.masking import make_masking
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.parallel import Layout
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
 PANELS = {
@@ -51,18 +59,13 @@ def main() -> None:
     config, workdir, init = read_flags()
     parallel.keep_host_memory()
     mesh = parallel.make_mesh(config.parallel)
+    own_rows = partial(parallel.process_rows, mesh)
     parallel.check_model(config.model, mesh)
     for _, phase in config_lib.phases(config):
         parallel.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
-    tokenizer = config.tokenizer
-    if tokenizer.path:
-        tokenizer = tokenizer_lib.load(tokenizer.path, lowercase=tokenizer.lowercase)
-        tokenizer_lib.check_fits(tokenizer, config.model.vocab_size)  # before it is used
-    elif init:
-        tokenizer = init.tokenizer
-    corpus = corpus_lib.prepare(config.data, tokenizer, config.model.vocab_size, workdir / "store")
-    tokenizer_lib.check_fits(corpus.tokenizer, config.model.vocab_size)
+    corpus = read_text(config, init.tokenizer if init else None, workdir / "store")
     workdir_lib.check_text(workdir, corpus.fingerprint)
+    workdir_lib.check_shared(workdir)
 
     model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)
@@ -70,9 +73,9 @@ def main() -> None:
     def new_state(key: jax.Array) -> Any:
         return init_state(model.init_params(key), optimizer, config.seed)
 
-    like, shardings = parallel.layout(new_state, mesh)
-    stages = make_stages(config, corpus, model, optimizer, mesh, shardings)
-    batches = loader.TrainBatches(corpus, config)
+    like, layout = parallel.layout(new_state, mesh, config.parallel)
+    stages = make_stages(config, corpus, model, optimizer, layout, own_rows)
+    batches = loader.TrainBatches(corpus, config, own_rows)
     checkpoints = Checkpoints(
         workdir / "checkpoints",
         config.checkpoint,
@@ -80,17 +83,18 @@ def main() -> None:
         corpus.tokenizer,
         rank=lambda held_out: -held_out["loss"],
     )
+    hosts.keep_checkpoints_in(checkpoints.folder)
     step = checkpoints.latest()
     if step is None:
         step = 0
-        state = parallel.place(new_state, shardings, jax.random.key(config.seed))
+        state = parallel.place(new_state, layout.state, jax.random.key(config.seed))
         if init:
             state = state.replace(params=pretrained.fill(state.params, init.params))
             report.begun_with(INIT.value, state.params, init.params)
     else:
         state = checkpoints.restore(step, like)
         if init:
-            print(f"going on from step {step:,}; --init is not used again")
+            hosts.say(f"going on from step {step:,}; --init is not used again")
     workdir_lib.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
     report.start(config, corpus, mesh, state, batches.epochs(), workdir)
 
@@ -106,21 +110,59 @@ def main() -> None:
             save_every=config.checkpoint.every,
         )
         held_out = writer.latest.get("eval") or stages[-1].evaluate(state)
-    bert = pretrained.Bert(config.model, state.params, corpus.tokenizer, model)
-    batches = loader.eval_batches(corpus, config, config_lib.phases(config)[-1][1])
-    report.end(held_out, batches, corpus, config.data.pairs, bert, workdir)
+    if hosts.is_main():
+        # Of several hosts none has all parameters; what was saved can be asked afterwards.
+        alone = hosts.count() == 1
+        bert = pretrained.Bert(config.model, state.params, corpus.tokenizer, model)
+        batches = loader.eval_batches(corpus, config, config_lib.phases(config)[-1][1])
+        pairs = config.data.pairs
+        report.end(held_out, batches, corpus, pairs, bert if alone else None, workdir)
 
 
 def read_flags() -> tuple[TrainConfig, Path, pretrained.Bert | None]:
-    """Returns the config, validated, the workdir, writable and of no other run, and `--init`."""
+    """Returns the config, validated, the workdir, writable and of no other run, and `--init`.
+
+    It is where the hosts of a run meet, if there are several.
+    """
     config, name = cli.read_config(Path(__file__).parent / "configs" / "tiny.py", TrainConfig)
+    hosts.connect()
+    workdir = Path(WORKDIR.value or f"runs/{name}")
+    hosts.check_same_run(config, workdir=str(workdir), init=INIT.value)
     init = pretrained.load(INIT.value) if INIT.value else None
     if init:
         config.model = pretrained.model_to_train(init, config.model, cli.fields_given("model."))
     config_lib.validate(config)
-    workdir = Path(WORKDIR.value or f"runs/{name}")
-    workdir_lib.check(workdir, config)
+    if hosts.count() > 1 and config.parallel.mode == "pmap":
+        raise UserError("parallel.mode pmap runs on one host; set it to mesh")
+    hosts.together(lambda: workdir_lib.check(workdir, config))
     return config, workdir, init
+
+
+def read_text(config: TrainConfig, given: Tokenizer | None, store: Path) -> Corpus:
+    """Returns the text, which the first host prepares where that has not been done.
+
+    Args:
+      config: of the run.
+      given: the tokenizer of `--init`.
+      store: where it is prepared, which all hosts see.
+    """
+    tokenizer = given or config.tokenizer
+    if config.tokenizer.path:
+        lowercase = config.tokenizer.lowercase
+        tokenizer = tokenizer_lib.load(config.tokenizer.path, lowercase=lowercase)
+        tokenizer_lib.check_fits(tokenizer, config.model.vocab_size)  # before it is used
+
+    def read() -> Corpus:
+        return corpus_lib.prepare(config.data, tokenizer, config.model.vocab_size, store)
+
+    if hosts.from_main(lambda: corpus_lib.is_store(config.data.source)):
+        corpus = hosts.together(read)  # each host its own copy, or all the same
+        hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
+    else:
+        prepared = hosts.together(lambda: read() if hosts.is_main() else None)
+        corpus = hosts.together(lambda: prepared or corpus_lib.open_corpus(store))
+    tokenizer_lib.check_fits(corpus.tokenizer, config.model.vocab_size)
+    return corpus
 
 
 def make_stages(
@@ -128,8 +170,8 @@ def make_stages(
     corpus: Corpus,
     model: BertForPreTraining,
     optimizer: optax.GradientTransformation,
-    mesh: Mesh,
-    shardings: Any,
+    layout: Layout,
+    own_rows: OwnRows,
 ) -> list[loop.Stage]:
     """Returns a stage for each phase of the config: the programs of its length and batch size."""
     stages, phases = [], config_lib.phases(config)
@@ -144,18 +186,16 @@ def make_stages(
         )
         objective = Pretraining(model, masking)
         train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
-        compiled = partial(
-            parallel.compile_step, mode=config.parallel.mode, mesh=mesh, shardings=shardings
-        )
+        compiled = partial(parallel.compile_step, mode=config.parallel.mode, layout=layout)
         stages.append(
             loop.Stage(
                 end=end,
                 batch_size=phase.batch_size,
-                train_step=compiled(train_step, gives=("state", "sums")),
+                train_step=compiled(train_step, taken=layout.state, gives=("state", "sums")),
                 evaluate=partial(
                     loop.evaluate,
-                    compiled(make_eval_step(objective), gives=("sums",)),
-                    partial(loader.eval_batches, corpus, config, phase),
+                    compiled(make_eval_step(objective), taken=layout.params, gives=("sums",)),
+                    partial(loader.eval_batches, corpus, config, phase, own_rows),
                     phase.batch_size,
                 ),
             )
@@ -164,4 +204,4 @@ def make_stages(
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(lambda: hosts.run(main))

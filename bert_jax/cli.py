@@ -258,15 +258,15 @@ def _predict(args: argparse.Namespace) -> None:
     rows = task.rows(examples, bert.tokenizer, bert.config, data.max_length)
     batcher = Batcher(rows, bert.tokenizer, bert.config.type_vocab_size, data.max_length)
     mesh = parallel.make_mesh()
-    everywhere = parallel.everywhere(mesh)
+    layout = parallel.whole(mesh)
     step = parallel.compile_step(
         make_predict_step(Labelling(bert.model, is_regression=bert.task.kind == "regression")),
         "mesh",
-        mesh,
-        everywhere,
+        layout,
+        layout.params,
         gives=("rows", "sums"),
     )
-    params, size = jax.device_put(bert.params, everywhere), 32 * mesh.size
+    params, size = jax.device_put(bert.params, layout.params), 32 * mesh.size
     found, values = prediction.predict(step, params, task, examples, batcher, size)
     paths = prediction.write(task, examples, found, Path(args.output))
     print(f"{len(examples):,} examples: {', '.join(map(str, paths))}")
@@ -276,6 +276,12 @@ def _predict(args: argparse.Namespace) -> None:
         print(f"cut {rows.truncated:,} texts to {data.max_length} pieces")
     shown = (f"{name} {value:.4f}" for name, value in values.items() if "second" not in name)
     print(", ".join(shown) or "no scores: not every example has a label")
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from bert_jax.planning import command
+
+    command.run(args)
 
 
 _CHECKPOINT = "a workdir, a checkpoint of it, or a directory of Hugging Face's or Google's"
@@ -408,12 +414,34 @@ def _parser() -> argparse.ArgumentParser:
         "(default: all that the checkpoint has)",
     )
     exporter.set_defaults(run=_export)
+
+    plan = commands.add_parser(
+        "plan",
+        help="what a training step will cost on devices that are not here",
+        description="Compiles the train step of a config for other devices, and prints what it "
+        "costs each: memory, operations, what is sent to others, and the least time that follows. "
+        "TPUs need `pip install libtpu`. Fields are set as for train.py: --config.model.remat=True",
+    )
+    plan.add_argument("--config", required=True, metavar="FILE", help="such as configs/large.py")
+    plan.add_argument(
+        "--topology",
+        required=True,
+        metavar="CHIP:SHAPE",
+        help="such as v5e:16x16, v4:4x4x4, h100:16 or cpu:8; several, comma separated",
+    )
+    plan.add_argument("--search", action="store_true", help="rank meshes and batch sizes instead")
+    plan.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
+    plan.add_argument("--quick", action="store_true", help="do not look for the largest batch")
+    plan.set_defaults(run=_plan)
     return parser
 
 
 def main() -> None:
     """Runs `bert-jax`."""
-    args = _parser().parse_args()
+    parser = _parser()
+    args, args.rest = parser.parse_known_args()  # plan takes fields of a config besides
+    if args.rest and args.run is not _plan:
+        parser.error(f"unrecognized arguments: {' '.join(args.rest)}")
     run(lambda: args.run(args))
 
 

@@ -37,6 +37,8 @@ class ModelConfig:
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     dtype: str = "float32"  # of activations and matrix products; parameters are float32
+    remat: bool = False  # compute each layer again for its gradient, for memory; same result
+    scan_layers: bool = False  # one program for all layers, which compiles faster; same result
 
 
 @dataclasses.dataclass
@@ -194,7 +196,7 @@ class FinetuneConfig:
 
 # Fields that change what is written or shown, not what is computed: a run may resume with others.
 _FREE_TO_CHANGE = ("log_every", "eval_every", "eval_rows", "checkpoint.", "parallel.")
-_FREE_TO_CHANGE += ("seeds", "compare", "data.test")
+_FREE_TO_CHANGE += ("model.remat", "model.scan_layers", "seeds", "compare", "data.test")
 
 _CHOICES = {
     "model.model_type": ("bert", "roberta"),

@@ -23,3 +23,9 @@ class Interrupted(CommandError):
     """A signal asked the run to stop; it has saved, and the same command goes on (EX_TEMPFAIL)."""
 
     exit_code = 75
+
+
+class HostLost(CommandError):
+    """A process of the run has gone without a word; the same command goes on (EX_UNAVAILABLE)."""
+
+    exit_code = 69

@@ -268,7 +268,7 @@ def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> Mod
     Raises:
       UserError: one of them asks for other parameters.
     """
-    kept = {name: getattr(config, name) for name in {"dtype", *given}}
+    kept = {name: getattr(config, name) for name in {"dtype", "remat", "scan_layers", *given}}
     model = dataclasses.replace(init.config, **kept)
     validate_model(model, "config")
     shapes = jax.eval_shape(BertForPreTraining(model).init_params, jax.random.key(0))
@@ -285,13 +285,19 @@ def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> Mod
 
 
 def fill(params: Any, given: Any) -> Any:
-    """Returns `params` with copies of those that are in `given` too, on the same devices."""
+    """Returns `params` with copies of those that are in `given` too, on the same devices.
+
+    Each host of a run has all of `given`, of which it copies what its own devices hold.
+    """
     flat: Any = traverse_util.flatten_dict(given, sep="/")
     own: Any = traverse_util.flatten_dict(params, sep="/")
 
     def copied(name: str, like: jax.Array) -> jax.Array:
+        value = np.asarray(flat[name])
         # Not the array itself: a step reuses the memory of the state that it is given.
-        return jax.device_put(flat[name], like.sharding, may_alias=False)
+        return jax.make_array_from_callback(
+            value.shape, like.sharding, lambda index: np.array(value[index])
+        )
 
     filled = {name: copied(name, v) if name in flat else v for name, v in own.items()}
     return traverse_util.unflatten_dict(filled, sep="/")

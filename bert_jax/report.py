@@ -17,7 +17,7 @@ from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.pretrained import Bert
 from bert_jax.tasks.examples import Sets
 from bert_jax.tasks.results import Table
-from bert_jax.training import checkpoint
+from bert_jax.training import checkpoint, hosts
 from bert_jax.training.metrics import unigram_entropy
 from bert_jax.training.step import TrainState
 
@@ -38,8 +38,9 @@ def start(
     size = sum(x.size for x in jax.tree.leaves(state.params))
     c = config.model
     step = int(state.step)
-    print(
-        f"devices    {mesh.size} × {device.device_kind} ({device.platform}), "
+    on_hosts = f" on {hosts.count()} hosts" if hosts.count() > 1 else ""
+    hosts.say(
+        f"devices    {mesh.size} × {device.device_kind} ({device.platform}){on_hosts}, "
         f"{config.parallel.mode} ({axes})\n"
         f"model      {size:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.num_attention_heads} heads, {c.dtype}\n"
@@ -48,8 +49,7 @@ def start(
         f"documents; held out {len(corpus.eval.tokens):,} in {corpus.eval.num_documents:,}\n"
         f"steps      {config.steps:,}, which is {epochs:.1f} epochs"
         + (f"; going on from step {step:,}" if step else "")
-        + f"\nworkdir    {workdir}",
-        flush=True,
+        + f"\nworkdir    {workdir}"
     )
 
 
@@ -57,7 +57,7 @@ def begun_with(name: str | None, params: Any, given: Any) -> None:
     """Prints what of a model was begun with another's parameters, and what was not."""
     ours, theirs = parts(params), parts(given)
     anew, left_out = (", ".join(sorted(names)) for names in (ours - theirs, theirs - ours))
-    print(f"weights    {name}; anew: {anew or 'none'}; left out: {left_out or 'none'}")
+    hosts.say(f"weights    {name}; anew: {anew or 'none'}; left out: {left_out or 'none'}")
 
 
 def end(
@@ -65,10 +65,19 @@ def end(
     batches: Iterable[Batch],
     corpus: Corpus,
     pairs: str,
-    bert: Bert,
+    bert: Bert | None,
     workdir: Path,
 ) -> None:
-    """Prints the held-out results beside their baselines, masks filled in, and where things lie."""
+    """Prints the held-out results beside their baselines, masks filled in, and where things lie.
+
+    Args:
+      held_out: means over the held-out rows.
+      batches: of all of these rows.
+      corpus: the text.
+      pairs: what the second segment of a row is.
+      bert: fills the masks, if it is at hand.
+      workdir: of the run.
+    """
     counts = corpus.eval.piece_counts(corpus.tokenizer.vocab_size)
     rows = [
         (
@@ -97,11 +106,12 @@ def end(
     print(f"\n{'held-out text':<18}{'model':>8}{'baseline':>10}")
     for name, value, baseline, what in rows:
         print(f"{name:<18}{value:>8}{baseline:>10}  {what}")
-    print()
-    for ids, answer in examples(corpus, bert.config.max_position_embeddings - 2):
-        guesses = bert.fill_masked_pieces(ids, 3)[0]
-        best = ", ".join(f"{guess.piece} {guess.probability:.0%}" for guess in guesses)
-        print(f"{bert.text(ids)}\n    [MASK] = {best} (was {answer})")
+    if bert:
+        print()
+        for ids, answer in examples(corpus, bert.config.max_position_embeddings - 2):
+            guesses = bert.fill_masked_pieces(ids, 3)[0]
+            best = ", ".join(f"{guess.piece} {guess.probability:.0%}" for guess in guesses)
+            print(f"{bert.text(ids)}\n    [MASK] = {best} (was {answer})")
     latest = checkpoint.find(workdir)
     print(
         f"\ncheckpoint {latest}\nmetrics    {workdir / 'metrics.jsonl'}, {workdir / 'curves.png'}, "
@@ -157,6 +167,8 @@ def start_finetuning(
     workdir: Path,
 ) -> None:
     """Prints what is about to be learned, from what, and how its rows are padded."""
+    if not hosts.is_main():
+        return
     device = mesh.devices.flat[0]
     task = config.task
     names = ", ".join(task.labels[:12]) + (", …" if len(task.labels) > 12 else "")

@@ -1,6 +1,8 @@
 """The folder of a run: whose it is, and that it stays so."""
 
 import os
+import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.training import hosts
 
 _TEXT = "text.sha256"
+_SEEN_WITHIN = 30.0  # seconds, in which a network file system shows one host's file to the others
 
 
 def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
@@ -49,17 +53,53 @@ def check_text(workdir: Path, fingerprint: str) -> None:
         )
 
 
+def check_shared(workdir: Path) -> None:
+    """Refuses a folder that is not the same one on every host.
+
+    Raises:
+      UserError: what the first host writes there, another does not see.
+    """
+    if hosts.count() == 1:
+        return
+    mark = workdir / f".{hosts.from_main(lambda: secrets.token_hex(8))}"
+
+    def write_mark() -> None:
+        if hosts.is_main():
+            workdir.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+
+    def look() -> None:
+        deadline = time.monotonic() + _SEEN_WITHIN
+        while not mark.exists():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"--workdir {workdir} is not the folder that host 0 writes to; choose one on a "
+                    "file system that all hosts share"
+                )
+            time.sleep(0.1)
+
+    hosts.together(write_mark)
+    try:
+        hosts.together(look)
+    finally:
+        mark.unlink(missing_ok=True)
+
+
 def claim(
     workdir: Path, config: TrainConfig | FinetuneConfig, tokenizer: Tokenizer, fingerprint: str
 ) -> None:
     """Writes the config and the tokenizer: from here on the folder belongs to this run."""
+    if not hosts.is_main():
+        return
     tokenizer.save(workdir / "tokenizer")
     write(workdir / _TEXT, fingerprint + "\n")
     write(workdir / "config.json", config_lib.to_json(config))
 
 
 def write(path: Path, content: str) -> None:
-    """Writes a file at once, or not at all."""
+    """Writes a file at once, or not at all; of several processes the first one does."""
+    if not hosts.is_main():
+        return
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(content)
     os.replace(temporary, path)

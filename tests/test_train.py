@@ -60,7 +60,7 @@ def command(store: Path | str, workdir: Path, *flags: str) -> list[str]:
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
 
 

@@ -1,10 +1,9 @@
 """Batches by step, prepared ahead by Grain, each process reading its own rows alone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grain
-import jax
 import numpy as np
 
 from bert_jax.config import Phase, TrainConfig, phases
@@ -16,17 +15,26 @@ _EVAL_SEED = 0
 _PREFETCHED_BATCHES = 4
 
 
-def _own_rows(batch_size: int) -> tuple[int, int]:
-    """Returns which rows of a batch belong to the devices of this process."""
-    process, count = jax.process_index(), jax.process_count()
-    return batch_size * process // count, batch_size * (process + 1) // count
+# Gives the rows of a batch of some size that a process is to read, each run as (first, end).
+OwnRows = Callable[[int], Sequence[tuple[int, int]]]
+
+
+def all_rows(batch_size: int) -> Sequence[tuple[int, int]]:
+    """Returns the rows of a process that is alone: all of them."""
+    return [(0, batch_size)]
 
 
 class TrainBatches:
-    """The batch of every step of a run, by index: a pure function of (config, text, step)."""
+    """The batch of every step of a run, by index: a pure function of (config, text, step).
 
-    def __init__(self, corpus: Corpus, config: TrainConfig):
-        self._steps = config.steps
+    Args:
+      corpus: the text.
+      config: of the run.
+      own_rows: which rows of a batch this process reads; theirs and no others are given.
+    """
+
+    def __init__(self, corpus: Corpus, config: TrainConfig, own_rows: OwnRows = all_rows):
+        self._steps, self._own_rows = config.steps, own_rows
         self._phases = []
         for number, (first_step, phase) in enumerate(phases(config)):
             # Phases draw from seeds of their own, so that none repeats another's rows.
@@ -39,7 +47,7 @@ class TrainBatches:
 
     def __getitem__(self, index: int) -> Batch:
         first_step, size, rows = next(p for p in reversed(self._phases) if p[0] <= index)
-        return rows.batch(index - first_step, size, *_own_rows(size))
+        return _batch(rows, index - first_step, size, self._own_rows)
 
     def epochs(self) -> float:
         """Returns how many times the run sees the text."""
@@ -61,17 +69,53 @@ def prefetched(batches: Any, step: int) -> Iterator[Any]:
     return iter(dataset.to_iter_dataset(options))
 
 
-def eval_batches(corpus: Corpus, config: TrainConfig, phase: Phase) -> Iterator[Batch]:
+def part(batch: Batch, own_rows: OwnRows) -> Batch:
+    """Returns the rows of a whole batch that this process reads, in their order."""
+    size = len(batch["input_ids"])
+    runs = [slice(low, high) for low, high in own_rows(size)]
+    return _joined([{name: value[run] for name, value in batch.items()} for run in runs])
+
+
+class OwnParts:
+    """Of the steps of `finetuning.TrainSteps`, the rows that this process reads."""
+
+    def __init__(self, steps: Any, own_rows: OwnRows):
+        self._steps, self._own_rows = steps, own_rows
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, step: int) -> list[Batch]:
+        return [part(batch, self._own_rows) for batch in self._steps[step]]
+
+
+def _batch(rows: Any, index: int, size: int, own_rows: OwnRows) -> Batch:
+    """Returns the rows of a batch that this process reads, in their order."""
+    return _joined([rows.batch(index, size, low, high) for low, high in own_rows(size)])
+
+
+def _joined(runs: Sequence[Batch]) -> Batch:
+    return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+
+
+def eval_batches(
+    corpus: Corpus, config: TrainConfig, phase: Phase, own_rows: OwnRows = all_rows
+) -> Iterator[Batch]:
     """Yields held-out rows, each once; the last batch is filled up with rows of padding.
 
     `row` is the place among all the held-out rows, so that every evaluation draws the same masks.
+
+    Args:
+      corpus: the text.
+      config: of the run.
+      phase: the length of the rows, and how many a batch has.
+      own_rows: which of them this process reads.
     """
     batch_size = phase.batch_size
     rows = make_rows(corpus.eval, corpus.tokenizer, config.data, phase.max_length, _EVAL_SEED)
-    low, high = _own_rows(batch_size)
     total = min(rows.rows_per_epoch, config.eval_rows)
     for index in range(-(-total // batch_size)):
-        batch = dict(rows.batch(index, batch_size, low, high))
+        batch = dict(_batch(rows, index, batch_size, own_rows))
         batch["row"] = batch["row"] + np.int32(index * batch_size)
         surplus = batch["row"] >= total
         batch["attention_mask"] = np.where(surplus[:, None], 0, batch["attention_mask"])

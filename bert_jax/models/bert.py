@@ -22,7 +22,9 @@ from bert_jax.models.layers import (
     ACTIVATIONS,
     Dense,
     Dropout,
+    DropoutKey,
     LayerNorm,
+    affine,
     param,
     truncated_normal,
 )
@@ -66,7 +68,8 @@ class BertEmbeddings(nn.Module):
                 # Vaswani et al. 2017 (3.4) multiply the embeddings by as much.
                 spread *= math.sqrt(c.hidden_size)
             init = truncated_normal(spread)
-            setattr(self, name, param(self, name, init, (size, c.hidden_size), (axis, "embed")))
+            shape, axes = (size, c.hidden_size), (axis, "embed")
+            setattr(self, name, param(self, name, init, shape, axes, c.dtype))
         self.layer_norm = LayerNorm(c)
         self.dropout = Dropout(c.hidden_dropout_prob)
 
@@ -74,7 +77,7 @@ class BertEmbeddings(nn.Module):
         self,
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
-        rows: Int[Array, "B"] | None,
+        key: DropoutKey | None,
     ) -> Float[Array, "B L D"]:
         c, length = self.config, input_ids.shape[1]
         hidden = jnp.take(self.word_embeddings, input_ids, axis=0)
@@ -85,7 +88,10 @@ class BertEmbeddings(nn.Module):
         # As a product: the gradient of a lookup in so short a table is a slow scatter.
         types = jax.nn.one_hot(token_type_ids, c.type_vocab_size, dtype=jnp.float32)
         hidden += types @ self.token_type_embeddings
-        return self.dropout(self.layer_norm(hidden), rows)
+        return self.dropout(self.layer_norm(hidden), key)
+
+
+_PROJECTIONS = ("query", "key", "value")
 
 
 class BertSelfAttention(nn.Module):
@@ -98,25 +104,25 @@ class BertSelfAttention(nn.Module):
         self,
         hidden: Float[Array, "B L D"],
         bias: Float[Array, "B 1 1 M"],
-        rows: Int[Array, "B"] | None,
+        dropout_key: DropoutKey | None,
     ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"]]:
         """Returns the attended values, and the attention map before dropout."""
         c = self.config
         batch, length, size = hidden.shape
         heads = c.num_attention_heads
-
-        def project(name: str) -> Float[Array, "B H L K"]:
-            x = Dense(c, (size, size), ("embed", "heads"), name=name)(hidden)
-            return x.reshape(batch, length, heads, size // heads).swapaxes(1, 2)
-
-        query, key, value = project("query"), project("key"), project("value")
+        # One product for the three: devices that hold parts of the heads add up once.
+        parts = [Dense(c, (size, size), ("embed", "heads"), name=name) for name in _PROJECTIONS]
+        kernel = jnp.stack([part.kernel for part in parts], axis=1)
+        projected = affine(hidden, kernel, jnp.stack([part.bias for part in parts]), c)
+        projected = projected.reshape(batch, length, 3, heads, size // heads)
+        query, key, value = projected.transpose(2, 0, 3, 1, 4)
         scores = jnp.einsum("BHLK,BHMK->BHLM", query, key, preferred_element_type=jnp.float32)
         if c.position_embedding_type.startswith("relative"):
             scores += RelativePositions(c, name="distance")(query, key)
         attention = jax.nn.softmax(scores * (size // heads) ** -0.5 + bias, axis=-1)
         largest = (heads, c.max_position_embeddings, c.max_position_embeddings)
         dropout = Dropout(c.attention_probs_dropout_prob, largest, name="dropout")
-        dropped = dropout(attention, rows)
+        dropped = dropout(attention, dropout_key)
         mixed = jnp.einsum("BHLM,BHMK->BHLK", dropped.astype(value.dtype), value)
         mixed = mixed.swapaxes(1, 2).reshape(batch, length, size)
         return Dense(c, (size, size), ("heads", "embed"), name="output")(mixed), attention
@@ -132,24 +138,24 @@ class BertLayer(nn.Module):
         self,
         hidden: Float[Array, "B L D"],
         bias: Float[Array, "B 1 1 M"],
-        rows: Int[Array, "B"] | None,
+        key: DropoutKey | None,
     ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"]]:
         """Returns the layer's output, and its attention map before dropout."""
         c = self.config
+        inside, first, second = (key and key.fold(place) for place in range(3))
 
-        def add(name: str, update: Array, to: Array) -> Array:
-            dropped = Dropout(c.hidden_dropout_prob, name=f"{name}_dropout")(update, rows)
+        def add(name: str, update: Array, to: Array, key: DropoutKey | None) -> Array:
+            dropped = Dropout(c.hidden_dropout_prob, name=f"{name}_dropout")(update, key)
             return LayerNorm(c, name=f"{name}_layer_norm")(dropped + to)
 
-        attended, attention = BertSelfAttention(c, name="attention")(hidden, bias, rows)
-        hidden = add("attention", attended, hidden)
+        attended, attention = BertSelfAttention(c, name="attention")(hidden, bias, inside)
+        hidden = add("attention", attended, hidden, first)
         wide = Dense(c, (c.hidden_size, c.intermediate_size), ("embed", "feed_forward"), name="up")
         narrow = Dense(
             c, (c.intermediate_size, c.hidden_size), ("feed_forward", "embed"), name="down"
         )
-        return add(
-            "feed_forward", narrow(ACTIVATIONS[c.hidden_act](wide(hidden))), hidden
-        ), attention
+        update = narrow(ACTIVATIONS[c.hidden_act](wide(hidden)))
+        return add("feed_forward", update, hidden, second), attention
 
 
 class BertModel(nn.Module):
@@ -161,7 +167,9 @@ class BertModel(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.embeddings = BertEmbeddings(c)
-        self.layers = [BertLayer(c, name=f"layer_{i}") for i in range(c.num_hidden_layers)]
+        kind = nn.remat(BertLayer) if c.remat else BertLayer
+        self.layers = [kind(c, name=f"layer_{i}") for i in range(c.num_hidden_layers)]
+        self.any_layer = kind(c, parent=None)
         if self.add_pooling_layer:
             self.pooler = Dense(c, (c.hidden_size, c.hidden_size), ("embed", "hidden"))
 
@@ -170,7 +178,7 @@ class BertModel(nn.Module):
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
         attention_mask: Int[Array, "B L"],
-        rows: Int[Array, "B"] | None = None,
+        dropout_key: DropoutKey | None = None,
         *,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
@@ -181,22 +189,51 @@ class BertModel(nn.Module):
           input_ids: pieces, below V.
           token_type_ids: the segment of each piece, below `type_vocab_size`.
           attention_mask: 1 for pieces and 0 for padding, to which nothing attends.
-          rows: in training, the place of each row in the global batch, to which dropout is keyed;
-            None turns dropout off.
+          dropout_key: in training, what dropout is keyed to; None turns it off.
           output_hidden_states: whether to return the embeddings and every layer's output.
           output_attentions: whether to return every layer's attention map.
         """
         # As in the original: large and finite, so that a row of padding alone gives no NaN.
         bias = (1.0 - attention_mask[:, None, None, :].astype(jnp.float32)) * -10000.0
-        hidden = self.embeddings(input_ids, token_type_ids, rows)
-        hidden_states, attentions = [hidden], []
-        for layer in self.layers:
-            hidden, attention = layer(hidden, bias, rows)
-            hidden_states.append(hidden)
-            attentions.append(attention)
+        embedded = self.embeddings(
+            input_ids,
+            token_type_ids,
+            dropout_key and dropout_key.fold(self.config.num_hidden_layers),
+        )
+        encode = self._loop if self.is_initializing() or not self.config.scan_layers else self._scan
+        hidden, (states, attentions) = encode(
+            embedded, bias, dropout_key, (output_hidden_states, output_attentions)
+        )
         return BertOutput(
             last_hidden_state=hidden,
             pooled=jnp.tanh(self.pooler(hidden[:, 0])) if self.add_pooling_layer else None,
-            hidden_states=tuple(hidden_states) if output_hidden_states else None,
+            hidden_states=(embedded, *states) if output_hidden_states else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
+
+    def _loop(
+        self, hidden: Array, bias: Array, key: DropoutKey | None, wanted: tuple[bool, bool]
+    ) -> tuple[Array, Any]:
+        """Returns the last layer's output and, where wanted, every layer's and its attention."""
+        states, attentions = [], []
+        for index, layer in enumerate(self.layers):
+            hidden, attention = layer(hidden, bias, key and key.fold(index))
+            states.append(hidden)
+            attentions.append(attention)
+        return hidden, (states, attentions)
+
+    def _scan(
+        self, hidden: Array, bias: Array, key: DropoutKey | None, wanted: tuple[bool, bool]
+    ) -> tuple[Array, Any]:
+        """Does what `_loop` does with one program for all layers, which compiles faster."""
+        params = [layer.variables["params"] for layer in self.layers]
+        stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *params)
+
+        def run(hidden: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
+            of_layer, index = layer
+            hidden, attention = self.any_layer.apply(
+                {"params": of_layer}, hidden, bias, key and key.fold(index)
+            )
+            return hidden, (hidden if wanted[0] else (), attention if wanted[1] else ())
+
+        return jax.lax.scan(run, hidden, (stacked, jnp.arange(len(params))))

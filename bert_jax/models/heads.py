@@ -15,7 +15,15 @@ from jaxtyping import Array, Float, Int
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.models.bert import BertModel
-from bert_jax.models.layers import ACTIVATIONS, Dense, Dropout, LayerNorm, param
+from bert_jax.models.layers import (
+    ACTIVATIONS,
+    Dense,
+    Dropout,
+    DropoutKey,
+    LayerNorm,
+    param,
+    product,
+)
 
 NUM_NSP_LABELS = 2  # 0 where B follows A, 1 where it is random (or the two are swapped)
 
@@ -39,12 +47,7 @@ class MaskedLMHead(nn.Module):
         )
         hidden = LayerNorm(c, name="layer_norm")(ACTIVATIONS[c.hidden_act](hidden))
         bias = param(self, "bias", nn.initializers.zeros, (c.vocab_size,), ("vocab",))
-        return bias + jnp.einsum(
-            "BPD,VD->BPV",
-            hidden,
-            word_embeddings.astype(hidden.dtype),
-            preferred_element_type=jnp.float32,
-        )
+        return jnp.add(product(hidden, word_embeddings.T, jnp.float32), bias)
 
 
 @struct.dataclass
@@ -79,10 +82,10 @@ class BertForPreTraining(nn.Module):
         token_type_ids: Int[Array, "B L"],
         attention_mask: Int[Array, "B L"],
         positions: Int[Array, "B P"],
-        rows: Int[Array, "B"] | None = None,
+        dropout_key: DropoutKey | None = None,
     ) -> PreTrainingOutput:
         """Scores the pieces at `positions`, and the two segments; the rest is as in `BertModel`."""
-        output = self.bert(input_ids, token_type_ids, attention_mask, rows)
+        output = self.bert(input_ids, token_type_ids, attention_mask, dropout_key)
         chosen = jnp.take_along_axis(output.last_hidden_state, positions[:, :, None], axis=1)
         nsp = self.nsp_head(output.pooled).astype(jnp.float32) if self.next_sentence else None
         return PreTrainingOutput(
@@ -130,7 +133,7 @@ class TaskModel(nn.Module):
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
         attention_mask: Int[Array, "B L"],
-        rows: Int[Array, "B"] | None = None,
+        dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "B *L N"]:
         """Returns float32 logits, for each row or token; the arguments are those of `BertModel`."""
         if self.probe:
@@ -140,9 +143,10 @@ class TaskModel(nn.Module):
                 seen = attention_mask[:, :, None]
                 hidden = (hidden * seen).sum(1) / jnp.maximum(seen.sum(1), 1)
         else:
-            output = self.bert(input_ids, token_type_ids, attention_mask, rows)
+            output = self.bert(input_ids, token_type_ids, attention_mask, dropout_key)
             hidden = output.pooled if self.uses_pooler else output.last_hidden_state
-        return self.classifier(self.dropout(hidden, rows)).astype(jnp.float32)
+        key = dropout_key and dropout_key.fold(self.config.num_hidden_layers + 1)
+        return self.classifier(self.dropout(hidden, key)).astype(jnp.float32)
 
     def _mixed(self, states: Sequence[Float[Array, "B L D"]]) -> Float[Array, "B L D"]:
         states = [jax.lax.stop_gradient(state) for state in states]
@@ -178,10 +182,12 @@ class BertForQuestionAnswering(TaskModel):
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
         attention_mask: Int[Array, "B L"],
-        rows: Int[Array, "B"] | None = None,
+        dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "B 2 L"]:
         """Returns logits; padding has none to speak of, so that a row's length does not matter."""
-        logits = super().__call__(input_ids, token_type_ids, attention_mask, rows).swapaxes(1, 2)
+        logits = (
+            super().__call__(input_ids, token_type_ids, attention_mask, dropout_key).swapaxes(1, 2)
+        )
         return jnp.where(attention_mask[:, None, :] > 0, logits, -1e9)
 
 
@@ -195,16 +201,17 @@ class BertForMultipleChoice(TaskModel):
         input_ids: Int[Array, "B C L"],
         token_type_ids: Int[Array, "B C L"],
         attention_mask: Int[Array, "B C L"],
-        rows: Int[Array, "B"] | None = None,
+        dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "B C"]:
         """Returns logits; the arguments are those of `BertModel`, for each choice."""
         batch, choices, length = input_ids.shape
         ids, types, mask = (
             x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask)
         )
-        if rows is not None:
-            rows = (rows[:, None] * choices + jnp.arange(choices)).reshape(-1)
-        return super().__call__(ids, types, mask, rows).reshape(batch, choices)
+        if dropout_key:
+            rows = (dropout_key.rows[:, None] * choices + jnp.arange(choices)).reshape(-1)
+            dropout_key = DropoutKey(dropout_key.key, rows)
+        return super().__call__(ids, types, mask, dropout_key).reshape(batch, choices)
 
     def init_params(self, key: Array) -> Any:
         ids = jnp.zeros((1, 1, 1), jnp.int32)

@@ -1,11 +1,16 @@
 """What the encoder and the heads are made of; shape letters are those of `models.bert`."""
 
+import contextlib
+import contextvars
 import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import struct
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.config import ModelConfig
@@ -17,18 +22,49 @@ ACTIVATIONS = {
 }
 
 
+# How a parameter is read: (value, its logical axes, the type that it is used in) -> the value.
+Reader = Callable[[Array, tuple[str, ...], str], Array]
+_READER: contextvars.ContextVar[Reader | None] = contextvars.ContextVar("reader", default=None)
+
+
+@contextlib.contextmanager
+def reading_parameters(reader: Reader | None) -> Iterator[None]:
+    """Within it, modules that are applied get what `reader`, if there is one, makes of each.
+
+    So a parameter of which each device holds a part is put together where it is used, and the
+    modules need not know.
+    """
+    token = _READER.set(reader)
+    try:
+        yield
+    finally:
+        _READER.reset(token)
+
+
 def param(
     module: nn.Module,
     name: str,
     init: nn.initializers.Initializer,
     shape: tuple[int, ...],
     axes: tuple[str, ...],
+    dtype: str = "float32",
 ) -> Array:
     """Declares a float32 parameter, with a logical axis for each dimension.
 
-    This is the one place where parameters are made. `training.parallel` says how each axis is laid
-    over devices.
+    This is the one place where parameters are made and read. `training.parallel` says how each axis
+    is laid over devices.
+
+    Args:
+      module: whose it is.
+      name: in the module.
+      init: its initializer.
+      shape: of the whole parameter.
+      axes: a name for each dimension.
+      dtype: the type that it is used in; the value itself is float32.
     """
+    reader = _READER.get()
+    if reader and not module.is_initializing():
+        return reader(module.get_variable("params", name), axes, dtype)
     init = nn.with_logical_partitioning(init, axes)
     return module.param(name, init, shape, jnp.float32)
 
@@ -53,13 +89,52 @@ class Dense(nn.Module):
     shape: tuple[int, int]
     axes: tuple[str, str]
 
-    @nn.compact
+    def setup(self) -> None:
+        c = self.config
+        init, zeros = truncated_normal(c.initializer_range), nn.initializers.zeros
+        self.kernel = param(self, "kernel", init, self.shape, self.axes, c.dtype)
+        self.bias = param(self, "bias", zeros, self.shape[1:], self.axes[1:], c.dtype)
+
     def __call__(self, x: Float[Array, "... N"]) -> Float[Array, "... M"]:
         """Returns `x @ kernel + bias`."""
-        dtype, init = jnp.dtype(self.config.dtype), truncated_normal(self.config.initializer_range)
-        kernel = param(self, "kernel", init, self.shape, self.axes)
-        bias = param(self, "bias", nn.initializers.zeros, self.shape[1:], self.axes[1:])
-        return x.astype(dtype) @ kernel.astype(dtype) + bias.astype(dtype)
+        return affine(x, self.kernel, self.bias, self.config)
+
+
+def affine(x: Float[Array, "*any N"], kernel: Array, bias: Array, config: ModelConfig) -> Array:
+    """Returns `x @ kernel + bias` in `config.dtype`, for a kernel [N, *M] and a bias [*M]."""
+    dtype = jnp.dtype(config.dtype)
+    return jnp.add(product(x.astype(dtype), kernel), bias.astype(dtype))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def product(x: Float[Array, "*any N"], kernel: Array, dtype: Any = None) -> Array:
+    """Returns a matrix product over the last dimension, computed in the type of `x`.
+
+    The gradient by `kernel` is float32. By itself, JAX would round it to the type that the kernel
+    is cast to, before it is added up over devices and over the kernel's other uses.
+
+    Args:
+      x: float32 or bfloat16, [..., N].
+      kernel: float32, [N, *M].
+      dtype: of the result, [..., *M]; that of `x` where there is none.
+    """
+    return jnp.tensordot(x, kernel.astype(x.dtype), 1, preferred_element_type=dtype)
+
+
+def _product_forward(x: Array, kernel: Array, dtype: Any) -> tuple[Array, tuple[Array, Array]]:
+    return product(x, kernel, dtype), (x, kernel)
+
+
+def _product_backward(_: Any, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    gradient = gradient.astype(x.dtype)
+    outputs, rows = kernel.ndim - 1, list(range(x.ndim - 1))
+    over = [list(range(-outputs, 0)), list(range(1, kernel.ndim))]
+    of_kernel = jnp.tensordot(x, gradient, [rows, rows], preferred_element_type=jnp.float32)
+    return jnp.tensordot(gradient, kernel.astype(x.dtype), over), of_kernel
+
+
+product.defvjp(_product_forward, _product_backward)
 
 
 class LayerNorm(nn.Module):
@@ -79,12 +154,29 @@ class LayerNorm(nn.Module):
         return (normal * scale + bias).astype(self.config.dtype)
 
 
+@struct.dataclass
+class DropoutKey:
+    """What dropout is keyed to: a PRNG key, and the place of each row in the global batch.
+
+    Attributes:
+      key: of the step, and then of the place in the model.
+      rows: [B].
+    """
+
+    key: Any
+    rows: Any
+
+    def fold(self, place: int | Array) -> "DropoutKey":
+        """Returns the key of one of several places."""
+        return self.replace(key=jax.random.fold_in(self.key, place))  # pyright: ignore
+
+
 class Dropout(nn.Module):
     """Dropout keyed by the row of the global batch and the place in it, not by the device.
 
     The bits are a hash of (key, row, place), so that they are the same for one device and for many,
     for the whole batch and for parts of it; and they are computed where they are used, for about as
-    much as the product that they are used in. `rows` is None outside training: nothing is dropped.
+    much as the product that they are used in. The key is None outside training: nothing is dropped.
 
     Attributes:
       rate: the share that is dropped.
@@ -97,12 +189,12 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B *rest"], rows: Int[Array, "B"] | None
+        self, x: Float[Array, "B *rest"], key: DropoutKey | None
     ) -> Float[Array, "B *rest"]:
         """Returns `x` with a share of `rate` set to zero and the others scaled to keep the mean."""
-        if rows is None or self.rate == 0.0:
+        if key is None or self.rate == 0.0:
             return x
-        bits = random_bits(self.make_rng("dropout"), rows, x.shape[1:], self.bounds)
+        bits = random_bits(key.key, key.rows, x.shape[1:], self.bounds)
         keep = bits >= jnp.uint32(round(self.rate * 2**32))
         return jnp.where(keep, x / (1.0 - self.rate), 0.0)
 

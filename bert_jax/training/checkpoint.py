@@ -15,6 +15,7 @@ from orbax.checkpoint import checkpoint_managers
 from bert_jax.config import CheckpointConfig
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.training import hosts
 from bert_jax.training.step import TrainState
 
 _ITEMS = ("state", "config", "tokenizer")
@@ -23,6 +24,9 @@ logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every file th
 
 class Checkpoints:
     """The checkpoints of a run, written while training goes on.
+
+    Each of several hosts writes what its devices hold, in the folder that all share; any number of
+    hosts and devices reads it.
 
     Args:
       folder: where each checkpoint has a folder, named by its step.
@@ -64,7 +68,7 @@ class Checkpoints:
           state: of the run.
           held_out: means over the held-out text, if it has just been evaluated.
         """
-        if step in self._manager.all_steps():
+        if hosts.from_main(lambda: step in self._manager.all_steps()):
             return
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), config=self._config, tokenizer=self._tokenizer
@@ -72,8 +76,8 @@ class Checkpoints:
         self._manager.save(step, args=items, metrics=held_out)
 
     def latest(self) -> int | None:
-        """Returns the step of the latest complete checkpoint."""
-        return self._manager.latest_step()
+        """Returns the step of the latest complete checkpoint, as the first host sees it."""
+        return hosts.from_main(self._manager.latest_step)
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """Reads a checkpoint's state onto the devices of `like`, an abstract state.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -9,9 +10,11 @@ from contextlib import closing
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from bert_jax.data.pretraining import Batch
 from bert_jax.errors import Interrupted, TrainingError
+from bert_jax.training import hosts
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Progress, Writer, describe, means
 from bert_jax.training.objectives import Sums
@@ -36,14 +39,14 @@ class Stage:
 
 
 def evaluate(
-    eval_step: Callable[[TrainState, Batch], Sums],
+    eval_step: Callable[[Any, Batch], Sums],
     batches: Callable[[], Iterable[Batch]],
     batch_size: int,
     state: TrainState,
 ) -> dict[str, float]:
     """Returns the means over all held-out rows, and how many a second were evaluated."""
     started = time.monotonic()
-    sums = jax.device_get([eval_step(state, batch) for batch in batches()])
+    sums = jax.device_get([eval_step(state.params, batch) for batch in batches()])
     speed = len(sums) * batch_size / (time.monotonic() - started)
     return {**means(sums), "sequences_per_second": speed}
 
@@ -62,8 +65,9 @@ def fit(
 ) -> TrainState:
     """Trains from the state's own step to the end of the last stage.
 
-    The state is saved every `save_every` steps and at the end; SIGTERM and SIGINT save it too. The
-    device is waited for at log steps, evaluations and checkpoints only. Closes `checkpoints`.
+    The state is saved every `save_every` steps and at the end; SIGTERM and SIGINT save it too, on
+    whichever host they come. The device is waited for at log steps, evaluations and checkpoints
+    only. Closes `checkpoints`.
 
     With `patience`, training ends after so many evaluations without one that is better than all
     before; evaluations are then saved, too.
@@ -104,10 +108,11 @@ def fit(
                     writer.draw()
                     progress.say(f"step {step}/{last}  held-out: {describe(held_out)}")
                     is_over = without_gain()
-                if due(save_every) or signals.received or is_over:
+                stops = signals.stop_after(step)
+                if due(save_every) or stops or is_over:
                     log.check()
                     checkpoints.save(step, state, held_out)
-                if signals.received:
+                if stops:
                     raise Interrupted(f"{signals.received} after step {step}: saved; {_GO_ON}")
                 if due(eval_every) or due(save_every):
                     log.restart_clock()
@@ -171,13 +176,30 @@ class _Log:
 
 
 class _Signals:
-    """Notes SIGTERM and SIGINT instead of ending the process; a second one ends it."""
+    """Notes SIGTERM and SIGINT instead of ending the process; a second one ends it.
+
+    Of several processes JAX takes SIGTERM, which clusters send before a host is preempted or
+    maintained, from `jax.distributed.initialize` on. It tells the others, and all agree on the
+    latest step that any of them has begun: after that one they save and stop. Orbax's
+    `CheckpointManager.reached_preemption` asks JAX the same. SIGINT is handed to it.
+    """
 
     received: str = ""
 
     def __enter__(self) -> "_Signals":
-        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGTERM, signal.SIGINT)}
+        self._several = hosts.count() > 1
+        taken = [signal.SIGINT] if self._several else [signal.SIGTERM, signal.SIGINT]
+        self._before = {s: signal.signal(s, self._note) for s in taken}
         return self
+
+    def stop_after(self, step: int) -> bool:
+        """Whether to save and stop after a step, which is asked after each: alike on all hosts."""
+        if not self._several:
+            return bool(self.received)
+        if multihost_utils.reached_preemption_sync_point(step):
+            self.received = "SIGTERM or SIGINT on one of the hosts"
+            return True
+        return False
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -187,3 +209,5 @@ class _Signals:
         if self.received:
             raise KeyboardInterrupt
         self.received = signal.Signals(number).name
+        if self._several:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -13,6 +13,7 @@ import numpy as np
 import tensorboardX
 from tqdm import tqdm
 
+from bert_jax.training import hosts
 from bert_jax.training.objectives import Sums
 
 
@@ -40,6 +41,9 @@ def unigram_entropy(counts: np.ndarray) -> float:
 class Writer:
     """The records of a run in its workdir: `metrics.jsonl`, TensorBoard events and `curves.png`.
 
+    The first process of a run writes them; the others know them, as what is decided by them must
+    be decided alike.
+
     Args:
       workdir: where they are.
       step: the step that the run goes on from; what an interrupted run recorded beyond is removed.
@@ -53,25 +57,35 @@ class Writer:
         self._panels = panels
         self._path = workdir / "metrics.jsonl"
         self._picture = workdir / "curves.png"
-        kept = [record for record in self.records() if record["step"] <= step]
-        self.latest = {record["split"]: record for record in kept}
+        found = hosts.from_main(self._read)
+        self._records = [record for record in found if record["step"] <= step]
+        self.latest = {record["split"]: record for record in self._records}
+        self._writes = hosts.is_main()
+        if not self._writes:
+            return
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        temporary.write_text("".join(json.dumps(record) + "\n" for record in self._records))
         os.replace(temporary, self._path)
         self._lines = self._path.open("a")
         self._events = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
 
-    def records(self) -> list[dict[str, Any]]:
-        """Returns all that has been recorded."""
+    def _read(self) -> list[dict[str, Any]]:
         if not self._path.exists():
             return []
         # The last line is incomplete where a run was killed while it wrote.
         lines = self._path.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("}\n")]
 
+    def records(self) -> list[dict[str, Any]]:
+        """Returns all that has been recorded."""
+        return self._records
+
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Records values of "train" or "eval" after `step` steps."""
         self.latest[split] = {"step": step, "split": split, **values}
+        self._records.append(self.latest[split])
+        if not self._writes:
+            return
         self._lines.write(json.dumps(self.latest[split]) + "\n")
         self._lines.flush()
         for name, value in values.items():
@@ -79,16 +93,17 @@ class Writer:
 
     def draw(self) -> None:
         """Draws the course of the run so far."""
+        if not self._writes:
+            return
         # Imported here: it takes longer than a small run's first step.
         from matplotlib.figure import Figure
 
-        records = self.records()
         rows = -(-len(self._panels) // 2)
         figure = Figure(figsize=(9, 3 * rows), layout="constrained")
         places = figure.subplots(rows, 2, squeeze=False).flat
         for axes, (name, title) in zip(places, self._panels.items(), strict=False):
             for split, style in (("train", "-"), ("eval", "o-")):
-                found = [r for r in records if r["split"] == split and name in r]
+                found = [r for r in self._records if r["split"] == split and name in r]
                 label = "training" if split == "train" else "held-out"
                 axes.plot(
                     [r["step"] for r in found], [r[name] for r in found], style, ms=3, label=label
@@ -102,13 +117,17 @@ class Writer:
 
     def close(self) -> None:
         """Draws, and closes the files."""
-        self.draw()
-        self._lines.close()
-        self._events.close()
+        if self._writes:
+            self.draw()
+            self._lines.close()
+            self._events.close()
 
 
 class Progress:
-    """A bar where stderr is a terminal, plain lines on stdout where it is not."""
+    """A bar where stderr is a terminal, plain lines on stdout where it is not.
+
+    Of several processes the first one shows them.
+    """
 
     def __init__(self, steps: int, step: int):
         self._steps = steps
@@ -117,7 +136,7 @@ class Progress:
             initial=step,
             unit="step",
             dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
+            disable=not (hosts.is_main() and sys.stderr.isatty()),
         )
         self._started, self._first = time.monotonic(), step
 
@@ -127,6 +146,8 @@ class Progress:
 
     def say(self, line: str) -> None:
         """Prints a line above the bar."""
+        if not hosts.is_main():
+            return
         self._bar.clear()
         print(line, flush=True)
         self._bar.refresh()

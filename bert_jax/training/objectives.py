@@ -10,6 +10,7 @@ from flax import linen as nn
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from bert_jax.models.layers import DropoutKey
 from bert_jax.training.masking import Masking, Predictions
 
 # Google's guard against a batch without predictions, `run_pretraining.py`.
@@ -116,8 +117,7 @@ class Pretraining(Objective):
             batch.token_type_ids,
             batch.attention_mask,
             batch.predictions.positions,
-            None if dropout_key is None else batch.rows,
-            rngs=None if dropout_key is None else {"dropout": dropout_key},
+            None if dropout_key is None else DropoutKey(dropout_key, batch.rows),
         )
         predictions = batch.predictions
         mlm = _classify(output.mlm_logits, predictions.labels, predictions.weights)
@@ -180,8 +180,7 @@ class Labelling(Objective):
             batch["input_ids"],
             batch["token_type_ids"],
             batch["attention_mask"],
-            None if dropout_key is None else batch["row"],
-            rngs=None if dropout_key is None else {"dropout": dropout_key},
+            None if dropout_key is None else DropoutKey(dropout_key, batch["row"]),
         )
         return logits
 

@@ -1,6 +1,7 @@
 """Devices: what lies where, and how one step function runs on all of them."""
 
 import ctypes
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,23 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import ModelConfig, ParallelConfig
 from bert_jax.errors import UserError
+from bert_jax.training.collectives import ROWS, RULES, across, results
+from bert_jax.training.step import Across
 
 AXES = ("data", "fsdp", "tensor")
-_ROWS = ("data", "fsdp")  # over which the rows of a batch are shared
-
-# The mesh axis over which each logical axis is split, of parameters and of what is computed with
-# them; None: it is whole on each device.
-RULES: dict[str, Any] = {
-    "batch": _ROWS,
-    "vocab": "tensor",
-    "position": None,
-    "type": None,
-    "embed": "fsdp",
-    "heads": "tensor",
-    "feed_forward": "tensor",
-    "hidden": None,
-    "label": None,
-}
 
 
 def keep_host_memory() -> None:
@@ -81,8 +69,11 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
             f"parallel asks for {axes}, which {len(devices)} devices are not; set one of them "
             "to -1, for the rest"
         )
-    # In the order in which a TPU's chips are wired.
+    # By how a TPU's chips are wired; along "fsdp" by their places, as `collectives` wants them.
     placed = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    if hasattr(placed.flat[0], "coords"):
+        for line in (placed[i, :, j] for i in range(shape[0]) for j in range(shape[2])):
+            line[:] = sorted(line, key=lambda device: tuple(device.coords))
     return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -118,7 +109,7 @@ def everywhere(mesh: Mesh) -> NamedSharding:
 
 def row_parts(mesh: Mesh) -> int:
     """Returns in how many parts the devices share the rows of a batch."""
-    return math.prod(mesh.shape[axis] for axis in _ROWS)
+    return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def process_rows(mesh: Mesh, batch_size: int) -> list[tuple[int, int]]:
@@ -126,7 +117,7 @@ def process_rows(mesh: Mesh, batch_size: int) -> list[tuple[int, int]]:
 
     It is all of them where the process's devices are parts of one copy of the model only.
     """
-    sharding = NamedSharding(mesh, P(_ROWS))
+    sharding = NamedSharding(mesh, P(ROWS))
     places = sharding.addressable_devices_indices_map((batch_size,)).values()
     runs: list[tuple[int, int]] = []
     for low, high in sorted({place[0].indices(batch_size)[:2] for place in places if place}):
@@ -152,20 +143,50 @@ def check_divides(batch_size: int, microbatches: int, mesh: Mesh) -> None:
         )
 
 
-def layout(new_state: Callable[[jax.Array], Any], mesh: Mesh) -> tuple[Any, Any]:
-    """Returns the abstract state, with the sharding of every array, and these shardings alone.
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where everything lies: trees of shardings, or one sharding for all of a tree.
+
+    Attributes:
+      mesh: the devices.
+      state: of a `TrainState`.
+      params: of its parameters.
+      gradients: of their gradients, which are split as the optimizer's moments are.
+    """
+
+    mesh: Mesh
+    state: Any
+    params: Any
+    gradients: Any
+
+
+def whole(mesh: Mesh) -> Layout:
+    """Returns the layout of which each device has a copy of everything."""
+    return Layout(mesh, everywhere(mesh), everywhere(mesh), everywhere(mesh))
+
+
+def layout(
+    new_state: Callable[[jax.Array], Any], mesh: Mesh, config: ParallelConfig | None = None
+) -> tuple[Any, Layout]:
+    """Returns the abstract state, with the sharding of every array, and its layout.
 
     Args:
       new_state: makes a state from a key, with parameters that `layers.param` annotated.
       mesh: the devices.
+      config: whose ZeRO stage it is.
     """
     boxed = jax.eval_shape(new_state, jax.random.key(0))
     specs = nn.get_partition_spec(boxed)
-    shardings = spmd.logical_to_mesh_sharding(specs, mesh, list(RULES.items()))
+    split = spmd.logical_to_mesh_sharding(specs, mesh, list(RULES.items()))
+    params = split.params
+    if config and config.zero == 1:
+        rules = [(name, axis if axis == "tensor" else None) for name, axis in RULES.items()]
+        params = spmd.logical_to_mesh_sharding(specs.params, mesh, rules)
+    state = split.replace(params=params)
     like = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), shardings
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), state
     )
-    return like, shardings
+    return like, Layout(mesh, state, params, split.params)
 
 
 def place(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax.Array) -> Any:
@@ -176,59 +197,71 @@ def place(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax.Array)
 def compile_step(
     step: Callable[..., Any],
     mode: str,
-    mesh: Mesh,
-    shardings: Any,
+    layout: Layout,
+    taken: Any,
     gives: tuple[str, ...],
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
-    """Compiles `step(state, batch, reduce)` for the devices of a mesh: here alone do modes differ.
+    """Compiles `step(state, batch, across)` for the devices of a mesh: here alone do modes differ.
 
     Args:
-      step: gives its results for all rows, whichever device they are on, given `reduce` that adds
-        up over devices.
-      mode: "mesh", one program that the compiler splits; or "pmap", a copy of it on each device.
-      mesh: the devices.
-      shardings: of the state, for "mesh".
-      gives: what its results are: "state", the next one, in the memory of the one that it is given;
-        "rows", an array with one for each row of the batch; "sums". One alone is no tuple.
+      step: as `training.step` makes them; its first argument may be another than a `TrainState`.
+      mode: "mesh" or "pmap", which is a copy of the step on each device.
+      layout: where everything lies.
+      taken: the sharding of the first argument.
+      gives: what its results are: "state", the next first argument, in the memory of the one that
+        it is given; "rows", an array with one for each row of the batch; "sums". One alone is no
+        tuple.
 
     Returns:
       A function of the state and of this process's rows in host memory.
     """
-    whole, rows = everywhere(mesh), NamedSharding(mesh, P(_ROWS))
-    donated = (0,) if "state" in gives else ()
-
-    def outputs(state: Any, rows: Any, sums: Any) -> Any:
-        each = [{"state": state, "rows": rows, "sums": sums}[name] for name in gives]
-        return tuple(each) if len(each) > 1 else each[0]
-
     if mode == "pmap":
-        mapped = jax.pmap(
-            partial(step, reduce=partial(jax.lax.psum, axis_name="data")),
-            axis_name="data",
-            in_axes=(None, 0),  # pyright: ignore[reportArgumentType]
-            out_axes=outputs(None, 0, None),
-            donate_argnums=donated,
-            devices=list(mesh.devices.flat),
-        )
-        count = mesh.local_mesh.size
-
-        def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
-            split = {k: v.reshape(count, -1, *v.shape[1:]) for k, v in batch.items()}
-            found = mapped(state, split)
-            if gives[0] == "rows":
-                return found[0].reshape(-1, *found[0].shape[2:]), *found[1:]
-            return found
-
-        return run
-    compiled = jax.jit(
-        step,
-        in_shardings=(shardings, rows),
-        out_shardings=outputs(shardings, rows, whole),
-        donate_argnums=donated,
-    )
+        return _pmapped(step, layout.mesh, gives)
+    rows = NamedSharding(layout.mesh, P(ROWS))
+    compiled = jit_step(step, layout, taken, gives)
     return lambda state, batch: compiled(
         state, {k: jax.make_array_from_process_local_data(rows, v) for k, v in batch.items()}
     )
+
+
+def jit_step(step: Callable[..., Any], layout: Layout, taken: Any, gives: tuple[str, ...]) -> Any:
+    """Returns `step` as one program for the mesh; the arguments are those of `compile_step`.
+
+    The gradient is computed as `collectives` says; the update of the parameters is left to the
+    compiler.
+    """
+    rows = NamedSharding(layout.mesh, P(ROWS))
+    places = {"state": taken, "rows": rows, "sums": everywhere(layout.mesh)}
+    return jax.jit(
+        partial(step, across=across(layout.mesh, layout.params, layout.gradients)),
+        in_shardings=(taken, rows),
+        out_shardings=results(places, gives),
+        donate_argnums=(0,) if "state" in gives else (),
+    )
+
+
+def _pmapped(
+    step: Callable[..., Any], mesh: Mesh, gives: tuple[str, ...]
+) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
+    add = partial(jax.lax.psum, axis_name="data")
+    mapped = jax.pmap(
+        partial(step, across=Across(add=add, add_gradients=add)),
+        axis_name="data",
+        in_axes=(None, 0),  # pyright: ignore[reportArgumentType]
+        out_axes=results({"state": None, "rows": 0, "sums": None}, gives),
+        donate_argnums=(0,) if "state" in gives else (),
+        devices=list(mesh.devices.flat),
+    )
+    count = mesh.local_mesh.size
+
+    def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
+        split = {k: v.reshape(count, -1, *v.shape[1:]) for k, v in batch.items()}
+        found = mapped(state, split)
+        if gives[0] == "rows":
+            return found[0].reshape(-1, *found[0].shape[2:]), *found[1:]
+        return found
+
+    return run
 
 
 def compile_update(

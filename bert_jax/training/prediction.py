@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from bert_jax import workdir
+from bert_jax.data import loader
 from bert_jax.data.finetuning import FILL, Batcher, eval_batches
 from bert_jax.tasks.base import Example, Task
 from bert_jax.training.metrics import means
@@ -25,6 +27,7 @@ def predict(
     examples: Sequence[Example],
     batcher: Batcher,
     batch_size: int,
+    own_rows: loader.OwnRows = loader.all_rows,
 ) -> tuple[list[Any], dict[str, float]]:
     """Returns the prediction of each example and, where all have labels, the loss and the scores.
 
@@ -38,13 +41,14 @@ def predict(
       examples: whose rows are predicted.
       batcher: of these rows.
       batch_size: rows at a time, over all devices.
+      own_rows: which of them this process computes; it is given the predictions of all.
     """
     started = time.monotonic()
     found: list[Any] = [None] * len(examples)
     sums: list[Sums] = []
 
     def take(indices: np.ndarray, logits: Any, of_batch: Sums) -> None:
-        host = np.asarray(logits)
+        host = multihost_utils.process_allgather(logits, tiled=True)
         sums.append(jax.device_get(of_batch))
         for index, row in zip(indices.tolist(), host, strict=True):
             if index != FILL:
@@ -52,7 +56,7 @@ def predict(
 
     running: list[tuple[np.ndarray, Any, Sums]] = []
     for indices, batch in eval_batches(batcher, batch_size):
-        running.append((indices, *step(params, batch)))
+        running.append((indices, *step(params, loader.part(batch, own_rows))))
         if len(running) > 1:
             take(*running.pop(0))
     for rest in running:

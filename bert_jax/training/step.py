@@ -1,5 +1,6 @@
 """The train step and the evaluation step, the same for every device layout."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,27 @@ from jaxtyping import Array
 
 from bert_jax.training.objectives import Batch, Labelling, Objective, Sum, Sums
 
-Reduce = Callable[[Any], Any]
+
+@dataclasses.dataclass(frozen=True)
+class Across:
+    """How a step meets the devices that share its rows; by default, there is one.
+
+    Attributes:
+      run: makes of `of_rows(params, draws, batch)`, which takes some rows, a function of all
+        that runs on each device. The names of its results are given too: "gradients", "rows"
+        (an array with one for each row) or "sums".
+      add: adds up over devices, inside of it.
+      add_gradients: the same, of gradients, of which each device may get a part.
+    """
+
+    run: Callable[[Callable[..., Any], tuple[str, ...]], Callable[..., Any]] = lambda of_rows, _: (
+        of_rows
+    )
+    add: Callable[[Any], Any] = lambda x: x
+    add_gradients: Callable[[Any], Any] = lambda x: x
+
+
+ALONE = Across()
 
 # Named, so that neither a newer default nor a flag of JAX's changes what a seed means.
 _PRNG = "threefry2x32"
@@ -43,42 +64,43 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, seed: int) 
 def make_train_step(
     objective: Objective, optimizer: optax.GradientTransformation, microbatches: int = 1
 ) -> Callable[..., tuple[TrainState, Sums]]:
-    """Returns `train_step(state, batch, reduce)`, which gives the next state and the batch's sums.
+    """Returns `train_step(state, batch, across)`, which gives the next state and the batch's sums.
 
     The weights of the whole global batch are summed before any loss is divided by them, so that
-    one device, many, and any number of microbatches give the same gradient. `reduce` adds up over
-    the devices where each runs the step on its own rows; where the compiler splits one program
-    over them, nothing has to be added.
+    one device, many, and any number of microbatches give the same gradient.
 
     Args:
       objective: what is trained.
       optimizer: how.
       microbatches: parts in which the rows are run, one after the other.
     """
+    gradient = jax.grad(objective.loss, has_aux=True)
 
     def train_step(
-        state: TrainState, batch: Batch, reduce: Reduce = lambda x: x
+        state: TrainState, batch: Batch, across: Across = ALONE
     ) -> tuple[TrainState, Sums]:
-        mask_key, dropout_key = _keys(state)
-        examples = objective.prepare(mask_key, batch)
-        weights = reduce(objective.weights(examples))
-        gradient = jax.grad(objective.loss, has_aux=True)
+        def of_rows(params: Any, draws: tuple[Array, Array], batch: Batch) -> tuple[Any, Sums]:
+            mask_key, dropout_key = _keys(draws)
+            examples = objective.prepare(mask_key, batch)
+            weights = across.add(objective.weights(examples))
 
-        def accumulate(total: Any, part: Any) -> tuple[Any, None]:
-            return jax.tree.map(
-                jnp.add, total, gradient(state.params, part, weights, dropout_key)
-            ), None
+            def accumulate(total: Any, part: Any) -> tuple[Any, None]:
+                found = gradient(params, part, weights, dropout_key)
+                return jax.tree.map(jnp.add, total, found), None
 
-        if microbatches == 1:
-            total = gradient(state.params, examples, weights, dropout_key)
-        else:
-            parts = jax.tree.map(lambda x: _split(x, microbatches), examples)
-            shapes = jax.eval_shape(
-                gradient, state.params, jax.tree.map(lambda x: x[0], parts), weights, dropout_key
-            )
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            total, _ = jax.lax.scan(accumulate, zeros, parts)
-        gradients, sums = reduce(total)
+            if microbatches == 1:
+                total = gradient(params, examples, weights, dropout_key)
+            else:
+                parts = jax.tree.map(lambda x: _split(x, microbatches), examples)
+                first = jax.tree.map(lambda x: x[0], parts)
+                shapes = jax.eval_shape(gradient, params, first, weights, dropout_key)
+                zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+                total, _ = jax.lax.scan(accumulate, zeros, parts)
+            gradients, sums = total
+            return across.add_gradients(gradients), across.add(sums)
+
+        run = across.run(of_rows, ("gradients", "sums"))
+        gradients, sums = run(state.params, (state.rng, state.step), batch)
         return _updated(state, gradients, sums, optimizer)
 
     return train_step
@@ -112,7 +134,7 @@ def make_part_steps(
     then. The result is that of `make_train_step`.
 
     Returns:
-      `begin(state)`, a step of which nothing has been run; `add(partial, batch, reduce)`, which
+      `begin(state)`, a step of which nothing has been run; `add(partial, batch, across)`, which
       runs a part; and `finish(state, gradients, sums)`, of the latter, which gives the next state
       and the sums of all parts.
     """
@@ -121,12 +143,18 @@ def make_part_steps(
     def begin(state: TrainState) -> Partial:
         return Partial(state, jax.tree.map(jnp.zeros_like, state.params), objective.no_sums())
 
-    def add(partial: Partial, batch: Batch, reduce: Reduce = lambda x: x) -> Partial:
+    def add(partial: Partial, batch: Batch, across: Across = ALONE) -> Partial:
+        def of_rows(params: Any, draws: tuple[Array, Array], batch: Batch) -> tuple[Any, Sums]:
+            mask_key, dropout_key = _keys(draws)
+            examples = objective.prepare(mask_key, batch)
+            undivided = jax.tree.map(jnp.ones_like, objective.weights(examples))
+            gradients, sums = gradient(params, examples, undivided, dropout_key)
+            return across.add_gradients(gradients), across.add(sums)
+
         state = partial.state
-        mask_key, dropout_key = _keys(state)
-        examples = objective.prepare(mask_key, batch)
-        undivided = jax.tree.map(jnp.ones_like, objective.weights(examples))
-        found = reduce(gradient(state.params, examples, undivided, dropout_key))
+        found = across.run(of_rows, ("gradients", "sums"))(
+            state.params, (state.rng, state.step), batch
+        )
         total = jax.tree.map(jnp.add, (partial.gradients, partial.sums), found)
         return Partial(state, *total)
 
@@ -138,9 +166,14 @@ def make_part_steps(
     return begin, add, finish
 
 
-def _keys(state: TrainState) -> tuple[Array, Array]:
-    """Returns the keys of a step, for what `prepare` draws and for dropout."""
-    key = jax.random.fold_in(jax.random.wrap_key_data(state.rng, impl=_PRNG), state.step)
+def _keys(draws: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Returns the keys of a step, for what `prepare` draws and for dropout.
+
+    Args:
+      draws: the run's key as raw words, and the step.
+    """
+    words, step = draws
+    key = jax.random.fold_in(jax.random.wrap_key_data(words, impl=_PRNG), step)
     mask_key, dropout_key = jax.random.split(key)
     return mask_key, dropout_key
 
@@ -158,26 +191,31 @@ def _updated(
 
 
 def make_eval_step(objective: Objective) -> Callable[..., Sums]:
-    """Returns `eval_step(state, batch, reduce)`, which gives the batch's sums, without dropout.
+    """Returns `eval_step(params, batch, across)`, which gives the batch's sums, without dropout.
 
     A row's masks depend on its `row` alone: they do not change from one evaluation to the next.
     """
 
-    def eval_step(state: TrainState, batch: Batch, reduce: Reduce = lambda x: x) -> Sums:
-        examples = objective.prepare(jax.random.key(0, impl=_PRNG), batch)
-        weights = objective.weights(examples)
-        _, sums = objective.loss(state.params, examples, weights, None)
-        return reduce(sums)
+    def eval_step(params: Any, batch: Batch, across: Across = ALONE) -> Sums:
+        def of_rows(params: Any, _: Any, batch: Batch) -> Sums:
+            examples = objective.prepare(jax.random.key(0, impl=_PRNG), batch)
+            _, sums = objective.loss(params, examples, objective.weights(examples), None)
+            return across.add(sums)
+
+        return across.run(of_rows, ("sums",))(params, (), batch)
 
     return eval_step
 
 
 def make_predict_step(objective: Labelling) -> Callable[..., tuple[Array, Sums]]:
-    """Returns `predict(params, batch, reduce)`, which gives each row's logits and the sums."""
+    """Returns `predict(params, batch, across)`, which gives each row's logits and the sums."""
 
-    def predict(params: Any, batch: Batch, reduce: Reduce = lambda x: x) -> tuple[Array, Sums]:
-        logits = objective.logits(params, batch)
-        return logits, reduce(objective.sums(logits, batch["labels"]))
+    def predict(params: Any, batch: Batch, across: Across = ALONE) -> tuple[Array, Sums]:
+        def of_rows(params: Any, _: Any, batch: Batch) -> tuple[Array, Sums]:
+            logits = objective.logits(params, batch)
+            return logits, across.add(objective.sums(logits, batch["labels"]))
+
+        return across.run(of_rows, ("rows", "sums"))(params, (), batch)
 
     return predict
 

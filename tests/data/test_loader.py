@@ -67,3 +67,36 @@ def test_held_out_rows_are_evaluated_once_whatever_the_batch(corpus, limit):
         ids = [b["input_ids"][p] for b, p in zip(batches, present, strict=True)]
         found[size] = sorted(map(tuple, itertools.chain.from_iterable(ids)))
     assert len(found[1]) == len(found[7]) == len(found[64])
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [lambda n: [(0, n // 2)], lambda n: [(n // 2, n)]],
+        # Of hosts whose devices do not lie side by side in the mesh.
+        [lambda n: [(0, 2), (4, 6)], lambda n: [(2, 4), (6, n)]],
+    ],
+)
+def test_what_the_hosts_read_is_the_whole_batch(corpus, runs):
+    """To the bit, in training, across phases, and in evaluation."""
+
+    def check(of_hosts, whole, size):
+        order = [i for own_rows in runs for low, high in own_rows(size) for i in range(low, high)]
+        assert sorted(order) == list(range(size))
+        for name, value in whole.items():
+            found = np.concatenate([part[name] for part in of_hosts])
+            np.testing.assert_array_equal(found, value[order])
+
+    hosts = [loader.TrainBatches(corpus, config(), own_rows) for own_rows in runs]
+    alone = loader.TrainBatches(corpus, config())
+    for step in (0, 17, 29, 30, 39):
+        size = 16 if step < 30 else 8
+        check([host[step] for host in hosts], alone[step], size)
+        assert all(len(host[step]["row"]) < size for host in hosts)
+        check([loader.part(alone[step], own_rows) for own_rows in runs], alone[step], size)
+    phase = Phase(0.0, 32, 8)
+    evaluated = [loader.eval_batches(corpus, config(), phase, own_rows) for own_rows in runs]
+    for *of_hosts, whole in zip(
+        *evaluated, loader.eval_batches(corpus, config(), phase), strict=True
+    ):
+        check(of_hosts, whole, 8)

@@ -13,7 +13,7 @@ from scipy.special import erf
 from bert_jax.config import ModelConfig
 from bert_jax.models.bert import BertModel
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training.parallel import RULES
+from bert_jax.training.collectives import RULES
 
 
 def random_params(model: BertForPreTraining, seed: int = 0):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.models.layers import Dropout, random_bits, truncated_normal
+from bert_jax.models.layers import Dropout, DropoutKey, random_bits, truncated_normal
 
 SHAPE = (32, 64)
 
@@ -81,7 +81,7 @@ def test_bits_follow_the_row():
 def test_dropout_keeps_the_mean_and_is_off_without_rows():
     x = jnp.ones((64, 32, 64))
     layer = Dropout(0.1)
-    y = np.asarray(layer.apply({}, x, jnp.arange(64), rngs={"dropout": jax.random.key(0)}))
+    y = np.asarray(layer.apply({}, x, DropoutKey(jax.random.key(0), jnp.arange(64))))
     assert set(np.unique(y)) == {0.0, np.float32(1 / 0.9)}
     assert y.mean() == pytest.approx(1.0, abs=4 * np.sqrt(0.1 / 0.9 / y.size))
     np.testing.assert_array_equal(layer.apply({}, x, None), x)

@@ -1,4 +1,6 @@
-"""One device, eight of them in both modes, and microbatches: the same parameters."""
+"""One device, eight of them in every layout, and microbatches: the same parameters."""
+
+from functools import partial
 
 import jax
 import numpy as np
@@ -6,52 +8,80 @@ import optax
 import pytest
 from helpers import batch, objective, params
 
+from bert_jax.config import ParallelConfig
 from bert_jax.training import parallel
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
-STEPS = 4
+STEPS, ROWS = 5, 16
+MODEL = {"num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 104}
 
 
-def train(mode: str, devices: int, microbatches: int):
+def train(config: ParallelConfig, devices: int, microbatches: int = 1, **model):
     """Trains with plain SGD, which unlike Adam shows a gradient that is off by a factor."""
-    task = objective(num_hidden_layers=1)
+    task = objective(**MODEL, **model)
     optimizer = optax.sgd(0.1)
-    state = init_state(params(task), optimizer, seed=3)
-    mesh = parallel.make_mesh(devices=jax.devices()[:devices])
-    whole = jax.NamedSharding(mesh, jax.P())
-    step = parallel.compile_step(
-        make_train_step(task, optimizer, microbatches), mode, mesh, whole, ("state", "sums")
+    mesh = parallel.make_mesh(config, jax.devices()[:devices])
+
+    def new_state(key):
+        return init_state(task.model.init_params(key), optimizer, seed=3)
+
+    _, layout = parallel.layout(new_state, mesh, config)
+    state = parallel.place(new_state, layout.state, jax.random.key(0))
+    state = state.replace(params=jax.device_put(params(objective(**MODEL)), layout.params))
+    compiled = partial(parallel.compile_step, mode=config.mode, layout=layout)
+    step = compiled(
+        make_train_step(task, optimizer, microbatches), taken=layout.state, gives=("state", "sums")
     )
     losses = []
     for index in range(STEPS):
-        state, sums = step(state, batch(16, seed=index))
+        state, sums = step(state, batch(ROWS, seed=index))
         losses.append(float(sums["mlm_loss"].value / sums["mlm_loss"].weight))
-    evaluate = parallel.compile_step(make_eval_step(task), mode, mesh, whole, ("sums",))
-    return jax.device_get(state.params), losses, jax.device_get(evaluate(state, batch(16)))
+    evaluate = compiled(make_eval_step(task), taken=layout.params, gives=("sums",))
+    return jax.device_get(state.params), losses, jax.device_get(evaluate(state.params, batch(ROWS)))
 
 
 @pytest.fixture(scope="module")
 def one_device():
-    return train("mesh", 1, 1)
+    return train(ParallelConfig(), 1)
 
 
-@pytest.mark.parametrize(
-    ("mode", "devices", "microbatches"),
-    [("mesh", 8, 1), ("pmap", 8, 1), ("mesh", 1, 4), ("mesh", 8, 2), ("pmap", 4, 2)],
-)
-def test_agrees_with_one_device(one_device, mode, devices, microbatches):
+# Mesh and pmap, (data, fsdp, tensor), ZeRO stage, microbatches.
+LAYOUTS = {
+    "data": (ParallelConfig(), 8, 1),
+    "fsdp": (ParallelConfig(data=1, fsdp=8), 8, 1),
+    "tensor": (ParallelConfig(data=1, tensor=8), 8, 1),
+    "all three": (ParallelConfig(data=2, fsdp=2, tensor=2), 8, 1),
+    "ZeRO-1": (ParallelConfig(data=2, fsdp=2, tensor=2, zero=1), 8, 1),
+    "pmap": (ParallelConfig(mode="pmap"), 8, 1),
+    "2 microbatches": (ParallelConfig(), 1, 2),
+    "2 microbatches, fsdp": (ParallelConfig(data=2, fsdp=-1), 8, 2),
+    "2 microbatches, pmap": (ParallelConfig(mode="pmap"), 4, 2),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_agrees_with_one_device(one_device, name):
     """Dropout and masks included: both are keyed to the row, not to the device."""
-    trained, losses, evaluation = train(mode, devices, microbatches)
-    start = params(objective(num_hidden_layers=1))
-    for path, expected in jax.tree.leaves_with_path(one_device[0]):
+    check_same(train(*LAYOUTS[name]), one_device)
+
+
+@pytest.mark.parametrize("config", [ParallelConfig(), ParallelConfig(data=2, fsdp=2, tensor=2)])
+def test_remat_and_scan_change_nothing(one_device, config):
+    check_same(train(config, 8, remat=True, scan_layers=True), one_device)
+
+
+def check_same(found, wanted):
+    trained, losses, evaluation = found
+    start = params(objective(**MODEL))
+    for path, expected in jax.tree.leaves_with_path(wanted[0]):
         name = jax.tree_util.keystr(path)
         actual, before = (_at(tree, path) for tree in (trained, start))
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5, err_msg=name)
         if "key" not in name or "bias" not in name:  # softmax does not see a key's bias
             assert np.abs(expected - before).max() > 1e-3, f"{name} has hardly moved"
-    np.testing.assert_allclose(losses, one_device[1], rtol=1e-5)
-    for name, expected in one_device[2].items():
-        np.testing.assert_allclose(evaluation[name].value, expected.value, rtol=1e-5)
+    np.testing.assert_allclose(losses, wanted[1], rtol=1e-5)
+    for name, expected in wanted[2].items():
+        np.testing.assert_allclose(evaluation[name].value, expected.value, rtol=1e-6)
         assert evaluation[name].weight == expected.weight
 
 

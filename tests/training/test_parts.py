@@ -67,20 +67,20 @@ def trained(kind: str, plan: Plan, mode: str = "mesh", devices: int = 1, steps=2
     """Returns the parameters and the sums after some steps."""
     objective, optimizer, new_state = setting(kind)
     mesh = parallel.make_mesh(devices=jax.devices()[:devices])
-    _, shardings = parallel.layout(new_state, mesh)
-    state = parallel.place(new_state, shardings, jax.random.key(0))
-    compiled = partial(parallel.compile_step, mode=mode, mesh=mesh)
+    _, layout = parallel.layout(new_state, mesh)
+    state = parallel.place(new_state, layout.state, jax.random.key(0))
+    compiled = partial(parallel.compile_step, mode=mode, layout=layout)
     batches = TrainSteps(batcher(kind), plan, 16, steps, seed=1)
     whole = parallel.everywhere(mesh)
     one = compiled(
-        make_train_step(objective, optimizer), shardings=shardings, gives=("state", "sums")
+        make_train_step(objective, optimizer), taken=layout.state, gives=("state", "sums")
     )
     begin, add, finish = make_part_steps(objective, optimizer)
-    of_part = Partial(shardings, shardings.params, whole)
-    begin = parallel.compile_update(begin, mode, (shardings,), of_part)
-    add = compiled(add, shardings=of_part, gives=("state",))
-    taken = (shardings, shardings.params, whole)
-    finish = parallel.compile_update(finish, mode, taken, (shardings, whole))
+    of_part = Partial(layout.state, layout.gradients, whole)
+    begin = parallel.compile_update(begin, mode, (layout.state,), of_part)
+    add = compiled(add, taken=of_part, gives=("state",))
+    taken = (layout.state, layout.gradients, whole)
+    finish = parallel.compile_update(finish, mode, taken, (layout.state, whole))
     sums = None
     for step in range(steps):
         parts = batches[step]
@@ -118,9 +118,10 @@ def test_predictions_come_in_order_whatever_the_devices(mode, devices):
     objective, _, new_state = setting("spans")
     params = nn.unbox(new_state(jax.random.key(0)).params)
     mesh = parallel.make_mesh(devices=jax.devices()[:devices])
-    params = jax.device_put(params, parallel.everywhere(mesh)) if mode == "mesh" else params
+    layout = parallel.whole(mesh)
+    params = jax.device_put(params, layout.params) if mode == "mesh" else params
     step = parallel.compile_step(
-        make_predict_step(objective), mode, mesh, parallel.everywhere(mesh), ("rows", "sums")
+        make_predict_step(objective), mode, layout, layout.params, ("rows", "sums")
     )
     batch = batcher("spans").make(np.arange(16), 32)
     wanted = objective.logits(params, jax.tree.map(jnp.asarray, batch))

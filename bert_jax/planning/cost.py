@@ -1,0 +1,216 @@
+"""One training step compiled for devices that are not here, and what it costs each of them."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.config import ModelConfig, Phase, TrainConfig
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.planning import traffic
+from bert_jax.planning.program import Collective, collectives
+from bert_jax.training import parallel
+from bert_jax.training.masking import Masking
+from bert_jax.training.objectives import Pretraining
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.step import init_state, make_train_step
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one device in a step.
+
+    Attributes:
+      parameters, moments: its parts of them; the moments are the optimizer's.
+      batch: its rows, as they come from the host.
+      temporaries: all that is made and dropped in the step: activations, gradients.
+      program: the code.
+      other: what lies beside: the layout's padding, the step's number, results.
+      total: the compiler's own sum.
+    """
+
+    parameters: int
+    moments: int
+    batch: int
+    temporaries: int
+    program: int
+    other: int
+    total: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one step asks of each device.
+
+    Attributes:
+      num_parameters: of the whole model.
+      memory: where the compiler gave the program; None where it found that it does not fit.
+      total_memory: bytes, of which the compiler may say more than fit.
+      flops: floating-point operations.
+      bytes: moved from and to main memory.
+      collectives: with what goes over the network.
+    """
+
+    num_parameters: int
+    memory: Memory | None
+    total_memory: int
+    flops: float
+    bytes: int
+    collectives: list[Collective]
+
+
+def measure(config: TrainConfig, phase: Phase, mesh: Mesh) -> Cost:
+    """Compiles the train step of one phase for a mesh, and returns its cost."""
+    like, traced = _trace(config, phase, mesh)
+    count = sum(x.size for x in jax.tree.leaves(like.params))
+    # A CPU's code is made to be read, not run: the pass that takes longest is left out.
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    options = {"xla_backend_optimization_level": 0} if is_cpu else None
+    try:
+        compiled = traced.lower().compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+        used = _used(str(error), _bytes(like))
+        if used is None:
+            raise
+        return Cost(count, None, used, 0.0, 0, [])
+    memory = _memory(compiled.memory_analysis(), like, config, phase, mesh)
+    text = compiled.as_text()
+    # The compiler counts what is in a loop once.
+    repeats = matrix_flops(traced.jaxpr) / matrix_flops(traced.jaxpr, repeats=False)
+    return Cost(
+        num_parameters=count,
+        memory=memory,
+        total_memory=memory.total,
+        flops=compiled.cost_analysis()["flops"] * repeats,
+        bytes=traffic.moved(text),
+        collectives=collectives(text, mesh),
+    )
+
+
+def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
+    """Returns the floating-point operations of a row, forward and backward, as MFU counts them.
+
+    `S (N (24 D² + 12 D F) + 12 N D S) + 6 P (D² + D V) + 6 D²` for N layers, rows of S tokens and
+    P predictions: twice a multiplication for each weight that a token meets, three times over.
+    Dropout and what is computed again are not counted.
+    """
+    size, layers, length = model.hidden_size, model.num_hidden_layers, phase.max_length
+    layer = 24 * size**2 + 12 * size * model.intermediate_size + 12 * size * length
+    head = 6 * phase.max_predictions * (size**2 + size * model.vocab_size)
+    return float(length * layers * layer + head + 6 * size**2 * pairs)
+
+
+def matrix_flops(jaxpr: Any, *, repeats: bool = True) -> float:
+    """Returns the operations of a program's matrix products, on one device or on all of them.
+
+    Args:
+      jaxpr: the program.
+      repeats: whether the passes of a loop count, or one of them. Of a loop of unknown length it is
+        one anyway.
+    """
+    jaxpr, total = getattr(jaxpr, "jaxpr", jaxpr), 0.0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            summed = math.prod(shape[axis] for axis in contracted)
+            total += 2.0 * summed * math.prod(equation.outvars[0].aval.shape)
+        times = params["length"] if name == "scan" and repeats else 1
+        total += times * sum(matrix_flops(each, repeats=repeats) for each in _inner(params))
+    return total
+
+
+def _inner(params: dict[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(getattr(each, "jaxpr", each), "eqns"):
+                yield each
+
+
+def _trace(config: TrainConfig, phase: Phase, mesh: Mesh) -> tuple[Any, Any]:
+    """Returns the abstract state, and the train step traced for it as train.py would run it."""
+    model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    like, layout = parallel.layout(
+        lambda key: init_state(model.init_params(key), optimizer, config.seed),
+        mesh,
+        config.parallel,
+    )
+    pieces = config.model.vocab_size
+    masking = Masking(
+        counts=np.zeros(phase.max_length + 1, np.int32),
+        max_predictions=phase.max_predictions,
+        vocab_size=pieces,
+        special_ids=(0, 1, 2, 3),
+        mask_id=3,
+        continues=np.zeros(pieces, bool) if config.data.whole_word_masking else None,
+    )
+    step = make_train_step(Pretraining(model, masking), optimizer, config.optimizer.microbatches)
+    jitted = parallel.jit_step(step, layout, layout.state, ("state", "sums"))
+    return like, jitted.trace(like, _batch(config, phase, mesh))
+
+
+def _batch(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    rows = NamedSharding(mesh, P(("data", "fsdp")))
+    tokens = (phase.batch_size, phase.max_length)
+    shapes = {"input_ids": tokens, "token_type_ids": tokens, "attention_mask": tokens}
+    shapes |= {"row": tokens[:1]}
+    if config.data.pairs != "none":
+        shapes |= {"next_sentence_label": tokens[:1]}
+    return {k: jax.ShapeDtypeStruct(v, jnp.int32, sharding=rows) for k, v in shapes.items()}
+
+
+def _memory(stats: Any, like: Any, config: TrainConfig, phase: Phase, mesh: Mesh) -> Memory:
+    parameters, moments = _bytes(like.params), _bytes(like.opt_state)
+    rows = phase.batch_size // parallel.row_parts(mesh)
+    batch = rows * (3 * phase.max_length + 1 + (config.data.pairs != "none")) * 4
+    total = (
+        stats.argument_size_in_bytes
+        + stats.output_size_in_bytes
+        - stats.alias_size_in_bytes
+        + stats.temp_size_in_bytes
+        + stats.generated_code_size_in_bytes
+    )
+    known = parameters + moments + batch + stats.temp_size_in_bytes
+    return Memory(
+        parameters=parameters,
+        moments=moments,
+        batch=batch,
+        temporaries=stats.temp_size_in_bytes,
+        program=stats.generated_code_size_in_bytes,
+        other=total - known - stats.generated_code_size_in_bytes,
+        total=total,
+    )
+
+
+def _bytes(tree: Any) -> int:
+    """Returns the bytes of one device's part of a tree of abstract arrays."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def _used(message: str, held: int) -> int | None:
+    """Returns the bytes that a program asks for, of the TPU compiler's error that there are less.
+
+    Args:
+      message: of the error, in one of the compiler's two forms.
+      held: bytes of the arguments, which one of the forms leaves out.
+    """
+    size = r"([\d.]+)([KMGT]?)"
+    found = re.search(rf"Used {size} of [\d.]+[KMGT]? hbm", message)
+    temporaries = re.search(rf"for HLO temporaries \({size}\) exceeds available HBM", message)
+    for match, more in ((found, 0), (temporaries, held)):
+        if match:
+            return int(float(match[1]) * _UNITS[match[2]]) + more
+    return None

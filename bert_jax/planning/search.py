@@ -1,0 +1,162 @@
+"""Which mesh and which batch: `bert-jax plan --search`."""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from bert_jax import config as config_lib
+from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
+from bert_jax.errors import UserError
+from bert_jax.planning import chips, cost
+from bert_jax.planning.targets import Target
+from bert_jax.training import parallel
+
+_MESHES = 6  # that are compiled, of those that may be
+_SHALLOW = ((1, 8), (1, 16), (2, 8), (2, 16))  # layers, rows of each part
+_GAIN = 1.02  # in speed, for which a larger batch is worth a line
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A mesh and a batch, by what they are expected to cost.
+
+    Attributes:
+      parallel: the mesh and the ZeRO stage.
+      batch_size: rows a step.
+      rows: of them, of each part of the mesh.
+      memory: bytes of a device.
+      compute, moved, network: seconds, as in `plan.Times`; 0 for what is not known.
+      rows_per_second: of all devices, at most.
+      mfu: at most.
+    """
+
+    parallel: ParallelConfig
+    batch_size: int
+    rows: int
+    memory: float
+    compute: float
+    moved: float
+    network: float
+    rows_per_second: float
+    mfu: float
+
+
+def search(
+    config: TrainConfig, target: Target, say: Callable[[str], None]
+) -> tuple[Phase, list[Candidate]]:
+    """Returns meshes and batches that fit, the fastest first, for the phase of the most steps.
+
+    The meshes that would send least, by a formula, are compiled with one and two layers and two
+    batches; memory, operations and bytes are straight lines in both, so those of the whole model
+    follow. Batches are powers of two.
+
+    Raises:
+      UserError: the devices have no known rates, or no mesh fits.
+    """
+    chip = target.chip
+    if chip is None:
+        raise UserError(
+            f"--search ranks by a chip's rates, and {target.name} has none; name a chip"
+        )
+    config_lib.validate(config)
+    phase = _longest(config)
+    options = sorted(
+        meshes(config.model, len(target.devices)), key=lambda option: sent(config, phase, option)
+    )[:_MESHES]
+    found: list[Candidate] = []
+    for number, option in enumerate(options, 1):
+        say(f"compiling mesh {number} of {len(options)}: {describe(option)}")
+        found += _of_mesh(config, phase, option, target, chip)
+    if not found:
+        raise UserError(f"not one row fits on {target.name}; take more devices, or model.remat")
+    return phase, sorted(found, key=lambda each: (-each.rows_per_second, each.memory))
+
+
+def describe(option: ParallelConfig) -> str:
+    """Returns a mesh and its ZeRO stage in words."""
+    return f"data {option.data} × fsdp {option.fsdp} × tensor {option.tensor}, zero {option.zero}"
+
+
+def meshes(model: ModelConfig, devices: int) -> Iterator[ParallelConfig]:
+    """Yields the meshes of some devices whose axes divide a model."""
+    split = math.gcd(model.num_attention_heads, model.intermediate_size, model.vocab_size)
+    for tensor in (n for n in range(1, devices + 1) if devices % n == 0 and split % n == 0):
+        rest = devices // tensor
+        for fsdp in (n for n in range(1, rest + 1) if rest % n == 0 and model.hidden_size % n == 0):
+            for zero in (1, 3) if fsdp > 1 else (3,):
+                yield ParallelConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor, zero=zero)
+
+
+def sent(config: TrainConfig, phase: Phase, option: ParallelConfig) -> float:
+    """Returns about how many bytes a device sends in a step.
+
+    The gradients, in float32, are added up over data × fsdp. With ZeRO 3 the parameters are put
+    together for the forward pass and again for the backward pass, with ZeRO 1 once, in float32,
+    after the update. Tensor parallelism adds up the activations of each layer four times.
+    """
+    model, width = config.model, np.dtype(np.float32).itemsize
+    narrow = 2 if model.dtype == "bfloat16" else width
+    layer = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
+    embeddings = (model.vocab_size + model.max_position_embeddings) * model.hidden_size
+    held = (model.num_hidden_layers * layer + embeddings) / option.tensor
+    rows = phase.batch_size / (option.data * option.fsdp)
+    activations = rows * phase.max_length * model.hidden_size * narrow * model.num_hidden_layers
+
+    def ring(devices: int) -> float:
+        return (devices - 1) / devices
+
+    over_fsdp = width + (2 * narrow if option.zero == 3 else width)
+    return (
+        held * ring(option.fsdp) * over_fsdp
+        + held / option.fsdp * 2 * ring(option.data) * width
+        + activations * 4 * 2 * ring(option.tensor)
+    )
+
+
+def _longest(config: TrainConfig) -> Phase:
+    phases = config_lib.phases(config)
+    ends = [first for first, _ in phases[1:]] + [config.steps]
+    return max(zip(ends, phases, strict=True), key=lambda each: each[0] - each[1][0])[1][1]
+
+
+def _of_mesh(
+    config: TrainConfig, phase: Phase, option: ParallelConfig, target: Target, chip: chips.Chip
+) -> Iterator[Candidate]:
+    """Yields the batches of a mesh that fit, from one row of each part on."""
+    mesh = parallel.make_mesh(option, target.devices)
+    parts, devices = (
+        parallel.row_parts(mesh) * config.optimizer.microbatches,
+        list(mesh.devices.flat),
+    )
+
+    def measure(layers: int, rows: int) -> list[float]:
+        shallow: Any = copy.deepcopy(config)
+        shallow.parallel, shallow.model.num_hidden_layers = option, layers
+        found = cost.measure(shallow, dataclasses.replace(phase, batch_size=rows * parts), mesh)
+        network = sum(
+            each.sent / chips.rate(chip, each.group, devices) for each in found.collectives
+        )
+        # Of a GPU another compiler chose what is moved.
+        moved = found.bytes / chip.memory_rate if target.is_compiled_for else 0.0
+        seconds = found.flops / chip.peak, moved, network
+        return [found.total_memory, *seconds]
+
+    terms = [[1, layers, rows, layers * rows] for layers, rows in _SHALLOW]
+    solved = np.linalg.solve(terms, [measure(*each) for each in _SHALLOW])
+    model = cost.model_flops(config.model, phase, pairs=config.data.pairs != "none")
+    layers, rows, fastest = config.model.num_hidden_layers, 1, 0.0
+    while True:
+        memory, *seconds = np.array([1, layers, rows, layers * rows]) @ solved
+        if memory > chip.memory * chip.usable:
+            return
+        compute, moved, network = seconds
+        speed = rows * parts / max(seconds)
+        if speed > _GAIN * fastest:
+            fastest, mfu = speed, speed * model / mesh.size / chip.peak
+            batch = rows * parts
+            yield Candidate(option, batch, rows, memory, compute, moved, network, speed, mfu)
+        rows *= 2

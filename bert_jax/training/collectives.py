@@ -1,0 +1,187 @@
+"""What devices say to each other in a step, by hand: as little as can be.
+
+Each device computes the gradient of its own rows. Of a parameter that is split over "fsdp", the
+parts are put together where it is used, and each device gets its own part of the gradient's sum.
+What is split over "tensor" is left to the compiler.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.models.layers import reading_parameters
+from bert_jax.training.step import Across
+
+ROWS = ("data", "fsdp")  # the axes of the mesh over which the rows of a batch are shared
+
+# The mesh axis over which each logical axis of a parameter is split; None: it is not.
+RULES: dict[str, str | None] = {
+    "vocab": "tensor",
+    "position": None,
+    "type": None,
+    "embed": "fsdp",
+    "heads": "tensor",
+    "feed_forward": "tensor",
+    "hidden": None,
+    "label": None,
+}
+
+
+# Groups of places along an axis, in each of several phases.
+Rings = tuple[tuple[tuple[int, ...], ...], ...]
+
+
+def results(of: Mapping[str, Any], gives: tuple[str, ...]) -> Any:
+    """Returns what a step gives, by name, as it gives it: one alone is no tuple."""
+    each: list[Any] = [of[name] for name in gives]
+    return tuple(each) if len(each) > 1 else each[0]
+
+
+def across(mesh: Mesh, params: Any, gradients: Any) -> Across:
+    """Returns how a step runs on a mesh: by hand over the axes of its rows.
+
+    Args:
+      mesh: of data × fsdp × tensor.
+      params: the sharding of each parameter, or one for all.
+      gradients: of their gradients.
+    """
+    if math.prod(mesh.shape[axis] for axis in ROWS) == 1:
+        return Across()
+    rings = _rings(mesh)
+    of_params, of_gradients = (_by_hand(tree) for tree in (params, gradients))
+    specs = {"gradients": of_gradients, "rows": P(ROWS), "sums": P()}
+    has_parts = mesh.shape["fsdp"] > 1 and any(
+        "fsdp" in spec for spec in jax.tree.leaves(of_params)
+    )
+
+    def read(value: jax.Array, axes: tuple[str, ...], dtype: str) -> jax.Array:
+        split = tuple(RULES[axis] for axis in axes)
+        return _gathered(value, split, dtype, rings) if "fsdp" in split else value
+
+    def add_gradient(of_param: P, where: NamedSharding, gradient: jax.Array) -> jax.Array:
+        if "fsdp" in of_param:  # `_gathered` has added up over it
+            return jax.lax.psum(gradient, "data")
+        if "fsdp" in where.spec:
+            return jax.lax.psum(_add_and_split(gradient, where.spec, rings), "data")
+        return jax.lax.psum(gradient, ROWS)
+
+    def run(of_rows: Callable[..., Any], gives: tuple[str, ...]) -> Callable[..., Any]:
+        def of_device(*arguments: Any) -> Any:
+            with reading_parameters(read if has_parts else None):
+                return of_rows(*arguments)
+
+        return jax.shard_map(
+            of_device,
+            mesh=mesh,
+            in_specs=(of_params, P(), P(ROWS)),
+            out_specs=results(specs, gives),
+            axis_names=set(ROWS),
+            check_vma=False,  # with it, gradients would be added up already
+        )
+
+    return Across(
+        run=run,
+        add=partial(jax.lax.psum, axis_name=ROWS),
+        add_gradients=lambda tree: jax.tree.map(add_gradient, of_params, gradients, tree),
+    )
+
+
+def _by_hand(shardings: Any) -> Any:
+    """Returns the part of each sharding that is not the compiler's."""
+
+    def spec(sharding: NamedSharding) -> P:
+        return P(*(axis if axis in ROWS else None for axis in sharding.spec))
+
+    return jax.tree.map(spec, shardings)
+
+
+def _of_each_part(function: Callable[[jax.Array], jax.Array], split: Any) -> Any:
+    """Returns a function of an array that runs on each part of it along "tensor", if it has any.
+
+    Or the compiler would put the parts together first.
+    """
+    if "tensor" not in split:
+        return function
+    spec = P(*(axis if axis == "tensor" else None for axis in split))
+    return jax.shard_map(
+        function, in_specs=spec, out_specs=spec, axis_names={"tensor"}, check_vma=False
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gathered(part: jax.Array, split: Any, dtype: str, rings: Rings) -> jax.Array:
+    """Puts a parameter together, float32 with the values that it has in the type of its use.
+
+    In that type it is sent; its gradient is sent, and added up, in float32.
+    """
+    gather = partial(jax.lax.all_gather, axis_name="fsdp", axis=split.index("fsdp"), tiled=True)
+    return _of_each_part(gather, split)(part.astype(dtype)).astype(jnp.float32)
+
+
+def _gathered_forward(part: jax.Array, *options: Any) -> tuple[jax.Array, None]:
+    return _gathered(part, *options), None
+
+
+def _gathered_backward(
+    split: Any, _: str, rings: Rings, __: None, gradient: jax.Array
+) -> tuple[jax.Array]:
+    return (_add_and_split(gradient, split, rings),)
+
+
+_gathered.defvjp(_gathered_forward, _gathered_backward)
+
+
+def _rings(mesh: Mesh) -> Rings:
+    """Returns the groups of places along "fsdp" over which to add up, one phase after the other.
+
+    A TPU's compiler gives each device its part of a sum at the price of a part only along one axis
+    of the torus of chips; along two, it adds everything up everywhere, at twice that.
+    """
+    size = mesh.shape["fsdp"]
+    everyone = ((tuple(range(size)),),)
+    line = mesh.devices[0, :, 0]
+    if not hasattr(line[0], "coords"):
+        return everyone
+    coords = np.array([device.coords for device in line])
+    axes = [axis for axis in range(coords.shape[1]) if len(set(coords[:, axis])) > 1]
+    # The axis on which the last change is furthest apart comes first, as in the mesh's order.
+    axes.sort(key=lambda axis: -int(np.argmax(coords[:, axis] != coords[0, axis])))
+    lengths = [len(set(coords[:, axis])) for axis in axes]
+    if math.prod(lengths) != size:
+        return everyone
+    places, phases = np.arange(size).reshape(lengths), []
+    for number, axis in enumerate(axes):
+        groups = np.moveaxis(places, number, -1).reshape(-1, lengths[number])
+        others = np.delete(coords, axis, axis=1)[groups]
+        if (others != others[:, :1]).any():
+            return everyone
+        phases.append(tuple(map(tuple, groups.tolist())))
+    return tuple(phases) or everyone
+
+
+_TILE = (8, 128)  # elements of float32; the compiler of TPUs splits no tile between devices
+
+
+def _add_and_split(x: jax.Array, split: Any, rings: Rings) -> jax.Array:
+    """Adds up over "fsdp"; each device gets its part of the sum, along what `split` names so."""
+    dimension = list(split).index("fsdp")
+
+    def run(x: jax.Array) -> jax.Array:
+        x = jnp.moveaxis(x, dimension, 0)
+        for groups in rings:
+            shape = (x.shape[0] // len(groups[0]), *x.shape[1:])
+            if math.prod(shape) % math.prod(_TILE) == 0:
+                x = x.reshape(-1, _TILE[1])
+            x = jax.lax.psum_scatter(
+                x, "fsdp", scatter_dimension=0, axis_index_groups=groups, tiled=True
+            ).reshape(shape)
+        return jnp.moveaxis(x, 0, dimension)
+
+    return _of_each_part(run, split)(x)
