@@ -1,0 +1,38 @@
+"""A BERT of 1.3 billion parameters: 24 layers of 2048, as Megatron's, for hundreds of chips.
+
+    python train.py --config=configs/xlarge.py --config.data.source=stores/mine \
+        --workdir=runs/xlarge
+
+Parameters and moments are split over all devices; `bert-jax plan --config=configs/xlarge.py
+--topology=v5e:16x32` says what it takes. The sizes, the batch and the schedule are Shoeybi et al.
+2019's (table 4 and section 5.3), who moved layer normalization because so large a BERT trained
+badly with it where it is: watch the loss, and lower the learning rate if need be.
+"""
+
+from bert_jax.config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
+
+
+def get_config() -> TrainConfig:
+    return TrainConfig(
+        steps=2_000_000,
+        model=ModelConfig(
+            hidden_size=2048,
+            num_hidden_layers=24,
+            num_attention_heads=32,
+            intermediate_size=8192,
+            dtype="bfloat16",
+            remat=True,
+            scan_layers=True,
+        ),
+        tokenizer=TokenizerConfig(kind="wordpiece"),
+        data=DataConfig(max_length=512, batch_size=1024),
+        optimizer=OptimizerConfig(learning_rate=1e-4, warmup_fraction=0.005),
+        parallel=ParallelConfig(data=1, fsdp=-1),
+    )

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# BERT-large on a slice of a TPU pod, begun again after every preemption: bash examples/tpu_pod.sh
+# Run it in the repository's folder, in tmux, where gcloud is logged in; it ends with the training.
+# Change: the four lines below, and in examples/tpu_host.sh what is trained on what.
+set -euo pipefail
+name=bert-large zone=us-west4-a
+type=v5litepod-16            # 4x4 chips on four hosts; v5litepod-256 for 16x16 on 64
+runtime=v2-alpha-tpuv5-lite  # v5p: v2-alpha-tpuv5; v6e: v2-alpha-tpuv6e; v4: tpu-ubuntu2204-base
+nfs=10.0.0.2:/share          # a Filestore share in the network of the slice
+
+state() {
+  gcloud compute tpus queued-resources describe "$name" --zone="$zone" \
+    --format='value(state.state)' 2>/dev/null || echo none
+}
+
+on_every_host() {
+  gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker=all --command="$1"
+}
+
+train() {
+  git archive --format=tar.gz --output="$archive" HEAD  # what is committed
+  gcloud compute tpus tpu-vm scp "$archive" "$name:bert-jax.tar.gz" --zone="$zone" --worker=all &&
+    on_every_host "mkdir -p bert-jax && tar -xzf bert-jax.tar.gz -C bert-jax" &&
+    on_every_host "bash bert-jax/examples/tpu_host.sh $nfs"
+}
+
+archive=$(mktemp)
+trap 'rm -f "$archive"' EXIT
+while true; do
+  case $(state) in
+    none)
+      gcloud compute tpus queued-resources create "$name" --node-id="$name" --zone="$zone" \
+        --accelerator-type="$type" --runtime-version="$runtime" --spot
+      ;;
+    ACTIVE)
+      code=0
+      train || code=$?
+      case $code in
+        0 | 101 | 102) break ;;  # done; or the last lines say what to mend
+      esac
+      ;;
+    SUSPENDED | FAILED)  # preempted: it does not come back by itself
+      gcloud compute tpus queued-resources delete "$name" --zone="$zone" --force --quiet
+      ;;
+  esac
+  sleep 60
+done
+if ((code == 0)); then
+  gcloud compute tpus queued-resources delete "$name" --zone="$zone" --force --quiet
+fi
+exit "$code"
