@@ -39,6 +39,7 @@ def row(target, name, sizes, args) -> str:
     """Returns a line of the table."""
     from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig, phases
     from bert_jax.planning import cost
+    from bert_jax.planning.theory import needed
     from bert_jax.training import parallel
 
     data, fsdp, tensor, zero = sizes
@@ -51,7 +52,7 @@ def row(target, name, sizes, args) -> str:
     phase = phases(config)[0][1]
     measured = cost.measure(config, phase, mesh)
     sent = sum(each.sent for each in measured.collectives)
-    wanted = theory(config, phase, mesh)
+    wanted = needed(config, phase, ParallelConfig(*mesh.shape.values(), zero=zero))
     kinds: dict[tuple, list[float]] = {}
     for each in measured.collectives:
         total = kinds.setdefault((each.kind, "+".join(each.axes), each.dtype), [0, 0.0])
@@ -68,43 +69,6 @@ def row(target, name, sizes, args) -> str:
         f"| {target.name} | {name} ({shape}) | {sent / 1e6:,.1f} | {wanted / 1e6:,.1f} "
         f"| {sent / wanted:.3f} | {shown} |"
     )
-
-
-def theory(config, phase, mesh) -> float:
-    """Returns the bytes that a device has to send in a step, in a ring.
-
-    Gradients are added up in float32, parameters gathered in bfloat16 and once; under ZeRO-1 in
-    float32, after the update. Along "tensor", a layer adds up its activations twice forward and
-    twice backward, and embeddings and head once, in bfloat16; what is looked up in float32.
-    """
-    import jax
-    from flax import linen as nn
-
-    from bert_jax.models.heads import BertForPreTraining
-    from bert_jax.training import parallel
-    from bert_jax.training.optimizer import make_optimizer
-    from bert_jax.training.step import init_state
-
-    model, optimizer = BertForPreTraining(config.model), make_optimizer(config.optimizer, 10)
-    data, fsdp, tensor = mesh.shape.values()
-    split = parallel.layout(
-        lambda key: init_state(model.init_params(key), optimizer, 0), mesh, config.parallel
-    )[1].gradients
-    shapes = jax.eval_shape(lambda: nn.unbox(model.init_params(jax.random.key(0))))
-    total = 0.0
-    for shape, where in zip(jax.tree.leaves(shapes), jax.tree.leaves(split), strict=True):
-        here = shape.size / (tensor if "tensor" in where.spec else 1)
-        if fsdp > 1 and "fsdp" in where.spec:
-            gathered = 4 if config.parallel.zero == 1 else 2
-            total += (4 + gathered) * here * (fsdp - 1) / fsdp
-            total += 2 * 4 * here / fsdp * (data - 1) / data
-        else:
-            total += 2 * 4 * here * (data * fsdp - 1) / (data * fsdp)
-    rows = phase.batch_size / (data * fsdp)
-    tokens, size = rows * phase.max_length, config.model.hidden_size
-    of_layers = 4 * config.model.num_hidden_layers * tokens * size * 2
-    of_ends = tokens * size * 4 + rows * phase.max_predictions * size * 2
-    return total + 2 * (of_layers + of_ends) * (tensor - 1) / tensor
 
 
 if __name__ == "__main__":

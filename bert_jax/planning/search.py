@@ -13,6 +13,7 @@ from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.planning import chips, cost
 from bert_jax.planning.targets import Target
+from bert_jax.planning.theory import needed
 from bert_jax.training import parallel
 
 _MESHES = 6  # that are compiled, of those that may be
@@ -65,7 +66,7 @@ def search(
     config_lib.validate(config)
     phase = _longest(config)
     options = sorted(
-        meshes(config.model, len(target.devices)), key=lambda option: sent(config, phase, option)
+        meshes(config.model, len(target.devices)), key=lambda option: needed(config, phase, option)
     )[:_MESHES]
     found: list[Candidate] = []
     for number, option in enumerate(options, 1):
@@ -89,32 +90,6 @@ def meshes(model: ModelConfig, devices: int) -> Iterator[ParallelConfig]:
         for fsdp in (n for n in range(1, rest + 1) if rest % n == 0 and model.hidden_size % n == 0):
             for zero in (1, 3) if fsdp > 1 else (3,):
                 yield ParallelConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor, zero=zero)
-
-
-def sent(config: TrainConfig, phase: Phase, option: ParallelConfig) -> float:
-    """Returns about how many bytes a device sends in a step.
-
-    The gradients, in float32, are added up over data × fsdp. With ZeRO 3 the parameters are put
-    together for the forward pass and again for the backward pass, with ZeRO 1 once, in float32,
-    after the update. Tensor parallelism adds up the activations of each layer four times.
-    """
-    model, width = config.model, np.dtype(np.float32).itemsize
-    narrow = 2 if model.dtype == "bfloat16" else width
-    layer = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
-    embeddings = (model.vocab_size + model.max_position_embeddings) * model.hidden_size
-    held = (model.num_hidden_layers * layer + embeddings) / option.tensor
-    rows = phase.batch_size / (option.data * option.fsdp)
-    activations = rows * phase.max_length * model.hidden_size * narrow * model.num_hidden_layers
-
-    def ring(devices: int) -> float:
-        return (devices - 1) / devices
-
-    over_fsdp = width + (2 * narrow if option.zero == 3 else width)
-    return (
-        held * ring(option.fsdp) * over_fsdp
-        + held / option.fsdp * 2 * ring(option.data) * width
-        + activations * 4 * 2 * ring(option.tensor)
-    )
 
 
 def _longest(config: TrainConfig) -> Phase:

@@ -130,18 +130,6 @@ def test_meshes_divide_the_model():
     assert {each.zero for each in found if each.fsdp == 1} == {3}
 
 
-def test_formula_of_what_is_sent():
-    config = TrainConfig(model=model_config())
-    phase = Phase(0.0, 32, 16, 6)
-    one = search.sent(config, phase, ParallelConfig(data=1))
-    data = search.sent(config, phase, ParallelConfig(data=8))
-    tensor = search.sent(config, phase, ParallelConfig(data=1, tensor=2))
-    held = 2 * (4 * 16 * 16 + 2 * 16 * 32) + (100 + 32) * 16
-    assert one == 0
-    assert data == 2 * 7 / 8 * 4 * held
-    assert tensor == 2 * 4 * (16 * 32 * 16 * 4)
-
-
 def a_plan(chip: str, memory: int) -> plan.PhasePlan:
     """Of a step that takes a second by each of the three."""
     kind = chips.CHIPS[chip]
