@@ -4,7 +4,7 @@
         --workdir=runs/xlarge
 
 Parameters and moments are split over all devices; `bert-jax plan --config=configs/xlarge.py
---topology=v5e:16x32` says what it takes. The sizes, the batch and the schedule are Shoeybi et al.
+--topology=v5p:8x8x8` says what it takes. The sizes, the batch and the schedule are Shoeybi et al.
 2019's (table 4 and section 5.3), who moved layer normalization because so large a BERT trained
 badly with it where it is: watch the loss, and lower the learning rate if need be.
 """

@@ -386,7 +386,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_batch_that_the_devices_do_not_divide(store, tmp_path):
     done = run(store, tmp_path / "run", "--config.data.batch_size=12", devices=8)
-    check_mistake(done, "data.batch_size 12 is not a multiple of the 8 devices; use 16")
+    check_mistake(done, "data.batch_size 12 is not a multiple of the 8 devices of parallel's data × fsdp; use 16")
 
 
 def test_a_workdir_of_another_config(finished, store):

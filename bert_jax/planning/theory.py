@@ -16,10 +16,11 @@ def needed(config: TrainConfig, phase: Phase, option: ParallelConfig) -> float:
 
     Gradients are added up in float32: over "data" each device gets the whole sum, for twice
     (n - 1) / n of it; over "fsdp" its part, for half of that. Parameters that are split over "fsdp"
-    are put together once, in the type that they are used in; under ZeRO-1 after the update, in
-    float32. Along "tensor" a layer adds up its activations twice forward and twice backward, and
-    the head those of its predictions once; the embeddings what is looked up, in float32. The few
-    sums of losses and norms are left out.
+    are put together once, in the type that they are used in, and those of the layers once more
+    where these are computed again; under ZeRO-1 after the update, in float32. Along "tensor" a
+    layer adds up its activations twice forward and twice backward, and the head those of its
+    predictions once; the embeddings what is looked up, in float32. The few sums of losses and norms
+    are left out.
 
     Args:
       config: of the run.
@@ -32,11 +33,15 @@ def needed(config: TrainConfig, phase: Phase, option: ParallelConfig) -> float:
     module = BertForPreTraining(model, next_sentence=config.data.pairs != "none")
     boxed = jax.eval_shape(module.init_params, jax.random.key(0))
     total = 0.0
-    for leaf in jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned)):
+    leaves = jax.tree.leaves_with_path(
+        boxed, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned)
+    )
+    for path, leaf in leaves:
         axes = [RULES[name] for name in leaf.names]
         here = leaf.value.size / (tensor if "tensor" in axes else 1)
         if "fsdp" in axes:
-            gathered = _FLOAT32 if option.zero == 1 else narrow
+            again = model.remat and "layer_" in jax.tree_util.keystr(path[:2])
+            gathered = _FLOAT32 if option.zero == 1 else narrow * (1 + again)
             total += (_FLOAT32 + gathered) * here * _ring(fsdp)
             total += 2 * _FLOAT32 * here / fsdp * _ring(data)
         else:

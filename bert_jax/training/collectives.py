@@ -5,6 +5,7 @@ parts are put together where it is used, and each device gets its own part of th
 What is split over "tensor" is left to the compiler.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -34,8 +35,17 @@ RULES: dict[str, str | None] = {
 }
 
 
-# Groups of places along an axis, in each of several phases.
-Rings = tuple[tuple[tuple[int, ...], ...], ...]
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """How parameters are put together over "fsdp", and gradients added up and split.
+
+    Attributes:
+      rings: groups of places along the axis, in each of several phases.
+      tile: elements that the compiler does not split between devices; 0 where it is any.
+    """
+
+    rings: tuple[tuple[tuple[int, ...], ...], ...]
+    tile: int
 
 
 def results(of: Mapping[str, Any], gives: tuple[str, ...]) -> Any:
@@ -54,7 +64,8 @@ def across(mesh: Mesh, params: Any, gradients: Any) -> Across:
     """
     if math.prod(mesh.shape[axis] for axis in ROWS) == 1:
         return Across()
-    rings = _rings(mesh)
+    is_tpu = mesh.devices.flat[0].platform == "tpu"
+    exchange = Exchange(_rings(mesh), math.prod(_TILE) if is_tpu else 0)
     of_params, of_gradients = (_by_hand(tree) for tree in (params, gradients))
     specs = {"gradients": of_gradients, "rows": P(ROWS), "sums": P()}
     has_parts = mesh.shape["fsdp"] > 1 and any(
@@ -63,13 +74,13 @@ def across(mesh: Mesh, params: Any, gradients: Any) -> Across:
 
     def read(value: jax.Array, axes: tuple[str, ...], dtype: str) -> jax.Array:
         split = tuple(RULES[axis] for axis in axes)
-        return _gathered(value, split, dtype, rings) if "fsdp" in split else value
+        return _gathered(value, split, dtype, exchange) if "fsdp" in split else value
 
     def add_gradient(of_param: P, where: NamedSharding, gradient: jax.Array) -> jax.Array:
         if "fsdp" in of_param:  # `_gathered` has added up over it
             return jax.lax.psum(gradient, "data")
         if "fsdp" in where.spec:
-            return jax.lax.psum(_add_and_split(gradient, where.spec, rings), "data")
+            return jax.lax.psum(_add_and_split(gradient, where.spec, exchange), "data")
         return jax.lax.psum(gradient, ROWS)
 
     def run(of_rows: Callable[..., Any], gives: tuple[str, ...]) -> Callable[..., Any]:
@@ -116,12 +127,26 @@ def _of_each_part(function: Callable[[jax.Array], jax.Array], split: Any) -> Any
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _gathered(part: jax.Array, split: Any, dtype: str, rings: Rings) -> jax.Array:
+def _gathered(part: jax.Array, split: Any, dtype: str, exchange: Exchange) -> jax.Array:
     """Puts a parameter together, float32 with the values that it has in the type of its use.
 
     In that type it is sent; its gradient is sent, and added up, in float32.
     """
-    gather = partial(jax.lax.all_gather, axis_name="fsdp", axis=split.index("fsdp"), tiled=True)
+    dimension = list(split).index("fsdp")
+
+    def gather(x: jax.Array) -> jax.Array:
+        if not x.size >= exchange.tile > 0:
+            return jax.lax.all_gather(x, "fsdp", axis=dimension, tiled=True)
+        x = jnp.moveaxis(x, dimension, 0)
+        size, rest = x.size, x.shape[1:]
+        x = jnp.pad(x.reshape(-1), (0, -size % exchange.tile)).reshape(-1, _TILE[1])
+        padded, keep = x.size, jax.lax.optimization_barrier
+        x = keep(x)
+        for groups in reversed(exchange.rings):
+            x = jax.lax.all_gather(x, "fsdp", axis=0, axis_index_groups=groups, tiled=True)
+        x = keep(x).reshape(-1, padded)[:, :size].reshape(-1, *rest)
+        return jnp.moveaxis(x, 0, dimension)
+
     return _of_each_part(gather, split)(part.astype(dtype)).astype(jnp.float32)
 
 
@@ -130,19 +155,20 @@ def _gathered_forward(part: jax.Array, *options: Any) -> tuple[jax.Array, None]:
 
 
 def _gathered_backward(
-    split: Any, _: str, rings: Rings, __: None, gradient: jax.Array
+    split: Any, _: str, exchange: Exchange, __: None, gradient: jax.Array
 ) -> tuple[jax.Array]:
-    return (_add_and_split(gradient, split, rings),)
+    return (_add_and_split(gradient, split, exchange),)
 
 
 _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
-def _rings(mesh: Mesh) -> Rings:
-    """Returns the groups of places along "fsdp" over which to add up, one phase after the other.
+def _rings(mesh: Mesh) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Returns the groups of places along "fsdp" that add up, one phase after the other.
 
-    A TPU's compiler gives each device its part of a sum at the price of a part only along one axis
-    of the torus of chips; along two, it adds everything up everywhere, at twice that.
+    Along one axis of the torus of chips, a TPU's compiler gives a device its part of a sum at the
+    price of a part, and so it puts parts together. Along two, it adds everything up everywhere, at
+    twice that.
     """
     size = mesh.shape["fsdp"]
     everyone = ((tuple(range(size)),),)
@@ -166,22 +192,33 @@ def _rings(mesh: Mesh) -> Rings:
     return tuple(phases) or everyone
 
 
-_TILE = (8, 128)  # elements of float32; the compiler of TPUs splits no tile between devices
+_TILE = (8, 128)  # a TPU's, of float32; half of one of bfloat16
 
 
-def _add_and_split(x: jax.Array, split: Any, rings: Rings) -> jax.Array:
+def _add_and_split(x: jax.Array, split: Any, exchange: Exchange) -> jax.Array:
     """Adds up over "fsdp"; each device gets its part of the sum, along what `split` names so."""
     dimension = list(split).index("fsdp")
 
     def run(x: jax.Array) -> jax.Array:
         x = jnp.moveaxis(x, dimension, 0)
-        for groups in rings:
-            shape = (x.shape[0] // len(groups[0]), *x.shape[1:])
-            if math.prod(shape) % math.prod(_TILE) == 0:
-                x = x.reshape(-1, _TILE[1])
-            x = jax.lax.psum_scatter(
-                x, "fsdp", scatter_dimension=0, axis_index_groups=groups, tiled=True
-            ).reshape(shape)
+        for groups in exchange.rings:
+            add = partial(
+                jax.lax.psum_scatter,
+                axis_name="fsdp",
+                scatter_dimension=0,
+                axis_index_groups=groups,
+                tiled=True,
+            )
+            parts = len(groups[0])
+            shape = (x.shape[0] // parts, *x.shape[1:])
+            size = math.prod(shape)
+            if size >= exchange.tile > 0:  # what is less is not worth it
+                x = jnp.pad(x.reshape(parts, size), ((0, 0), (0, -size % exchange.tile)))
+                # Without barriers the compiler leaves the padding out, and adds up everything.
+                x, keep = x.reshape(-1, _TILE[1]), jax.lax.optimization_barrier
+                x = keep(add(keep(x))).reshape(-1)[:size].reshape(shape)
+            else:
+                x = add(x)
         return jnp.moveaxis(x, 0, dimension)
 
     return _of_each_part(run, split)(x)
