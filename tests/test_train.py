@@ -171,7 +171,7 @@ def test_the_same_command_again_changes_nothing(finished, store):
     assert (workdir / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_and_resumed_is_bit_equal(finished, store, tmp_path, seed):
     """SIGKILL, three times, at moments spread over the training; then to the end."""
     workdir, draw = tmp_path / "run", random.Random(seed)
@@ -386,7 +386,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_batch_that_the_devices_do_not_divide(store, tmp_path):
     done = run(store, tmp_path / "run", "--config.data.batch_size=12", devices=8)
-    check_mistake(done, "data.batch_size 12 is not a multiple of the 8 devices of parallel's data × fsdp; use 16")
+    check_mistake(
+        done,
+        "data.batch_size 12 is not a multiple of the 8 devices of parallel's data × fsdp; use 16",
+    )
 
 
 def test_a_workdir_of_another_config(finished, store):

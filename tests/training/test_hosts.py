@@ -360,6 +360,7 @@ def test_hosts_with_other_configs(store, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_fine_tuning_on_two_hosts(store, tmp_path, monkeypatch):
     """Every example is predicted once, and as the checkpoint does by itself."""
     tokenizer = corpus.open_corpus(store).tokenizer

@@ -13,12 +13,12 @@ from bert_jax.training import parallel
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
 STEPS, ROWS = 5, 16
-MODEL = {"num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 104}
+MODEL = {"num_attention_heads": 8, "vocab_size": 104}
 
 
-def train(config: ParallelConfig, devices: int, microbatches: int = 1, **model):
+def train(config: ParallelConfig, devices: int, microbatches: int = 1, layers: int = 1, **how):
     """Trains with plain SGD, which unlike Adam shows a gradient that is off by a factor."""
-    task = objective(**MODEL, **model)
+    task = objective(num_hidden_layers=layers, **MODEL, **how)
     optimizer = optax.sgd(0.1)
     mesh = parallel.make_mesh(config, jax.devices()[:devices])
 
@@ -27,7 +27,7 @@ def train(config: ParallelConfig, devices: int, microbatches: int = 1, **model):
 
     _, layout = parallel.layout(new_state, mesh, config)
     state = parallel.place(new_state, layout.state, jax.random.key(0))
-    state = state.replace(params=jax.device_put(params(objective(**MODEL)), layout.params))
+    state = state.replace(params=jax.device_put(start(layers), layout.params))
     compiled = partial(parallel.compile_step, mode=config.mode, layout=layout)
     step = compiled(
         make_train_step(task, optimizer, microbatches), taken=layout.state, gives=("state", "sums")
@@ -53,9 +53,7 @@ LAYOUTS = {
     "all three": (ParallelConfig(data=2, fsdp=2, tensor=2), 8, 1),
     "ZeRO-1": (ParallelConfig(data=2, fsdp=2, tensor=2, zero=1), 8, 1),
     "pmap": (ParallelConfig(mode="pmap"), 8, 1),
-    "2 microbatches": (ParallelConfig(), 1, 2),
-    "2 microbatches, fsdp": (ParallelConfig(data=2, fsdp=-1), 8, 2),
-    "2 microbatches, pmap": (ParallelConfig(mode="pmap"), 4, 2),
+    "2 microbatches": (ParallelConfig(data=2, fsdp=-1), 8, 2),
 }
 
 
@@ -65,17 +63,22 @@ def test_agrees_with_one_device(one_device, name):
     check_same(train(*LAYOUTS[name]), one_device)
 
 
-@pytest.mark.parametrize("config", [ParallelConfig(), ParallelConfig(data=2, fsdp=2, tensor=2)])
-def test_remat_and_scan_change_nothing(one_device, config):
-    check_same(train(config, 8, remat=True, scan_layers=True), one_device)
+def test_remat_and_scan_change_nothing():
+    plain = train(ParallelConfig(), 1, layers=2)
+    config = ParallelConfig(data=2, fsdp=2, tensor=2)
+    check_same(train(config, 8, layers=2, remat=True, scan_layers=True), plain, layers=2)
 
 
-def check_same(found, wanted):
+def start(layers: int):
+    return params(objective(num_hidden_layers=layers, **MODEL))
+
+
+def check_same(found, wanted, layers=1):
     trained, losses, evaluation = found
-    start = params(objective(**MODEL))
+    begun = start(layers)
     for path, expected in jax.tree.leaves_with_path(wanted[0]):
         name = jax.tree_util.keystr(path)
-        actual, before = (_at(tree, path) for tree in (trained, start))
+        actual, before = (_at(tree, path) for tree in (trained, begun))
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5, err_msg=name)
         if "key" not in name or "bias" not in name:  # softmax does not see a key's bias
             assert np.abs(expected - before).max() > 1e-3, f"{name} has hardly moved"
