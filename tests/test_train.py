@@ -420,7 +420,7 @@ def test_damage_on_disk(finished, store, tmp_path, what):
     (workdir / "config.json").write_text(json.dumps(config))
     path, message = {
         "checkpoint": (
-            max((workdir / "checkpoints/24/state").rglob("*"), key=lambda p: p.stat().st_size),
+            max((workdir / "checkpoints/24/state").glob("**/d/*"), key=lambda p: p.stat().st_size),
             "checkpoints/24 cannot be read",
         ),
         "config": (workdir / "config.json", "is not JSON"),

@@ -481,7 +481,8 @@ SLURM = {
     ],
 )
 def test_the_place_in_a_cluster(monkeypatch, environment, found):
-    for name in [n for n in os.environ if n.startswith(("SLURM_", "KUBERNETES_", "JAX_COORD"))]:
+    clusters = ("SLURM_", "KUBERNETES_", "JAX_COORD", *hosts_lib._OF_SEVERAL_PODS)
+    for name in [name for name in os.environ if name.startswith(clusters)]:
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
