@@ -130,6 +130,8 @@ def read_flags() -> tuple[TrainConfig, Path, pretrained.Bert | None]:
     hosts.check_same_run(config, workdir=str(workdir), init=INIT.value)
     init = pretrained.load(INIT.value) if INIT.value else None
     if init:
+        weights = {"what --init holds": workdir_lib.hash_of(init.params)}
+        hosts.check_same(weights, "copy it once more")
         config.model = pretrained.model_to_train(init, config.model, cli.fields_given("model."))
     config_lib.validate(config)
     if hosts.count() > 1 and config.parallel.mode == "pmap":

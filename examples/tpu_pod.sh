@@ -18,7 +18,7 @@ on_every_host() {
 }
 
 train() {
-  git archive --format=tar.gz --output="$archive" HEAD  # what is committed
+  git archive --format=tar.gz --output="$archive" HEAD &&  # what is committed
   gcloud compute tpus tpu-vm scp "$archive" "$name:bert-jax.tar.gz" --zone="$zone" --worker=all &&
     on_every_host "mkdir -p bert-jax && tar -xzf bert-jax.tar.gz -C bert-jax" &&
     on_every_host "bash bert-jax/examples/tpu_host.sh $nfs"

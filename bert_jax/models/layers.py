@@ -60,13 +60,32 @@ def param(
       init: its initializer.
       shape: of the whole parameter.
       axes: a name for each dimension.
-      dtype: the type that it is used in; the value itself is float32.
+      dtype: the type that it is used in. The value is float32, with the digits of that type.
     """
     reader = _READER.get()
     if reader and not module.is_initializing():
         return reader(module.get_variable("params", name), axes, dtype)
     init = nn.with_logical_partitioning(init, axes)
-    return module.param(name, init, shape, jnp.float32)
+    value = module.param(name, init, shape, jnp.float32)
+    return value if dtype == "float32" else _rounded(value, dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _rounded(value: Array, dtype: str) -> Array:
+    """Returns float32 with the digits of another type; its gradient is not rounded."""
+    kind = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(value, kind.nexp, kind.nmant)
+
+
+def _rounded_forward(value: Array, dtype: str) -> tuple[Array, None]:
+    return _rounded(value, dtype), None
+
+
+def _rounded_backward(_: str, __: None, gradient: Array) -> tuple[Array]:
+    return (gradient,)
+
+
+_rounded.defvjp(_rounded_forward, _rounded_backward)
 
 
 def truncated_normal(stddev: float) -> nn.initializers.Initializer:

@@ -24,12 +24,19 @@ def run(args: argparse.Namespace) -> None:
     sys.argv[1:] = [f"--config={args.config}", *args.rest]
     config, _ = cli.read_config(Path(args.config), TrainConfig)
     if args.search:
-        for target in devices:
-            phase, found = search.search(config, target, _say)
-            if args.json:
-                print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
-            else:
-                print(table.ranking(target, phase, found))
+        ranked = [(target, *search.search(config, target, _say)) for target in devices]
+        if args.json:
+            each = (
+                {
+                    "topology": target.name,
+                    "max_length": phase.max_length,
+                    "candidates": [dataclasses.asdict(candidate) for candidate in found],
+                }
+                for target, phase, found in ranked
+            )
+            print(json.dumps(list(each), indent=2))
+        else:
+            print("\n\n".join(table.ranking(*one) for one in ranked))
         return
     plans = plan.make_plans(config, devices, _say, with_largest=not args.quick)
     if args.json:

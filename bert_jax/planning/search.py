@@ -18,6 +18,7 @@ from bert_jax.training import parallel
 
 _MESHES = 6  # that are compiled, of those that may be
 _SHALLOW = ((1, 8), (1, 16), (2, 8), (2, 16))  # layers, rows of each part
+_MOST_ROWS = 1 << 20  # of a part; of the smallest models memory hardly grows
 _GAIN = 1.02  # in speed, for which a larger batch is worth a line
 
 
@@ -108,10 +109,12 @@ def _of_mesh(
         list(mesh.devices.flat),
     )
 
-    def measure(layers: int, rows: int) -> list[float]:
+    def measure(layers: int, rows: int) -> list[float] | None:
         shallow: Any = copy.deepcopy(config)
         shallow.parallel, shallow.model.num_hidden_layers = option, layers
         found = cost.measure(shallow, dataclasses.replace(phase, batch_size=rows * parts), mesh)
+        if found.memory is None:
+            return None  # not even the shallow one fits
         network = sum(
             each.sent / chips.rate(chip, each.group, devices) for each in found.collectives
         )
@@ -121,12 +124,15 @@ def _of_mesh(
         return [found.total_memory, *seconds]
 
     terms = [[1, layers, rows, layers * rows] for layers, rows in _SHALLOW]
-    solved = np.linalg.solve(terms, [measure(*each) for each in _SHALLOW])
+    measured = [found for each in _SHALLOW if (found := measure(*each)) is not None]
+    if len(measured) < len(_SHALLOW):
+        return
+    solved = np.linalg.solve(terms, measured)
     model = cost.model_flops(config.model, phase, pairs=config.data.pairs != "none")
     layers, rows, fastest = config.model.num_hidden_layers, 1, 0.0
     while True:
         memory, *seconds = np.array([1, layers, rows, layers * rows]) @ solved
-        if memory > chip.memory * chip.usable:
+        if memory > chip.memory * chip.usable or rows > _MOST_ROWS:
             return
         compute, moved, network = seconds
         speed = rows * parts / max(seconds)

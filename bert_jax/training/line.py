@@ -28,7 +28,7 @@ from bert_jax.errors import HostLost, UserError
 # process goes last: JAX aborts the others, with a C++ trace, where it is gone.
 GRACE = 5.0
 _FIRST_AFTER = 0.5
-_LONGEST = 1 << 24  # bytes of a message
+_LONGEST = 1 << 16  # bytes of what a stranger may send
 # A host that does not answer for 10 s is asked four times, every 5 s.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
 
@@ -49,15 +49,15 @@ class _End:
         with self._sending:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def receive(self, seconds: float | None = None) -> dict[str, Any]:
-        """Returns the next message.
+    def receive(self, seconds: float | None = None, longest: int = -1) -> dict[str, Any]:
+        """Returns the next message, of so many bytes at most.
 
         Raises:
           OSError: the connection has broken, or nothing came in time.
           ValueError: what came is no message of ours.
         """
         self.socket.settimeout(seconds)
-        found = self._file.readline(_LONGEST)
+        found = self._file.readline(longest)
         self.socket.settimeout(None)
         if not found.endswith(b"\n"):
             raise ConnectionError("the other side has hung up")
@@ -247,7 +247,7 @@ def receive_all(address: str, number: int, seconds: float, advice: Callable[[], 
                     f"{address} in {seconds:g} s; start them, or mend --num_processes",
                 )
             try:
-                hello = end.receive(5.0)
+                hello = end.receive(5.0, _LONGEST)
                 index, of, name = hello["process"], hello["of"], hello["host"]
             except (OSError, ValueError, KeyError):  # a stranger that knocks at every port
                 end.close()

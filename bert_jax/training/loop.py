@@ -1,6 +1,7 @@
 """The training loop: steps, logs, evaluations, checkpoints, signals."""
 
 import dataclasses
+import itertools
 import math
 import os
 import signal
@@ -108,7 +109,7 @@ def fit(
                     writer.draw()
                     progress.say(f"step {step}/{last}  held-out: {describe(held_out)}")
                     is_over = without_gain()
-                stops = signals.stop_after(step)
+                stops = signals.stop_now()
                 if due(save_every) or stops or is_over:
                     log.check()
                     checkpoints.save(step, state, held_out)
@@ -175,12 +176,17 @@ class _Log:
         return self._rows / (time.monotonic() - self._since)
 
 
+# How often JAX has been asked whether to stop. Not the step: to a signal it answers at the number
+# after the last one asked, which is 1 before the first step of a process, wherever the run goes on.
+_ASKED = itertools.count(1)
+
+
 class _Signals:
     """Notes SIGTERM and SIGINT instead of ending the process; a second one ends it.
 
     Of several processes JAX takes SIGTERM, which clusters send before a host is preempted or
     maintained, from `jax.distributed.initialize` on. It tells the others, and all agree on the
-    latest step that any of them has begun: after that one they save and stop. Orbax's
+    latest step that any of them has begun: after it they save and stop. Orbax's
     `CheckpointManager.reached_preemption` asks JAX the same. SIGINT is handed to it.
     """
 
@@ -192,11 +198,11 @@ class _Signals:
         self._before = {s: signal.signal(s, self._note) for s in taken}
         return self
 
-    def stop_after(self, step: int) -> bool:
-        """Whether to save and stop after a step, which is asked after each: alike on all hosts."""
+    def stop_now(self) -> bool:
+        """Whether to save and stop, which is asked after each step: alike on all hosts."""
         if not self._several:
             return bool(self.received)
-        if multihost_utils.reached_preemption_sync_point(step):
+        if multihost_utils.reached_preemption_sync_point(next(_ASKED)):
             self.received = "SIGTERM or SIGINT on one of the hosts"
             return True
         return False

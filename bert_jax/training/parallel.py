@@ -66,12 +66,12 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
     if math.prod(shape) != len(devices):
         axes = " × ".join(f"{name} {size}" for name, size in sizes.items())
         raise UserError(
-            f"parallel asks for {axes}, which {len(devices)} devices are not; set one of them "
-            "to -1, for the rest"
+            f"parallel asks for {axes}, which {len(devices)} devices cannot be; change one, or "
+            "set it to -1 for the rest"
         )
     # By how a TPU's chips are wired; along "fsdp" by their places, as `collectives` wants them.
     placed = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    if hasattr(placed.flat[0], "coords"):
+    if placed.flat[0].platform == "tpu":
         for line in (placed[i, :, j] for i in range(shape[0]) for j in range(shape[2])):
             line[:] = sorted(line, key=lambda device: tuple(device.coords))
     return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -3,13 +3,14 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from helpers import batch, objective, params
 
 from bert_jax.config import ParallelConfig
-from bert_jax.training import parallel
+from bert_jax.training import collectives, parallel
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
 STEPS, ROWS = 5, 16
@@ -67,6 +68,60 @@ def test_remat_and_scan_change_nothing():
     plain = train(ParallelConfig(), 1, layers=2)
     config = ParallelConfig(data=2, fsdp=2, tensor=2)
     check_same(train(config, 8, layers=2, remat=True, scan_layers=True), plain, layers=2)
+
+
+def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():
+    """It is rounded where it is read; its gradient, and the sum of it, are not."""
+    task = objective(num_hidden_layers=1, dtype="bfloat16", hidden_size=64, **MODEL)
+    found = {}
+    for name, config in {"data": ParallelConfig(), "fsdp": ParallelConfig(data=1, fsdp=8)}.items():
+        mesh = parallel.make_mesh(config)
+        _, layout = parallel.layout(
+            lambda key: init_state(task.model.init_params(key), optax.sgd(1.0), 0), mesh, config
+        )
+
+        def look_up(weights, batch, across):
+            def of_rows(weights, _, batch):
+                apply = task.model.bind({"params": weights}).bert.embeddings
+                rows = apply(batch["input_ids"], batch["token_type_ids"], None)
+                return rows.astype(jnp.float32)
+
+            return across.run(of_rows, ("rows",))(weights, (), batch)
+
+        step = parallel.compile_step(look_up, "mesh", layout, layout.params, ("rows",))
+        found[name] = np.asarray(step(jax.device_put(params(task), layout.params), batch(ROWS)))
+    np.testing.assert_array_equal(found["data"], found["fsdp"])
+
+
+@pytest.mark.parametrize("tile", [0, 128, 1024])
+def test_in_phases_and_whole_tiles_as_on_a_torus(tile):
+    """What a TPU's compiler is given, run here: values exact, gradients added up and split."""
+    rings = (((0, 2), (1, 3)), ((0, 1), (2, 3)))
+    exchange = collectives.Exchange(rings, tile)
+    mesh = parallel.make_mesh(ParallelConfig(data=1, fsdp=4), jax.devices()[:4])
+    generator = np.random.default_rng(0)
+    whole = generator.normal(size=(37, 72)).astype(np.float32)
+    weights = generator.normal(size=(4, 37, 72)).astype(np.float32)
+    split = (None, "fsdp")
+
+    def of_device(part, weight):
+        def use(part):
+            value = collectives._gathered(part, split, "float32", exchange)
+            return (weight[0] * value).sum(), value
+
+        gradient, value = jax.grad(use, has_aux=True)(part)
+        return gradient, value
+
+    run = jax.shard_map(
+        of_device,
+        mesh=mesh,
+        in_specs=(jax.P(*split), jax.P("fsdp")),
+        out_specs=(jax.P(*split), jax.P()),
+        check_vma=False,
+    )
+    gradient, value = jax.jit(run)(whole, weights)
+    np.testing.assert_array_equal(value, whole)
+    np.testing.assert_allclose(gradient, weights.sum(0), atol=1e-6)
 
 
 def start(layers: int):
