@@ -97,8 +97,27 @@ def across(mesh: Mesh, params: Any, gradients: Any) -> Across:
             check_vma=False,  # with it, gradients would be added up already
         )
 
+    def share(params: Any) -> Any:
+        """Puts together, under ZeRO-1, what each device has made of the parameters."""
+        if has_parts or mesh.shape["fsdp"] == 1:
+            return params
+
+        def gather(part: jax.Array, where: NamedSharding) -> jax.Array:
+            is_split = "fsdp" in where.spec
+            return _gathered(part, tuple(where.spec), "float32", exchange) if is_split else part
+
+        return jax.shard_map(
+            lambda parts: jax.tree.map(gather, parts, gradients),
+            mesh=mesh,
+            in_specs=(of_gradients,),
+            out_specs=of_params,
+            axis_names=set(ROWS),
+            check_vma=False,
+        )(params)
+
     return Across(
         run=run,
+        share=share,
         add=partial(jax.lax.psum, axis_name=ROWS),
         add_gradients=lambda tree: jax.tree.map(add_gradient, of_params, gradients, tree),
     )

@@ -23,6 +23,7 @@ class Across:
         (an array with one for each row) or "sums".
       add: adds up over devices, inside of it.
       add_gradients: the same, of gradients, of which each device may get a part.
+      share: makes of new parameters, of which each device may have made a part, those of a state.
     """
 
     run: Callable[[Callable[..., Any], tuple[str, ...]], Callable[..., Any]] = lambda of_rows, _: (
@@ -30,6 +31,7 @@ class Across:
     )
     add: Callable[[Any], Any] = lambda x: x
     add_gradients: Callable[[Any], Any] = lambda x: x
+    share: Callable[[Any], Any] = lambda x: x
 
 
 ALONE = Across()
@@ -101,7 +103,7 @@ def make_train_step(
 
         run = across.run(of_rows, ("gradients", "sums"))
         gradients, sums = run(state.params, (state.rng, state.step), batch)
-        return _updated(state, gradients, sums, optimizer)
+        return _updated(state, gradients, sums, optimizer, across)
 
     return train_step
 
@@ -179,10 +181,14 @@ def _keys(draws: tuple[Array, Array]) -> tuple[Array, Array]:
 
 
 def _updated(
-    state: TrainState, gradients: Any, sums: Sums, optimizer: optax.GradientTransformation
+    state: TrainState,
+    gradients: Any,
+    sums: Sums,
+    optimizer: optax.GradientTransformation,
+    across: Across = ALONE,
 ) -> tuple[TrainState, Sums]:
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    params = across.share(optax.apply_updates(state.params, updates))
     norm = Sum(optax.tree.norm(gradients), jnp.float32(1))
     return (
         TrainState(state.step + 1, params, opt_state, state.rng),
