@@ -8,6 +8,7 @@ here (`pip install libtpu`); `--layers` for fewer than its 12. Prints a table in
 
 import argparse
 
+from bert_jax import cli
 from bert_jax.planning import targets
 
 # Data, fsdp and tensor: parts of the devices; the last is the number of tensor's. ZeRO stage.
@@ -72,4 +73,4 @@ def row(target, name, sizes, args) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

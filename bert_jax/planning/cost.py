@@ -17,6 +17,7 @@ from bert_jax.models.heads import BertForPreTraining
 from bert_jax.planning import traffic
 from bert_jax.planning.program import Collective, collectives
 from bert_jax.training import parallel
+from bert_jax.training.collectives import ROWS
 from bert_jax.training.masking import Masking
 from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import make_optimizer
@@ -161,7 +162,7 @@ def _trace(config: TrainConfig, phase: Phase, mesh: Mesh) -> tuple[Any, Any]:
 
 
 def _batch(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    rows = NamedSharding(mesh, P(("data", "fsdp")))
+    rows = NamedSharding(mesh, P(ROWS))
     tokens = (phase.batch_size, phase.max_length)
     shapes = {"input_ids": tokens, "token_type_ids": tokens, "attention_mask": tokens}
     shapes |= {"row": tokens[:1]}
