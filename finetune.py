@@ -55,8 +55,8 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/NAME
 
 def main() -> None:
     """Reads the task, trains with each seed, and says what came out."""
-    config, workdir, init = read_flags()
     parallel.keep_host_memory()
+    config, workdir, init = read_flags()
     # The head that the run begins with: another kind of probe's fits no better than none.
     is_alike = init.task and init.model.probe == config.probe
     head = init.task if is_alike and not config.new_head else None

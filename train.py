@@ -56,8 +56,8 @@ INIT = flags.DEFINE_string("init", None, "A checkpoint whose weights and tokeniz
 
 def main() -> None:
     """Prepares the text, trains, and says what came out."""
-    config, workdir, init = read_flags()
     parallel.keep_host_memory()
+    config, workdir, init = read_flags()
     mesh = parallel.make_mesh(config.parallel)
     own_rows = partial(parallel.process_rows, mesh)
     parallel.check_model(config.model, mesh)

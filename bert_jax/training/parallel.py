@@ -28,7 +28,8 @@ def keep_host_memory() -> None:
 
     A step's temporaries are freed at its end. With the C library's defaults they go back to the
     system, and every page of the next step's is cleared and mapped anew: a third of the time of a
-    step of the default config. Does nothing without glibc.
+    step of the default config. Threads that run already keep to what they have: it is called before
+    anything that asks JAX for its devices. Does nothing without glibc.
     """
     # From malloc.h: M_ARENA_MAX, M_MMAP_MAX and M_TRIM_THRESHOLD.
     _mallopt({-8: 1, -4: 0, -1: 2**31 - 1})
