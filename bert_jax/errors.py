@@ -26,6 +26,6 @@ class Interrupted(CommandError):
 
 
 class HostLost(CommandError):
-    """A process of the run has gone without a word; the same command goes on (EX_UNAVAILABLE)."""
+    """A process has gone without a word, or not come; the same command goes on (EX_UNAVAILABLE)."""
 
     exit_code = 69

@@ -67,7 +67,8 @@ def connect() -> None:
     or Open MPI.
 
     Raises:
-      UserError: a flag is missing or wrong, or not all processes come.
+      UserError: a flag is missing or wrong.
+      HostLost: not all processes come.
     """
     global _line
     place = _place_by_flags()

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from bert_jax.errors import HostLost, UserError
+from bert_jax.errors import CommandError, HostLost, UserError
 
 # Seconds in which a process ends by itself after another one has stopped with an error. The first
 # process goes last: JAX aborts the others, with a C++ trace, where it is gone.
@@ -219,7 +219,8 @@ def receive_all(address: str, number: int, seconds: float, advice: Callable[[], 
       advice: as for `Line`.
 
     Raises:
-      UserError: the port is not free, or not all of them came.
+      UserError: the port is not free, or one came with other numbers.
+      HostLost: not all of them came.
     """
     port = port_of(address)
     deadline = time.monotonic() + seconds
@@ -243,6 +244,7 @@ def receive_all(address: str, number: int, seconds: float, advice: Callable[[], 
                 absent = [str(i) for i in range(number) if i not in names]
                 _refuse(
                     peers.values(),
+                    HostLost,
                     f"of {number} processes, {', '.join(absent)} did not come to the coordinator "
                     f"{address} in {seconds:g} s; start them, or mend --num_processes",
                 )
@@ -255,6 +257,7 @@ def receive_all(address: str, number: int, seconds: float, advice: Callable[[], 
             if of != number or index not in range(1, number) or index in peers:
                 _refuse(
                     [*peers.values(), end],
+                    UserError,
                     f"process {index} of {of} ({name}) has come to the coordinator {address}, "
                     f"which waits for {number} with an id each; mend --num_processes and "
                     "--process_id",
@@ -265,19 +268,20 @@ def receive_all(address: str, number: int, seconds: float, advice: Callable[[], 
     return Line(0, [names[i] for i in range(number)], peers, advice)
 
 
-def _refuse(ends: Iterable[_End], text: str) -> NoReturn:
+def _refuse(ends: Iterable[_End], kind: type[CommandError], text: str) -> NoReturn:
     for end in ends:
         with contextlib.suppress(OSError):  # it may have gone meanwhile
-            end.send({"refused": text})
+            end.send({"refused": text, "as": kind.__name__})
         end.close()
-    raise UserError(text)
+    raise kind(text)
 
 
 def call(address: str, number: int, index: int, seconds: float, advice: Callable[[], str]) -> Line:
     """Connects to the first process: the arguments as for `receive_all`, and this one's index.
 
     Raises:
-      UserError: it does not answer, or not all processes came to it.
+      UserError: it refuses this process's numbers.
+      HostLost: it does not answer, or not all processes came to it.
     """
     host, port = address.rpartition(":")[0].strip("[]"), port_of(address)
     deadline = time.monotonic() + seconds
@@ -297,9 +301,9 @@ def call(address: str, number: int, index: int, seconds: float, advice: Callable
             continue
         if "refused" in answer:
             end.close()
-            raise UserError(answer["refused"])
+            raise {"HostLost": HostLost, "UserError": UserError}[answer["as"]](answer["refused"])
         return Line(index, answer["names"], {0: end}, advice)
-    raise UserError(
+    raise HostLost(
         f"the coordinator {address} cannot be reached from this host, process {index}, after "
         f"{seconds:g} s ({reason}); is process 0 running there, and the port open?"
     )

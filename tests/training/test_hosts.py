@@ -417,7 +417,7 @@ def test_a_host_that_does_not_come(store, tmp_path, index):
     address = f"localhost:{free_port()}"
     words = [f"--coordinator_address={address}", "--num_processes=2", f"--process_id={index}"]
     code, lines = Host([*train(store, "run"), *words, "--connect_timeout=2"], 1, tmp_path).end()
-    assert code == 2
+    assert code == 69  # a cluster starts it again
     assert len(lines) == 1
     assert address in lines[0]
     assert ("of 2 processes, 1 did not come" in lines[0]) == (index == 0)
