@@ -24,11 +24,12 @@ from bert_jax.models.layers import (
     Dropout,
     DropoutKey,
     LayerNorm,
-    affine,
     param,
+    rounded,
     truncated_normal,
 )
 from bert_jax.models.positions import RelativePositions, sinusoidal_positions
+from bert_jax.models.products import affines, attention_mix, attention_scores
 
 
 @struct.dataclass
@@ -80,14 +81,15 @@ class BertEmbeddings(nn.Module):
         key: DropoutKey | None,
     ) -> Float[Array, "B L D"]:
         c, length = self.config, input_ids.shape[1]
-        hidden = jnp.take(self.word_embeddings, input_ids, axis=0)
+        hidden: Any = rounded(jnp.take(self.word_embeddings, input_ids, axis=0), c.dtype)
         if c.position_embedding_type == "absolute":
-            hidden += self.position_embeddings[:length]
+            hidden += rounded(self.position_embeddings[:length], c.dtype)
         elif c.position_embedding_type == "sinusoidal":
             hidden += sinusoidal_positions(length, c.hidden_size)
         # As a product: the gradient of a lookup in so short a table is a slow scatter.
         types = jax.nn.one_hot(token_type_ids, c.type_vocab_size, dtype=jnp.float32)
-        hidden += types @ self.token_type_embeddings
+        of_types: Any = rounded(self.token_type_embeddings, c.dtype)
+        hidden += types @ of_types
         return self.dropout(self.layer_norm(hidden), key)
 
 
@@ -110,20 +112,19 @@ class BertSelfAttention(nn.Module):
         c = self.config
         batch, length, size = hidden.shape
         heads = c.num_attention_heads
-        # One product for the three: devices that hold parts of the heads add up once.
         parts = [Dense(c, (size, size), ("embed", "heads"), name=name) for name in _PROJECTIONS]
-        kernel = jnp.stack([part.kernel for part in parts], axis=1)
-        projected = affine(hidden, kernel, jnp.stack([part.bias for part in parts]), c)
-        projected = projected.reshape(batch, length, 3, heads, size // heads)
-        query, key, value = projected.transpose(2, 0, 3, 1, 4)
-        scores = jnp.einsum("BHLK,BHMK->BHLM", query, key, preferred_element_type=jnp.float32)
+        projected = affines(hidden, [part.kernel for part in parts], [part.bias for part in parts])
+        query, key, value = (
+            each.reshape(batch, length, heads, size // heads).swapaxes(1, 2) for each in projected
+        )
+        scores = attention_scores(query, key)
         if c.position_embedding_type.startswith("relative"):
             scores += RelativePositions(c, name="distance")(query, key)
         attention = jax.nn.softmax(scores * (size // heads) ** -0.5 + bias, axis=-1)
         largest = (heads, c.max_position_embeddings, c.max_position_embeddings)
         dropout = Dropout(c.attention_probs_dropout_prob, largest, name="dropout")
         dropped = dropout(attention, dropout_key)
-        mixed = jnp.einsum("BHLM,BHMK->BHLK", dropped.astype(value.dtype), value)
+        mixed = attention_mix(dropped.astype(value.dtype), value)
         mixed = mixed.swapaxes(1, 2).reshape(batch, length, size)
         return Dense(c, (size, size), ("heads", "embed"), name="output")(mixed), attention
 

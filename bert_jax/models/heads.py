@@ -22,8 +22,8 @@ from bert_jax.models.layers import (
     DropoutKey,
     LayerNorm,
     param,
-    product,
 )
+from bert_jax.models.products import product_with_rows
 
 NUM_NSP_LABELS = 2  # 0 where B follows A, 1 where it is random (or the two are swapped)
 
@@ -47,7 +47,7 @@ class MaskedLMHead(nn.Module):
         )
         hidden = LayerNorm(c, name="layer_norm")(ACTIVATIONS[c.hidden_act](hidden))
         bias = param(self, "bias", nn.initializers.zeros, (c.vocab_size,), ("vocab",))
-        return jnp.add(product(hidden, word_embeddings.T, jnp.float32), bias)
+        return jnp.add(product_with_rows(hidden, word_embeddings, jnp.float32), bias)
 
 
 @struct.dataclass

@@ -14,6 +14,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.config import ModelConfig
+from bert_jax.models.products import affine
 
 ACTIVATIONS = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -60,32 +61,34 @@ def param(
       init: its initializer.
       shape: of the whole parameter.
       axes: a name for each dimension.
-      dtype: the type that it is used in. The value is float32, with the digits of that type.
+      dtype: the type that it is used in. The value is float32, and may have the digits of that type
+        already: what is not cast to it goes through `rounded`.
     """
     reader = _READER.get()
     if reader and not module.is_initializing():
         return reader(module.get_variable("params", name), axes, dtype)
     init = nn.with_logical_partitioning(init, axes)
-    value = module.param(name, init, shape, jnp.float32)
-    return value if dtype == "float32" else _rounded(value, dtype)
+    return module.param(name, init, shape, jnp.float32)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _rounded(value: Array, dtype: str) -> Array:
+def rounded(value: Array, dtype: str) -> Any:
     """Returns float32 with the digits of another type; its gradient is not rounded."""
+    if dtype == "float32":
+        return value
     kind = jnp.finfo(dtype)
     return jax.lax.reduce_precision(value, kind.nexp, kind.nmant)
 
 
 def _rounded_forward(value: Array, dtype: str) -> tuple[Array, None]:
-    return _rounded(value, dtype), None
+    return rounded(value, dtype), None
 
 
 def _rounded_backward(_: str, __: None, gradient: Array) -> tuple[Array]:
     return (gradient,)
 
 
-_rounded.defvjp(_rounded_forward, _rounded_backward)
+rounded.defvjp(_rounded_forward, _rounded_backward)
 
 
 def truncated_normal(stddev: float) -> nn.initializers.Initializer:
@@ -116,44 +119,7 @@ class Dense(nn.Module):
 
     def __call__(self, x: Float[Array, "... N"]) -> Float[Array, "... M"]:
         """Returns `x @ kernel + bias`."""
-        return affine(x, self.kernel, self.bias, self.config)
-
-
-def affine(x: Float[Array, "*any N"], kernel: Array, bias: Array, config: ModelConfig) -> Array:
-    """Returns `x @ kernel + bias` in `config.dtype`, for a kernel [N, *M] and a bias [*M]."""
-    dtype = jnp.dtype(config.dtype)
-    return jnp.add(product(x.astype(dtype), kernel), bias.astype(dtype))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def product(x: Float[Array, "*any N"], kernel: Array, dtype: Any = None) -> Array:
-    """Returns a matrix product over the last dimension, computed in the type of `x`.
-
-    The gradient by `kernel` is float32. By itself, JAX would round it to the type that the kernel
-    is cast to, before it is added up over devices and over the kernel's other uses.
-
-    Args:
-      x: float32 or bfloat16, [..., N].
-      kernel: float32, [N, *M].
-      dtype: of the result, [..., *M]; that of `x` where there is none.
-    """
-    return jnp.tensordot(x, kernel.astype(x.dtype), 1, preferred_element_type=dtype)
-
-
-def _product_forward(x: Array, kernel: Array, dtype: Any) -> tuple[Array, tuple[Array, Array]]:
-    return product(x, kernel, dtype), (x, kernel)
-
-
-def _product_backward(_: Any, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, kernel = saved
-    gradient = gradient.astype(x.dtype)
-    outputs, rows = kernel.ndim - 1, list(range(x.ndim - 1))
-    over = [list(range(-outputs, 0)), list(range(1, kernel.ndim))]
-    of_kernel = jnp.tensordot(x, gradient, [rows, rows], preferred_element_type=jnp.float32)
-    return jnp.tensordot(gradient, kernel.astype(x.dtype), over), of_kernel
-
-
-product.defvjp(_product_forward, _product_backward)
+        return affine(x.astype(self.config.dtype), self.kernel, self.bias)
 
 
 class LayerNorm(nn.Module):
@@ -166,11 +132,35 @@ class LayerNorm(nn.Module):
         """Returns `x` with mean 0 and variance 1 over the last dimension, scaled and shifted."""
         scale = param(self, "scale", nn.initializers.ones, x.shape[-1:], ("embed",))
         bias = param(self, "bias", nn.initializers.zeros, x.shape[-1:], ("embed",))
-        x = x.astype(jnp.float32)
-        centered = x - x.mean(-1, keepdims=True)
-        variance = jnp.square(centered).mean(-1, keepdims=True)
-        normal = centered * jax.lax.rsqrt(variance + self.config.layer_norm_eps)
-        return (normal * scale + bias).astype(self.config.dtype)
+        found: Any = _normalized(x, scale, bias, self.config.layer_norm_eps)
+        return found.astype(self.config.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _normalized(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+    return _normalized_forward(x, scale, bias, eps)[0]
+
+
+def _normalized_forward(x: Array, scale: Array, bias: Array, eps: float) -> tuple[Array, Any]:
+    wide = x.astype(jnp.float32)
+    mean = wide.mean(-1, keepdims=True)
+    centered = wide - mean
+    inverse = jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + eps)
+    return centered * inverse * scale + bias, (x, mean, inverse, scale)
+
+
+def _normalized_backward(_: float, saved: Any, gradient: Array) -> tuple[Array, Array, Array]:
+    x, mean, inverse, scale = saved
+    normal = (x.astype(jnp.float32) - mean) * inverse
+    rows = (-1, x.shape[-1])
+    of_scale = (gradient * normal).reshape(rows).sum(0)
+    of_bias = gradient.reshape(rows).sum(0)
+    scaled = gradient * scale
+    along = scaled.mean(-1, keepdims=True) + normal * (scaled * normal).mean(-1, keepdims=True)
+    return (inverse * (scaled - along)).astype(x.dtype), of_scale, of_bias
+
+
+_normalized.defvjp(_normalized_forward, _normalized_backward)
 
 
 @struct.dataclass
