@@ -7,21 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import ModelConfig, Phase, TrainConfig
-from bert_jax.models.heads import BertForPreTraining
 from bert_jax.planning import traffic
 from bert_jax.planning.program import Collective, collectives
-from bert_jax.training import parallel
+from bert_jax.training import parallel, synthetic
 from bert_jax.training.collectives import ROWS
-from bert_jax.training.masking import Masking
-from bert_jax.training.objectives import Pretraining
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.step import init_state, make_train_step
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -140,35 +133,14 @@ def _inner(params: dict[str, Any]) -> Iterator[Any]:
 
 def _trace(config: TrainConfig, phase: Phase, mesh: Mesh) -> tuple[Any, Any]:
     """Returns the abstract state, and the train step traced for it as train.py would run it."""
-    model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
-    optimizer = make_optimizer(config.optimizer, config.steps)
-    like, layout = parallel.layout(
-        lambda key: init_state(model.init_params(key), optimizer, config.seed),
-        mesh,
-        config.parallel,
-    )
-    pieces = config.model.vocab_size
-    masking = Masking(
-        counts=np.zeros(phase.max_length + 1, np.int32),
-        max_predictions=phase.max_predictions,
-        vocab_size=pieces,
-        special_ids=(0, 1, 2, 3),
-        mask_id=3,
-        continues=np.zeros(pieces, bool) if config.data.whole_word_masking else None,
-    )
-    step = make_train_step(Pretraining(model, masking), optimizer, config.optimizer.microbatches)
-    jitted = parallel.jit_step(step, layout, layout.state, ("state", "sums"))
-    return like, jitted.trace(like, _batch(config, phase, mesh))
-
-
-def _batch(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    rows = NamedSharding(mesh, P(ROWS))
-    tokens = (phase.batch_size, phase.max_length)
-    shapes = {"input_ids": tokens, "token_type_ids": tokens, "attention_mask": tokens}
-    shapes |= {"row": tokens[:1]}
-    if config.data.pairs != "none":
-        shapes |= {"next_sentence_label": tokens[:1]}
-    return {k: jax.ShapeDtypeStruct(v, jnp.int32, sharding=rows) for k, v in shapes.items()}
+    run = synthetic.set_up(config, phase, mesh)
+    jitted = parallel.jit_step(run.step, run.layout, run.layout.state, ("state", "sums"))
+    sharding = NamedSharding(mesh, P(ROWS))
+    batch = {
+        name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=sharding)
+        for name, rows in synthetic.rows(config, phase).items()
+    }
+    return run.like, jitted.trace(run.like, batch)
 
 
 def _memory(stats: Any, like: Any, config: TrainConfig, phase: Phase, mesh: Mesh) -> Memory:
