@@ -1,0 +1,85 @@
+"""How the programs that peers.py starts are told what to run, and say how long it took.
+
+One of them runs where this project is not installed.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+_UNTIMED = 3  # steps that compile, and settle the memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What a peer is to run.
+
+    Attributes:
+      model: a `ModelConfig` as a dictionary.
+      dtype: "float32" or "bfloat16".
+      head: "full" to score every position, "masked" for the predicted ones.
+      compile: by `torch.compile`.
+      batch_size: rows a step.
+      max_length: tokens of a row.
+      max_predictions: of a row.
+      threads: of PyTorch; 0 for its own choice.
+      config: a `TrainConfig` as JSON.
+    """
+
+    model: dict[str, Any]
+    dtype: str
+    head: str
+    compile: bool
+    batch_size: int
+    max_length: int
+    max_predictions: int
+    threads: int
+    config: str
+
+
+def synthetic(spec: Spec) -> dict[str, np.ndarray]:
+    """Returns rows of random pieces without padding, with what is to be predicted of them."""
+    random = np.random.default_rng(0)
+    shape = (spec.batch_size, spec.max_length)
+    ids = random.integers(5, spec.model["vocab_size"], shape)
+    count = spec.max_predictions
+    positions = np.argsort(random.random(shape), axis=1)[:, :count]
+    return {
+        "input_ids": ids,
+        "token_type_ids": np.tile(np.arange(spec.max_length) * 2 // spec.max_length, (len(ids), 1)),
+        "attention_mask": np.ones_like(ids),
+        "positions": positions,
+        "labels": np.take_along_axis(ids, positions, axis=1),
+        "next_sentence_label": random.integers(0, 2, len(ids)),
+    }
+
+
+def read_spec() -> Spec:
+    """Returns what the program was started with."""
+    return Spec(**json.loads(sys.argv[1]))
+
+
+def serve(run: Callable[[int], float], versions: Mapping[str, str]) -> None:
+    """Answers each number of steps that comes in with the seconds that they took.
+
+    Args:
+      run: takes so many steps, waits for them and gives the mean of their losses.
+      versions: of what runs them.
+    """
+    started = time.perf_counter()
+    loss = run(_UNTIMED)
+    _say({"seconds": time.perf_counter() - started, "loss": loss, "versions": dict(versions)})
+    for line in sys.stdin:
+        steps = int(line)
+        started = time.perf_counter()
+        loss = run(steps)
+        _say({"seconds": (time.perf_counter() - started) / steps, "loss": loss})
+
+
+def _say(values: Mapping[str, object]) -> None:
+    print(json.dumps(values), flush=True)
