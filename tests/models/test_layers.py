@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.models.layers import Dropout, DropoutKey, random_bits, truncated_normal
+from bert_jax.config import ModelConfig
+from bert_jax.models.layers import Dropout, DropoutKey, LayerNorm, random_bits, truncated_normal
 
 SHAPE = (32, 64)
 
@@ -92,3 +93,27 @@ def test_initializer_is_cut_at_two_deviations():
     assert np.abs(x).max() <= 0.04
     expected = stats.truncnorm(-2, 2, scale=0.02)
     assert stats.kstest(x.ravel(), expected.cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradient_of_layer_norm(dtype):
+    """By hand in the module, by JAX of the formula here."""
+    random = np.random.default_rng(0)
+    x, weights = (jnp.asarray(random.normal(size=(3, 5, 16)), dtype) for _ in range(2))
+    scale, bias = (jnp.asarray(random.normal(size=16), jnp.float32) for _ in range(2))
+    module = LayerNorm(ModelConfig(dtype=dtype, layer_norm_eps=1e-3))
+
+    def loss(x, scale, bias):
+        return (module.apply({"params": {"scale": scale, "bias": bias}}, x) * weights).sum()
+
+    def plain(x, scale, bias):
+        x = x.astype(jnp.float32)
+        normal = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-3)
+        return ((normal * scale + bias) * weights).sum()
+
+    found, expected = (jax.grad(f, (0, 1, 2))(x, scale, bias) for f in (loss, plain))
+    for ours, right in zip(found, expected, strict=True):
+        close = 1e-5 if ours.dtype == jnp.float32 else 2**-7
+        np.testing.assert_allclose(
+            ours.astype(jnp.float32), right.astype(jnp.float32), atol=close, rtol=close
+        )
