@@ -15,6 +15,8 @@ environment with it as `--flax_python`. Their rows are masked beforehand, ours i
 
 import dataclasses
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -95,9 +97,13 @@ def main() -> None:
     unknown = set(NAMES.value) - PEERS.keys()
     if unknown or OURS not in NAMES.value:
         raise UserError(f"--peers are bert-jax and any of {', '.join(list(PEERS)[1:])}")
+    if set(DTYPES.value) - {"float32", "bfloat16"} or not DTYPES.value:
+        raise UserError("--dtypes are float32, bfloat16 or both")
+    if OUTPUT.value and not os.access(Path(OUTPUT.value).absolute().parent, os.W_OK):
+        raise UserError(f"--output {OUTPUT.value} cannot be written there; make the folder first")
     if ROUNDS.value < 1 or SECONDS.value <= 0:
         raise UserError("--rounds and --seconds must be positive")
-    if "flax" in NAMES.value and not FLAX_PYTHON.value:
+    if "flax" in NAMES.value and not shutil.which(FLAX_PYTHON.value):
         raise UserError("flax needs --flax_python, the Python of an environment that has it")
     _, phase = config_lib.phases(config)[0]
     spec = Spec(

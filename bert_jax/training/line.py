@@ -301,7 +301,8 @@ def call(address: str, number: int, index: int, seconds: float, advice: Callable
             continue
         if "refused" in answer:
             end.close()
-            raise {"HostLost": HostLost, "UserError": UserError}[answer["as"]](answer["refused"])
+            kind = HostLost if answer.get("as") == HostLost.__name__ else UserError
+            raise kind(answer["refused"])
         return Line(index, answer["names"], {0: end}, advice)
     raise HostLost(
         f"the coordinator {address} cannot be reached from this host, process {index}, after "
