@@ -1,9 +1,11 @@
 """Checkpoints: the state, the config and the tokenizer, each checkpoint complete by itself."""
 
+import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +87,9 @@ class Checkpoints:
         Raises:
           UserError: the checkpoint is damaged, or of another model.
         """
-        try:
+        with _reading(self.folder / str(step)):
             items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
             return self._manager.restore(step, args=items)["state"]
-        except Exception as error:  # TensorStore and Orbax raise nearly every kind
-            raise _damaged(self.folder / str(step), error) from error
 
     def close(self) -> None:
         """Waits until everything is written."""
@@ -167,10 +167,12 @@ def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> An
     place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     folder = checkpoint.absolute() / "state"
     absent = tuple(f"{part}/" for part in optional)
-    try:
+    with _reading(checkpoint):
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            tree = reader.metadata(folder).item_metadata.tree["params"]
-        stored: Any = traverse_util.flatten_dict(tree, sep="/")
+            described = reader.metadata(folder).item_metadata
+        if described is None:
+            raise ValueError("what its state holds is not known")
+        stored: Any = traverse_util.flatten_dict(described.tree["params"], sep="/")
         absent = tuple(part for part in absent if not any(name.startswith(part) for name in stored))
         wanted = {}
         asked: Any = traverse_util.flatten_dict(like, sep="/")
@@ -192,8 +194,6 @@ def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> An
                     partial_restore=True,
                 ),
             )
-    except Exception as error:
-        raise _damaged(checkpoint, error) from error
     return restored["params"]
 
 
@@ -204,6 +204,33 @@ def _concurrent_gb(params: Any) -> Any:
     """
     largest = max(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(params))
     return max(0.1, 1.1e-9 * largest)
+
+
+@contextlib.contextmanager
+def _reading(checkpoint: Path) -> Iterator[None]:
+    """Makes an error of reading one of the user's, and the only thing that is printed of it.
+
+    At the first error Orbax closes its event loop. TensorStore's other reads, which end later, find
+    it closed, and Python would print as much of each, and what they found that nobody asked for.
+    """
+    sys.unraisablehook = _unless_late
+    level = _asyncio.level
+    _asyncio.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:  # TensorStore and Orbax raise nearly every kind
+        raise _damaged(checkpoint, error) from error
+    sys.unraisablehook = _unraisable
+    _asyncio.setLevel(level)
+
+
+_unraisable = sys.unraisablehook
+_asyncio = logging.getLogger("asyncio")
+
+
+def _unless_late(unraisable: Any) -> None:
+    if str(unraisable.exc_value) != "Event loop is closed":
+        _unraisable(unraisable)
 
 
 def _damaged(checkpoint: Path, error: Exception) -> UserError:

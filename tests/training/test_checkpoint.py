@@ -1,6 +1,8 @@
 """Checkpoints: which are kept, what each holds, and what is said of one that cannot be read."""
 
+import gc
 import shutil
+import sys
 from contextlib import closing
 
 import jax
@@ -84,3 +86,21 @@ def test_what_cannot_be_read_is_named(tmp_path, tokenizer):
         checkpoint.find(tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         checkpoint.find(tmp_path / "nowhere")
+
+
+def test_of_a_damaged_one_only_the_error_is_seen(tmp_path, tokenizer, monkeypatch, capfd):
+    """Its other arrays are still being read when the first fails."""
+    params = {str(i): np.arange(1000.0, dtype=np.float32) for i in range(60)}
+    checkpoint.write_params(tmp_path / "5", params, {}, tokenizer)
+    for path in (tmp_path / "5/state").glob("**/d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    printed: list[object] = []
+    monkeypatch.setattr(checkpoint, "_unraisable", printed.append)
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    for _ in range(10):
+        with pytest.raises(UserError, match="5 cannot be read"):
+            checkpoint.read_params(tmp_path / "5", like)
+    gc.collect()
+    assert printed == []
+    assert capfd.readouterr().err == ""
