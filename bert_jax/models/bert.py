@@ -18,6 +18,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
+from bert_jax.models.attention import AttentionMask, BertSelfAttention
 from bert_jax.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -28,8 +29,7 @@ from bert_jax.models.layers import (
     rounded,
     truncated_normal,
 )
-from bert_jax.models.positions import RelativePositions, sinusoidal_positions
-from bert_jax.models.products import affines, attention_mix, attention_scores
+from bert_jax.models.positions import sinusoidal_positions
 
 
 @struct.dataclass
@@ -93,42 +93,6 @@ class BertEmbeddings(nn.Module):
         return self.dropout(self.layer_norm(hidden), key)
 
 
-_PROJECTIONS = ("query", "key", "value")
-
-
-class BertSelfAttention(nn.Module):
-    """Multi-head attention of a row to itself, with its output projection."""
-
-    config: ModelConfig
-
-    @nn.compact
-    def __call__(
-        self,
-        hidden: Float[Array, "B L D"],
-        bias: Float[Array, "B 1 1 M"],
-        dropout_key: DropoutKey | None,
-    ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"]]:
-        """Returns the attended values, and the attention map before dropout."""
-        c = self.config
-        batch, length, size = hidden.shape
-        heads = c.num_attention_heads
-        parts = [Dense(c, (size, size), ("embed", "heads"), name=name) for name in _PROJECTIONS]
-        projected = affines(hidden, [part.kernel for part in parts], [part.bias for part in parts])
-        query, key, value = (
-            each.reshape(batch, length, heads, size // heads).swapaxes(1, 2) for each in projected
-        )
-        scores = attention_scores(query, key)
-        if c.position_embedding_type.startswith("relative"):
-            scores += RelativePositions(c, name="distance")(query, key)
-        attention = jax.nn.softmax(scores * (size // heads) ** -0.5 + bias, axis=-1)
-        largest = (heads, c.max_position_embeddings, c.max_position_embeddings)
-        dropout = Dropout(c.attention_probs_dropout_prob, largest, name="dropout")
-        dropped = dropout(attention, dropout_key)
-        mixed = attention_mix(dropped.astype(value.dtype), value)
-        mixed = mixed.swapaxes(1, 2).reshape(batch, length, size)
-        return Dense(c, (size, size), ("heads", "embed"), name="output")(mixed), attention
-
-
 class BertLayer(nn.Module):
     """Attention and feed-forward, each added to its input and then normalized."""
 
@@ -138,7 +102,7 @@ class BertLayer(nn.Module):
     def __call__(
         self,
         hidden: Float[Array, "B L D"],
-        bias: Float[Array, "B 1 1 M"],
+        mask: AttentionMask,
         key: DropoutKey | None,
     ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"]]:
         """Returns the layer's output, and its attention map before dropout."""
@@ -149,7 +113,7 @@ class BertLayer(nn.Module):
             dropped = Dropout(c.hidden_dropout_prob, name=f"{name}_dropout")(update, key)
             return LayerNorm(c, name=f"{name}_layer_norm")(dropped + to)
 
-        attended, attention = BertSelfAttention(c, name="attention")(hidden, bias, inside)
+        attended, attention = BertSelfAttention(c, name="attention")(hidden, mask, inside)
         hidden = add("attention", attended, hidden, first)
         wide = Dense(c, (c.hidden_size, c.intermediate_size), ("embed", "feed_forward"), name="up")
         narrow = Dense(
@@ -194,8 +158,7 @@ class BertModel(nn.Module):
           output_hidden_states: whether to return the embeddings and every layer's output.
           output_attentions: whether to return every layer's attention map.
         """
-        # As in the original: large and finite, so that a row of padding alone gives no NaN.
-        bias = (1.0 - attention_mask[:, None, None, :].astype(jnp.float32)) * -10000.0
+        mask = AttentionMask(attention_mask)
         embedded = self.embeddings(
             input_ids,
             token_type_ids,
@@ -203,7 +166,7 @@ class BertModel(nn.Module):
         )
         encode = self._loop if self.is_initializing() or not self.config.scan_layers else self._scan
         hidden, (states, attentions) = encode(
-            embedded, bias, dropout_key, (output_hidden_states, output_attentions)
+            embedded, mask, dropout_key, (output_hidden_states, output_attentions)
         )
         return BertOutput(
             last_hidden_state=hidden,
@@ -213,18 +176,18 @@ class BertModel(nn.Module):
         )
 
     def _loop(
-        self, hidden: Array, bias: Array, key: DropoutKey | None, wanted: tuple[bool, bool]
+        self, hidden: Array, mask: AttentionMask, key: DropoutKey | None, wanted: tuple[bool, bool]
     ) -> tuple[Array, Any]:
         """Returns the last layer's output and, where wanted, every layer's and its attention."""
         states, attentions = [], []
         for index, layer in enumerate(self.layers):
-            hidden, attention = layer(hidden, bias, key and key.fold(index))
+            hidden, attention = layer(hidden, mask, key and key.fold(index))
             states.append(hidden)
             attentions.append(attention)
         return hidden, (states, attentions)
 
     def _scan(
-        self, hidden: Array, bias: Array, key: DropoutKey | None, wanted: tuple[bool, bool]
+        self, hidden: Array, mask: AttentionMask, key: DropoutKey | None, wanted: tuple[bool, bool]
     ) -> tuple[Array, Any]:
         """Does what `_loop` does with one program for all layers, which compiles faster."""
         params = [layer.variables["params"] for layer in self.layers]
@@ -233,7 +196,7 @@ class BertModel(nn.Module):
         def run(hidden: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
             of_layer, index = layer
             hidden, attention = self.any_layer.apply(
-                {"params": of_layer}, hidden, bias, key and key.fold(index)
+                {"params": of_layer}, hidden, mask, key and key.fold(index)
             )
             return hidden, (hidden if wanted[0] else (), attention if wanted[1] else ())
 
