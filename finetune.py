@@ -35,7 +35,7 @@ from bert_jax.tasks.baseline import tfidf_scores
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.examples import Sets
 from bert_jax.tasks.results import Table
-from bert_jax.training import checkpoint, hosts, loop, parallel, prediction
+from bert_jax.training import checkpoint, hosts, loop, parallel, precision, prediction
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import Labelling
@@ -87,6 +87,7 @@ def read_flags() -> tuple[FinetuneConfig, Path, pretrained.Bert]:
     """
     config, name = cli.read_config(RECIPES / "docstrings.py", FinetuneConfig)
     hosts.connect()
+    config.model = precision.settled(config.model, jax.local_devices()[0])
     workdir = Path(WORKDIR.value or f"runs/{name}")
     hosts.check_same_run(config, workdir=str(workdir), init=INIT.value)
     init = pretrained.load(INIT.value)

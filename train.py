@@ -35,7 +35,7 @@ from bert_jax.data.loader import OwnRows
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training import hosts, loop, parallel
+from bert_jax.training import hosts, loop, parallel, precision
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.masking import make_masking
 from bert_jax.training.metrics import Writer
@@ -126,6 +126,7 @@ def read_flags() -> tuple[TrainConfig, Path, pretrained.Bert | None]:
     """
     config, name = cli.read_config(Path(__file__).parent / "configs" / "tiny.py", TrainConfig)
     hosts.connect()
+    config.model = precision.settled(config.model, jax.local_devices()[0])
     workdir = Path(WORKDIR.value or f"runs/{name}")
     hosts.check_same_run(config, workdir=str(workdir), init=INIT.value)
     init = pretrained.load(INIT.value) if INIT.value else None

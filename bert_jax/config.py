@@ -35,7 +35,8 @@ class ModelConfig:
     type_vocab_size: int = 2
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
-    dtype: str = "float32"  # of activations and matrix products; parameters are float32
+    # Of activations and matrix products; parameters are float32. "auto": what the device does best.
+    dtype: str = "float32"
     remat: bool = False  # compute each layer again for its gradient, for memory; same result
     scan_layers: bool = False  # one program for all layers, which compiles faster; same result
 
@@ -206,7 +207,7 @@ _CHOICES = {
         "relative_key_query",
     ),
     "model.hidden_act": ("gelu", "gelu_new", "relu"),
-    "model.dtype": ("float32", "bfloat16"),
+    "model.dtype": ("float32", "bfloat16", "auto"),
     "tokenizer.kind": ("sentencepiece", "wordpiece", "byte_bpe"),
     "tokenizer.model_type": ("unigram", "bpe"),
     "data.sentences": ("auto", "lines", "split"),

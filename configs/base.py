@@ -10,7 +10,7 @@ from bert_jax.config import DataConfig, ModelConfig, Phase, TokenizerConfig, Tra
 
 def get_config() -> TrainConfig:
     return TrainConfig(
-        model=ModelConfig(dtype="bfloat16"),
+        model=ModelConfig(dtype="auto"),
         tokenizer=TokenizerConfig(kind="wordpiece"),
         data=DataConfig(phases=(Phase(start=0.9, max_length=512, batch_size=256),)),
     )

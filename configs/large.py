@@ -15,7 +15,7 @@ def get_config() -> TrainConfig:
             num_hidden_layers=24,
             num_attention_heads=16,
             intermediate_size=4096,
-            dtype="bfloat16",
+            dtype="auto",
         ),
         tokenizer=TokenizerConfig(kind="wordpiece"),
         data=DataConfig(phases=(Phase(start=0.9, max_length=512, batch_size=256),)),

@@ -27,7 +27,7 @@ def get_config() -> TrainConfig:
             hidden_act="gelu",
             type_vocab_size=1,
             layer_norm_eps=1e-5,
-            dtype="bfloat16",
+            dtype="auto",
         ),
         tokenizer=TokenizerConfig(kind="byte_bpe", lowercase=False),
         data=DataConfig(pairs="none", max_length=512, batch_size=8192),

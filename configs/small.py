@@ -20,7 +20,11 @@ def get_config() -> TrainConfig:
         steps=100_000,
         eval_every=2000,
         model=ModelConfig(
-            hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
+            hidden_size=256,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=1024,
+            dtype="auto",
         ),
         tokenizer=TokenizerConfig(kind="wordpiece"),
         data=DataConfig(max_length=128, batch_size=64),

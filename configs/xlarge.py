@@ -27,7 +27,7 @@ def get_config() -> TrainConfig:
             num_hidden_layers=24,
             num_attention_heads=32,
             intermediate_size=8192,
-            dtype="bfloat16",
+            dtype="auto",
             remat=True,
             scan_layers=True,
         ),

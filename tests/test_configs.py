@@ -28,6 +28,7 @@ from bert_jax.config import (
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.tasks import examples, glue
+from bert_jax.training import precision
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
 
@@ -48,6 +49,7 @@ def test_recipe(name):
     )
     config = module.get_config()
     validate(config)
+    config.model = precision.settled(config.model, jax.devices()[0])
     assert from_dict(TrainConfig, json.loads(to_json(config)), "here") == config
     model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)

@@ -118,7 +118,9 @@ def make_plans(
     plans = []
     for target, mesh in zip(targets, meshes, strict=True):
         for _, phase in config_lib.phases(config):
-            plans.append(_plan(config, phase, target, mesh, say, with_largest=with_largest))
+            plans.append(
+                _plan(target.settled(config), phase, target, mesh, say, with_largest=with_largest)
+            )
     return plans
 
 

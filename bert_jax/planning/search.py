@@ -65,6 +65,7 @@ def search(
             f"--search ranks by a chip's rates, and {target.name} has none; name a chip"
         )
     config_lib.validate(config)
+    config = target.settled(config)
     phase = _longest(config)
     options = sorted(
         meshes(config.model, len(target.devices)), key=lambda option: needed(config, phase, option)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.planning import chips
 
@@ -39,6 +40,15 @@ class Target:
     def is_compiled_for(self) -> bool:
         """Whether the program is the one that the devices would run."""
         return self.chip is None or self.chip.maker == "Google"
+
+    def settled(self, config: TrainConfig) -> TrainConfig:
+        """Returns the config in the type that a dtype of "auto" stands for on the devices."""
+        from bert_jax.training import precision
+
+        model = precision.settled(config.model, self.devices[0])
+        if self.chip and config.model.dtype == "auto":  # all that are known have it
+            model = dataclasses.replace(model, dtype="bfloat16")
+        return dataclasses.replace(config, model=model)
 
 
 def read(names: str) -> list[Target]:
