@@ -1,5 +1,6 @@
 """The train step of this project, for peers.py, which starts this program."""
 
+import dataclasses
 import json
 
 import jax
@@ -10,16 +11,47 @@ from serve import read_spec, serve
 from bert_jax import config as config_lib
 from bert_jax.config import TrainConfig
 from bert_jax.config_json import from_dict
+from bert_jax.models import layers, products
 from bert_jax.training import parallel, synthetic
+
+
+def _threefry_dropout() -> None:
+    """Draws the bits of dropout with JAX's own generator."""
+    layers.random_bits = lambda key, rows, shape, bounds: jax.random.bits(
+        key, (*rows.shape, *shape)
+    )
+
+
+def _one_form_of_products() -> None:
+    """Asks a CPU for products as an accelerator is asked."""
+    products._on_cpu = lambda form, other, *operands: other(*operands)
+
+
+def _automatic_norm_gradient() -> None:
+    """Leaves LayerNorm's gradient to JAX."""
+    layers._normalized = layers._normalized.fun
+
+
+# The plain form in place of a technique, by its name.
+PLAIN = {
+    "hashed-dropout": _threefry_dropout,
+    "cpu-products": _one_form_of_products,
+    "norm-gradient": _automatic_norm_gradient,
+}
 
 
 def main() -> None:
     """Builds the model, takes the first steps, and waits to be asked for more."""
     spec = read_spec()
-    parallel.keep_host_memory()
+    if spec.head != "kept-memory":
+        parallel.keep_host_memory()
     config = from_dict(TrainConfig, json.loads(spec.config), "config")
     config.model.dtype = spec.dtype
     _, phase = config_lib.phases(config)[0]
+    if spec.head == "masked-head":
+        phase = dataclasses.replace(phase, max_predictions=phase.max_length)
+    elif spec.head in PLAIN:
+        PLAIN[spec.head]()
     mesh = parallel.make_mesh(config.parallel)
     run = synthetic.set_up(config, phase, mesh)
     state = parallel.place(run.new_state, run.layout.state, jax.random.key(config.seed))

@@ -10,7 +10,9 @@ the ratio to ours is of each round, and printed with its quartiles.
 Peers: `torch`, transformers' BertForPreTraining, eager; `torch-masked`, the same with its head on
 the predicted positions alone, as ours; `torch-compiled` and `torch-masked-compiled`, under
 `torch.compile`; `flax`, the last Flax BERT, which transformers 4 alone has: give the Python of an
-environment with it as `--flax_python`. Their rows are masked beforehand, ours in the step.
+environment with it as `--flax_python`. Their rows are masked beforehand, ours in the step. And our
+own step without one of the things that make it fast: `without-` and the name of one of
+`serve.TECHNIQUES`.
 """
 
 import dataclasses
@@ -26,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from absl import flags
-from serve import Spec
+from serve import TECHNIQUES, Spec
 
 from bert_jax import cli
 from bert_jax import config as config_lib
@@ -41,6 +43,7 @@ PEERS = {
     "torch-compiled": ("peer_torch.py", "full", True),
     "torch-masked-compiled": ("peer_torch.py", "masked", True),
     "flax": ("peer_flax.py", "full", False),
+    **{f"without-{name}": ("peer_ours.py", name, False) for name in TECHNIQUES},
 }
 OURS = "bert-jax"
 

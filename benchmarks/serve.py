@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+# What `peer_ours.py` can leave out of our step.
+TECHNIQUES = ("hashed-dropout", "cpu-products", "norm-gradient", "masked-head", "kept-memory")
+
 _UNTIMED = 3  # steps that compile, and settle the memory
 
 
@@ -22,7 +25,8 @@ class Spec:
     Attributes:
       model: a `ModelConfig` as a dictionary.
       dtype: "float32" or "bfloat16".
-      head: "full" to score every position, "masked" for the predicted ones.
+      head: "full" to score every position, "masked" for the predicted ones; of our own step, what
+        it is to be without.
       compile: by `torch.compile`.
       batch_size: rows a step.
       max_length: tokens of a row.
