@@ -19,7 +19,7 @@ import jaxlib.version
 from absl import flags
 
 from bert_jax.config import flatten
-from bert_jax.errors import CommandError, UserError
+from bert_jax.errors import CommandError, Interrupted, UserError
 from bert_jax.training import line as line_lib
 from bert_jax.training.line import Line
 
@@ -249,6 +249,9 @@ def run(main: Callable[[], None]) -> None:
     """
     try:
         main()
+    except Interrupted:
+        _leave(0)  # as all have agreed to; each takes as long as its checkpoint does
+        raise
     except CommandError as error:
         _leave(error.exit_code, str(error))
         raise
