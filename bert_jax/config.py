@@ -39,6 +39,7 @@ class ModelConfig:
     dtype: str = "float32"
     remat: bool = False  # compute each layer again for its gradient, for memory; same result
     scan_layers: bool = False  # one program for all layers, which compiles faster; same result
+    attention: str = "auto"  # "plain"; "fused", on a TPU; or fused where it is better; same result
 
 
 @dataclasses.dataclass
@@ -196,7 +197,8 @@ class FinetuneConfig:
 
 # Fields that change what is written or shown, not what is computed: a run may resume with others.
 _FREE_TO_CHANGE = ("log_every", "eval_every", "eval_rows", "checkpoint.", "parallel.")
-_FREE_TO_CHANGE += ("model.remat", "model.scan_layers", "seeds", "compare", "data.test")
+_FREE_TO_CHANGE += ("model.remat", "model.scan_layers", "model.attention")
+_FREE_TO_CHANGE += ("seeds", "compare", "data.test")
 
 _CHOICES = {
     "model.model_type": ("bert", "roberta"),
@@ -208,6 +210,7 @@ _CHOICES = {
     ),
     "model.hidden_act": ("gelu", "gelu_new", "relu"),
     "model.dtype": ("float32", "bfloat16", "auto"),
+    "model.attention": ("auto", "plain", "fused"),
     "tokenizer.kind": ("sentencepiece", "wordpiece", "byte_bpe"),
     "tokenizer.model_type": ("unigram", "bpe"),
     "data.sentences": ("auto", "lines", "split"),
@@ -434,7 +437,8 @@ def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
             f"{path} is not JSON ({error}); mend it or choose another --workdir"
         ) from error
     for name, value in flatten(config).items():
-        if saved[name] != value and not name.startswith(_FREE_TO_CHANGE):
+        is_free = name in _FREE_TO_CHANGE or name.split(".")[0] + "." in _FREE_TO_CHANGE
+        if saved[name] != value and not is_free:
             raise UserError(
                 f"{path.parent} belongs to another config: {name} is {saved[name]!r} there and "
                 f"{value!r} here; choose another --workdir or set the field back"

@@ -115,7 +115,14 @@ class Encoder:
         self._params = jax.device_put(params, whole)
         model = BertModel(config, add_pooling_layer=False)
         features = partial(_features, model, tuple(layers), pooling)
-        self._features = jax.jit(features, in_shardings=(whole, rows, rows), out_shardings=rows)
+        each = jax.shard_map(
+            features,
+            mesh=mesh,
+            in_specs=(P(), P("data"), P("data")),
+            out_specs=P("data"),
+            check_vma=False,
+        )
+        self._features = jax.jit(each, in_shardings=(whole, rows, rows), out_shardings=rows)
 
     def __call__(self, texts: Iterable[str]) -> Iterator[Embedded]:
         """Yields the embedding of each text, in their order, some thousands at a time."""

@@ -268,7 +268,8 @@ def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> Mod
     Raises:
       UserError: one of them asks for other parameters.
     """
-    kept = {name: getattr(config, name) for name in {"dtype", "remat", "scan_layers", *given}}
+    how = ("dtype", "remat", "scan_layers", "attention")
+    kept = {name: getattr(config, name) for name in {*how, *given}}
     model = dataclasses.replace(init.config, **kept)
     validate_model(model, "config")
     shapes = jax.eval_shape(BertForPreTraining(model).init_params, jax.random.key(0))

@@ -313,7 +313,7 @@ def save(
         )
     made = _choose(params, config.model_type, head, task)
     values = {"architectures": [made.architecture], **dataclasses.asdict(config)}
-    del values["remat"], values["scan_layers"]  # how it is computed
+    del values["remat"], values["scan_layers"], values["attention"]  # how it is computed
     values[_PIECES] = tokenizer.vocab_size
     values |= {"dtype": "float32", "pad_token_id": tokenizer.pad_id, "tie_word_embeddings": True}
     values["position_embedding_type"] = "absolute"

@@ -104,8 +104,9 @@ class BertLayer(nn.Module):
         hidden: Float[Array, "B L D"],
         mask: AttentionMask,
         key: DropoutKey | None,
-    ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"]]:
-        """Returns the layer's output, and its attention map before dropout."""
+        output_attentions: bool = True,
+    ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"] | None]:
+        """Returns the layer's output, and its attention map before dropout, if it is wanted."""
         c = self.config
         inside, first, second = (key and key.fold(place) for place in range(3))
 
@@ -113,7 +114,8 @@ class BertLayer(nn.Module):
             dropped = Dropout(c.hidden_dropout_prob, name=f"{name}_dropout")(update, key)
             return LayerNorm(c, name=f"{name}_layer_norm")(dropped + to)
 
-        attended, attention = BertSelfAttention(c, name="attention")(hidden, mask, inside)
+        attend = BertSelfAttention(c, name="attention")
+        attended, attention = attend(hidden, mask, inside, output_attentions)
         hidden = add("attention", attended, hidden, first)
         wide = Dense(c, (c.hidden_size, c.intermediate_size), ("embed", "feed_forward"), name="up")
         narrow = Dense(
@@ -132,7 +134,7 @@ class BertModel(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.embeddings = BertEmbeddings(c)
-        kind = nn.remat(BertLayer) if c.remat else BertLayer
+        kind = nn.remat(BertLayer, static_argnums=(4,)) if c.remat else BertLayer
         self.layers = [kind(c, name=f"layer_{i}") for i in range(c.num_hidden_layers)]
         self.any_layer = kind(c, parent=None)
         if self.add_pooling_layer:
@@ -181,7 +183,7 @@ class BertModel(nn.Module):
         """Returns the last layer's output and, where wanted, every layer's and its attention."""
         states, attentions = [], []
         for index, layer in enumerate(self.layers):
-            hidden, attention = layer(hidden, mask, key and key.fold(index))
+            hidden, attention = layer(hidden, mask, key and key.fold(index), wanted[1])
             states.append(hidden)
             attentions.append(attention)
         return hidden, (states, attentions)
@@ -196,7 +198,7 @@ class BertModel(nn.Module):
         def run(hidden: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
             of_layer, index = layer
             hidden, attention = self.any_layer.apply(
-                {"params": of_layer}, hidden, mask, key and key.fold(index)
+                {"params": of_layer}, hidden, mask, key and key.fold(index), wanted[1]
             )
             return hidden, (hidden if wanted[0] else (), attention if wanted[1] else ())
 

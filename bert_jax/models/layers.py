@@ -201,11 +201,15 @@ class Dropout(nn.Module):
         self, x: Float[Array, "B *rest"], key: DropoutKey | None
     ) -> Float[Array, "B *rest"]:
         """Returns `x` with a share of `rate` set to zero and the others scaled to keep the mean."""
-        if key is None or self.rate == 0.0:
-            return x
-        bits = random_bits(key.key, key.rows, x.shape[1:], self.bounds)
-        keep = bits >= jnp.uint32(round(self.rate * 2**32))
-        return jnp.where(keep, x / (1.0 - self.rate), 0.0)
+        return dropped(x, key, self.rate, self.bounds)
+
+
+def dropped(x: Array, key: DropoutKey | None, rate: float, bounds: tuple[int, ...] = ()) -> Array:
+    """Does what `Dropout` does."""
+    if key is None or rate == 0.0:
+        return x
+    bits = random_bits(key.key, key.rows, x.shape[1:], bounds)
+    return jnp.where(is_kept(bits, rate), x / (1.0 - rate), 0.0)
 
 
 def random_bits(
@@ -222,17 +226,32 @@ def random_bits(
       shape: of a row; at most 2**32 elements.
       bounds: the largest shape, by which elements are counted; `shape` where there is none.
     """
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.key_data(key)
-    first = _mix(_mix(rows.astype(jnp.uint32) + key[0]) ^ key[1])
-    second = _mix(first + jnp.uint32(0x9E3779B9))
+    first, second = row_words(key, rows)
     place = jnp.zeros((), jnp.uint32)
     for axis, size in enumerate(shape):
         stride = math.prod((bounds or shape)[axis + 1 :])
         step = jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         place = place + step if size > 1 else place
     lift = (..., *(None,) * len(shape))
-    return _mix(_mix(place + first[lift]) ^ second[lift])
+    return hashed(place, first[lift], second[lift])
+
+
+def row_words(key: Array, rows: Int[Array, "B"]) -> tuple[UInt32[Array, "B"], UInt32[Array, "B"]]:
+    """Returns the two words that each row's bits are made of."""
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    first = _mix(_mix(rows.astype(jnp.uint32) + key[0]) ^ key[1])
+    return first, _mix(first + jnp.uint32(0x9E3779B9))
+
+
+def hashed(place: Array, first: Array, second: Array) -> Array:
+    """Returns the bits of a place in a row, of the row's words; all are uint32."""
+    return _mix(_mix(place + first) ^ second)
+
+
+def is_kept(bits: Array, rate: float) -> Array:
+    """Returns whether dropout of this rate keeps the elements that have these bits."""
+    return bits >= jnp.uint32(round(rate * 2**32))
 
 
 def _mix(x: UInt32[Array, "*any"]) -> UInt32[Array, "*any"]:

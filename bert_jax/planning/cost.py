@@ -120,6 +120,8 @@ def matrix_flops(jaxpr: Any, *, repeats: bool = True) -> float:
             summed = math.prod(shape[axis] for axis in contracted)
             total += 2.0 * summed * math.prod(equation.outvars[0].aval.shape)
         times = params["length"] if name == "scan" and repeats else 1
+        if name == "pallas_call":  # whose steps the compiler's count has too
+            times = math.prod(params["grid_mapping"].grid)
         total += times * sum(matrix_flops(each, repeats=repeats) for each in _inner(params))
     return total
 

@@ -63,7 +63,7 @@ def across(mesh: Mesh, params: Any, gradients: Any) -> Across:
       gradients: of their gradients.
     """
     if math.prod(mesh.shape[axis] for axis in ROWS) == 1:
-        return Across()
+        return Across(run=lambda of_rows, _: _on(mesh, of_rows))
     is_tpu = mesh.devices.flat[0].platform == "tpu"
     exchange = Exchange(_rings(mesh), math.prod(_TILE) if is_tpu else 0)
     of_params, of_gradients = (_by_hand(tree) for tree in (params, gradients))
@@ -121,6 +121,16 @@ def across(mesh: Mesh, params: Any, gradients: Any) -> Across:
         add=partial(jax.lax.psum, axis_name=ROWS),
         add_gradients=lambda tree: jax.tree.map(add_gradient, of_params, gradients, tree),
     )
+
+
+def _on(mesh: Mesh, of_rows: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that is traced knowing the mesh, as it is where axes are run by hand."""
+
+    def run(*arguments: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return of_rows(*arguments)
+
+    return run
 
 
 def _by_hand(shardings: Any) -> Any:

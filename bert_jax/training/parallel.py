@@ -79,11 +79,16 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
 
 
 def check_model(model: ModelConfig, mesh: Mesh) -> None:
-    """Refuses a model whose sizes the axes of the mesh do not divide.
+    """Refuses a model whose sizes the axes of the mesh do not divide, or that they cannot compute.
 
     Raises:
-      UserError: one is not divided.
+      UserError: one is not divided, or a fused attention is asked for where there is none.
     """
+    platform = mesh.devices.flat[0].platform
+    if model.attention == "fused" and platform != "tpu":
+        raise UserError(
+            f"model.attention fused is for a TPU, and the devices are {platform}; set it to auto"
+        )
     split = {
         "num_attention_heads": "tensor",
         "intermediate_size": "tensor",

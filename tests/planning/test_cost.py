@@ -3,6 +3,7 @@
 from collections import Counter
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import LENGTH, PREDICTIONS, model_config
@@ -14,6 +15,7 @@ from bert_jax.config import (
     Phase,
     TrainConfig,
 )
+from bert_jax.models.fused_attention import fused_attention
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.planning import cost, theory
 from bert_jax.training import parallel
@@ -138,6 +140,17 @@ def test_loops_are_counted_as_often_as_they_run():
     jaxpr = jax.make_jaxpr(loop)(np.zeros((2, 3)), np.zeros((5, 3, 3)))
     assert cost.matrix_flops(jaxpr) == 5 * 2 * 2 * 3 * 3
     assert cost.matrix_flops(jaxpr, repeats=False) == 2 * 2 * 3 * 3
+
+
+def test_the_products_of_a_kernel_are_those_of_all_its_steps():
+    texts, x = jnp.ones((2, 640), jnp.int32), jnp.ones((2, 640, 256))
+
+    def attend(*projected):
+        how = {"packed": False, "rate": 0.0, "bounds": (4, 640, 640)}
+        return fused_attention(projected, texts, None, **how)
+
+    jaxpr = jax.make_jaxpr(attend)(x, x, x)
+    assert cost.matrix_flops(jaxpr, repeats=False) == 2 * 2 * x.size * 640
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from helpers import batch, objective, params
 
 from bert_jax.config import ParallelConfig
+from bert_jax.models import fused_attention
 from bert_jax.training import collectives, parallel
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
@@ -68,6 +69,15 @@ def test_remat_and_scan_change_nothing():
     plain = train(ParallelConfig(), 1, layers=2)
     config = ParallelConfig(data=2, fsdp=2, tensor=2)
     check_same(train(config, 8, layers=2, remat=True, scan_layers=True), plain, layers=2)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 1, 8)])
+def test_fused_attention_agrees_with_one_device(one_device, sizes):
+    """Each device runs the kernel for its own rows and heads; dropout counts all of them."""
+    config = ParallelConfig(**dict(zip(parallel.AXES, sizes, strict=True)))
+    with fused_attention.interpreted():
+        found = train(config, 8, attention="fused", remat=True, scan_layers=True)
+    check_same(found, one_device)
 
 
 def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():

@@ -1,0 +1,139 @@
+"""The fused form beside the plain one: values and gradients, run by Pallas's interpreter."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import model_config
+
+from bert_jax.errors import UserError
+from bert_jax.models import attention, fused_attention
+from bert_jax.models.attention import AttentionMask
+from bert_jax.models.bert import BertModel
+from bert_jax.models.layers import DropoutKey
+from bert_jax.training import parallel
+
+ROWS = 3
+
+
+def both(length, heads, size, *, dtype="float32", packed=False, rate=0.1, seed=0):
+    """Returns (output, gradients by query, key and value) of the fused form and of the plain one.
+
+    The first row has padding, the second is padding alone.
+    """
+    generator = np.random.default_rng(seed)
+    *projected, cotangent = jnp.asarray(
+        generator.normal(size=(4, ROWS, length, heads * size)), dtype
+    )
+    texts = (
+        np.sort(generator.integers(1, 4, (ROWS, length)), axis=1)
+        if packed
+        else np.ones((ROWS, length), int)
+    )
+    texts[0, length // 2 :], texts[1] = 0, 0
+    texts = jnp.asarray(texts, jnp.int32)
+    key = DropoutKey(jax.random.key(seed), jnp.array([7, 0, 300]))
+    how = {"rate": rate, "bounds": (heads, length + 5, length + 9)}
+
+    def fused(*projected):
+        return fused_attention.fused_attention(projected, texts, key, packed=packed, **how)
+
+    def plain(*projected):
+        mask = AttentionMask(texts, packed)
+        return attention.plain_attention(projected, mask, key, **how)[0]
+
+    def run(form):
+        def with_gradients(*projected):
+            mixed, pull = jax.vjp(form, *projected)
+            return mixed, *pull(cotangent)
+
+        return [np.asarray(x, np.float32) for x in jax.jit(with_gradients)(*projected)]
+
+    with fused_attention.interpreted():
+        found = run(fused)
+    return found, run(plain)
+
+
+def check(found, wanted, tolerance):
+    for actual, expected in zip(found, wanted, strict=True):
+        assert np.abs(expected).max() > 0.5
+        np.testing.assert_allclose(actual, expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_is_the_plain_form(packed):
+    check(*both(20, 3, 8, packed=packed), 1e-5)
+
+
+def test_in_tiles_of_queries_and_groups_of_heads(monkeypatch):
+    monkeypatch.setattr(fused_attention, "_SCORES", 128 * 256)
+    assert fused_attention._tile(256) == 128
+    assert fused_attention._together(4, 64, 128 * 256) == 2
+    check(*both(256, 4, 64, packed=True), 1e-5)
+
+
+def test_in_bfloat16():
+    """The plain form rounds more often: the gradients differ by some of the type's steps."""
+    found, wanted = both(32, 2, 16, dtype="bfloat16")
+    check(found, wanted, 2**-6)
+    np.testing.assert_allclose(found[0], wanted[0], atol=2**-8 * np.abs(wanted[0]).max())
+
+
+def test_of_random_shapes():
+    generator = np.random.default_rng(1)
+    for seed in range(2):
+        length, heads, size = (int(n) for n in generator.integers((2, 1, 2), (40, 5, 20)))
+        packed, rate = bool(generator.integers(2)), float(generator.choice([0.0, 0.5]))
+        check(*both(length, heads, size, packed=packed, rate=rate, seed=seed), 1e-5)
+
+
+@pytest.mark.parametrize("length", [20, 384, 2048])
+def test_lowers_for_a_tpu_and_keeps_no_scores(length):
+    """Which needs no TPU, nor its compiler."""
+    shape = jax.ShapeDtypeStruct((2, length, 256), jnp.bfloat16)
+    texts, key = jnp.ones((2, length), jnp.int32), DropoutKey(jax.random.key(0), jnp.arange(2))
+
+    def total(*projected):
+        how = {"packed": True, "rate": 0.1, "bounds": (4, length, length)}
+        return fused_attention.fused_attention(projected, texts, key, **how).sum()
+
+    step = jax.jit(jax.value_and_grad(total, (0, 1, 2)))
+    exported = jax.export.export(step, platforms=["tpu"])
+    text = exported(shape, shape, shape).mlir_module()
+    assert text.count("@tpu_custom_call") == 2
+    assert f"{length}x{length}x" not in text
+
+
+def test_is_taken_where_it_serves(monkeypatch):
+    config = model_config()
+    fused = dataclasses.replace(config, attention="fused")
+    assert not attention.is_fused(fused, 512)  # on a CPU
+    with fused_attention.interpreted():
+        assert attention.is_fused(config, 512)
+        assert not attention.is_fused(config, 64)
+        assert attention.is_fused(fused, 64)
+        assert not attention.is_fused(fused, 1000)
+        assert not attention.is_fused(dataclasses.replace(config, attention="plain"), 512)
+        relative = {"position_embedding_type": "relative_key"}
+        assert not attention.is_fused(dataclasses.replace(fused, **relative), 512)
+
+
+def test_an_attention_map_is_of_the_plain_form():
+    ids, model = jnp.ones((2, 16), jnp.int32), BertModel(model_config(attention="fused"))
+
+    def maps(*, wanted):
+        variables = model.init(jax.random.key(0), ids, ids, ids)
+        return model.apply(variables, ids, ids, ids, output_attentions=wanted).attentions
+
+    with fused_attention.interpreted():
+        assert jax.eval_shape(partial(maps, wanted=False)) is None
+        found = jax.eval_shape(partial(maps, wanted=True))
+    assert [each.shape for each in found] == [(2, 2, 16, 16)] * 2
+
+
+def test_on_a_cpu_it_is_refused():
+    with pytest.raises(UserError, match="fused is for a TPU"):
+        parallel.check_model(model_config(attention="fused"), parallel.make_mesh())
