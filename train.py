@@ -96,7 +96,7 @@ def main() -> None:
         if init:
             hosts.say(f"going on from step {step:,}; --init is not used again")
     workdir_lib.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
-    report.start(config, corpus, mesh, state, batches.epochs(), workdir)
+    report.start(config, corpus, mesh, state, batches, workdir)
 
     with closing(Writer(workdir, step, PANELS)) as writer:
         state = loop.fit(

@@ -76,6 +76,7 @@ class DataConfig:
     batch_size: int = 256  # rows a step, over all devices
     phases: tuple[Phase, ...] = ()  # later phases; the fields above are the first
     pairs: str = "nsp"  # "nsp", "sop" (ALBERT's order prediction) or "none" (full blocks)
+    packing: bool = False  # several pairs in a row, each by itself, where one leaves room
     short_fraction: float = 0.1  # documents cut to a random shorter target length
     mask_fraction: float = 0.15
     max_predictions: int = 0  # masked positions kept for each row; 0 for mask_fraction of a row
@@ -302,6 +303,8 @@ def validate(config: TrainConfig) -> None:
             f"data.pairs {data.pairs} needs two token types and model.type_vocab_size is "
             f"{model.type_vocab_size}; set it to 2 or data.pairs to none"
         )
+    if data.packing and data.pairs == "none":
+        raise UserError("data.packing is for pairs; set it to False, rows of pairs none are full")
     for number, (_, phase) in enumerate(phases(config)):
         _validate_phase(config, phase, f"data.phases[{number - 1}]" if number else "data")
 

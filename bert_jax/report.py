@@ -12,6 +12,7 @@ from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.convert.names import parts
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.finetuning import Batcher, Plan
+from bert_jax.data.loader import TrainBatches
 from bert_jax.data.pretraining import Batch
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.pretrained import Bert
@@ -29,17 +30,19 @@ def start(
     corpus: Corpus,
     mesh: Mesh,
     state: TrainState,
-    epochs: float,
+    batches: TrainBatches,
     workdir: Path,
 ) -> None:
     """Prints what is about to be trained, on what, and where."""
+    if not hosts.is_main():
+        return
     device = mesh.devices.flat[0]
     axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
     size = sum(x.size for x in jax.tree.leaves(state.params))
     c = config.model
     step = int(state.step)
     on_hosts = f" on {hosts.count()} hosts" if hosts.count() > 1 else ""
-    hosts.say(
+    print(
         f"devices    {mesh.size} × {device.device_kind} ({device.platform}){on_hosts}, "
         f"{config.parallel.mode} ({axes})\n"
         f"model      {size:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
@@ -47,10 +50,23 @@ def start(
         f"tokenizer  {corpus.tokenizer.kind}, {corpus.tokenizer.vocab_size:,} pieces\n"
         f"text       {len(corpus.train.tokens):,} pieces in {corpus.train.num_documents:,} "
         f"documents; held out {len(corpus.eval.tokens):,} in {corpus.eval.num_documents:,}\n"
-        f"steps      {config.steps:,}, which is {epochs:.1f} epochs"
+        f"padding    {_padding(config, batches)}\n"
+        f"steps      {config.steps:,}, which is {batches.epochs():.1f} epochs"
         + (f"; going on from step {step:,}" if step else "")
-        + f"\nworkdir    {workdir}"
+        + f"\nworkdir    {workdir}",
+        flush=True,
     )
+
+
+def _padding(config: TrainConfig, batches: TrainBatches) -> str:
+    """Returns the share of padding for each length, and what packing makes of it."""
+    found = []
+    for length, (alone, packed) in batches.padding().items():
+        if config.data.packing:
+            found.append(f"{packed:.1%} at length {length}, {alone:.1%} without packing")
+        else:
+            found.append(f"{alone:.1%} at length {length}, {packed:.1%} with data.packing")
+    return "; ".join(found) or "none: rows are full"
 
 
 def begun_with(name: str | None, params: Any, given: Any) -> None:

@@ -127,8 +127,14 @@ def test_what_a_run_leaves_and_prints(finished):
     assert [r["step"] for r in train] == [4, 8, 12, 16, 20, 24]
     assert [r["step"] for r in logged if r["split"] == "eval"] == [12, 24]
     assert all(r["sequences_per_second"] > 0 for r in logged)
+    for record in train:  # no tokens but those of the text: of 32 a row, those that are not padding
+        tokens = record["tokens_per_second"] / record["sequences_per_second"]
+        assert 16 < tokens < 32
+        assert tokens == pytest.approx(32 * record["token_share"], rel=0.1)
     for text in (
         "parameters",
+        "with data.packing",
+        "tokens/s",
         "epochs",
         "unigram entropy",
         "majority class",

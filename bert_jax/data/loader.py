@@ -1,14 +1,17 @@
 """Batches by step, prepared ahead by Grain, each process reading its own rows alone."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grain
 import numpy as np
 
-from bert_jax.config import Phase, TrainConfig, phases
-from bert_jax.data.corpus import Corpus
-from bert_jax.data.pretraining import Batch, make_rows
+from bert_jax.config import DataConfig, Phase, TrainConfig, phases
+from bert_jax.data import packing
+from bert_jax.data.corpus import Corpus, TokenStore
+from bert_jax.data.pretraining import Batch, FullBlocks, SentencePairs
+from bert_jax.data.tokenizer import Tokenizer
 
 # Of the held-out rows, which are the same whatever the run's own seed.
 _EVAL_SEED = 0
@@ -22,6 +25,16 @@ OwnRows = Callable[[int], Sequence[tuple[int, int]]]
 def all_rows(batch_size: int) -> Sequence[tuple[int, int]]:
     """Returns the rows of a process that is alone: all of them."""
     return [(0, batch_size)]
+
+
+def make_rows(
+    store: TokenStore, tokenizer: Tokenizer, config: DataConfig, length: int, seed: int
+) -> SentencePairs | FullBlocks:
+    """Returns the rows of `config.pairs` over a store, with L = `length` and this seed."""
+    if config.pairs == "none":
+        return FullBlocks(store, tokenizer, length, seed)
+    kind = packing.PackedPairs if config.packing else SentencePairs
+    return kind(store, tokenizer, length, seed, config.pairs == "sop", config.short_fraction)
 
 
 class TrainBatches:
@@ -56,6 +69,11 @@ class TrainBatches:
             (end - first) * size / rows.rows_per_epoch
             for end, (first, size, rows) in zip(ends, self._phases, strict=True)
         )
+
+    def padding(self) -> dict[int, tuple[float, float]]:
+        """Returns the share of padding by length, without packing and with it; none of blocks."""
+        pairs = [rows for _, _, rows in self._phases if isinstance(rows, SentencePairs)]
+        return {rows.length: packing.padding(rows) for rows in pairs}
 
     def starting_at(self, step: int) -> Iterator[Batch]:
         """Yields the batches from `step` on."""
@@ -103,6 +121,9 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Yields held-out rows, each once; the last batch is filled up with rows of padding.
 
+    They are not packed, so that the held-out losses of runs with and without packing are those of
+    the same rows and masks.
+
     `row` is the place among all the held-out rows, so that every evaluation draws the same masks.
 
     Args:
@@ -112,7 +133,8 @@ def eval_batches(
       own_rows: which of them this process reads.
     """
     batch_size = phase.batch_size
-    rows = make_rows(corpus.eval, corpus.tokenizer, config.data, phase.max_length, _EVAL_SEED)
+    data = dataclasses.replace(config.data, packing=False)
+    rows = make_rows(corpus.eval, corpus.tokenizer, data, phase.max_length, _EVAL_SEED)
     total = min(rows.rows_per_epoch, config.eval_rows)
     for index in range(-(-total // batch_size)):
         batch = dict(_batch(rows, index, batch_size, own_rows))

@@ -15,10 +15,10 @@ random), and one with fewer goes on with a second walk.
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from bert_jax.config import DataConfig
 from bert_jax.data.corpus import TokenStore
 from bert_jax.data.tokenizer import Tokenizer
 
@@ -28,10 +28,11 @@ _BLOCK_SENTENCES = 1024
 _GROUP_BLOCKS = 2048
 
 # What a generator is for, so that no two draw the same numbers.
-_WALK, _BLOCKS, _ORDER, _MORE, _SHIFT, _BATCH = range(6)
+_WALK, _BLOCKS, _ORDER, _MORE, _SHIFT, _BATCH, SEGMENTS, PLACES = range(8)
 
 
-def _generator(*key: int) -> np.random.Generator:
+def keyed_generator(*key: int) -> np.random.Generator:
+    """Returns a generator whose numbers depend on the key alone."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
@@ -49,7 +50,7 @@ def permute(index: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)
-    rounds = _generator(*key).integers(1 << 63, size=4, dtype=np.uint64)
+    rounds = keyed_generator(*key).integers(1 << 63, size=4, dtype=np.uint64)
     value = index.astype(np.uint64)
     outside = np.ones(value.shape, bool)
     while outside.any():
@@ -69,12 +70,12 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rows:
-    """What the walk decides about each row; sentences are counted over the whole store.
+class Pairs:
+    """What the walk decides about each pair; sentences are counted over the whole store.
 
     Attributes:
       start, split, end: [n] int64; A is sentences start to split, what follows it split to end.
-      target: [n] int64, the tokens that the row was to have.
+      target: [n] int64, the tokens that the pair was to have.
       is_random: [n] bool, whether segment B comes from another document.
     """
 
@@ -84,8 +85,15 @@ class _Rows:
     target: np.ndarray
     is_random: np.ndarray
 
-    def take(self, index: np.ndarray) -> "_Rows":
-        return _Rows(*(getattr(self, field.name)[index] for field in dataclasses.fields(self)))
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def take(self, index: np.ndarray) -> "Pairs":
+        return Pairs(*(getattr(self, field.name)[index] for field in dataclasses.fields(self)))
+
+    def join(self, *others: "Pairs") -> "Pairs":
+        names = [field.name for field in dataclasses.fields(self)]
+        return Pairs(*(np.concatenate([getattr(r, n) for r in (self, *others)]) for n in names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +129,7 @@ class SentencePairs:
 
     @functools.cached_property
     def _group_rows(self) -> int:
-        return len(self._walk(0, 0, 0).start)
+        return len(self._rows(0, 0, 0))
 
     @property
     def rows_per_epoch(self) -> int:
@@ -129,22 +137,22 @@ class SentencePairs:
         return self._groups * self._group_rows
 
     @functools.cached_property
-    def _cache(self) -> dict[tuple[int, int], _Rows]:
+    def _cache(self) -> dict[tuple[int, int], Any]:
         return {}
 
-    def _group(self, epoch: int, group: int) -> _Rows:
+    def _group(self, epoch: int, group: int) -> Any:
         """Returns the rows of a group in their order; the latest two groups are kept."""
         cache = self._cache
         if (epoch, group) not in cache:
-            rows, walks = self._walk(epoch, group, 0), 1
-            order = _generator(self.seed, _ORDER, epoch, group).permutation(len(rows.start))
+            rows, walks = self._rows(epoch, group, 0), 1
+            order = keyed_generator(self.seed, _ORDER, epoch, group).permutation(len(rows))
             rows = rows.take(order[: self._group_rows])
-            while len(rows.start) < self._group_rows:
-                more = self._walk(epoch, group, walks)
-                missing = min(self._group_rows - len(rows.start), len(more.start))
-                generator = _generator(self.seed, _MORE, epoch, group, walks)
-                order = generator.permutation(len(more.start))
-                rows, walks = _concatenate(rows, more.take(order[:missing])), walks + 1
+            while len(rows) < self._group_rows:
+                more = self._rows(epoch, group, walks)
+                generator = keyed_generator(self.seed, _MORE, epoch, group, walks)
+                order = generator.permutation(len(more))
+                rows = rows.join(more.take(order[: self._group_rows - len(rows)]))
+                walks += 1
             while len(cache) > 1:
                 del cache[next(iter(cache))]
             cache[epoch, group] = rows
@@ -177,9 +185,13 @@ class SentencePairs:
                 ends += [inner, [high]]
         return np.concatenate(starts).astype(np.int64), np.concatenate(ends).astype(np.int64)
 
-    def _walk(self, epoch: int, group: int, walk: int) -> _Rows:
+    def _rows(self, epoch: int, group: int, walk: int) -> Any:
+        """Returns the rows that a walk gives; `data.packing` has others."""
+        return self._walk(epoch, group, walk)
+
+    def _walk(self, epoch: int, group: int, walk: int) -> Pairs:
         """Takes Google's walk through every document of a group, all documents at once."""
-        generator = _generator(self.seed, _WALK, epoch, group, walk)
+        generator = keyed_generator(self.seed, _WALK, epoch, group, walk)
         position, end = self._pieces(epoch, group)
         offsets, budget = self.store.sentences, self.length - 3
         shorter = 2 + np.floor(generator.random(len(position)) * (budget - 1)).astype(np.int64)
@@ -195,11 +207,11 @@ class SentencePairs:
             is_random = count == 1
             if not self.order:
                 is_random |= v < 0.5
-            found.append(_Rows(position, split, stop, target, is_random))
+            found.append(Pairs(position, split, stop, target, is_random))
             position = np.where(is_random, split, stop)  # what B did not use is put back
             going = position < end
             position, end, target = position[going], end[going], target[going]
-        return _concatenate(*found)
+        return found[0].join(*found[1:])
 
     def batch(self, index: int, size: int, low: int = 0, high: int | None = None) -> Batch:
         """Returns rows `low` to `high` of the batch of `size` rows that has this index.
@@ -209,23 +221,26 @@ class SentencePairs:
           next_sentence_label: [high - low] int32; 1 where B is random, or the order is swapped.
           row: [high - low] int32, the row's place in the whole batch.
         """
-        epochs, within = np.divmod(index * size + np.arange(size), self.rows_per_epoch)
+        rows = self._chosen(index * size + np.arange(size))
+        # The whole batch is drawn, so that a row does not depend on which part is asked for.
+        first, count, label = self._segments(rows, keyed_generator(self.seed, _BATCH, index))
+        places = np.arange(low, size if high is None else high, dtype=np.int32)
+        row = lay_out(self.store, self.tokenizer, self.length, first[:, places], count[:, places])
+        return {**row, "next_sentence_label": label[places].astype(np.int32), "row": places}
+
+    def _chosen(self, places: np.ndarray) -> Any:
+        """Returns the rows at some rising places, counted over all epochs."""
+        epochs, within = np.divmod(places, self.rows_per_epoch)
         groups, slots = np.divmod(within, self._group_rows)
         # A batch may run from one group into the next.
         parts = []
         for epoch, group in sorted({*zip(epochs.tolist(), groups.tolist(), strict=True)}):
             here = (epochs == epoch) & (groups == group)
             parts.append(self._group(epoch, group).take(slots[here]))
-        # The whole batch is drawn, so that a row does not depend on which part is asked for.
-        first, count, label = self._segments(
-            _concatenate(*parts), _generator(self.seed, _BATCH, index)
-        )
-        places = np.arange(low, size if high is None else high, dtype=np.int32)
-        row = _layout(self.store, self.tokenizer, self.length, first[:, places], count[:, places])
-        return {**row, "next_sentence_label": label[places].astype(np.int32), "row": places}
+        return functools.reduce(lambda rows, more: rows.join(more), parts)
 
     def _segments(
-        self, rows: _Rows, generator: np.random.Generator
+        self, rows: Pairs, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the first token and the number of tokens of A and B, both [2, n], and labels."""
         offsets = self.store.sentences
@@ -246,7 +261,7 @@ class SentencePairs:
         return first, count, rows.is_random | swapped
 
     def _random_segment(
-        self, rows: _Rows, missing: np.ndarray, generator: np.random.Generator
+        self, rows: Pairs, missing: np.ndarray, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draws a sentence of another document for each row, and fills up with what follows it."""
         documents, offsets = self.store.documents, self.store.sentences
@@ -298,7 +313,7 @@ class FullBlocks:
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
             order = permute(within[here], self.rows_per_epoch, (self.seed, _ORDER, epoch))
-            shift = int(_generator(self.seed, _SHIFT, epoch).random() * (spare + 1))
+            shift = int(keyed_generator(self.seed, _SHIFT, epoch).random() * (spare + 1))
             first[here] = order * budget + shift
         return {**self._assemble(first), "row": places}
 
@@ -335,22 +350,6 @@ class FullBlocks:
         }
 
 
-def make_rows(
-    store: TokenStore, tokenizer: Tokenizer, config: DataConfig, length: int, seed: int
-) -> SentencePairs | FullBlocks:
-    """Returns the rows of `config.pairs` over a store, with L = `length` and this seed."""
-    if config.pairs == "none":
-        return FullBlocks(store, tokenizer, length, seed)
-    return SentencePairs(
-        store, tokenizer, length, seed, config.pairs == "sop", config.short_fraction
-    )
-
-
-def _concatenate(*rows: _Rows) -> _Rows:
-    names = [field.name for field in dataclasses.fields(_Rows)]
-    return _Rows(*(np.concatenate([getattr(r, name) for r in rows]) for name in names))
-
-
 def _truncation(size_a: np.ndarray, size_b: np.ndarray, budget: int) -> np.ndarray:
     """Returns how many tokens A and B lose, [2, n].
 
@@ -366,7 +365,7 @@ def _truncation(size_a: np.ndarray, size_b: np.ndarray, budget: int) -> np.ndarr
     )
 
 
-def _layout(
+def lay_out(
     store: TokenStore, tokenizer: Tokenizer, length: int, first: np.ndarray, count: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Lays `[CLS] A [SEP] B [SEP]` out, given the first token and the number of tokens, [2, n]."""

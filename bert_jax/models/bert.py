@@ -5,7 +5,7 @@ Shapes, here and in every module of the package:
     B  rows of a batch          H  attention heads           V  vocabulary
     L  tokens of a row          K  size of a head            P  predicted positions of a row
     M  the same, of the keys    F  size of the feed-forward
-    D  hidden size, H * K
+    D  hidden size, H * K       T  texts of a packed row
 """
 
 import math
@@ -38,7 +38,8 @@ class BertOutput:
 
     Attributes:
       last_hidden_state: [B, L, D].
-      pooled: [B, D], tanh of a dense layer on the first token; None without that layer.
+      pooled: [B, D], tanh of a dense layer on the first token; [B, T, D] of packed rows, on the
+        first of each text; None without that layer.
       hidden_states: where asked for, the embeddings and the output of each layer, each [B, L, D].
       attentions: where asked for, the attention map of each layer before dropout, [B, H, L, L].
     """
@@ -79,13 +80,17 @@ class BertEmbeddings(nn.Module):
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
         key: DropoutKey | None,
+        position_ids: Int[Array, "B L"] | None = None,
     ) -> Float[Array, "B L D"]:
         c, length = self.config, input_ids.shape[1]
         hidden: Any = rounded(jnp.take(self.word_embeddings, input_ids, axis=0), c.dtype)
+        positions: Any = None
         if c.position_embedding_type == "absolute":
-            hidden += rounded(self.position_embeddings[:length], c.dtype)
+            positions = rounded(self.position_embeddings[:length], c.dtype)
         elif c.position_embedding_type == "sinusoidal":
-            hidden += sinusoidal_positions(length, c.hidden_size)
+            positions = jnp.asarray(sinusoidal_positions(length, c.hidden_size))
+        if positions is not None:
+            hidden += positions if position_ids is None else positions[position_ids]
         # As a product: the gradient of a lookup in so short a table is a slow scatter.
         types = jax.nn.one_hot(token_type_ids, c.type_vocab_size, dtype=jnp.float32)
         of_types: Any = rounded(self.token_type_embeddings, c.dtype)
@@ -147,6 +152,8 @@ class BertModel(nn.Module):
         attention_mask: Int[Array, "B L"],
         dropout_key: DropoutKey | None = None,
         *,
+        position_ids: Int[Array, "B L"] | None = None,
+        starts: Int[Array, "B T"] | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertOutput:
@@ -155,24 +162,29 @@ class BertModel(nn.Module):
         Args:
           input_ids: pieces, below V.
           token_type_ids: the segment of each piece, below `type_vocab_size`.
-          attention_mask: 1 for pieces and 0 for padding, to which nothing attends.
+          attention_mask: 1 for pieces and 0 for padding, to which nothing attends; in packed rows
+            the number of the text from 1 on, whose pieces attend to each other alone.
           dropout_key: in training, what dropout is keyed to; None turns it off.
+          position_ids: of packed rows, the place of each piece in its text.
+          starts: of packed rows, where each text begins; any place where there are fewer.
           output_hidden_states: whether to return the embeddings and every layer's output.
           output_attentions: whether to return every layer's attention map.
         """
-        mask = AttentionMask(attention_mask)
+        mask = AttentionMask(attention_mask, packed=position_ids is not None)
         embedded = self.embeddings(
             input_ids,
             token_type_ids,
             dropout_key and dropout_key.fold(self.config.num_hidden_layers),
+            position_ids,
         )
         encode = self._loop if self.is_initializing() or not self.config.scan_layers else self._scan
         hidden, (states, attentions) = encode(
             embedded, mask, dropout_key, (output_hidden_states, output_attentions)
         )
+        first = hidden[:, 0] if starts is None else pick(hidden, starts)
         return BertOutput(
             last_hidden_state=hidden,
-            pooled=jnp.tanh(self.pooler(hidden[:, 0])) if self.add_pooling_layer else None,
+            pooled=jnp.tanh(self.pooler(first)) if self.add_pooling_layer else None,
             hidden_states=(embedded, *states) if output_hidden_states else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
@@ -203,3 +215,8 @@ class BertModel(nn.Module):
             return hidden, (hidden if wanted[0] else (), attention if wanted[1] else ())
 
         return jax.lax.scan(run, hidden, (stacked, jnp.arange(len(params))))
+
+
+def pick(hidden: Float[Array, "B L D"], places: Int[Array, "B P"]) -> Float[Array, "B P D"]:
+    """Returns what stands at some places of each row."""
+    return jnp.take_along_axis(hidden, places[:, :, None], axis=1)

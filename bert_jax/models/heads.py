@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.models.bert import BertModel
+from bert_jax.models.bert import BertModel, pick
 from bert_jax.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -56,7 +56,7 @@ class PreTrainingOutput:
 
     Attributes:
       mlm_logits: [B, P, V] float32, for each predicted position.
-      nsp_logits: [B, 2] float32; None without the head.
+      nsp_logits: [B, 2] float32, or [B, T, 2] of packed rows; None without the head.
     """
 
     mlm_logits: Any
@@ -83,10 +83,20 @@ class BertForPreTraining(nn.Module):
         attention_mask: Int[Array, "B L"],
         positions: Int[Array, "B P"],
         dropout_key: DropoutKey | None = None,
+        *,
+        position_ids: Int[Array, "B L"] | None = None,
+        starts: Int[Array, "B T"] | None = None,
     ) -> PreTrainingOutput:
         """Scores the pieces at `positions`, and the two segments; the rest is as in `BertModel`."""
-        output = self.bert(input_ids, token_type_ids, attention_mask, dropout_key)
-        chosen = jnp.take_along_axis(output.last_hidden_state, positions[:, :, None], axis=1)
+        output = self.bert(
+            input_ids,
+            token_type_ids,
+            attention_mask,
+            dropout_key,
+            position_ids=position_ids,
+            starts=starts,
+        )
+        chosen = pick(output.last_hidden_state, positions)
         nsp = self.nsp_head(output.pooled).astype(jnp.float32) if self.next_sentence else None
         return PreTrainingOutput(
             mlm_logits=self.mlm_head(chosen, self.bert.embeddings.word_embeddings), nsp_logits=nsp

@@ -64,7 +64,7 @@ class Cost:
 
 def measure(config: TrainConfig, phase: Phase, mesh: Mesh) -> Cost:
     """Compiles the train step of one phase for a mesh, and returns its cost."""
-    like, traced = _trace(config, phase, mesh)
+    like, rows, traced = _trace(config, phase, mesh)
     count = sum(x.size for x in jax.tree.leaves(like.params))
     # A CPU's code is made to be read, not run: the pass that takes longest is left out.
     is_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -76,7 +76,7 @@ def measure(config: TrainConfig, phase: Phase, mesh: Mesh) -> Cost:
         if used is None:
             raise
         return Cost(count, None, used, 0.0, 0, [])
-    memory = _memory(compiled.memory_analysis(), like, config, phase, mesh)
+    memory = _memory(compiled.memory_analysis(), like, rows)
     text = compiled.as_text()
     # The compiler counts what is in a loop once.
     repeats = matrix_flops(traced.jaxpr) / matrix_flops(traced.jaxpr, repeats=False)
@@ -133,8 +133,8 @@ def _inner(params: dict[str, Any]) -> Iterator[Any]:
                 yield each
 
 
-def _trace(config: TrainConfig, phase: Phase, mesh: Mesh) -> tuple[Any, Any]:
-    """Returns the abstract state, and the train step traced for it as train.py would run it."""
+def _trace(config: TrainConfig, phase: Phase, mesh: Mesh) -> tuple[Any, Any, Any]:
+    """Returns the abstract state and rows, and the train step traced for them as train.py would."""
     run = synthetic.set_up(config, phase, mesh)
     jitted = parallel.jit_step(run.step, run.layout, run.layout.state, ("state", "sums"))
     sharding = NamedSharding(mesh, P(ROWS))
@@ -142,13 +142,11 @@ def _trace(config: TrainConfig, phase: Phase, mesh: Mesh) -> tuple[Any, Any]:
         name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=sharding)
         for name, rows in synthetic.rows(config, phase).items()
     }
-    return run.like, jitted.trace(run.like, batch)
+    return run.like, batch, jitted.trace(run.like, batch)
 
 
-def _memory(stats: Any, like: Any, config: TrainConfig, phase: Phase, mesh: Mesh) -> Memory:
-    parameters, moments = _bytes(like.params), _bytes(like.opt_state)
-    rows = phase.batch_size // parallel.row_parts(mesh)
-    batch = rows * (3 * phase.max_length + 1 + (config.data.pairs != "none")) * 4
+def _memory(stats: Any, like: Any, rows: Any) -> Memory:
+    parameters, moments, batch = _bytes(like.params), _bytes(like.opt_state), _bytes(rows)
     total = (
         stats.argument_size_in_bytes
         + stats.output_size_in_bytes

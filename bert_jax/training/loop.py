@@ -18,7 +18,7 @@ from bert_jax.errors import Interrupted, TrainingError
 from bert_jax.training import hosts
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Progress, Writer, describe, means
-from bert_jax.training.objectives import Sums
+from bert_jax.training.objectives import TOKENS, Sums
 from bert_jax.training.step import TrainState
 
 
@@ -130,12 +130,13 @@ class _Log:
         self._checkpoints = checkpoints
         self._sums: list[tuple[int, Sums]] = []
         self._restart_after_next = False
-        self._first_speed = 0.0
+        self._first_speed: dict[str, float] = {}
         self.restart_clock()
 
     def restart_clock(self) -> None:
         """Leaves out what went before, which was not training."""
-        self._rows, self._since = 0, time.monotonic()
+        self._rows, self._timed_from = 0, len(self._sums)
+        self._since = time.monotonic()
 
     def restart_clock_after_next(self) -> None:
         self._restart_after_next = True
@@ -163,17 +164,22 @@ class _Log:
                     )
 
     def values(self) -> dict[str, float]:
-        """Returns the means since the last call, and the rows a second."""
+        """Returns the means since the last call, and the rows and, of text, tokens a second."""
         self.check()
         values = means(sums for _, sums in self._sums)
         # Where nothing but a step that was compiled has been taken, its own speed.
-        values["sequences_per_second"] = self._speed() if self._rows else self._first_speed
+        values |= self._speed() if self._rows else self._first_speed
         self._sums = []
         self.restart_clock()
         return values
 
-    def _speed(self) -> float:
-        return self._rows / (time.monotonic() - self._since)
+    def _speed(self) -> dict[str, float]:
+        seconds = time.monotonic() - self._since
+        speed = {"sequences_per_second": self._rows / seconds}
+        timed = [sums[TOKENS] for _, sums in self._sums[self._timed_from :] if TOKENS in sums]
+        if timed:
+            speed["tokens_per_second"] = sum(float(each.value) for each in timed) / seconds
+        return speed
 
 
 # How often JAX has been asked whether to stop. Not the step: to a signal it answers at the number

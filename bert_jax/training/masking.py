@@ -64,7 +64,8 @@ class Masking:
         Args:
           key: the step's PRNG key.
           input_ids: pieces.
-          attention_mask: 1 for pieces, 0 for padding.
+          attention_mask: 0 for padding. A packed row is masked as one: its pieces are counted over
+            all its texts.
           rows: the place of each row in the global batch.
         """
         return jax.vmap(lambda row, *x: self._mask_row(jax.random.fold_in(key, row), *x))(
@@ -77,7 +78,7 @@ class Masking:
         choice_key, kind_key, random_key = jax.random.split(key, 3)
         is_special = (input_ids[:, None] == jnp.array(self.special_ids)).any(-1)
         candidate = (attention_mask > 0) & ~is_special
-        count = jnp.asarray(self.counts)[attention_mask.sum()]
+        count = jnp.asarray(self.counts)[(attention_mask > 0).sum()]
         scores = jax.random.uniform(choice_key, input_ids.shape)
         if self.continues is None:
             chosen = scores

@@ -155,6 +155,8 @@ class Progress:
     def show(self, step: int, values: Mapping[str, float]) -> None:
         """Shows the training values of a log step."""
         speed = f"{values['sequences_per_second']:.0f} sequences/s"
+        if "tokens_per_second" in values:
+            speed += f", {values['tokens_per_second']:,.0f} tokens/s"
         if not self._bar.disable:
             self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {speed}")
             return
@@ -168,6 +170,7 @@ class Progress:
 
 
 _NOT_SHOWN = ("step", "split", "loss", "gradient_norm", "sequences_per_second")
+_NOT_SHOWN += ("tokens_per_second", "token_share")
 
 
 def describe(values: Mapping[str, float]) -> str:

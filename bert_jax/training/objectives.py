@@ -28,6 +28,9 @@ class Sum:
     weight: Any
 
 
+# The sum whose value is the number of tokens that are not padding, and whose mean is their share.
+TOKENS = "token_share"
+
 Batch = Mapping[str, Array]
 Sums = Mapping[str, Sum]
 Weights = Mapping[str, Float[Array, ""]]
@@ -65,9 +68,12 @@ class MaskedBatch:
     Attributes:
       input_ids, token_type_ids, attention_mask: [B, L].
       predictions: of the masked positions.
-      nsp_label: [B], 1 where B is random or the order is swapped.
-      nsp_weight: [B] float32, 0 for a row of padding alone, and for all rows without pairs.
+      nsp_label: [B], or [B, T] of packed rows; 1 where B is random or the order is swapped.
+      nsp_weight: the same, float32; 0 where there is no pair: in a row of padding alone, in places
+        that a packed row leaves over, and in all rows without pairs.
       rows: [B], the place of each row in the global batch.
+      position_ids: [B, L], of packed rows, the place of each piece in its pair.
+      starts: [B, T], of packed rows, where each pair begins.
     """
 
     input_ids: Any
@@ -77,6 +83,8 @@ class MaskedBatch:
     nsp_label: Any
     nsp_weight: Any
     rows: Any
+    position_ids: Any = None
+    starts: Any = None
 
 
 @struct.dataclass
@@ -93,16 +101,23 @@ class Pretraining(Objective):
     def prepare(self, key: Array, batch: Batch) -> MaskedBatch:
         rows, attention_mask = batch["row"], batch["attention_mask"]
         input_ids, predictions = self.masking(key, batch["input_ids"], attention_mask, rows)
-        present = attention_mask[:, 0].astype(jnp.float32)
         label = batch.get("next_sentence_label")
+        if label is None:
+            label, is_pair = jnp.zeros_like(rows), jnp.zeros_like(rows)
+        elif "starts" in batch:
+            label, is_pair = jnp.maximum(label, 0), label >= 0
+        else:
+            is_pair = attention_mask[:, 0]
         return MaskedBatch(
             input_ids=input_ids,
             token_type_ids=batch["token_type_ids"],
             attention_mask=attention_mask,
             predictions=predictions,
-            nsp_label=jnp.zeros_like(rows) if label is None else label,
-            nsp_weight=present * (label is not None),
+            nsp_label=label,
+            nsp_weight=is_pair.astype(jnp.float32),
             rows=rows,
+            position_ids=batch.get("position_ids"),
+            starts=batch.get("starts"),
         )
 
     def weights(self, batch: MaskedBatch) -> Weights:
@@ -118,10 +133,17 @@ class Pretraining(Objective):
             batch.attention_mask,
             batch.predictions.positions,
             None if dropout_key is None else DropoutKey(dropout_key, batch.rows),
+            position_ids=batch.position_ids,
+            starts=batch.starts,
         )
         predictions = batch.predictions
         mlm = _classify(output.mlm_logits, predictions.labels, predictions.weights)
-        sums = {"mlm_loss": mlm[0], "mlm_accuracy": mlm[1]}
+        seen = (batch.attention_mask > 0).astype(jnp.float32)
+        sums = {
+            "mlm_loss": mlm[0],
+            "mlm_accuracy": mlm[1],
+            TOKENS: Sum(seen.sum(), jnp.float32(seen.size)),
+        }
         loss = mlm[0].value / (weights["mlm"] + _MLM_WEIGHT_FLOOR)
         if output.nsp_logits is not None:
             nsp = _classify(output.nsp_logits, batch.nsp_label, batch.nsp_weight)

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import Phase, TrainConfig
+from bert_jax.data.packing import NO_PAIR, most_pairs
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.training import parallel
 from bert_jax.training.masking import Masking
@@ -18,6 +19,7 @@ from bert_jax.training.parallel import Layout
 from bert_jax.training.step import init_state, make_train_step
 
 _SPECIAL = (0, 1, 2, 3)  # of a tokenizer that is not there: padding, [CLS], [SEP] and [MASK]
+_PAIRS = 2  # of a packed row, about as many as rows of 512 have of Wikipedia
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,4 +74,26 @@ def rows(config: TrainConfig, phase: Phase, seed: int = 0) -> dict[str, np.ndarr
     if config.data.pairs != "none":
         batch["token_type_ids"][:, phase.max_length // 2 :] = 1
         batch["next_sentence_label"] = random.integers(0, 2, phase.batch_size)
+    if config.data.packing:
+        batch |= _packed(shape, random)
     return {name: value.astype(np.int32) for name, value in batch.items()}
+
+
+def _packed(shape: tuple[int, int], random: np.random.Generator) -> dict[str, np.ndarray]:
+    """Returns what is other in packed rows, [B, L]; their pairs are of one size."""
+    rows, length = shape
+    most = most_pairs(length)
+    number = min(_PAIRS, most)
+    size = -(-length // number)
+    place = np.broadcast_to(np.arange(length), shape)
+    starts = np.zeros((rows, most), np.int32)
+    starts[:, :number] = np.arange(number) * size
+    label = np.full_like(starts, NO_PAIR)
+    label[:, :number] = random.integers(0, 2, (rows, number))
+    return {
+        "token_type_ids": place % size >= size // 2,
+        "attention_mask": 1 + place // size,
+        "position_ids": place % size,
+        "starts": starts,
+        "next_sentence_label": label,
+    }

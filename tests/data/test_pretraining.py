@@ -12,7 +12,8 @@ from scipy import stats
 
 from bert_jax.config import DataConfig
 from bert_jax.data.corpus import TokenStore
-from bert_jax.data.pretraining import SentencePairs, _truncation, make_rows, permute
+from bert_jax.data.loader import make_rows
+from bert_jax.data.pretraining import SentencePairs, _truncation, permute
 
 LENGTH = 64
 FIRST_PIECE = 10

@@ -1,0 +1,218 @@
+"""Packed rows: the losses and gradients of the same pairs in rows of their own; no leaks."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers import LENGTH, SPECIAL, VOCAB, batch, masking, model_config
+
+from bert_jax.config import DataConfig, TrainConfig, phases
+from bert_jax.data.packing import NO_PAIR, most_pairs, pack
+from bert_jax.models.bert import BertModel
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.training import parallel, synthetic
+from bert_jax.training.masking import Predictions
+from bert_jax.training.objectives import TOKENS, MaskedBatch, Pretraining
+from bert_jax.training.step import make_eval_step
+
+PAIRS, LONG, ROWS = 11, 2 * LENGTH, 16
+PLACES = most_pairs(LONG)
+
+
+def objective(**changes) -> Pretraining:
+    config = model_config(max_position_embeddings=LONG, **changes)
+    return Pretraining(BertForPreTraining(config), masking(length=LONG))
+
+
+def params(task: Pretraining):
+    """Parameters large enough for every gradient to be well above rounding."""
+    draw = np.random.default_rng(0)
+    shapes = nn.unbox(jax.eval_shape(task.model.init_params, jax.random.key(0)))
+
+    def value(path, leaf):
+        mean = "scale" in jax.tree_util.keystr(path)
+        return draw.normal(mean, 0.3, leaf.shape).astype(np.float32)
+
+    return jax.tree.map_with_path(value, shapes)
+
+
+def prepare(task: Pretraining, rows, seed: int = 0) -> MaskedBatch:
+    return jax.device_get(jax.jit(task.prepare)(jax.random.key(seed), rows))
+
+
+def places_of(alone) -> list[tuple[int, int, int, int]]:
+    """Row, number and start of each pair in rows twice as long, and its size."""
+    sizes = np.asarray(alone["attention_mask"]).sum(1)
+    members = pack(sizes, LONG, PLACES, np.arange(len(sizes)))
+    found = {}
+    for row, pairs in enumerate(members):
+        start = 0
+        for number, pair in enumerate(pairs[pairs >= 0].tolist()):
+            found[pair] = row, number, start, int(sizes[pair])
+            start += int(sizes[pair])
+    return [found[pair] for pair in range(len(sizes))]
+
+
+def packed(alone) -> dict[str, np.ndarray]:
+    """Puts rows of a pair each together, one pair at a time."""
+    places = places_of(alone)
+    rows = 1 + max(row for row, *_ in places)
+    names = ("input_ids", "token_type_ids", "attention_mask", "position_ids")
+    made = {name: np.zeros((rows, LONG), np.int32) for name in names}
+    made["starts"] = np.zeros((rows, PLACES), np.int32)
+    made["next_sentence_label"] = np.full((rows, PLACES), NO_PAIR, np.int32)
+    for pair, (row, number, start, size) in enumerate(places):
+        span = slice(start, start + size)
+        for name in ("input_ids", "token_type_ids"):
+            made[name][row, span] = alone[name][pair, :size]
+        made["attention_mask"][row, span] = number + 1
+        made["position_ids"][row, span] = np.arange(size)
+        made["starts"][row, number] = start
+        made["next_sentence_label"][row, number] = alone["next_sentence_label"][pair]
+    return {**made, "row": np.arange(rows, dtype=np.int32)}
+
+
+def packed_as_masked(task: Pretraining, alone, masked: MaskedBatch) -> MaskedBatch:
+    """Packs rows that are masked already, so that the same pieces are to be predicted."""
+    places = places_of(alone)
+    rows = packed({**alone, "input_ids": masked.input_ids})
+    result = prepare(task, rows)
+    count = masked.predictions.positions.shape[1]
+    shape = len(rows["row"]), PLACES * count
+    parts = {name: np.zeros(shape, np.int32) for name in ("positions", "labels", "weights")}
+    for pair, (row, number, start, _) in enumerate(places):
+        span = slice(number * count, (number + 1) * count)
+        for name, part in parts.items():
+            part[row, span] = getattr(masked.predictions, name)[pair]
+        parts["positions"][row, span] += start
+    parts["weights"] = parts["weights"].astype(np.float32)
+    return result.replace(input_ids=rows["input_ids"], predictions=Predictions(**parts))
+
+
+def test_losses_and_gradients_are_those_of_rows_of_a_pair_each():
+    task, alone = objective(num_hidden_layers=1), batch(PAIRS)
+    weights = params(task)
+    masked = prepare(task, alone, seed=1)
+
+    @jax.jit
+    def losses(params, batch):
+        return jax.value_and_grad(task.loss, has_aux=True)(params, batch, task.weights(batch), None)
+
+    (expected, sums), wanted = jax.device_get(losses(weights, masked))
+    others = packed_as_masked(task, alone, masked)
+    (loss, packed_sums), found = jax.device_get(losses(weights, others))
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
+        assert float(packed_sums[name].value) == pytest.approx(float(sums[name].value), rel=1e-5)
+        assert packed_sums[name].weight == sums[name].weight
+    assert sums["nsp_loss"].weight == PAIRS
+    assert packed_sums[TOKENS].value == sums[TOKENS].value == alone["attention_mask"].sum()
+    whole = max(np.abs(gradient).max() for gradient in jax.tree.leaves(wanted))
+    for path, gradient in jax.tree.leaves_with_path(wanted):
+        name, actual = jax.tree_util.keystr(path), found
+        for key in path:
+            actual = actual[key.key]
+        error = np.abs(actual - gradient).max()
+        if "key" in name and "bias" in name:  # softmax does not see a key's bias
+            assert error < 1e-5 * whole
+        else:
+            assert error < 1e-5 * np.abs(gradient).max(), name
+
+
+def encode(task: Pretraining, weights, rows):
+    """Returns the last hidden state and the pooled output of rows, packed or not."""
+
+    @jax.jit
+    def run(weights, rows):
+        packing = {name: rows[name] for name in ("position_ids", "starts") if name in rows}
+        given = [rows[name] for name in ("input_ids", "token_type_ids", "attention_mask")]
+        output = BertModel(task.model.config).apply({"params": weights["bert"]}, *given, **packing)
+        return output.last_hidden_state, output.pooled
+
+    return run(weights, rows)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "relative_key", "relative_key_query"])
+def test_other_positions_are_counted_in_each_text_too(kind):
+    task, alone = objective(position_embedding_type=kind, num_hidden_layers=1), batch(PAIRS)
+    weights = params(task)
+    hidden, pooled = encode(task, weights, alone)
+    found, found_pooled = encode(task, weights, packed(alone))
+    for pair, (row, number, start, size) in enumerate(places_of(alone)):
+        np.testing.assert_allclose(
+            found[row, start : start + size], hidden[pair, :size], rtol=0, atol=1e-5
+        )
+        np.testing.assert_allclose(found_pooled[row, number], pooled[pair], rtol=0, atol=1e-5)
+
+
+def test_a_text_does_not_see_the_others():
+    """Nor what stands at padding."""
+    task, rows = objective(), packed(batch(PAIRS))
+    weights = params(task)
+    changed = rows["attention_mask"] % 2 == 0  # every second text, and the padding
+    ids = np.where(changed, (rows["input_ids"] + 7) % VOCAB, rows["input_ids"])
+    hidden, pooled = encode(task, weights, rows)
+    new, new_pooled = encode(task, weights, {**rows, "input_ids": ids})
+    assert (rows["attention_mask"] == 3).any()
+    np.testing.assert_array_equal(hidden[~changed], new[~changed])
+    assert np.abs(hidden - new)[changed & (rows["attention_mask"] > 0)].max(-1).min() > 1e-3
+    of_first = np.arange(PLACES) % 2 == 0
+    is_pair = rows["next_sentence_label"] >= 0
+    np.testing.assert_array_equal(pooled[is_pair & of_first], new_pooled[is_pair & of_first])
+    assert np.abs(pooled - new_pooled)[is_pair & ~of_first].max(-1).min() > 1e-3
+
+
+def test_whole_words_do_not_run_over_texts():
+    """A row is masked as one: its pieces are counted over all texts, words end where texts do."""
+    rows = packed(batch(PAIRS))
+    given = [rows[name] for name in ("input_ids", "attention_mask", "row")]
+    sizes = (rows["attention_mask"] > 0).sum(1)
+    one_word = np.ones(VOCAB, bool)  # each segment is one
+    for continues, counts in ((None, np.arange(LONG + 1) // 8), (one_word, np.arange(LONG + 1))):
+        mask = dataclasses.replace(
+            masking(continues, LONG), counts=counts, max_predictions=int(counts[-1])
+        )
+        _, chosen = jax.jit(mask)(jax.random.key(0), *given)
+        if continues is None:
+            np.testing.assert_array_equal(chosen.weights.sum(1), sizes // 8)
+    for row in range(len(rows["row"])):
+        is_word = ~np.isin(rows["input_ids"][row], SPECIAL)
+        edges = np.flatnonzero(np.diff(np.pad(is_word.astype(int), 1)))
+        words = [set(range(*edge)) for edge in edges.reshape(-1, 2)]
+        assert len(words) >= 2 * (rows["next_sentence_label"][row] >= 0).sum() - 2
+        taken = set(np.asarray(chosen.positions[row])[np.asarray(chosen.weights[row]) > 0].tolist())
+        assert taken == set().union(*words)
+
+
+def test_eight_devices_agree_with_one():
+    """Masks are keyed to the row; the sums are of the pairs of all devices."""
+    rows = {name: value[:ROWS] for name, value in packed(batch(4 * ROWS)).items()}
+    task, found = objective(num_hidden_layers=1), []
+    for devices in (1, 8):
+        layout = parallel.whole(parallel.make_mesh(devices=jax.devices()[:devices]))
+        step = parallel.compile_step(make_eval_step(task), "mesh", layout, layout.params, ("sums",))
+        found.append(jax.device_get(step(jax.device_put(params(task), layout.params), rows)))
+    assert found[0]["nsp_loss"].weight == (rows["next_sentence_label"] >= 0).sum()
+    assert found[0][TOKENS].value == (rows["attention_mask"] > 0).sum()
+    for name, one in found[0].items():
+        assert found[1][name].weight == one.weight
+        assert found[1][name].value == pytest.approx(one.value, rel=1e-5)
+
+
+@pytest.mark.parametrize("length", [16, LONG])
+def test_synthetic_rows_are_of_the_same_form(length):
+    config = TrainConfig(data=DataConfig(packing=True, max_length=length, batch_size=3))
+    made = synthetic.rows(config, phases(config)[0][1])
+    assert made.keys() == packed(batch(1)).keys()
+    most = most_pairs(length)
+    for name, value in made.items():
+        assert value.dtype == np.int32
+        wanted = {"row": (3,), "starts": (3, most), "next_sentence_label": (3, most)}
+        assert value.shape == wanted.get(name, (3, length))
+    for row in range(3):
+        starts = made["starts"][row][made["next_sentence_label"][row] >= 0]
+        np.testing.assert_array_equal(np.flatnonzero(made["position_ids"][row] == 0), starts)
+        numbers = 1 + np.searchsorted(starts, np.arange(length), "right") - 1
+        np.testing.assert_array_equal(made["attention_mask"][row], numbers)
