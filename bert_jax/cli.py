@@ -129,12 +129,12 @@ def _prepare(args: argparse.Namespace) -> None:
 
 def _fill_mask(args: argparse.Namespace) -> None:
     from bert_jax.pretrained import load
+    from bert_jax.training import programs
 
-    for number, guesses in enumerate(load(args.checkpoint).fill_mask(args.text, args.top_k), 1):
-        if number > 1:
-            print()
-        for guess in guesses:
-            print(f"{guess.probability:6.1%}  {guess.piece:<16}  {guess.text}")
+    programs.keep()
+    for number, guesses in enumerate(load(args.checkpoint).fill_mask(args.text, args.top_k)):
+        lines = (f"{guess.probability:6.1%}  {guess.piece:<16}  {guess.text}" for guess in guesses)
+        print("\n" * (number > 0) + "\n".join(lines))
 
 
 def _import(args: argparse.Namespace) -> None:
@@ -151,8 +151,7 @@ def _import(args: argparse.Namespace) -> None:
     print(
         f"{size:,} parameters: {c.model_type}, {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.hidden_act}; {', '.join(sorted(names.parts(bert.params))) or 'no heads'}; "
-        f"{bert.tokenizer.kind}, "
-        f"{bert.tokenizer.vocab_size:,} pieces"
+        f"{bert.tokenizer.kind}, {bert.tokenizer.vocab_size:,} pieces"
     )
     _print_task(bert)
     if bert.unused:
@@ -189,7 +188,7 @@ def _embed(args: argparse.Namespace) -> None:
 
     from bert_jax import features, pretrained
     from bert_jax.data import text as text_lib
-    from bert_jax.training import parallel
+    from bert_jax.training import parallel, programs
 
     try:
         layers = tuple(int(layer) for layer in args.layer.split(","))
@@ -203,6 +202,7 @@ def _embed(args: argparse.Namespace) -> None:
     if not os.access(output.absolute().parent, os.W_OK):
         raise UserError(f"--output {output} cannot be written there; make the folder first")
     parallel.keep_host_memory()
+    programs.keep()
     encoder = pretrained.load(args.checkpoint).encoder(layers, args.pooling)
     lines = text_lib.read_lines(path)
     number = cut = end = 0
@@ -237,11 +237,12 @@ def _predict(args: argparse.Namespace) -> None:
     from bert_jax import pretrained
     from bert_jax.data.finetuning import Batcher
     from bert_jax.tasks import examples as examples_lib
-    from bert_jax.training import parallel, prediction
+    from bert_jax.training import parallel, prediction, programs
     from bert_jax.training.objectives import Labelling
     from bert_jax.training.step import make_predict_step
 
     parallel.keep_host_memory()
+    programs.keep()
     bert = pretrained.load(args.checkpoint)
     if bert.task is None:
         raise UserError(f"{args.checkpoint} has no head of a task; fine-tune it with finetune.py")
