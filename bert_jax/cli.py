@@ -8,14 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import (
-    DataConfig,
-    ModelConfig,
-    TokenizerConfig,
-    TrainConfig,
-    flatten,
-    validate,
-)
+from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig, flatten, validate
 from bert_jax.errors import CommandError, UserError
 
 
@@ -99,6 +92,7 @@ def _print_help(kind: type) -> None:
 
 def _prepare(args: argparse.Namespace) -> None:
     from bert_jax.data import corpus
+    from bert_jax.data import tokenizer as tokenizer_lib
 
     lowercase = not args.cased
     is_path = args.tokenizer not in ("sentencepiece", "wordpiece", "byte_bpe")
@@ -114,8 +108,10 @@ def _prepare(args: argparse.Namespace) -> None:
     model = ModelConfig(vocab_size=args.vocab_size)
     validate(TrainConfig(data=data, tokenizer=tokenizer, model=model))
     given = tokenizer
-    if is_path:
-        from bert_jax import pretrained
+    if is_path and Path(args.tokenizer).is_file():
+        given = tokenizer_lib.load(args.tokenizer, lowercase=lowercase)
+    elif is_path:
+        from bert_jax import pretrained  # whose imports take a second
 
         given = pretrained.load_tokenizer(args.tokenizer, lowercase=lowercase)
     prepared = corpus.prepare(data, given, args.vocab_size, Path(args.store))
