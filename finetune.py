@@ -35,7 +35,7 @@ from bert_jax.tasks.baseline import tfidf_scores
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.examples import Sets
 from bert_jax.tasks.results import Table
-from bert_jax.training import checkpoint, hosts, loop, parallel, precision, prediction
+from bert_jax.training import checkpoint, hosts, loop, parallel, precision, prediction, programs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import Labelling
@@ -57,6 +57,7 @@ def main() -> None:
     """Reads the task, trains with each seed, and says what came out."""
     parallel.keep_host_memory()
     config, workdir, init = read_flags()
+    programs.keep()
     # The head that the run begins with: another kind of probe's fits no better than none.
     is_alike = init.task and init.model.probe == config.probe
     head = init.task if is_alike and not config.new_head else None

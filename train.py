@@ -35,7 +35,7 @@ from bert_jax.data.loader import OwnRows
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training import hosts, loop, parallel, precision
+from bert_jax.training import hosts, loop, parallel, precision, programs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.masking import make_masking
 from bert_jax.training.metrics import Writer
@@ -58,6 +58,7 @@ def main() -> None:
     """Prepares the text, trains, and says what came out."""
     parallel.keep_host_memory()
     config, workdir, init = read_flags()
+    programs.keep()
     mesh = parallel.make_mesh(config.parallel)
     own_rows = partial(parallel.process_rows, mesh)
     parallel.check_model(config.model, mesh)

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import record
 from absl import flags
 from serve import TECHNIQUES, Spec
 
@@ -138,7 +138,7 @@ def main() -> None:
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for peer, times in pairs:
         rate = phase.batch_size / statistics.median(times)
-        ratios = [_ratio(times, own) for own in ours.values()]
+        ratios = [record.ratio(times, own) for own in ours.values()]
         print(f"| {' | '.join([peer.name, peer.dtype, f'{rate:.2f}', *ratios])} |")
     if OUTPUT.value:
         each = [
@@ -147,13 +147,6 @@ def main() -> None:
         ]
         record = {"command": sys.argv, "config": json.loads(spec.config), "peers": each}
         Path(OUTPUT.value).write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _ratio(times: list[float], ours: list[float]) -> str:
-    """Returns the median of the rounds' ratios with its quartiles."""
-    found = sorted(other / own for other, own in zip(times, ours, strict=True))
-    low, middle, high = np.quantile(found, [0.25, 0.5, 0.75])
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

@@ -8,14 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import (
-    DataConfig,
-    ModelConfig,
-    TokenizerConfig,
-    TrainConfig,
-    flatten,
-    validate,
-)
+from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig, flatten, validate
 from bert_jax.errors import CommandError, UserError
 
 
@@ -99,6 +92,7 @@ def _print_help(kind: type) -> None:
 
 def _prepare(args: argparse.Namespace) -> None:
     from bert_jax.data import corpus
+    from bert_jax.data import tokenizer as tokenizer_lib
 
     lowercase = not args.cased
     is_path = args.tokenizer not in ("sentencepiece", "wordpiece", "byte_bpe")
@@ -114,8 +108,10 @@ def _prepare(args: argparse.Namespace) -> None:
     model = ModelConfig(vocab_size=args.vocab_size)
     validate(TrainConfig(data=data, tokenizer=tokenizer, model=model))
     given = tokenizer
-    if is_path:
-        from bert_jax import pretrained
+    if is_path and Path(args.tokenizer).is_file():
+        given = tokenizer_lib.load(args.tokenizer, lowercase=lowercase)
+    elif is_path:
+        from bert_jax import pretrained  # whose imports take a second
 
         given = pretrained.load_tokenizer(args.tokenizer, lowercase=lowercase)
     prepared = corpus.prepare(data, given, args.vocab_size, Path(args.store))
@@ -129,12 +125,12 @@ def _prepare(args: argparse.Namespace) -> None:
 
 def _fill_mask(args: argparse.Namespace) -> None:
     from bert_jax.pretrained import load
+    from bert_jax.training import programs
 
-    for number, guesses in enumerate(load(args.checkpoint).fill_mask(args.text, args.top_k), 1):
-        if number > 1:
-            print()
-        for guess in guesses:
-            print(f"{guess.probability:6.1%}  {guess.piece:<16}  {guess.text}")
+    programs.keep()
+    for number, guesses in enumerate(load(args.checkpoint).fill_mask(args.text, args.top_k)):
+        lines = (f"{guess.probability:6.1%}  {guess.piece:<16}  {guess.text}" for guess in guesses)
+        print("\n" * (number > 0) + "\n".join(lines))
 
 
 def _import(args: argparse.Namespace) -> None:
@@ -151,8 +147,7 @@ def _import(args: argparse.Namespace) -> None:
     print(
         f"{size:,} parameters: {c.model_type}, {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.hidden_act}; {', '.join(sorted(names.parts(bert.params))) or 'no heads'}; "
-        f"{bert.tokenizer.kind}, "
-        f"{bert.tokenizer.vocab_size:,} pieces"
+        f"{bert.tokenizer.kind}, {bert.tokenizer.vocab_size:,} pieces"
     )
     _print_task(bert)
     if bert.unused:
@@ -189,7 +184,7 @@ def _embed(args: argparse.Namespace) -> None:
 
     from bert_jax import features, pretrained
     from bert_jax.data import text as text_lib
-    from bert_jax.training import parallel
+    from bert_jax.training import parallel, programs
 
     try:
         layers = tuple(int(layer) for layer in args.layer.split(","))
@@ -203,6 +198,7 @@ def _embed(args: argparse.Namespace) -> None:
     if not os.access(output.absolute().parent, os.W_OK):
         raise UserError(f"--output {output} cannot be written there; make the folder first")
     parallel.keep_host_memory()
+    programs.keep()
     encoder = pretrained.load(args.checkpoint).encoder(layers, args.pooling)
     lines = text_lib.read_lines(path)
     number = cut = end = 0
@@ -237,11 +233,12 @@ def _predict(args: argparse.Namespace) -> None:
     from bert_jax import pretrained
     from bert_jax.data.finetuning import Batcher
     from bert_jax.tasks import examples as examples_lib
-    from bert_jax.training import parallel, prediction
+    from bert_jax.training import parallel, prediction, programs
     from bert_jax.training.objectives import Labelling
     from bert_jax.training.step import make_predict_step
 
     parallel.keep_host_memory()
+    programs.keep()
     bert = pretrained.load(args.checkpoint)
     if bert.task is None:
         raise UserError(f"{args.checkpoint} has no head of a task; fine-tune it with finetune.py")

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -168,11 +169,17 @@ def test_a_checkpoint_is_complete_by_itself(finished, tmp_path):
             bert.fill_mask(text, top_k)
 
 
-def test_the_same_command_again_changes_nothing(finished, store):
+def test_the_same_command_again_changes_nothing(finished, store, tmp_path, monkeypatch):
+    """But what it compiles is kept in the user's cache."""
     workdir, printed = finished
     before = (workdir / "metrics.jsonl").read_text()
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    monkeypatch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())  # whose fonts are there as well
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     again = run(store, workdir)
     assert again.returncode == 0, again.stderr
+    assert list((tmp_path / "bert-jax").glob("jit_apply-*"))
     assert again.stdout.split("held-out text")[1] == printed.split("held-out text")[1]
     assert (workdir / "metrics.jsonl").read_text() == before
 

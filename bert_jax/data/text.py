@@ -100,18 +100,15 @@ class BuiltinSource(Source):
     """English that every Python carries: its language reference and its docstrings."""
 
     name = "the documentation of Python's standard library"
-
-    def __init__(self) -> None:
-        self._texts = builtin.documents()
-        self.size = len(self._texts)
+    size = 100  # per cent: how many texts there are is not known before they are read
 
     def identity(self) -> dict[str, Any]:
-        content = "\f".join(self._texts).encode("utf-8", "replace")
-        return {"builtin": hashlib.sha256(content).hexdigest()}
+        return {"builtin": builtin.fingerprint()}
 
     def texts(self) -> Iterator[list[str]]:
-        for position, text in enumerate(self._texts, start=1):
-            self.position = position
+        texts = builtin.documents()
+        for number, text in enumerate(texts, start=1):
+            self.position = self.size * number // len(texts)
             yield split_text(text)
 
 
@@ -182,24 +179,27 @@ class FileSource(Source):
       text_field: the field of a JSON line that holds the text.
       sentences: "lines" where a line is a sentence and a blank line ends a document, "split" where
         lines are to be joined and split, "auto" to tell from the text.
+
+    Attributes:
+      paths: of the files, globs resolved.
     """
 
     def __init__(self, paths: str, text_field: str, sentences: str):
         self.name = paths
-        self._paths = _expand(paths)
+        self.paths = _expand(paths)
         self._text_field = text_field
-        self.size = sum(path.stat().st_size for path in self._paths)
+        self.size = sum(path.stat().st_size for path in self.paths)
         self._split = sentences == "split" or (sentences == "auto" and self._has_paragraphs())
         if not self._split:
             self.form = "one sentence a line"
 
     def identity(self) -> dict[str, Any]:
-        files = [{"bytes": path.stat().st_size, "sha256": _digest(path)} for path in self._paths]
+        files = [{"bytes": path.stat().st_size, "sha256": _digest(path)} for path in self.paths]
         return {"files": files, "text_field": self._text_field, "split": self._split}
 
     def texts(self) -> Iterator[list[str]]:
         passed = 0
-        for path in self._paths:
+        for path in self.paths:
             jsonl = ".jsonl" in path.suffixes or ".json" in path.suffixes
             for document, position in self._json(path) if jsonl else self._plain(path):
                 self.position = passed + position
@@ -238,7 +238,7 @@ class FileSource(Source):
     def _has_paragraphs(self) -> bool:
         """Whether the lines at the start of the text hold several sentences, or parts of them."""
         lines: list[str] = []
-        for path in self._paths:
+        for path in self.paths:
             for line, _ in read_lines(path):
                 if len(lines) == 1000:
                     break

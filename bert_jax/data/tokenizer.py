@@ -15,6 +15,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from bert_jax.data.words import Words
 from bert_jax.errors import UserError
 
 
@@ -196,6 +197,18 @@ class WordPieceTokenizer(_FastTokenizer):
 
     kind = "wordpiece"
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer):
+        super().__init__(tokenizer)
+        steps = (type(tokenizer.normalizer), type(tokenizer.pre_tokenizer))
+        known = (normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer)
+        added = tokenizer.get_added_tokens_decoder().values()
+        # Of BERT's own steps none looks beyond a space, but an added piece may.
+        alone = not any(p.lstrip or p.rstrip or p.single_word or " " in p.content for p in added)
+        self._words = Words(super().encode) if steps == known and alone else None
+
+    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        return self._words.encode(texts) if self._words else super().encode(texts)
 
     @classmethod
     def from_vocabulary(

@@ -56,3 +56,42 @@ def test_order_and_content_are_the_same_each_time():
 def test_another_split_is_refused():
     with pytest.raises(UserError, match="builtin@test: no such split"):
         builtin.docstring_areas("test")
+
+
+def test_docstrings_wherever_a_statement_may_stand():
+    code = '''"""Module."""
+if debug:
+    class A:
+        """A."""
+        value = lambda: "none of a lambda"
+        async def a(self):
+            """A.a."""
+else:
+    try:
+        with lock:
+            def b(): "B."
+    except OSError:
+        def c(): "C."
+    else:
+        def d(): "D."
+    finally:
+        def e(): "E."
+match code:
+    case 1:
+        def f(): "F."
+for name in names:
+    "no docstring"
+    def g(): 1
+'''
+    expected = ["Module.", "A.", "A.a.", *(f"{letter}." for letter in "BCDEF")]
+    assert builtin._docstrings(code.encode()) == expected
+    assert builtin._docstrings(b"not python") == []
+
+
+def test_the_fingerprint_needs_no_parsing(monkeypatch):
+    monkeypatch.setattr(builtin.ast, "parse", None)
+    before = builtin.fingerprint()
+    assert builtin.fingerprint() == before
+    files = builtin._files()
+    monkeypatch.setattr(builtin, "_files", lambda: files[1:])
+    assert builtin.fingerprint() != before

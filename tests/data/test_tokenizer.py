@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -342,3 +343,40 @@ def test_the_sample_is_uniform():
             counts[int(item)] += 1
     assert counts.sum() == 4000
     assert counts.std() < 3 * np.sqrt(80)
+
+
+def library(made: tokenizer_lib.Tokenizer, texts: list[str]) -> list[list[int]]:
+    """What `tokenizers` gives, without words that are remembered."""
+    found = made._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in found]
+
+
+def test_words_that_are_remembered_have_the_pieces_of_the_whole_text(monkeypatch):
+    letters = "aAbÉéΣς\u0301İıßﬁ\u200d\ufffd\0中가🙂'.,! \u00a0\u3000\t\n  "
+    pieces = [
+        *tokenizer_lib.WordPieceTokenizer.special,
+        *"abeσßi中.,!'",
+        "##a",
+        "##b",
+        "##σ",
+        "##i",
+    ]
+    made = tokenizer_lib.WordPieceTokenizer.from_vocabulary(pieces, lowercase=True)
+    random = np.random.default_rng(0)
+    for most in (1000, 0):  # then forgotten each time
+        monkeypatch.setattr("bert_jax.data.words._MOST_CHARACTERS", most)
+        for _ in range(40):
+            texts = ["".join(random.choice(list(letters), n)) + "a[MASK]b" for n in range(20)]
+            assert [ids.tolist() for ids in made.encode(texts)] == library(made, texts)
+    assert made.encode([]) == []
+    with pytest.raises(TypeError):
+        made.encode(["a new", "lone \ud800"])
+    assert [ids.tolist() for ids in made.encode(["a new"])] == library(made, ["a new"])
+
+
+def test_a_piece_that_takes_a_space_is_found_in_the_whole_text():
+    pieces = [*tokenizer_lib.WordPieceTokenizer.special, "a", "b"]
+    made = tokenizer_lib.WordPieceTokenizer.from_vocabulary(pieces, lowercase=True)
+    made._tokenizer.add_tokens([tokenizers.AddedToken("a b", normalized=False)])
+    again = tokenizer_lib.WordPieceTokenizer(made._tokenizer)
+    assert list(again.encode(["a b a"])[0]) == [7, 5]
