@@ -195,7 +195,11 @@ def test_a_batch_that_does_not_fit(config, monkeypatch):
 def test_an_allocation_that_fails():
     """By the device or by the host; other failures are as they were."""
     phase, device = Phase(0.0, 512, 256), jax.devices()[0]
-    for fail in (lambda: jnp.zeros(1 << 46), lambda: np.ones(1 << 55)):
+
+    def step_of_a_cpu():
+        raise jax.errors.JaxRuntimeError("INTERNAL: Error: Out of memory allocating 9 bytes.")
+
+    for fail in (lambda: jnp.zeros(1 << 46), lambda: np.ones(1 << 55), step_of_a_cpu):
         with (
             pytest.raises(UserError, match=r"a batch of 256 × 512 does not fit in .* lower"),
             memory.fits(phase, device),
