@@ -29,7 +29,6 @@ from bert_jax import workdir as workdir_lib
 from bert_jax.config import TrainConfig
 from bert_jax.data import corpus as corpus_lib
 from bert_jax.data import loader
-from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.loader import OwnRows
 from bert_jax.data.tokenizer import Tokenizer
@@ -150,14 +149,9 @@ def read_text(config: TrainConfig, given: Tokenizer | None, store: Path) -> Corp
       given: the tokenizer of `--init`.
       store: where it is prepared, which all hosts see.
     """
-    tokenizer = given or config.tokenizer
-    if config.tokenizer.path:
-        lowercase = config.tokenizer.lowercase
-        tokenizer = tokenizer_lib.load(config.tokenizer.path, lowercase=lowercase)
-        tokenizer_lib.check_fits(tokenizer, config.model.vocab_size)  # before it is used
 
     def read() -> Corpus:
-        return corpus_lib.prepare(config.data, tokenizer, config.model.vocab_size, store)
+        return corpus_lib.read(config, given, store)
 
     if hosts.from_main(lambda: corpus_lib.is_store(config.data.source)):
         corpus = hosts.together(read)  # each host its own copy, or all the same
@@ -165,7 +159,6 @@ def read_text(config: TrainConfig, given: Tokenizer | None, store: Path) -> Corp
     else:
         prepared = hosts.together(lambda: read() if hosts.is_main() else None)
         corpus = hosts.together(lambda: prepared or corpus_lib.open_corpus(store))
-    tokenizer_lib.check_fits(corpus.tokenizer, config.model.vocab_size)
     return corpus
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import transformers
-from serve import read_spec, serve, synthetic
+from serve import read_spec, run_peer, serve, synthetic
 
 
 def main() -> None:
@@ -59,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_peer(main)

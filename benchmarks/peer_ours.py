@@ -6,7 +6,7 @@ import json
 import jax
 import jaxlib.version
 import numpy as np
-from serve import read_spec, serve
+from serve import read_spec, run_peer, serve
 
 from bert_jax import config as config_lib
 from bert_jax.config import TrainConfig
@@ -73,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_peer(main)

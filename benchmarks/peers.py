@@ -19,6 +19,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -65,6 +66,7 @@ class Peer:
         python = FLAX_PYTHON.value if name == "flax" else sys.executable
         command = [python, str(Path(__file__).with_name(script)), json.dumps(vars(spec))]
         self.name, self.dtype = name, spec.dtype
+        self._batch = f"{spec.batch_size:,} × {spec.max_length:,}"
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -88,9 +90,17 @@ class Peer:
     def _answer(self) -> Mapping[str, Any]:
         assert self._process.stdout
         line = self._process.stdout.readline()
+        who = f"{self.name} in {self.dtype}"
         if not line:
-            raise UserError(f"{self.name} in {self.dtype} has ended, for the reason above")
-        return json.loads(line)
+            if self._process.wait() == -signal.SIGKILL:  # as Linux does where memory is short
+                raise UserError(f"{who} was killed: does a batch of {self._batch} fit in memory?")
+            raise UserError(f"{who} has ended, for the reason above")
+        found = json.loads(line)
+        if "does_not_fit" in found:
+            raise UserError(
+                f"{who}: a batch of {self._batch} does not fit in memory; lower data.batch_size"
+            )
+        return found
 
 
 def main() -> None:

@@ -85,5 +85,23 @@ def serve(run: Callable[[int], float], versions: Mapping[str, str]) -> None:
         _say({"seconds": (time.perf_counter() - started) / steps, "loss": loss})
 
 
+def run_peer(main: Callable[[], None]) -> None:
+    """Runs a peer; of a batch for which there is no memory it says so, and ends."""
+    try:
+        main()
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        _say({"does_not_fit": True})
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether it is NumPy's, JAX's or PyTorch's way of saying so, which need not be installed."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    words = ("RESOURCE_EXHAUSTED", "Out of memory", "can't allocate memory")
+    return any(each in str(error) for each in words)
+
+
 def _say(values: Mapping[str, object]) -> None:
     print(json.dumps(values), flush=True)

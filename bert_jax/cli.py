@@ -275,10 +275,16 @@ def _predict(args: argparse.Namespace) -> None:
     print(", ".join(shown) or "no scores: not every example has a label")
 
 
-def _plan(args: argparse.Namespace) -> None:
+def _plan(words: list[str]) -> None:
     from bert_jax.planning import command
 
-    command.run(args)
+    command.run(words)
+
+
+def _benchmark(words: list[str]) -> None:
+    from bert_jax.benchmark import command
+
+    command.run(words)
 
 
 _CHECKPOINT = "a workdir, a checkpoint of it, or a directory of Hugging Face's or Google's"
@@ -412,33 +418,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     exporter.set_defaults(run=_export)
 
-    plan = commands.add_parser(
-        "plan",
-        help="what a training step will cost on devices that are not here",
-        description="Compiles the train step of a config for other devices, and prints what it "
-        "costs each: memory, operations, what is sent to others, and the least time that follows. "
-        "TPUs need `pip install libtpu`. Fields are set as for train.py: --config.model.remat=True",
-    )
-    plan.add_argument("--config", required=True, metavar="FILE", help="such as configs/large.py")
-    plan.add_argument(
-        "--topology",
-        required=True,
-        metavar="CHIP:SHAPE",
-        help="such as v5e:16x16, v4:4x4x4, h100:16 or cpu:8; several, comma separated",
-    )
-    plan.add_argument("--search", action="store_true", help="rank meshes and batch sizes instead")
-    plan.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
-    plan.add_argument("--quick", action="store_true", help="do not look for the largest batch")
-    plan.set_defaults(run=_plan)
+    # These take fields of a config besides, and read their words themselves.
+    whats = {
+        _plan: ("plan", "what a training step will cost on devices that are not here"),
+        _benchmark: ("benchmark", "how fast the training step of a config is here"),
+    }
+    for command, (name, what) in whats.items():
+        commands.add_parser(name, help=what, add_help=False).set_defaults(run_words=command)
     return parser
 
 
 def main() -> None:
     """Runs `bert-jax`."""
     parser = _parser()
-    args, args.rest = parser.parse_known_args()  # plan takes fields of a config besides
-    if args.rest and args.run is not _plan:
-        parser.error(f"unrecognized arguments: {' '.join(args.rest)}")
+    args, rest = parser.parse_known_args()
+    if "run_words" in args:
+        run(lambda: args.run_words(rest))
+        return
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     run(lambda: args.run(args))
 
 

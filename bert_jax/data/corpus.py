@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.data import text as text_lib
 from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.data import tokenizer_training
@@ -85,6 +85,27 @@ def is_store(path: str | Path) -> bool:
     """Whether `path` is the folder of a store, complete or begun."""
     # Not Path.exists, which raises for a list of files that is too long for a path.
     return any(os.path.exists(os.path.join(path, f"{name}.json")) for name in ("store", "progress"))
+
+
+def read(config: TrainConfig, given: Tokenizer | None, folder: Path) -> Corpus:
+    """Returns the text of a run, and its tokenizer: given, loaded, or trained on the text.
+
+    Args:
+      config: of the run.
+      given: the tokenizer of a checkpoint that the run begins with.
+      folder: where the text is prepared, if that has not been done.
+
+    Raises:
+      UserError: as `prepare`, or the tokenizer has more pieces than the model.
+    """
+    tokenizer, size = given or config.tokenizer, config.model.vocab_size
+    if config.tokenizer.path:
+        lowercase = config.tokenizer.lowercase
+        tokenizer = tokenizer_lib.load(config.tokenizer.path, lowercase=lowercase)
+        tokenizer_lib.check_fits(tokenizer, size)  # before it is used
+    corpus = prepare(config.data, tokenizer, size, folder)
+    tokenizer_lib.check_fits(corpus.tokenizer, size)
+    return corpus
 
 
 def prepare(

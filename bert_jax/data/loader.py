@@ -15,7 +15,7 @@ from bert_jax.data.tokenizer import Tokenizer
 
 # Of the held-out rows, which are the same whatever the run's own seed.
 _EVAL_SEED = 0
-_PREFETCHED_BATCHES = 4
+PREFETCHED_BATCHES = 4
 
 
 # Gives the rows of a batch of some size that a process is to read, each run as (first, end).
@@ -83,7 +83,7 @@ class TrainBatches:
 def prefetched(batches: Any, step: int) -> Iterator[Any]:
     """Yields what a sequence has from `step` on; a thread prepares the next ones meanwhile."""
     dataset = grain.MapDataset.source(batches)[step:]
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCHED_BATCHES)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCHED_BATCHES)
     return iter(dataset.to_iter_dataset(options))
 
 

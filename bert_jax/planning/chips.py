@@ -87,6 +87,27 @@ CHIPS = {
 }
 
 
+# By the names that JAX has for them. Others of a family differ in what they can do: the H100 PCIe
+# has three quarters of the SXM's peak.
+_KINDS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+}
+
+
+def of_device(device: Any) -> Chip | None:
+    """Returns the chip that a device of JAX is, or None of one that is not known."""
+    return CHIPS.get(_KINDS.get(device.device_kind, ""))
+
+
 def rate(chip: Chip, group: Sequence[int], devices: Sequence[Any]) -> float:
     """Returns the bytes a second that each device of a group can send to the others in a ring.
 

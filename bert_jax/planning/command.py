@@ -11,17 +11,14 @@ from bert_jax.config import TrainConfig
 from bert_jax.planning import targets
 
 
-def run(args: argparse.Namespace) -> None:
-    """Runs the command.
-
-    Args:
-      args: `config`, `topology`, `search`, `json` and `quick`, and in `rest` fields of the config.
-    """
+def run(words: list[str]) -> None:
+    """Runs the command with these words of the command line."""
+    args, fields = _parser().parse_known_args(words)
     # JAX comes up with what this sets, so it is imported after.
     devices = targets.read(args.topology)
     from bert_jax.planning import plan, search, table
 
-    sys.argv[1:] = [f"--config={args.config}", *args.rest]
+    sys.argv[1:] = [f"--config={args.config}", *fields]
     config, _ = cli.read_config(Path(args.config), TrainConfig)
     if args.search:
         ranked = [(target, *search.search(config, target, _say)) for target in devices]
@@ -43,6 +40,26 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps([plan.as_json(each) for each in plans], indent=2))
     else:
         print(table.text(plans))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bert-jax plan",
+        description="Compiles the train step of a config for other devices, and prints what it "
+        "costs each: memory, operations, what is sent to others, and the least time that follows. "
+        "TPUs need `pip install libtpu`. Fields are set as for train.py: --config.model.remat=True",
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="such as configs/large.py")
+    parser.add_argument(
+        "--topology",
+        required=True,
+        metavar="CHIP:SHAPE",
+        help="such as v5e:16x16, v4:4x4x4, h100:16 or cpu:8; several, comma separated",
+    )
+    parser.add_argument("--search", action="store_true", help="rank meshes and batch sizes instead")
+    parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
+    parser.add_argument("--quick", action="store_true", help="do not look for the largest batch")
+    return parser
 
 
 def _say(what: str) -> None:

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, Phase, TrainConfig
 from bert_jax.planning import traffic
 from bert_jax.planning.program import Collective, collectives
 from bert_jax.training import parallel, synthetic
-from bert_jax.training.collectives import ROWS
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -90,6 +88,17 @@ def measure(config: TrainConfig, phase: Phase, mesh: Mesh) -> Cost:
     )
 
 
+def total_memory(stats: Any) -> int:
+    """Returns the bytes of each device that `compiled.memory_analysis()` adds up to."""
+    return (
+        stats.argument_size_in_bytes
+        + stats.output_size_in_bytes
+        - stats.alias_size_in_bytes
+        + stats.temp_size_in_bytes
+        + stats.generated_code_size_in_bytes
+    )
+
+
 def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
     """Returns the floating-point operations of a row, forward and backward, as MFU counts them.
 
@@ -137,23 +146,13 @@ def _trace(config: TrainConfig, phase: Phase, mesh: Mesh) -> tuple[Any, Any, Any
     """Returns the abstract state and rows, and the train step traced for them as train.py would."""
     run = synthetic.set_up(config, phase, mesh)
     jitted = parallel.jit_step(run.step, run.layout, run.layout.state, ("state", "sums"))
-    sharding = NamedSharding(mesh, P(ROWS))
-    batch = {
-        name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=sharding)
-        for name, rows in synthetic.rows(config, phase).items()
-    }
+    batch = synthetic.abstract_rows(config, phase, mesh)
     return run.like, batch, jitted.trace(run.like, batch)
 
 
 def _memory(stats: Any, like: Any, rows: Any) -> Memory:
     parameters, moments, batch = _bytes(like.params), _bytes(like.opt_state), _bytes(rows)
-    total = (
-        stats.argument_size_in_bytes
-        + stats.output_size_in_bytes
-        - stats.alias_size_in_bytes
-        + stats.temp_size_in_bytes
-        + stats.generated_code_size_in_bytes
-    )
+    total = total_memory(stats)
     known = parameters + moments + batch + stats.temp_size_in_bytes
     return Memory(
         parameters=parameters,

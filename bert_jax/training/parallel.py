@@ -200,6 +200,12 @@ def place(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax.Array)
     return jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
 
 
+def place_rows(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Returns a batch on the devices, of which this process gives its rows."""
+    rows = NamedSharding(mesh, P(ROWS))
+    return {k: jax.make_array_from_process_local_data(rows, v) for k, v in batch.items()}
+
+
 def compile_step(
     step: Callable[..., Any],
     mode: str,
@@ -223,11 +229,8 @@ def compile_step(
     """
     if mode == "pmap":
         return _pmapped(step, layout.mesh, gives)
-    rows = NamedSharding(layout.mesh, P(ROWS))
     compiled = jit_step(step, layout, taken, gives)
-    return lambda state, batch: compiled(
-        state, {k: jax.make_array_from_process_local_data(rows, v) for k, v in batch.items()}
-    )
+    return lambda state, batch: compiled(state, place_rows(layout.mesh, batch))
 
 
 def jit_step(step: Callable[..., Any], layout: Layout, taken: Any, gives: tuple[str, ...]) -> Any:

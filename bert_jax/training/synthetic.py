@@ -6,12 +6,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import Phase, TrainConfig
 from bert_jax.data.packing import NO_PAIR, most_pairs
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.training import parallel
+from bert_jax.training.collectives import ROWS
 from bert_jax.training.masking import Masking
 from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import make_optimizer
@@ -39,8 +41,15 @@ class Setup:
     step: Callable[..., Any]
 
 
-def set_up(config: TrainConfig, phase: Phase, mesh: Mesh) -> Setup:
-    """Returns the train step of a phase, for rows of any pieces."""
+def set_up(config: TrainConfig, phase: Phase, mesh: Mesh, masking: Masking | None = None) -> Setup:
+    """Returns the train step of a phase, for rows of any pieces.
+
+    Args:
+      config: of the run.
+      phase: its length and rows.
+      mesh: the devices.
+      masking: of a tokenizer, for text; else of none, for the rows made here.
+    """
     model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)
 
@@ -49,7 +58,7 @@ def set_up(config: TrainConfig, phase: Phase, mesh: Mesh) -> Setup:
 
     like, layout = parallel.layout(new_state, mesh, config.parallel)
     pieces, most = config.model.vocab_size, phase.max_predictions
-    masking = Masking(
+    masking = masking or Masking(
         counts=np.minimum(np.arange(phase.max_length + 1), most).astype(np.int32),
         max_predictions=most,
         vocab_size=pieces,
@@ -77,6 +86,16 @@ def rows(config: TrainConfig, phase: Phase, seed: int = 0) -> dict[str, np.ndarr
     if config.data.packing:
         batch |= _packed(shape, random)
     return {name: value.astype(np.int32) for name, value in batch.items()}
+
+
+def abstract_rows(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of what `rows` gives, and where they lie; no batch is too large for it."""
+    one = rows(config, dataclasses.replace(phase, batch_size=1))
+    sharding = NamedSharding(mesh, P(ROWS))
+    return {
+        name: jax.ShapeDtypeStruct((phase.batch_size, *x.shape[1:]), x.dtype, sharding=sharding)
+        for name, x in one.items()
+    }
 
 
 def _packed(shape: tuple[int, int], random: np.random.Generator) -> dict[str, np.ndarray]:

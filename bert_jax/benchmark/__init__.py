@@ -1,0 +1,1 @@
+"""How fast a config's train step is on the devices that are here."""
