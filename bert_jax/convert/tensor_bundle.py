@@ -75,7 +75,7 @@ class BundleTensor:
                 data = file.read(size)
         except OSError as error:
             raise UserError(f"{self.file} cannot be read ({error.strerror})") from error
-        if masked_crc(data) != self.checksum:
+        if _masked_crc(data) != self.checksum:
             raise UserError(f"{self.file} is damaged: a checksum does not agree; fetch it again")
         return np.frombuffer(data, self.dtype).reshape(self.shape)
 
@@ -159,7 +159,7 @@ def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]
     if size < 4 or end + 5 > len(data):
         raise _DamagedError("a block outside the file")
     kind, checksum = struct.unpack("<BI", data[end : end + 5])
-    if masked_crc(data[offset : end + 1]) != checksum:
+    if _masked_crc(data[offset : end + 1]) != checksum:
         raise _DamagedError("a checksum does not agree")
     if kind != 0:
         raise _DamagedError("it is compressed, which TensorFlow does not do")
@@ -178,8 +178,7 @@ def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]
         place += length
 
 
-def masked_crc(data: bytes) -> int:
-    """Returns the checksum that TensorFlow's files have of some bytes: CRC-32C, masked."""
+def _masked_crc(data: bytes) -> int:
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorboardX
 from tqdm import tqdm
 
 from bert_jax.training import hosts
-from bert_jax.training.events import EventFile
 from bert_jax.training.objectives import Sums
 
 
@@ -67,7 +67,7 @@ class Writer:
         temporary.write_text("".join(json.dumps(record) + "\n" for record in self._records))
         os.replace(temporary, self._path)
         self._lines = self._path.open("a")
-        self._events = EventFile(workdir / "tensorboard", first_step=step + 1)
+        self._events = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._path.exists():
@@ -89,7 +89,7 @@ class Writer:
         self._lines.write(json.dumps(self.latest[split]) + "\n")
         self._lines.flush()
         for name, value in values.items():
-            self._events.scalar(f"{split}/{name}", value, step)
+            self._events.add_scalar(f"{split}/{name}", value, step)
 
     def draw(self) -> None:
         """Draws the course of the run so far."""
