@@ -24,7 +24,7 @@ from bert_jax.data import loader
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.pretraining import Batch
 from bert_jax.planning import chips, cost
-from bert_jax.training import parallel, synthetic
+from bert_jax.training import parallel, precision, synthetic
 from bert_jax.training.masking import make_masking
 from bert_jax.training.synthetic import Setup
 
@@ -157,6 +157,7 @@ def measure(
     _, phase = config_lib.phases(config)[number - 1]
     mesh = parallel.make_mesh(config.parallel)
     device = mesh.devices.flat[0]
+    config = dataclasses.replace(config, model=precision.settled(config.model, device))
     parallel.check_model(config.model, mesh)
     parallel.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder, memory.fits(phase, device):

@@ -1,5 +1,6 @@
 """What a run reports: JSON lines, TensorBoard, a picture, a progress bar or plain lines."""
 
+import functools
 import json
 import math
 import os
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorboardX
 from tqdm import tqdm
 
 from bert_jax.training import hosts
@@ -67,7 +67,14 @@ class Writer:
         temporary.write_text("".join(json.dumps(record) + "\n" for record in self._records))
         os.replace(temporary, self._path)
         self._lines = self._path.open("a")
-        self._events = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
+        self._purge, self._folder = step + 1, str(workdir / "tensorboard")
+
+    @functools.cached_property
+    def _events(self) -> Any:
+        # Imported here: it imports PyTorch where there is one, for longer than a first step takes.
+        import tensorboardX
+
+        return tensorboardX.SummaryWriter(self._folder, purge_step=self._purge)
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._path.exists():
