@@ -70,7 +70,10 @@ def main() -> None:
                 print(f"round {number + 1}: {who}, {kind}", file=sys.stderr, flush=True)
                 times[who, kind].append((ours if who == OURS else peer)(kind, folder, files))
         print(record.heading(("jax", "grain", "numpy", "sentencepiece", "tokenizers"), versions))
-        print(f"{size / 1e6:.1f} MB of text, medians of {ROUNDS.value} rounds (quartiles)\n")
+        print(
+            f"{size / 1e6:.1f} MB of text, medians of {ROUNDS.value} rounds (least to most); ratios"
+        )
+        print("of each round (quartiles)\n")
         print_preparation(times, size)
         rates = loader_rates(folder / f"store-{next(iter(KINDS))}")
     print(f"\nThe loader, batches of {BATCH_SIZE}:\n\n| length | rows/s | least | most |")
