@@ -25,7 +25,7 @@ from bert_jax.training import hosts
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".sh", ".sbatch"))
-DOCS = [ROOT / "docs/scaling.md", ROOT / "docs/hosts.md"]
+DOCS = [ROOT / f"docs/{name}.md" for name in ("scaling", "hosts", "benchmark")]
 KINDS = {"train.py": TrainConfig, "finetune.py": FinetuneConfig}
 DEFAULTS = {"train.py": "configs/tiny.py"}
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import os
 import sys
 import tempfile
 import time
@@ -105,6 +106,7 @@ class Report:
       steps: as they were taken.
       ceiling: of matrix products.
       datasheet: operations a second of all devices, by their maker; None as in `Rates`.
+      load: how many processes wanted a core when it began, on the mean of a minute.
     """
 
     config: TrainConfig
@@ -117,6 +119,7 @@ class Report:
     steps: Steps
     ceiling: Ceiling
     datasheet: float | None
+    load: float
 
     def rates(self, timing: Timing) -> Rates:
         """Returns what the mean time of a step comes to."""
@@ -154,6 +157,7 @@ def measure(
       UserError: the text cannot be read, a batch does not fit, or the profile failed.
       TrainingError: a loss or a gradient is not finite.
     """
+    load, _, _ = os.getloadavg()
     _, phase = config_lib.phases(config)[number - 1]
     mesh = parallel.make_mesh(config.parallel)
     device = mesh.devices.flat[0]
@@ -175,7 +179,7 @@ def measure(
     chip = chips.of_device(device) if config.model.dtype == "bfloat16" else None
     datasheet = chip.peak * mesh.size if chip else None
     return Report(
-        config, number, phase, device, mesh.size, compiled, needed, steps, most, datasheet
+        config, number, phase, device, mesh.size, compiled, needed, steps, most, datasheet, load
     )
 
 

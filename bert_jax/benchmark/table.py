@@ -61,6 +61,7 @@ def _beside(report: Report) -> dict[str, str]:
         "  with a cache on disk": cached,
         "memory at its peak": memory,
         "  as the compiler sees it": f"{report.needed / _MIB:,.0f} MiB on each device",
+        "load when it began": f"{report.load:.1f}",
     }
 
 
@@ -122,6 +123,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "peak_memory_bytes": peak,
         "peak_memory_is": of_what,
         "compiler_memory_bytes_per_device": report.needed,
+        "load_when_it_began": report.load,
         "share_of_time_by_kind": steps.shares,
         "config": dataclasses.asdict(report.config),
     }
@@ -156,6 +158,6 @@ def device_name(device: Any) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
-        return "CPU"
+        return f"CPU ({os.cpu_count()} cores)"
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(names, 'CPU')}, {len(os.sched_getaffinity(0))} cores"
+    return f"CPU ({next(names, 'unnamed')}, {len(os.sched_getaffinity(0))} cores)"

@@ -122,6 +122,7 @@ def test_table(config):
         steps=measure.Steps(timed, timed, 0.004, 1234, (3 << 20, "of one device"), shares),
         ceiling=Ceiling(6e15, (8, 8, 8)),
         datasheet=8 * 989e12,
+        load=0.25,
     )
     shown = table.text(report, "mine.py")
     assert shown.startswith("mine.py, phase 1 of 2: 16 rows of 32 a step, 5 predictions each\n")
