@@ -1,0 +1,106 @@
+"""What packing gives: the share of real tokens, and how many of them a second are trained on.
+
+    python benchmarks/packing.py STORE [--config.FIELD=VALUE …]
+
+STORE is what `bert-jax prepare` wrote. A model of configs/small.py on 8 rows of 512 tokens, if no
+fields say otherwise. Rows with and without packing are the run's own and take turns, so that a
+change of the machine's speed meets both; reading them is not timed.
+"""
+
+import dataclasses
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import train
+from bert_jax import cli
+from bert_jax import config as config_lib
+from bert_jax.config import TrainConfig
+from bert_jax.data import corpus as corpus_lib
+from bert_jax.data.loader import TrainBatches
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.training import parallel
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.step import init_state
+
+ROUNDS = 36
+
+
+def make(config: TrainConfig, corpus: corpus_lib.Corpus):
+    """Returns a function that takes a step and gives its times, and the batches."""
+    mesh = parallel.make_mesh(config.parallel)
+    model = BertForPreTraining(config.model)
+    optimizer = make_optimizer(config.optimizer, config.steps)
+
+    def new_state(key: jax.Array):
+        return init_state(model.init_params(key), optimizer, config.seed)
+
+    _, layout = parallel.layout(new_state, mesh, config.parallel)
+    state = parallel.place(new_state, layout.state, jax.random.key(0))
+    own_rows = partial(parallel.process_rows, mesh)
+    step = train.make_stages(config, corpus, model, optimizer, layout, own_rows)[0].train_step
+    batches, taken = TrainBatches(corpus, config), 0
+
+    def run() -> tuple[float, float]:
+        nonlocal state, taken
+        rows = batches[taken]
+        taken += 1
+        begin, work = time.perf_counter(), time.process_time()
+        state, _ = step(state, rows)
+        jax.block_until_ready(state)
+        seconds, work = time.perf_counter() - begin, time.process_time() - work
+        return seconds, work
+
+    return run, batches
+
+
+def main() -> None:
+    """Prints both, and their ratio."""
+    store, fields = sys.argv[1], sys.argv[2:]
+    sys.argv[1:] = ["--config.data.max_length=512", "--config.data.batch_size=8", *fields]
+    parallel.keep_host_memory()
+    config, _ = cli.read_config(Path(train.__file__).parent / "configs" / "small.py", TrainConfig)
+    config_lib.validate(config)
+    corpus = corpus_lib.open_corpus(Path(store))
+    made, found = {}, {}
+    for packing in (False, True):
+        data = dataclasses.replace(config.data, packing=packing)
+        made[packing] = make(dataclasses.replace(config, data=data), corpus)
+        found[packing] = []
+    for number in range(ROUNDS + 2):
+        for packing, (run, _) in made.items():
+            times = run()
+            if number > 1:  # the first step is compiled
+                found[packing].append(times)
+    device, data = jax.devices()[0], config.data
+    print(
+        f"{device.device_kind} ({device.platform}), {data.batch_size} rows of {data.max_length}, "
+        f"{config.model.num_hidden_layers} layers of {config.model.hidden_size}, "
+        f"{config.model.dtype}; {ROUNDS} steps each, in turns"
+    )
+    alone, packed = made[True][1].padding()[data.max_length]
+    print(f"{'rows':<10}{'real tokens':>12}{'a step':>9}{'quartiles':>16}{'of the cores':>14}")
+    speeds, size = {}, data.batch_size * data.max_length
+    for packing, padding in ((False, alone), (True, packed)):
+        times, works = (np.array(each) for each in zip(*found[packing], strict=True))
+        low, middle, high = (1e3 * q for q in statistics.quantiles(times, n=4))
+        # By the share of all rows: that of the few that were taken is off by some percent.
+        speeds[packing] = (1 - padding) * size / np.array([np.median(times), np.median(works)])
+        print(
+            f"{'packed' if packing else 'one pair':<10}{1 - padding:>12.2%}{middle:>6.0f} ms"
+            f"{low:>8.0f} –{high:>6.0f}{1e3 * np.median(works):>11.0f} ms"
+        )
+    by_clock, by_work = speeds[True] / speeds[False]
+    print(f"tokens/s {speeds[False][0]:,.0f} and {speeds[True][0]:,.0f}: {by_clock:.2f} times")
+    print(f"tokens a second of the cores: {by_work:.2f} times")
+
+
+if __name__ == "__main__":
+    main()
