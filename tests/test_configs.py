@@ -17,6 +17,7 @@ from bert_jax.config import (
     Phase,
     TaskConfig,
     TrainConfig,
+    check_same_run,
     default_predictions,
     flatten,
     from_dict,
@@ -176,3 +177,22 @@ def test_a_field_of_finetuning_that_cannot_be(field, value, message):
     config = dataclasses.replace(FinetuneConfig(), **({field: value} if field else value))
     with pytest.raises(UserError, match=re.escape(message)):
         validate_finetuning(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_free"),
+    [
+        ("attention", "plain", True),
+        ("remat", True, True),
+        ("attention_probs_dropout_prob", 0.5, False),
+    ],
+)
+def test_what_may_be_another_on_resume(name, value, is_free, tmp_path):
+    saved, config = tmp_path / "config.json", TrainConfig()
+    saved.write_text(to_json(config))
+    setattr(config.model, name, value)
+    if is_free:
+        check_same_run(config, saved)
+    else:
+        with pytest.raises(UserError, match=f"model.{name} is 0.1 there"):
+            check_same_run(config, saved)

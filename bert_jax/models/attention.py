@@ -10,7 +10,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.fused_attention import fused_attention, platform, serves
+from bert_jax.models.fused_attention import LARGE_BIAS, fused_attention, platform, serves
 from bert_jax.models.layers import Dense, DropoutKey, dropped
 from bert_jax.models.positions import RelativePositions
 from bert_jax.models.products import affines, attention_mix, attention_scores
@@ -37,10 +37,10 @@ class AttentionMask:
         attends = self.texts[:, None, None, :] > 0
         if self.packed:
             attends &= self.texts[:, None, :, None] == self.texts[:, None, None, :]
-        return jnp.where(attends, 0.0, -10000.0)
+        return jnp.where(attends, 0.0, LARGE_BIAS)
 
 
-# By the TPU compiler's count, from here on the kernel moves fewer bytes, and takes less memory.
+# By the TPU compiler's count, the kernel moves a third of the bytes here, and less of longer rows.
 _FUSED_FROM = 128
 
 _PROJECTIONS = ("query", "key", "value")

@@ -25,7 +25,7 @@ from bert_jax.models.layers import DropoutKey, hashed, is_kept, row_words
 _LANES = 128  # of a TPU's vector unit, which the last dimension of a block fills
 _SCORES = 512 * 512  # elements, float32, at a time: some arrays of that size fit beside each other
 _LONGEST = 2048  # so many keys and values, their gradients and a tile of scores fit beside
-_LARGE_BIAS = -10000.0
+LARGE_BIAS = -10000.0  # of a score of what is not attended to
 
 _INTERPRETED = contextvars.ContextVar("interpreted", default=False)
 
@@ -277,7 +277,7 @@ def _bias(form: Form, texts: Any, tile: int) -> Array:
         # Turned to lie along the rows, which takes whole tiles.
         of_queries = jnp.broadcast_to(of_tile, (_LANES, tile)).T[:, :1]
         attends &= of_queries == of_keys
-    return jnp.where(attends, 0.0, _LARGE_BIAS)
+    return jnp.where(attends, 0.0, LARGE_BIAS)
 
 
 def _softmax(form: Form, query: Array, key: Array, bias: Array) -> Array:

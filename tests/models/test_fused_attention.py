@@ -63,9 +63,8 @@ def check(found, wanted, tolerance):
         np.testing.assert_allclose(actual, expected, atol=tolerance)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_is_the_plain_form(packed):
-    check(*both(20, 3, 8, packed=packed), 1e-5)
+def test_is_the_plain_form():
+    check(*both(20, 2, 8), 1e-5)
 
 
 def test_in_tiles_of_queries_and_groups_of_heads(monkeypatch):
@@ -77,7 +76,7 @@ def test_in_tiles_of_queries_and_groups_of_heads(monkeypatch):
 
 def test_in_bfloat16():
     """The plain form rounds more often: the gradients differ by some of the type's steps."""
-    found, wanted = both(32, 2, 16, dtype="bfloat16")
+    found, wanted = both(32, 2, 16, dtype="bfloat16", packed=True)
     check(found, wanted, 2**-6)
     np.testing.assert_allclose(found[0], wanted[0], atol=2**-8 * np.abs(wanted[0]).max())
 
@@ -85,7 +84,7 @@ def test_in_bfloat16():
 def test_of_random_shapes():
     generator = np.random.default_rng(1)
     for seed in range(2):
-        length, heads, size = (int(n) for n in generator.integers((2, 1, 2), (40, 5, 20)))
+        length, heads, size = (int(n) for n in generator.integers((2, 1, 2), (40, 4, 20)))
         packed, rate = bool(generator.integers(2)), float(generator.choice([0.0, 0.5]))
         check(*both(length, heads, size, packed=packed, rate=rate, seed=seed), 1e-5)
 
@@ -107,7 +106,7 @@ def test_lowers_for_a_tpu_and_keeps_no_scores(length):
     assert f"{length}x{length}x" not in text
 
 
-def test_is_taken_where_it_serves(monkeypatch):
+def test_is_taken_where_it_serves():
     config = model_config()
     fused = dataclasses.replace(config, attention="fused")
     assert not attention.is_fused(fused, 512)  # on a CPU
@@ -122,16 +121,17 @@ def test_is_taken_where_it_serves(monkeypatch):
 
 
 def test_an_attention_map_is_of_the_plain_form():
-    ids, model = jnp.ones((2, 16), jnp.int32), BertModel(model_config(attention="fused"))
+    ids = jnp.ones((2, 16), jnp.int32)
+    model = BertModel(model_config(attention="fused", num_hidden_layers=1))
+    params = jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids)
 
-    def maps(*, wanted):
-        variables = model.init(jax.random.key(0), ids, ids, ids)
-        return model.apply(variables, ids, ids, ids, output_attentions=wanted).attentions
+    def maps(params, *, wanted):
+        return model.apply(params, ids, ids, ids, output_attentions=wanted).attentions
 
     with fused_attention.interpreted():
-        assert jax.eval_shape(partial(maps, wanted=False)) is None
-        found = jax.eval_shape(partial(maps, wanted=True))
-    assert [each.shape for each in found] == [(2, 2, 16, 16)] * 2
+        assert jax.eval_shape(partial(maps, wanted=False), params) is None
+        (found,) = jax.eval_shape(partial(maps, wanted=True), params)
+    assert found.shape == (2, 2, 16, 16)
 
 
 def test_on_a_cpu_it_is_refused():
