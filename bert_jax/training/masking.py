@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.models.layers import random_bits
 
 
 @struct.dataclass
@@ -68,18 +69,19 @@ class Masking:
             all its texts.
           rows: the place of each row in the global batch.
         """
-        return jax.vmap(lambda row, *x: self._mask_row(jax.random.fold_in(key, row), *x))(
-            rows, input_ids, attention_mask
-        )
+        # The bits of dropout: JAX's own take a quarter of the time to compile a small step.
+        bits = random_bits(key, rows, (input_ids.shape[1] + 2 * self.max_predictions,))
+        return jax.vmap(self._mask_row)(bits, input_ids, attention_mask)
 
     def _mask_row(
-        self, key: Array, input_ids: Int[Array, "L"], attention_mask: Int[Array, "L"]
+        self, bits: UInt32[Array, "L_and_2P"], input_ids: Int[Array, "L"], attention_mask: Array
     ) -> tuple[Int[Array, "L"], Predictions]:
-        choice_key, kind_key, random_key = jax.random.split(key, 3)
+        length = len(input_ids)
+        choice, kind, random = jnp.split(bits, [length, length + self.max_predictions])
         is_special = (input_ids[:, None] == jnp.array(self.special_ids)).any(-1)
         candidate = (attention_mask > 0) & ~is_special
         count = jnp.asarray(self.counts)[(attention_mask > 0).sum()]
-        scores = jax.random.uniform(choice_key, input_ids.shape)
+        scores = _uniform(choice)
         if self.continues is None:
             chosen = scores
         else:
@@ -89,11 +91,9 @@ class Masking:
         _, positions = jax.lax.top_k(jnp.where(candidate, chosen, -1.0), self.max_predictions)
         valid = jnp.arange(self.max_predictions) < jnp.minimum(count, candidate.sum())
         labels = input_ids[positions]
-        kind = jax.random.uniform(kind_key, positions.shape)
-        random = jax.random.randint(random_key, positions.shape, 0, self.vocab_size)
+        kind, random = _uniform(kind), random % jnp.uint32(self.vocab_size)
         new = jnp.where(kind < 0.8, self.mask_id, jnp.where(kind < 0.9, random, labels))
-        outside = input_ids.shape[0]
-        masked = input_ids.at[jnp.where(valid, positions, outside)].set(
+        masked = input_ids.at[jnp.where(valid, positions, length)].set(
             new.astype(input_ids.dtype), mode="drop"
         )
         return masked, Predictions(
@@ -121,6 +121,11 @@ def make_masking(
         mask_id=tokenizer.mask_id,
         continues=tokenizer.continues if whole_word else None,
     )
+
+
+def _uniform(bits: UInt32[Array, "*any"]) -> Float[Array, "*any"]:
+    """Returns numbers of [0, 1), in steps that float32 holds."""
+    return (bits >> 8).astype(jnp.float32) * 2**-24
 
 
 def _whole_words(

@@ -91,7 +91,9 @@ def test_masks_follow_the_row_and_the_key_not_the_place():
     )
     np.testing.assert_array_equal(part, whole[order])
     other, _ = mask(jax.random.key(1), rows["input_ids"], rows["attention_mask"], rows["row"])
-    assert (other != whole).any(axis=1).all()
+    several = rows["attention_mask"].sum(1) > 10  # of one prediction two keys may choose the same
+    assert several.sum() >= 10
+    assert (other != whole).any(axis=1)[several].all()
 
 
 def test_whole_words():
