@@ -122,10 +122,12 @@ def _library() -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple((name, tuple(_docstrings(path.read_bytes()))) for name, path in _files())
 
 
-def _files() -> list[tuple[str, Path]]:
+@functools.cache
+def _files() -> tuple[tuple[str, Path], ...]:
     root = Path(sysconfig.get_paths()["stdlib"])
     names = [path.relative_to(root) for path in sorted(root.rglob("*.py"))]
-    return [(name.as_posix(), root / name) for name in names if _LEFT_OUT.isdisjoint(name.parts)]
+    kept = (name for name in names if _LEFT_OUT.isdisjoint(name.parts))
+    return tuple((name.as_posix(), root / name) for name in kept)
 
 
 def _docstrings(code: bytes) -> list[str]:
