@@ -174,13 +174,7 @@ def make_stages(
     stages, phases = [], config_lib.phases(config)
     ends = [first for first, _ in phases[1:]] + [config.steps]
     for end, (_, phase) in zip(ends, phases, strict=True):
-        masking = make_masking(
-            corpus.tokenizer,
-            phase.max_length,
-            phase.max_predictions,
-            config.data.mask_fraction,
-            whole_word=config.data.whole_word_masking,
-        )
+        masking = make_masking(corpus.tokenizer, phase, config.data)
         objective = Pretraining(model, masking)
         train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
         compiled = partial(parallel.compile_step, mode=config.parallel.mode, layout=layout)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from bert_jax import config as config_lib
 from bert_jax.benchmark import breakdown, ceiling, compiling, memory, timing
@@ -169,7 +168,8 @@ def measure(
         with contextlib.redirect_stdout(sys.stderr):
             corpus = corpus_lib.read(config, None, Path(folder))
         say("compiling the step, without a cache and with one")
-        run = _set_up(config, phase, mesh, corpus)
+        masking = make_masking(corpus.tokenizer, phase, config.data)
+        run = synthetic.set_up(config, phase, mesh, masking)
         compiled = compiling.compile_twice(lambda: _compile(run, config, phase))
         needed = cost.total_memory(compiled.program.memory_analysis())
         rows = batches(corpus, config, phase)
@@ -190,17 +190,6 @@ def batches(corpus: Corpus, config: TrainConfig, phase: Phase) -> Iterator[Batch
     )
     endless = dataclasses.replace(config, data=data, steps=_ENDLESS)
     return loader.TrainBatches(corpus, endless).starting_at(0)
-
-
-def _set_up(config: TrainConfig, phase: Phase, mesh: Mesh, corpus: Corpus) -> Setup:
-    masking = make_masking(
-        corpus.tokenizer,
-        phase.max_length,
-        phase.max_predictions,
-        config.data.mask_fraction,
-        whole_word=config.data.whole_word_masking,
-    )
-    return synthetic.set_up(config, phase, mesh, masking)
 
 
 def _compile(run: Setup, config: TrainConfig, phase: Phase) -> Any:

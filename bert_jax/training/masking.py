@@ -14,6 +14,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int, UInt32
 
+from bert_jax.config import DataConfig, Phase
 from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.models.layers import random_bits
 
@@ -103,23 +104,17 @@ class Masking:
         )
 
 
-def make_masking(
-    tokenizer: Tokenizer,
-    length: int,
-    max_predictions: int,
-    mask_fraction: float,
-    *,
-    whole_word: bool,
-) -> Masking:
-    """Returns the masking of rows of `length` tokens for a tokenizer."""
-    counts = [min(max_predictions, max(1, round(mask_fraction * n))) for n in range(length + 1)]
+def make_masking(tokenizer: Tokenizer, phase: Phase, data: DataConfig) -> Masking:
+    """Returns the masking of a phase's rows for a tokenizer."""
+    share, most = data.mask_fraction, phase.max_predictions
+    counts = [min(most, max(1, round(share * n))) for n in range(phase.max_length + 1)]
     return Masking(
         counts=np.array(counts, np.int32),
-        max_predictions=max_predictions,
+        max_predictions=most,
         vocab_size=tokenizer.vocab_size,
         special_ids=tokenizer.special_ids,
         mask_id=tokenizer.mask_id,
-        continues=tokenizer.continues if whole_word else None,
+        continues=tokenizer.continues if data.whole_word_masking else None,
     )
 
 
