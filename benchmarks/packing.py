@@ -26,7 +26,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.data import corpus as corpus_lib
 from bert_jax.data.loader import TrainBatches
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training import parallel
+from bert_jax.training import parallel, precision
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
 
@@ -68,6 +68,7 @@ def main() -> None:
     parallel.keep_host_memory()
     config, _ = cli.read_config(Path(train.__file__).parent / "configs" / "small.py", TrainConfig)
     config_lib.validate(config)
+    config.model = precision.settled(config.model, jax.devices()[0])
     corpus = corpus_lib.open_corpus(Path(store))
     made, found = {}, {}
     for packing in (False, True):
