@@ -11,7 +11,7 @@ import tempfile
 _SHARED = "JAX_COMPILATION_CACHE_DIR"
 _made = None if _SHARED in os.environ else tempfile.mkdtemp(prefix="bert-jax-tests-")
 os.environ.setdefault(_SHARED, _made or "")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = " ".join(
     [

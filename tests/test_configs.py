@@ -109,6 +109,7 @@ def set_field(config: TrainConfig, name: str, value) -> None:
         ("model.hidden_dropout_prob", 1.0),
         ("model.layer_norm_eps", float("nan")),
         ("model.type_vocab_size", 1),
+        ("data.pairs", "all"),
         ("data.max_length", 513),
         ("data.max_length", 4),
         ("data.max_predictions", 129),

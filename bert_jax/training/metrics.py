@@ -38,6 +38,9 @@ def unigram_entropy(counts: np.ndarray) -> float:
     return float(-(p * np.log(p)).sum())
 
 
+_SECONDS_OF_A_DRAWING = 30.0  # from one to the next; each takes one
+
+
 class Writer:
     """The records of a run in its workdir: `metrics.jsonl`, TensorBoard events and `curves.png`.
 
@@ -68,6 +71,7 @@ class Writer:
         os.replace(temporary, self._path)
         self._lines = self._path.open("a")
         self._purge, self._folder = step + 1, str(workdir / "tensorboard")
+        self._drawn = time.monotonic()
 
     @functools.cached_property
     def _events(self) -> Any:
@@ -99,9 +103,12 @@ class Writer:
             self._events.add_scalar(f"{split}/{name}", value, step)
 
     def draw(self) -> None:
-        """Draws the course of the run so far."""
-        if not self._writes:
-            return
+        """Draws the course of the run so far, if that has not been done a moment ago."""
+        if self._writes and time.monotonic() - self._drawn > _SECONDS_OF_A_DRAWING:
+            self._draw()
+            self._drawn = time.monotonic()
+
+    def _draw(self) -> None:
         # Imported here: it takes longer than a small run's first step.
         from matplotlib.figure import Figure
 
@@ -125,7 +132,7 @@ class Writer:
     def close(self) -> None:
         """Draws, and closes the files."""
         if self._writes:
-            self.draw()
+            self._draw()
             self._lines.close()
             self._events.close()
 

@@ -40,7 +40,7 @@ def embeddings_there(folder: Path, sentences: list[str]) -> tuple[np.ndarray, li
 def sentences() -> list[str]:
     words = " ".join(builtin.documents()[:60]).split()
     found = re.split(r"(?<=[.!?]) ", " ".join(words))
-    return [sentence for sentence in found if 5 <= len(sentence.split()) <= 60][:100]
+    return [sentence for sentence in found if 5 <= len(sentence.split()) <= 20][:100]
 
 
 def test_embeddings_and_their_way_back(sentences, tmp_path):
