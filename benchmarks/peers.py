@@ -155,8 +155,8 @@ def main() -> None:
             {"peer": p.name, "dtype": p.dtype, **p.first, "seconds_of_a_step": list(times)}
             for p, times in pairs
         ]
-        record = {"command": sys.argv, "config": json.loads(spec.config), "peers": each}
-        Path(OUTPUT.value).write_text(json.dumps(record, indent=1) + "\n")
+        figures = {"command": sys.argv, "config": json.loads(spec.config), "peers": each}
+        Path(OUTPUT.value).write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":
