@@ -76,6 +76,8 @@ def main() -> None:
     config_lib.validate(config)
     if not os.access(Path(OUTPUT.value).absolute().parent, os.W_OK):
         raise UserError(f"--output {OUTPUT.value} cannot be written there; make the folder first")
+    if ROUNDS.value < 1 or SECONDS.value <= 0:
+        raise UserError("--rounds and --seconds must be positive")
     config.model = precision.settled(config.model, jax.devices()[0])
     rows = [("field", "value", "tokens a step", "ms a step", "microseconds a token", "GB")]
     print(f"| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}")
