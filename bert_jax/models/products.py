@@ -178,12 +178,11 @@ def _sum_of_outer(x: Array, y: Array, rows: int) -> Array:
         over = list(range(rows))
         return jnp.tensordot(x, y, [over, over], preferred_element_type=jnp.float32)
 
-    return _on_cpu(
-        lambda x, y: _keep(summed(_split(x, 0), _split(y, 0), 2)),
-        lambda x, y: summed(x, y, 1),
-        x,
-        y,
-    )
+    def split(x: Array, y: Array) -> Array:
+        return _keep(summed(_split(x, 0), _split(y, 0), 2))
+
+    plain = partial(summed, rows=1)
+    return _on_cpu(split if x.dtype == jnp.bfloat16 else plain, plain, x, y)
 
 
 def _sum_of_rows(x: Array, rows: int) -> Array:
