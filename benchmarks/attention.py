@@ -42,7 +42,7 @@ def costs(form, rate, length, device) -> list[str]:
     """Returns what JAX keeps for the gradients, and the compiler's temporaries and operations."""
     import jax
     import jax.numpy as jnp
-    from jax.sharding import SingleDeviceSharding
+    from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
     from bert_jax.planning import traffic
 
@@ -59,8 +59,10 @@ def costs(form, rate, length, device) -> list[str]:
         mixed, pull = forward(projected, texts, key)
         return mixed, pull(cotangent)
 
-    kept = jax.tree.leaves(jax.eval_shape(forward, (x, x, x), texts, key)[1])
-    compiled = jax.jit(both).lower((x, x, x), texts, key, x).compile()
+    mesh = Mesh([device], ("tensor",), axis_types=(AxisType.Auto,))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        kept = jax.tree.leaves(jax.eval_shape(forward, (x, x, x), texts, key)[1])
+        compiled = jax.jit(both).lower((x, x, x), texts, key, x).compile()
     memory = compiled.memory_analysis().temp_size_in_bytes
     of_kept = sum(each.size * each.dtype.itemsize for each in kept)
     moved = traffic.moved(compiled.as_text())

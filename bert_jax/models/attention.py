@@ -10,7 +10,8 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.fused_attention import LARGE_BIAS, fused_attention, platform, serves
+from bert_jax.models.attention_tile import LARGE_BIAS
+from bert_jax.models.fused_attention import fused_attention, platform, serves
 from bert_jax.models.layers import Dense, DropoutKey, dropped
 from bert_jax.models.positions import RelativePositions
 from bert_jax.models.products import affines, attention_mix, attention_scores
@@ -112,7 +113,8 @@ def plain_attention(
 
 def is_fused(config: ModelConfig, length: int) -> bool:
     """Returns whether rows of a length are attended to in one kernel, where no map is wanted."""
-    is_relative = config.position_embedding_type.startswith("relative")
-    if config.attention == "plain" or is_relative or platform() != "tpu" or not serves(length):
+    if config.attention == "plain" or config.position_embedding_type.startswith("relative"):
         return False
-    return config.attention == "fused" or length >= _FUSED_FROM
+    if not serves(length, config.hidden_size // config.num_attention_heads):
+        return False
+    return config.attention == "fused" or (platform() == "tpu" and length >= _FUSED_FROM)

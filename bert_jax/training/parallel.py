@@ -85,9 +85,9 @@ def check_model(model: ModelConfig, mesh: Mesh) -> None:
       UserError: one is not divided, or a fused attention is asked for where there is none.
     """
     platform = mesh.devices.flat[0].platform
-    if model.attention == "fused" and platform != "tpu":
+    if model.attention == "fused" and platform not in ("tpu", "gpu"):
         raise UserError(
-            f"model.attention fused is for a TPU, and the devices are {platform}; set it to auto"
+            f"model.attention fused is for a TPU or a GPU, not for a {platform}; set it to auto"
         )
     split = {
         "num_attention_heads": "tensor",

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import model_config
+from jax.sharding import AbstractDevice
 
+from bert_jax.config import ParallelConfig
 from bert_jax.errors import UserError
-from bert_jax.models import attention, fused_attention
+from bert_jax.models import attention, attention_gpu, attention_tpu, fused_attention
 from bert_jax.models.attention import AttentionMask
 from bert_jax.models.bert import BertModel
 from bert_jax.models.layers import DropoutKey
@@ -19,10 +21,12 @@ from bert_jax.training import parallel
 ROWS = 3
 
 
-def both(length, heads, size, *, dtype="float32", packed=False, rate=0.1, seed=0):
+def both(length, heads, size, *, on, dtype="float32", packed=False, rate=0.1, seed=0):
     """Returns (output, gradients by query, key and value) of the fused form and of the plain one.
 
-    The first row has padding, the second is padding alone.
+    The first row has padding, the second is padding alone. Where nothing is attended to, scores are
+    as coarse as -10000 is: a TPU's kernel adds them up as the plain form does, a GPU's in tiles,
+    and what it makes of them is left out.
     """
     generator = np.random.default_rng(seed)
     *projected, cotangent = jnp.asarray(
@@ -35,6 +39,7 @@ def both(length, heads, size, *, dtype="float32", packed=False, rate=0.1, seed=0
     )
     texts[0, length // 2 :], texts[1] = 0, 0
     texts = jnp.asarray(texts, jnp.int32)
+    real = (texts > 0)[..., None] if on == "gpu" else True
     key = DropoutKey(jax.random.key(seed), jnp.array([7, 0, 300]))
     how = {"rate": rate, "bounds": (heads, length + 5, length + 9)}
 
@@ -48,11 +53,13 @@ def both(length, heads, size, *, dtype="float32", packed=False, rate=0.1, seed=0
     def run(form):
         def with_gradients(*projected):
             mixed, pull = jax.vjp(form, *projected)
-            return mixed, *pull(cotangent)
+            return mixed, *pull(jnp.where(real, cotangent, 0))
 
-        return [np.asarray(x, np.float32) for x in jax.jit(with_gradients)(*projected)]
+        mixed, *gradients = jax.jit(with_gradients)(*projected)
+        assert np.isfinite(mixed).all()
+        return [np.asarray(x, np.float32) for x in (jnp.where(real, mixed, 0), *gradients)]
 
-    with fused_attention.interpreted():
+    with fused_attention.interpreted(on):
         found = run(fused)
     return found, run(plain)
 
@@ -63,35 +70,50 @@ def check(found, wanted, tolerance):
         np.testing.assert_allclose(actual, expected, atol=tolerance)
 
 
-def test_is_the_plain_form():
-    check(*both(20, 2, 8), 1e-5)
+@pytest.mark.parametrize("on", ["tpu", "gpu"])
+def test_is_the_plain_form(on):
+    check(*both(48, 2, 16, on=on), 1e-5)
 
 
 def test_in_tiles_of_queries_and_groups_of_heads(monkeypatch):
-    monkeypatch.setattr(fused_attention, "_SCORES", 128 * 256)
-    assert fused_attention._tile(256) == 128
-    assert fused_attention._together(4, 64, 128 * 256) == 2
-    check(*both(256, 4, 64, packed=True), 1e-5)
+    monkeypatch.setattr(attention_tpu, "_SCORES", 128 * 256)
+    assert attention_tpu._tile(256) == 128
+    assert attention_tpu._together(4, 64, 128 * 256) == 2
+    check(*both(256, 4, 64, on="tpu", packed=True), 1e-5)
 
 
-def test_in_bfloat16():
+def test_in_tiles_of_queries_and_of_keys():
+    assert attention_gpu._tile(96, jnp.dtype("float32")) == 32
+    check(*both(96, 2, 64, on="gpu", packed=True), 1e-5)
+
+
+def test_on_devices_that_have_some_heads_each():
+    mesh = parallel.make_mesh(ParallelConfig(data=1, tensor=4), jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        check(*both(32, 4, 16, on="gpu", packed=True), 1e-5)
+
+
+@pytest.mark.parametrize("on", ["tpu", "gpu"])
+def test_in_bfloat16(on):
     """The plain form rounds more often: the gradients differ by some of the type's steps."""
-    found, wanted = both(32, 2, 16, dtype="bfloat16", packed=True)
+    found, wanted = both(32, 2, 16, on=on, dtype="bfloat16", packed=True)
     check(found, wanted, 2**-6)
     np.testing.assert_allclose(found[0], wanted[0], atol=2**-8 * np.abs(wanted[0]).max())
 
 
-def test_of_random_shapes():
+@pytest.mark.parametrize("on", ["tpu", "gpu"])
+def test_of_random_shapes(on):
     generator = np.random.default_rng(1)
     for seed in range(2):
         length, heads, size = (int(n) for n in generator.integers((2, 1, 2), (40, 4, 20)))
+        if on == "gpu":
+            length, size = 16 * (1 + length // 8), 16 * (1 + size // 10)
         packed, rate = bool(generator.integers(2)), float(generator.choice([0.0, 0.5]))
-        check(*both(length, heads, size, packed=packed, rate=rate, seed=seed), 1e-5)
+        check(*both(length, heads, size, on=on, packed=packed, rate=rate, seed=seed), 1e-5)
 
 
-@pytest.mark.parametrize("length", [20, 384, 2048])
-def test_lowers_for_a_tpu_and_keeps_no_scores(length):
-    """Which needs no TPU, nor its compiler."""
+def lowered(length, device):
+    """Returns the program of the value and the gradients, for a device that need not be here."""
     shape = jax.ShapeDtypeStruct((2, length, 256), jnp.bfloat16)
     texts, key = jnp.ones((2, length), jnp.int32), DropoutKey(jax.random.key(0), jnp.arange(2))
 
@@ -99,10 +121,28 @@ def test_lowers_for_a_tpu_and_keeps_no_scores(length):
         how = {"packed": True, "rate": 0.1, "bounds": (4, length, length)}
         return fused_attention.fused_attention(projected, texts, key, **how).sum()
 
-    step = jax.jit(jax.value_and_grad(total, (0, 1, 2)))
-    exported = jax.export.export(step, platforms=["tpu"])
-    text = exported(shape, shape, shape).mlir_module()
+    mesh = jax.sharding.AbstractMesh(
+        (1,), ("tensor",), (jax.sharding.AxisType.Auto,), abstract_device=device
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.jit(jax.value_and_grad(total, (0, 1, 2))).trace(shape, shape, shape)
+        name = {"gpu": "cuda"}.get(device.platform, device.platform)
+        return traced.lower(lowering_platforms=(name,)).as_text()
+
+
+@pytest.mark.parametrize("length", [20, 384, 2048])
+def test_lowers_for_a_tpu_and_keeps_no_scores(length):
+    """Which needs no TPU, nor its compiler."""
+    text = lowered(length, AbstractDevice("TPU v5 lite", 1, "tpu"))
     assert text.count("@tpu_custom_call") == 2
+    assert f"{length}x{length}x" not in text
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize("length", [48, 512])
+def test_lowers_for_a_gpu_and_keeps_no_scores(length):
+    text = lowered(length, AbstractDevice("NVIDIA H100", None, "gpu"))
+    assert text.count("@__gpu$xla.gpu.triton") == 2
     assert f"{length}x{length}x" not in text
 
 
@@ -118,6 +158,12 @@ def test_is_taken_where_it_serves():
         assert not attention.is_fused(dataclasses.replace(config, attention="plain"), 512)
         relative = {"position_embedding_type": "relative_key"}
         assert not attention.is_fused(dataclasses.replace(fused, **relative), 512)
+    with fused_attention.interpreted("gpu"):
+        assert not attention.is_fused(fused, 512)  # heads of 8
+        wide = dataclasses.replace(fused, hidden_size=32)
+        assert attention.is_fused(wide, 512)
+        assert not attention.is_fused(wide, 500)
+        assert not attention.is_fused(dataclasses.replace(wide, attention="auto"), 512)
 
 
 def test_an_attention_map_is_of_the_plain_form():
@@ -135,5 +181,5 @@ def test_an_attention_map_is_of_the_plain_form():
 
 
 def test_on_a_cpu_it_is_refused():
-    with pytest.raises(UserError, match="fused is for a TPU"):
+    with pytest.raises(UserError, match="fused is for a TPU or a GPU"):
         parallel.check_model(model_config(attention="fused"), parallel.make_mesh())

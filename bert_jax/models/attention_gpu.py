@@ -1,0 +1,179 @@
+"""The kernels of fused attention on a GPU, in Pallas, which Triton compiles.
+
+A step takes a head of a row and a tile of its queries or of its keys, and goes through the others a
+tile at a time. The softmax is that of "FlashAttention" (Dao et al. 2022): what is summed so far is
+scaled down where a higher score is met.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jaxtyping import Array
+
+from bert_jax.models.attention_tile import LARGE_BIAS, Form, Kernels, dot, dropped, scores
+
+# Bytes of a column of a tile of queries or keys: what is made of it fits in the memory that A100s
+# and H100s share within a step, and nearly in their registers (heads of 64, by Triton's compiler).
+_MOST = 128
+_LEAST = 16  # queries, keys and sizes of what Triton multiplies
+
+
+def _run(
+    kernel: Callable[..., None], form: Form, operands: Sequence[Array], results: Sequence[Any]
+) -> Sequence[Array]:
+    """Runs a kernel over (tiles, heads, rows), which finds its row whole and writes its tile."""
+    from jax.experimental.pallas import triton  # which has an end in JAX's plans
+
+    batch, length, size = operands[0].shape
+    tile = _tile(length, operands[0].dtype)
+    row = pl.BlockSpec((None, length, form.size), lambda step, head, row: (row, 0, head))
+    row_of_sums = pl.BlockSpec((None, None, length), lambda step, head, row: (row, head, 0))
+    part = pl.BlockSpec((None, tile, form.size), lambda step, head, row: (row, step, head))
+    part_of_sums = pl.BlockSpec((None, None, tile), lambda step, head, row: (row, head, step))
+    texts = pl.BlockSpec((None, length), lambda step, head, row: (row, 0))
+    words = pl.BlockSpec((None, None, 2), lambda step, head, row: (row, head, 0))
+    taken = (row, row, row, texts, words, row, row_of_sums, row_of_sums, row)
+    given = {_forward: (part, part_of_sums, part_of_sums), _backward: (part, part, part)}
+    like = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in results]
+    return pl.pallas_call(
+        partial(kernel, form, tile),
+        grid=(length // tile, size // form.size, batch),
+        in_specs=taken[: len(operands)],
+        out_specs=given[kernel],
+        out_shape=like,
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        interpret=form.interpret,
+    )(*operands)
+
+
+def _tile(length: int, dtype: Any) -> int:
+    """Returns how many queries or keys a step takes at a time, a power of two."""
+    return math.gcd(length, _MOST // dtype.itemsize)
+
+
+def _forward(
+    form: Form,
+    tile: int,
+    query: Any,
+    key: Any,
+    value: Any,
+    texts: Any,
+    words: Any,
+    mixed: Any,
+    highest: Any,
+    total: Any,
+) -> None:
+    here = _part(pl.program_id(0), tile)
+    queries = query[here]
+
+    def add(step: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        there = _part(step, tile)
+        found = scores(form, queries, key[there], _bias(form, texts[here], texts[there]))
+        most = jnp.maximum(sums[1], found.max(axis=1))
+        powers, shrunk = jnp.exp(found - most[:, None]), jnp.exp(sums[1] - most)
+        kept = _dropped(form, powers, words, (here, there)).astype(value.dtype)
+        mix = sums[0] * shrunk[:, None] + dot(kept, value[there], 1, 0)
+        return mix, most, sums[2] * shrunk + powers.sum(axis=1)
+
+    none = jnp.zeros(queries.shape, jnp.float32), jnp.full(tile, -jnp.inf), jnp.zeros(tile)
+    mix, highest[...], total[...] = jax.lax.fori_loop(0, texts.shape[0] // tile, add, none)
+    mixed[...] = (mix / total[...][:, None]).astype(mixed.dtype)
+
+
+def _backward(
+    form: Form,
+    tile: int,
+    query: Any,
+    key: Any,
+    value: Any,
+    texts: Any,
+    words: Any,
+    mixed: Any,
+    highest: Any,
+    total: Any,
+    gradient: Any,
+    of_query: Any,
+    of_key: Any,
+    of_value: Any,
+) -> None:
+    dtype, tiles = query.dtype, texts.shape[0] // tile
+    here = _part(pl.program_id(0), tile)
+
+    def of_queries(at: Any) -> tuple[Array, ...]:
+        """Returns queries and gradients of a tile, and of each its sums and its mean gradient."""
+        gradients = gradient[at]
+        mean = (gradients.astype(jnp.float32) * mixed[at].astype(jnp.float32)).sum(axis=1)
+        return query[at], gradients, texts[at], highest[at], total[at], mean
+
+    def of_keys(at: Any) -> tuple[Array, ...]:
+        return key[at], value[at], texts[at]
+
+    def of_pairs(queries: Any, keys: Any, places: tuple[Any, Any]) -> tuple[Array, Array]:
+        """Returns what is kept of the attention of a tile of scores, and the scores' gradient."""
+        bias = _bias(form, queries[2], keys[2])
+        found = scores(form, queries[0], keys[0], bias)
+        weights = jnp.exp(found - queries[3][:, None]) / queries[4][:, None]
+        drop = partial(_dropped, form, words=words, places=places)
+        of_weights = drop(dot(queries[1], keys[1], 1, 1))
+        of_scores = weights * (of_weights - queries[5][:, None]) * form.size**-0.5
+        return drop(weights).astype(dtype), of_scores.astype(dtype)
+
+    own_keys, own_queries = of_keys(here), of_queries(here)
+    none = jnp.zeros(own_keys[0].shape, jnp.float32)
+
+    def add_queries(step: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        there = _part(step, tile)
+        queries = of_queries(there)
+        kept, of_scores = of_pairs(queries, own_keys, (there, here))
+        return sums[0] + dot(of_scores, queries[0], 0, 0), sums[1] + dot(kept, queries[1], 0, 0)
+
+    def add_keys(step: Array, total: Array) -> Array:
+        there = _part(step, tile)
+        keys = of_keys(there)
+        _, of_scores = of_pairs(own_queries, keys, (here, there))
+        return total + dot(of_scores, keys[0], 1, 0)
+
+    found, of_values = jax.lax.fori_loop(0, tiles, add_queries, (none, none))
+    of_key[...], of_value[...] = found.astype(dtype), of_values.astype(dtype)
+    of_query[...] = jax.lax.fori_loop(0, tiles, add_keys, none).astype(dtype)
+
+
+def _part(step: Array, tile: int) -> Any:
+    return pl.ds(step * tile, tile)
+
+
+def _bias(form: Form, of_queries: Array, of_keys: Array) -> Array:
+    """Returns what is added to the scores of some queries and keys, [Q or 1, M]."""
+    attends = of_keys[None] > 0
+    if form.packed:
+        attends &= of_queries[:, None] == of_keys[None]
+    return jnp.where(attends, 0.0, LARGE_BIAS)
+
+
+def _dropped(form: Form, x: Array, words: Any, places: tuple[Any, Any]) -> Array:
+    first, second = (place.start.astype(jnp.uint32) for place in places)
+    return dropped(form, x, (words[0], words[1]), (first, second))
+
+
+def _serves(length: int, size: int) -> bool:
+    return length % _LEAST == 0 and size in (16, 32, 64)
+
+
+def _mix(form: Form, *operands: Array) -> Sequence[Array]:
+    query, words = operands[0], operands[4]
+    sums = jax.ShapeDtypeStruct((*words.shape[:2], query.shape[1]), jnp.float32)
+    mixed, *saved = _run(_forward, form, operands, (query, sums, sums))
+    return mixed, mixed, *saved
+
+
+def _gradients(form: Form, *operands: Array) -> Sequence[Array]:
+    return _run(_backward, form, operands, operands[:3])
+
+
+# Saved: what is mixed, and of each query its highest score and its sum of powers.
+KERNELS = Kernels(_serves, _mix, _gradients, saved=(2, 1, 1))
