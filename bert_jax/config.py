@@ -39,7 +39,7 @@ class ModelConfig:
     dtype: str = "float32"
     remat: bool = False  # compute each layer again for its gradient, for memory; same result
     scan_layers: bool = False  # one program for all layers, which compiles faster; same result
-    attention: str = "auto"  # "plain"; "fused", on a TPU; or fused where it is better; same result
+    attention: str = "auto"  # "plain", "fused" (on TPUs and GPUs), or the better; same result
 
 
 @dataclasses.dataclass

@@ -248,7 +248,7 @@ def test_eight_devices_give_the_same_losses(finished, store, tmp_path, mode):
 
 
 def test_phases_in_one_run(store, tmp_path):
-    """A second length for the last quarter, resumed on either side of the change."""
+    """A second length for the last quarter, resumed on either side of the change; packed rows."""
     recipe = tmp_path / "recipe.py"
     recipe.write_text(
         "from configs import tiny\n"
@@ -259,6 +259,7 @@ def test_phases_in_one_run(store, tmp_path):
         "    return config\n"
     )
     flags = [f"--config={recipe}", "--config.data.max_length=16", "--config.checkpoint.keep=9"]
+    flags.append("--config.data.packing=True")
     env = {**environment(), "PYTHONPATH": str(ROOT)}
 
     def go(workdir: Path) -> str:

@@ -17,6 +17,8 @@ from jaxtyping import Array
 
 from bert_jax.models.attention_tile import LARGE_BIAS, Form, Kernels, dot, dropped, scores
 
+WARPS, STAGES = 4, 2  # of Triton: groups of threads of a step, and tiles on their way to it
+
 # Bytes of a column of a tile of queries or keys: what is made of it fits in the memory that A100s
 # and H100s share within a step, and nearly in their registers (heads of 64, by Triton's compiler).
 _MOST = 128
@@ -46,7 +48,7 @@ def _run(
         in_specs=taken[: len(operands)],
         out_specs=given[kernel],
         out_shape=like,
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=STAGES),
         interpret=form.interpret,
     )(*operands)
 
