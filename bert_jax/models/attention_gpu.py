@@ -8,7 +8,7 @@ scaled down where a higher score is met.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,25 @@ WARPS, STAGES = 4, 2  # of Triton: groups of threads of a step, and tiles on the
 # and H100s share within a step, and nearly in their registers (heads of 64, by Triton's compiler).
 _MOST = 128
 _LEAST = 16  # queries, keys and sizes of what Triton multiplies
+
+
+class _Queries(NamedTuple):
+    """A tile of queries [T, K], the gradient of what they mix, and of each query [T] the rest."""
+
+    vectors: Array
+    gradient: Array
+    texts: Array
+    highest: Array
+    total: Array
+    mean: Array
+
+
+class _Keys(NamedTuple):
+    """A tile of keys and their values, [T, K], and the texts that they are of, [T]."""
+
+    vectors: Array
+    values: Array
+    texts: Array
 
 
 def _run(
@@ -106,42 +125,42 @@ def _backward(
     dtype, tiles = query.dtype, texts.shape[0] // tile
     here = _part(pl.program_id(0), tile)
 
-    def of_queries(at: Any) -> tuple[Array, ...]:
-        """Returns queries and gradients of a tile, and of each its sums and its mean gradient."""
-        gradients = gradient[at]
-        mean = (gradients.astype(jnp.float32) * mixed[at].astype(jnp.float32)).sum(axis=1)
-        return query[at], gradients, texts[at], highest[at], total[at], mean
+    def of_queries(at: Any) -> _Queries:
+        of_mixed = gradient[at]
+        mean = (of_mixed.astype(jnp.float32) * mixed[at].astype(jnp.float32)).sum(axis=1)
+        return _Queries(query[at], of_mixed, texts[at], highest[at], total[at], mean)
 
-    def of_keys(at: Any) -> tuple[Array, ...]:
-        return key[at], value[at], texts[at]
+    def of_keys(at: Any) -> _Keys:
+        return _Keys(key[at], value[at], texts[at])
 
-    def of_pairs(queries: Any, keys: Any, places: tuple[Any, Any]) -> tuple[Array, Array]:
+    def of_pairs(queries: _Queries, keys: _Keys, places: tuple[Any, Any]) -> tuple[Array, Array]:
         """Returns what is kept of the attention of a tile of scores, and the scores' gradient."""
-        bias = _bias(form, queries[2], keys[2])
-        found = scores(form, queries[0], keys[0], bias)
-        weights = jnp.exp(found - queries[3][:, None]) / queries[4][:, None]
+        bias = _bias(form, queries.texts, keys.texts)
+        found = scores(form, queries.vectors, keys.vectors, bias)
+        weights = jnp.exp(found - queries.highest[:, None]) / queries.total[:, None]
         drop = partial(_dropped, form, words=words, places=places)
-        of_weights = drop(dot(queries[1], keys[1], 1, 1))
-        of_scores = weights * (of_weights - queries[5][:, None]) * form.size**-0.5
+        of_weights = drop(dot(queries.gradient, keys.values, 1, 1))
+        of_scores = weights * (of_weights - queries.mean[:, None]) * form.size**-0.5
         return drop(weights).astype(dtype), of_scores.astype(dtype)
 
     own_keys, own_queries = of_keys(here), of_queries(here)
-    none = jnp.zeros(own_keys[0].shape, jnp.float32)
+    none = jnp.zeros(own_keys.vectors.shape, jnp.float32)
 
     def add_queries(step: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
         there = _part(step, tile)
         queries = of_queries(there)
         kept, of_scores = of_pairs(queries, own_keys, (there, here))
-        return sums[0] + dot(of_scores, queries[0], 0, 0), sums[1] + dot(kept, queries[1], 0, 0)
+        first = sums[0] + dot(of_scores, queries.vectors, 0, 0)
+        return first, sums[1] + dot(kept, queries.gradient, 0, 0)
 
-    def add_keys(step: Array, total: Array) -> Array:
+    def add_keys(step: Array, found: Array) -> Array:
         there = _part(step, tile)
         keys = of_keys(there)
         _, of_scores = of_pairs(own_queries, keys, (here, there))
-        return total + dot(of_scores, keys[0], 1, 0)
+        return found + dot(of_scores, keys.vectors, 1, 0)
 
-    found, of_values = jax.lax.fori_loop(0, tiles, add_queries, (none, none))
-    of_key[...], of_value[...] = found.astype(dtype), of_values.astype(dtype)
+    first, second = jax.lax.fori_loop(0, tiles, add_queries, (none, none))
+    of_key[...], of_value[...] = first.astype(dtype), second.astype(dtype)
     of_query[...] = jax.lax.fori_loop(0, tiles, add_keys, none).astype(dtype)
 
 
