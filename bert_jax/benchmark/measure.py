@@ -28,7 +28,7 @@ from bert_jax.training import parallel, precision, synthetic
 from bert_jax.training.masking import make_masking
 from bert_jax.training.synthetic import Setup
 
-_WARM_UP = 3  # steps that settle the memory, and fill what is prepared ahead
+_WARM_UP = 6  # steps that settle the memory, and fill what is prepared ahead
 _PROFILED = 5
 _INPUT_SECONDS = 1.0  # of rows without a step
 _ENDLESS = 1 << 40  # steps

@@ -59,7 +59,10 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+# Of "data" alone test_train.py has a whole run.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "data" else n for n in LAYOUTS]
+)
 def test_agrees_with_one_device(one_device, name):
     """Dropout and masks included: both are keyed to the row, not to the device."""
     check_same(train(*LAYOUTS[name]), one_device)
