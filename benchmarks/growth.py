@@ -120,11 +120,11 @@ def draw(rows: list[tuple[str, ...]]) -> None:
         for axis, place, name in ((axes[0], 4, "microseconds a token"), (axes[1], 5, "GB")):
             axis[column].plot(values, [float(row[place]) for row in mine], marker="o")
             axis[column].set(ylabel=name)
-            axis[column].margins(y=0.1)
-            axis[column].set_ylim(bottom=0)
+            axis[column].margins(0.1)
+            axis[column].locator_params(axis="x", nbins=4)
+            axis[column].set(xlim=0, ylim=0)
             axis[column].grid(visible=True, alpha=0.3)
-        axes[1][column].set(xlabel=field, xscale="log", xticks=values, xticklabels=values)
-        axes[1][column].minorticks_off()
+        axes[1][column].set(xlabel=field)
     figure.savefig(f"{OUTPUT.value}.png", dpi=120)
 
 
