@@ -97,7 +97,7 @@ def test_padding_is_that_of_the_rows(found, config):
     """Counted in the batches that were timed, which are those after the ones that warm up."""
     corpus = corpus_lib.open_corpus(Path(config.data.source))
     steps = loader.TrainBatches(corpus, config)
-    masks = [steps[3 + number]["attention_mask"] for number in range(STEPS)]
+    masks = [steps[6 + number]["attention_mask"] for number in range(STEPS)]
     expected = np.mean([row.mean() for mask in masks for row in mask])
     assert 1 - found["real"]["padding_share"] == pytest.approx(expected)
     assert 0.01 < found["real"]["padding_share"] < 0.5
