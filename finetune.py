@@ -22,12 +22,17 @@ from typing import Any
 import jax
 from absl import flags
 
-from bert_jax import cli, pretrained, report
+from bert_jax import bert as pretrained
 from bert_jax import config as config_lib
-from bert_jax import workdir as workdir_lib
+from bert_jax import report
+from bert_jax.batches import buckets as finetuning
+from bert_jax.batches import loader
+from bert_jax.batches.buckets import Batcher
+from bert_jax.commands import flags as cli
+from bert_jax.commands import process as programs
 from bert_jax.config import CheckpointConfig, FinetuneConfig
-from bert_jax.data import finetuning, loader
-from bert_jax.data.finetuning import Batcher
+from bert_jax.distributed import hosts, precision
+from bert_jax.distributed import mesh as parallel
 from bert_jax.errors import UserError
 from bert_jax.tasks import examples as examples_lib
 from bert_jax.tasks.base import Task
@@ -35,7 +40,9 @@ from bert_jax.tasks.baseline import tfidf_scores
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.examples import Sets
 from bert_jax.tasks.results import Table
-from bert_jax.training import checkpoint, hosts, loop, parallel, precision, prediction, programs
+from bert_jax.training import checkpoint, loop
+from bert_jax.training import evaluation as prediction
+from bert_jax.training import workdir as workdir_lib
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import Labelling

@@ -23,24 +23,29 @@ import jax
 import optax
 from absl import flags
 
-from bert_jax import cli, pretrained, report
+from bert_jax import bert as pretrained
 from bert_jax import config as config_lib
-from bert_jax import workdir as workdir_lib
+from bert_jax import report
+from bert_jax.batches import loader
+from bert_jax.batches.loader import OwnRows
+from bert_jax.commands import flags as cli
+from bert_jax.commands import process as programs
 from bert_jax.config import TrainConfig
-from bert_jax.data import corpus as corpus_lib
-from bert_jax.data import loader
-from bert_jax.data.corpus import Corpus
-from bert_jax.data.loader import OwnRows
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.distributed import hosts, precision
+from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import Layout
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training import hosts, loop, parallel, precision, programs
+from bert_jax.text import store as corpus_lib
+from bert_jax.text.store import Corpus
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training import loop
+from bert_jax.training import workdir as workdir_lib
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.masking import make_masking
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.parallel import Layout
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
 PANELS = {

@@ -11,7 +11,7 @@ kernels, which have no dropout and are given none.
 import argparse
 from functools import partial
 
-from bert_jax import cli
+from bert_jax.commands import flags as cli
 from bert_jax.planning import targets
 
 TOKENS, HEADS, SIZE = 16384, 12, 64

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from bert_jax import cli
+from bert_jax.commands import flags as cli
 from bert_jax.errors import UserError
 
 HEADS = 12

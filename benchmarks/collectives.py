@@ -8,7 +8,7 @@ here (`pip install libtpu`); `--layers` for fewer than its 12. Prints a table in
 
 import argparse
 
-from bert_jax import cli
+from bert_jax.commands import flags as cli
 from bert_jax.planning import targets
 
 # Data, fsdp and tensor: parts of the devices; the last is the number of tensor's. ZeRO stage.
@@ -39,9 +39,9 @@ def main() -> None:
 def row(target, name, sizes, args) -> str:
     """Returns a line of the table."""
     from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig, phases
+    from bert_jax.distributed import mesh as parallel
     from bert_jax.planning import cost
     from bert_jax.planning.theory import needed
-    from bert_jax.training import parallel
 
     data, fsdp, tensor, zero = sizes
     config = TrainConfig(

@@ -20,7 +20,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoTokenizer, BatchEncoding, BertForSequenceClassification
 
-from bert_jax.data.finetuning import epoch_order
+from bert_jax.batches.buckets import epoch_order
 
 WARMUP, WEIGHT_DECAY, CLIP_NORM = 0.1, 0.01, 1.0
 MAX_LENGTH, BATCH_SIZE = 128, 32

@@ -22,11 +22,13 @@ import jax
 from absl import flags
 from matplotlib.figure import Figure
 
-from bert_jax import cli
 from bert_jax import config as config_lib
+from bert_jax.commands import flags as cli
 from bert_jax.config import TrainConfig
+from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed import precision
 from bert_jax.errors import UserError
-from bert_jax.training import parallel, precision, synthetic
+from bert_jax.planning import synthetic
 
 TOKENS = 4096  # of a step
 SIZES = {

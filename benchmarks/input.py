@@ -27,14 +27,16 @@ from typing import Any
 import record
 from absl import flags
 
-from bert_jax import cli
+from bert_jax.batches import loader
+from bert_jax.commands import flags as cli
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 from bert_jax.convert import tokenizer_files
-from bert_jax.data import corpus, loader, tokenizer_training
-from bert_jax.data import text as text_lib
-from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.text import sources as text_lib
+from bert_jax.text import store as corpus
+from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text import tokenizer_training
+from bert_jax.text.tokenizer import Tokenizer
 
 KINDS = {"wordpiece": 30522, "sentencepiece": 32000}  # pieces of one that is trained here
 LENGTHS, BATCH_SIZE = (128, 512), 256
@@ -161,7 +163,10 @@ def ours(kind: str, folder: Path, files: list[str]) -> float:
     (given,) = (folder / f"{OURS}-{kind}").iterdir()
     words = ["prepare", ",".join(files), str(store), f"--tokenizer={given}"]
     started = time.perf_counter()
-    _run([sys.executable, "-m", "bert_jax.cli", *words], PYTHONPATH=os.pathsep.join(sys.path[1:]))
+    _run(
+        [sys.executable, "-m", "bert_jax", *words],
+        PYTHONPATH=os.pathsep.join(sys.path[1:]),
+    )
     return time.perf_counter() - started
 
 

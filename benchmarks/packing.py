@@ -20,13 +20,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import train
-from bert_jax import cli
 from bert_jax import config as config_lib
+from bert_jax.batches.loader import TrainBatches
+from bert_jax.commands import flags as cli
 from bert_jax.config import TrainConfig
-from bert_jax.data import corpus as corpus_lib
-from bert_jax.data.loader import TrainBatches
+from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed import precision
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training import parallel, precision
+from bert_jax.text import store as corpus_lib
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
 

@@ -31,8 +31,8 @@ import record
 from absl import flags
 from serve import TECHNIQUES, Spec
 
-from bert_jax import cli
 from bert_jax import config as config_lib
+from bert_jax.commands import flags as cli
 from bert_jax.config import TrainConfig
 from bert_jax.config_json import to_json
 from bert_jax.errors import UserError

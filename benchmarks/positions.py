@@ -19,8 +19,8 @@ from flax import linen as nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bert_jax.config import ModelConfig
+from bert_jax.distributed import mesh as parallel
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training import parallel
 from bert_jax.training.masking import Masking
 from bert_jax.training.objectives import Pretraining
 from bert_jax.training.step import init_state, make_train_step

@@ -74,9 +74,9 @@ def work(folder: Path, name: str) -> None:
     import numpy as np
 
     from bert_jax.config import CheckpointConfig, ModelConfig, OptimizerConfig, ParallelConfig
-    from bert_jax.data import tokenizer_training
+    from bert_jax.distributed import mesh as parallel
     from bert_jax.models.heads import BertForPreTraining
-    from bert_jax.training import parallel
+    from bert_jax.text import tokenizer_training
     from bert_jax.training.checkpoint import Checkpoints
     from bert_jax.training.optimizer import make_optimizer
     from bert_jax.training.step import init_state

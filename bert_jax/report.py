@@ -8,17 +8,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.batches.buckets import Batcher, Plan
+from bert_jax.batches.loader import TrainBatches
+from bert_jax.batches.sequences import Batch
+from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.convert.names import parts
-from bert_jax.data.corpus import Corpus
-from bert_jax.data.finetuning import Batcher, Plan
-from bert_jax.data.loader import TrainBatches
-from bert_jax.data.pretraining import Batch
-from bert_jax.data.tokenizer import Tokenizer
-from bert_jax.pretrained import Bert
+from bert_jax.distributed import hosts
 from bert_jax.tasks.examples import Sets
 from bert_jax.tasks.results import Table
-from bert_jax.training import checkpoint, hosts
+from bert_jax.text.store import Corpus
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training import checkpoint
 from bert_jax.training.metrics import unigram_entropy
 from bert_jax.training.step import TrainState
 

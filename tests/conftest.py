@@ -23,7 +23,10 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 from jaxtyping import install_import_hook  # noqa: E402
 
-install_import_hook(["bert_jax.models", "bert_jax.training"], "beartype.beartype")
+install_import_hook(
+    ["bert_jax.models", "bert_jax.training", "bert_jax.distributed", "bert_jax.planning"],
+    "beartype.beartype",
+)
 
 
 def pytest_unconfigure():

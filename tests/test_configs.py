@@ -26,10 +26,10 @@ from bert_jax.config import (
     validate,
     validate_finetuning,
 )
+from bert_jax.distributed import precision
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.tasks import examples, glue
-from bert_jax.training import precision
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
 

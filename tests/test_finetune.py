@@ -14,11 +14,11 @@ from helpers import model_config
 from test_train import ROOT, environment, records, state_files
 
 import bert_jax
-from bert_jax import pretrained
+from bert_jax import bert as pretrained
+from bert_jax.bert import Bert
 from bert_jax.config import TokenizerConfig
-from bert_jax.data import tokenizer_training
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.pretrained import Bert
+from bert_jax.text import tokenizer_training
 
 STEPS = 114  # six epochs of 19
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -94,7 +94,7 @@ def run(task, workdir, *flags, devices: int = 1) -> subprocess.CompletedProcess:
 
 def bert_jax_command(*args, devices: int = 1) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "bert_jax.cli", *map(str, args)],
+        [sys.executable, "-m", "bert_jax", *map(str, args)],
         env=environment(devices),
         capture_output=True,
         text=True,

@@ -16,11 +16,11 @@ import yaml
 from absl import flags
 from training.test_hosts import SLURM
 
-from bert_jax import cli
 from bert_jax import config as config_lib
+from bert_jax.commands import flags as cli
 from bert_jax.config import FinetuneConfig, TrainConfig
+from bert_jax.distributed import hosts
 from bert_jax.planning import targets
-from bert_jax.training import hosts
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import pretrained
+from bert_jax import bert as pretrained
 from bert_jax.config import DataConfig, TokenizerConfig
-from bert_jax.data import corpus
 from bert_jax.errors import UserError
+from bert_jax.text import store as corpus
 
 ROOT = Path(__file__).parents[1]
 STEPS = 24

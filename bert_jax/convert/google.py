@@ -13,9 +13,9 @@ from bert_jax.config import ModelConfig
 from bert_jax.convert import huggingface, names
 from bert_jax.convert.names import Converted, Tensor
 from bert_jax.convert.tensor_bundle import open_bundle
-from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text.tokenizer import Tokenizer
 
 _USUAL = "bert_model.ckpt"
 _CONFIG = "bert_config.json"

@@ -16,11 +16,11 @@ import safetensors
 from bert_jax.config import ModelConfig, TaskConfig, from_dict, validate_model
 from bert_jax.convert import names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensor
-from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.heads import NUM_OUTPUTS, TASK_MODELS
 from bert_jax.models.positions import sinusoidal_positions
+from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text.tokenizer import Tokenizer
 
 _ONE_FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"

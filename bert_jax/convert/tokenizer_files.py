@@ -10,8 +10,8 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.config import ModelConfig
-from bert_jax.data.tokenizer import SentencePieceTokenizer, Tokenizer, bert_template
 from bert_jax.errors import UserError
+from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer, bert_template
 
 
 def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:

@@ -13,8 +13,8 @@ from bert_jax.config import ModelConfig
 from bert_jax.models.attention_tile import LARGE_BIAS
 from bert_jax.models.fused_attention import fused_attention, platform, serves
 from bert_jax.models.layers import Dense, DropoutKey, dropped
+from bert_jax.models.matmul import affines, attention_mix, attention_scores
 from bert_jax.models.positions import RelativePositions
-from bert_jax.models.products import affines, attention_mix, attention_scores
 
 
 @struct.dataclass

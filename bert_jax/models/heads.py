@@ -23,7 +23,7 @@ from bert_jax.models.layers import (
     LayerNorm,
     param,
 )
-from bert_jax.models.products import product_with_rows
+from bert_jax.models.matmul import product_with_rows
 
 NUM_NSP_LABELS = 2  # 0 where B follows A, 1 where it is random (or the two are swapped)
 

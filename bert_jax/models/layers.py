@@ -14,7 +14,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.products import affine
+from bert_jax.models.matmul import affine
 
 ACTIVATIONS = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),

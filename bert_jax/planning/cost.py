@@ -10,9 +10,9 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, Phase, TrainConfig
-from bert_jax.planning import traffic
+from bert_jax.distributed import mesh as parallel
+from bert_jax.planning import synthetic, traffic
 from bert_jax.planning.program import Collective, collectives
-from bert_jax.training import parallel, synthetic
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

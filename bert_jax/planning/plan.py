@@ -9,10 +9,10 @@ from jax.sharding import Mesh
 
 from bert_jax import config as config_lib
 from bert_jax.config import Phase, TrainConfig
+from bert_jax.distributed import mesh as parallel
 from bert_jax.planning import chips, cost
 from bert_jax.planning.cost import Cost
 from bert_jax.planning.targets import Target
-from bert_jax.training import parallel
 
 _COMPILES = 4  # to find the largest batch, at most
 _NEAR = 0.97  # of the memory: a batch that fills as much is near enough to the largest

@@ -10,11 +10,11 @@ import numpy as np
 
 from bert_jax import config as config_lib
 from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
+from bert_jax.distributed import mesh as parallel
 from bert_jax.errors import UserError
 from bert_jax.planning import chips, cost
 from bert_jax.planning.targets import Target
 from bert_jax.planning.theory import needed
-from bert_jax.training import parallel
 
 _MESHES = 6  # that are compiled, of those that may be
 _SHALLOW = ((1, 8), (1, 16), (2, 8), (2, 16))  # layers, rows of each part

@@ -43,7 +43,7 @@ class Target:
 
     def settled(self, config: TrainConfig) -> TrainConfig:
         """Returns the config in the type that a dtype of "auto" stands for on the devices."""
-        from bert_jax.training import precision
+        from bert_jax.distributed import precision
 
         model = precision.settled(config.model, self.devices[0])
         if self.chip and config.model.dtype == "auto":  # all that are known have it

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bert_jax.config import ParallelConfig, Phase, TrainConfig
+from bert_jax.distributed.fsdp import RULES
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training.collectives import RULES
 
 _FLOAT32 = 4  # bytes
 

@@ -9,12 +9,11 @@ from typing import Any, ClassVar, TextIO
 import numpy as np
 from flax import linen as nn
 
+from bert_jax.batches.features import Features
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
-from bert_jax.data.records import Record
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
-
-NO_LABEL = -1  # of a row or a piece that is not to be scored
+from bert_jax.tasks.readers import Record
+from bert_jax.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,38 +31,6 @@ class Example:
     where: str
     texts: tuple[str, ...]
     label: Any
-
-
-@dataclasses.dataclass
-class Rows:
-    """Examples as pieces: a row is what the head scores at once.
-
-    Attributes:
-      sequences: int32 pieces of each sequence, special ones included; a row has `choices` of them,
-        one after the other.
-      second: where the second text of each sequence begins; its length where there is none.
-      example: [n], which example each row is of.
-      labels: for each row a number, or an array of numbers; for `per_piece` one for each piece.
-        NO_LABEL, or not a number, where there is none.
-      choices: sequences of a row.
-      per_piece: whether labels are of pieces, and as many as these.
-      spans: what a task needs to read its predictions, of each row.
-      truncated: how many texts, or words of a sentence, lost pieces to the greatest length.
-      skipped: where an example is that has no usable label although it should, and why not.
-    """
-
-    sequences: list[np.ndarray]
-    second: list[int]
-    example: np.ndarray
-    labels: list[Any]
-    choices: int = 1
-    per_piece: bool = False
-    spans: list[Any] = dataclasses.field(default_factory=list)
-    truncated: int = 0
-    skipped: list[str] = dataclasses.field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.example)
 
 
 class Task(abc.ABC):
@@ -119,7 +86,7 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def rows(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
-    ) -> Rows:
+    ) -> Features:
         """Returns the rows of some examples, of at most `max_length` pieces a sequence."""
 
     @abc.abstractmethod
@@ -127,7 +94,7 @@ class Task(abc.ABC):
         """Returns the encoder with the head of this task; `probe` is that of `FinetuneConfig`."""
 
     @abc.abstractmethod
-    def update(self, found: list[Any], rows: Rows, index: int, logits: np.ndarray) -> None:
+    def update(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
         """Takes a row's logits into `found`, the prediction of each example, None at first.
 
         Args:

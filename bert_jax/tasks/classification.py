@@ -9,23 +9,16 @@ from typing import Any, TextIO
 import numpy as np
 from flax import linen as nn
 
+from bert_jax.batches.features import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
-from bert_jax.data import builtin, records
-from bert_jax.data.records import Record
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
 from bert_jax.tasks import glue
-from bert_jax.tasks.base import (
-    NO_LABEL,
-    Example,
-    Rows,
-    Task,
-    choose_metrics,
-    join,
-    room_for,
-    shorten,
-)
+from bert_jax.tasks import readers as records
+from bert_jax.tasks.base import Example, Task, choose_metrics, join, room_for, shorten
+from bert_jax.tasks.readers import Record
+from bert_jax.text import builtin
+from bert_jax.text.tokenizer import Tokenizer
 
 _GREATEST = float(np.finfo(np.float32).max)  # of a number to be learned
 
@@ -70,10 +63,10 @@ class TextTask(Task):
 
     def rows(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
-    ) -> Rows:
+    ) -> Features:
         texts = [text for example in examples for text in example.texts]
         pieces = iter(tokenizer.encode(texts))
-        rows = Rows([], [], np.arange(len(examples)), [])
+        rows = Features([], [], np.arange(len(examples)), [])
         for example in examples:
             whole = [next(pieces) for _ in example.texts]
             cut = shorten(whole, room_for(len(whole), model, max_length))
@@ -102,7 +95,7 @@ class Classification(TextTask):
     def head(self, model: ModelConfig, probe: str) -> nn.Module:
         return BertForSequenceClassification(model, len(self.labels), probe)
 
-    def update(self, found: list[Any], rows: Rows, index: int, logits: np.ndarray) -> None:
+    def update(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
         best = int(logits.argmax())
         found[rows.example[index]] = best, float(1 / np.exp(logits - logits[best]).sum())
 
@@ -192,7 +185,7 @@ class Regression(TextTask):
     def head(self, model: ModelConfig, probe: str) -> nn.Module:
         return BertForSequenceClassification(model, 1, probe)
 
-    def update(self, found: list[Any], rows: Rows, index: int, logits: np.ndarray) -> None:
+    def update(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
         found[rows.example[index]] = float(logits[0])
 
     def score(self, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import TaskConfig
-from bert_jax.data import records
-from bert_jax.data.records import Record
 from bert_jax.errors import UserError
+from bert_jax.tasks import readers as records
+from bert_jax.tasks.readers import Record
 
 _IDS = ("index", "id", "idx")  # in GLUE's files, QQP's, and TFDS
 _HIGHEST_SCORE = 5  # of two sentences that mean the same, in STS-B

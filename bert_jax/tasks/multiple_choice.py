@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 from flax import linen as nn
 
+from bert_jax.batches.features import Features
 from bert_jax.config import DataFiles, ModelConfig
-from bert_jax.data import records
-from bert_jax.data.records import Record
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForMultipleChoice
-from bert_jax.tasks.base import Example, Rows, choose_metrics, join, room_for, shorten
+from bert_jax.tasks import readers as records
+from bert_jax.tasks.base import Example, choose_metrics, join, room_for, shorten
 from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.readers import Record
+from bert_jax.text.tokenizer import Tokenizer
 
 
 class MultipleChoice(Classification):
@@ -62,9 +63,9 @@ class MultipleChoice(Classification):
 
     def rows(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
-    ) -> Rows:
+    ) -> Features:
         choices = len(self.labels)
-        rows = Rows([], [], np.arange(len(examples)), [], choices=choices)
+        rows = Features([], [], np.arange(len(examples)), [], choices=choices)
         texts = (
             text
             for context, begin, *ends in (example.texts for example in examples)

@@ -14,14 +14,15 @@ from typing import Any, ClassVar, NamedTuple, TextIO
 import numpy as np
 from flax import linen as nn
 
+from bert_jax.batches.features import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
-from bert_jax.data import records
-from bert_jax.data.records import Record
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForQuestionAnswering
+from bert_jax.tasks import readers as records
 from bert_jax.tasks import squad_metrics
-from bert_jax.tasks.base import NO_LABEL, Example, Rows, Task, choose_metrics, join, room_for
+from bert_jax.tasks.base import Example, Task, choose_metrics, join, room_for
+from bert_jax.tasks.readers import Record
+from bert_jax.text.tokenizer import Tokenizer
 
 _LIMIT = 1e9  # of logits, so that sums and differences are numbers
 
@@ -107,7 +108,7 @@ class QuestionAnswering(Task):
 
     def rows(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
-    ) -> Rows:
+    ) -> Features:
         """Returns a row for each window, in the order of the examples.
 
         The label of a row is [2] int32, the positions in the sequence where the first of the true
@@ -125,7 +126,7 @@ class QuestionAnswering(Task):
                 f"data.max_length {max_length} has no room for a context after a question of "
                 f"task.max_question {config.max_question} pieces; raise the one or lower the other"
             )
-        rows, numbers = Rows([], [], np.empty(0, np.int64), []), []
+        rows, numbers = Features([], [], np.empty(0, np.int64), []), []
         questions = tokenizer.encode([example.texts[0] for example in examples])
         contexts: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # several questions share one
         for number, (example, whole) in enumerate(zip(examples, questions, strict=True)):
@@ -163,7 +164,7 @@ class QuestionAnswering(Task):
     def head(self, model: ModelConfig, probe: str) -> nn.Module:
         return BertForQuestionAnswering(model, 2, probe)
 
-    def update(self, found: list[Any], rows: Rows, index: int, logits: np.ndarray) -> None:
+    def update(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
         """Takes a window's logits, [2, L], into the `Answers` of its example.
 
         What counts is the sum of the logits of start and end. Only the `n_best` best ends and,

@@ -6,13 +6,14 @@ from typing import Any, TextIO
 import numpy as np
 from flax import linen as nn
 
+from bert_jax.batches.features import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
-from bert_jax.data import records
-from bert_jax.data.records import Record
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForTokenClassification
-from bert_jax.tasks.base import NO_LABEL, Example, Rows, Task, choose_metrics, join, room_for
+from bert_jax.tasks import readers as records
+from bert_jax.tasks.base import Example, Task, choose_metrics, join, room_for
+from bert_jax.tasks.readers import Record
+from bert_jax.text.tokenizer import Tokenizer
 
 _OUTSIDE = "O"  # the tag of a word of no entity
 _INSIDE = ("B-", "I-", "E-", "S-")  # what begins the tags of entities that seqeval reads
@@ -71,11 +72,11 @@ class TokenClassification(Task):
 
     def rows(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
-    ) -> Rows:
+    ) -> Features:
         # A word within a text has a space before it, which byte-level pieces begin with.
         space = " " if tokenizer.kind == "byte_bpe" else ""
         encoded = iter(tokenizer.encode([space + word for e in examples for word in e.texts]))
-        rows, of_rows = Rows([], [], np.empty(0, int), [], per_piece=True), []
+        rows, of_rows = Features([], [], np.empty(0, int), [], per_piece=True), []
         numbers = {name: number for number, name in enumerate(self.labels)}
         room = room_for(1, model, max_length)
 
@@ -110,7 +111,7 @@ class TokenClassification(Task):
     def head(self, model: ModelConfig, probe: str) -> nn.Module:
         return BertForTokenClassification(model, len(self.labels), probe)
 
-    def update(self, found: list[Any], rows: Rows, index: int, logits: np.ndarray) -> None:
+    def update(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
         example = rows.example[index]
         if found[example] is None:
             found[example] = {}

@@ -15,9 +15,9 @@ from flax import traverse_util
 from orbax.checkpoint import checkpoint_managers
 
 from bert_jax.config import CheckpointConfig
-from bert_jax.data.tokenizer import Tokenizer
+from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
-from bert_jax.training import hosts
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.step import TrainState
 
 _ITEMS = ("state", "config", "tokenizer")

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from bert_jax.data.pretraining import Batch
+from bert_jax.batches.sequences import Batch
+from bert_jax.distributed import hosts
 from bert_jax.errors import Interrupted, TrainingError
-from bert_jax.training import hosts
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Progress, Writer, describe, means
 from bert_jax.training.objectives import TOKENS, Sums

@@ -15,8 +15,8 @@ from flax import struct
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.config import DataConfig, Phase
-from bert_jax.data.tokenizer import Tokenizer
 from bert_jax.models.layers import random_bits
+from bert_jax.text.tokenizer import Tokenizer
 
 
 @struct.dataclass

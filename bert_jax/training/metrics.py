@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from bert_jax.training import hosts
+from bert_jax.distributed import hosts
 from bert_jax.training.objectives import Sums
 
 

@@ -1,6 +1,5 @@
 """The train step and the evaluation step, the same for every device layout."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,31 +9,8 @@ import optax
 from flax import struct
 from jaxtyping import Array
 
+from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
 from bert_jax.training.objectives import Batch, Labelling, Objective, Sum, Sums
-
-
-@dataclasses.dataclass(frozen=True)
-class Across:
-    """How a step meets the devices that share its rows; by default, there is one.
-
-    Attributes:
-      run: makes of `of_rows(params, draws, batch)`, which takes some rows, a function of all
-        that runs on each device. The names of its results are given too: "gradients", "rows"
-        (an array with one for each row) or "sums".
-      add: adds up over devices, inside of it.
-      add_gradients: the same, of gradients, of which each device may get a part.
-      share: makes of new parameters, of which each device may have made a part, those of a state.
-    """
-
-    run: Callable[[Callable[..., Any], tuple[str, ...]], Callable[..., Any]] = lambda of_rows, _: (
-        of_rows
-    )
-    add: Callable[[Any], Any] = lambda x: x
-    add_gradients: Callable[[Any], Any] = lambda x: x
-    share: Callable[[Any], Any] = lambda x: x
-
-
-ALONE = Across()
 
 # Named, so that neither a newer default nor a flag of JAX's changes what a seed means.
 _PRNG = "threefry2x32"
@@ -79,7 +55,7 @@ def make_train_step(
     gradient = jax.grad(objective.loss, has_aux=True)
 
     def train_step(
-        state: TrainState, batch: Batch, across: Across = ALONE
+        state: TrainState, batch: Batch, across: Collectives = SINGLE_DEVICE
     ) -> tuple[TrainState, Sums]:
         def of_rows(params: Any, draws: tuple[Array, Array], batch: Batch) -> tuple[Any, Sums]:
             mask_key, dropout_key = _keys(draws)
@@ -145,7 +121,7 @@ def make_part_steps(
     def begin(state: TrainState) -> Partial:
         return Partial(state, jax.tree.map(jnp.zeros_like, state.params), objective.no_sums())
 
-    def add(partial: Partial, batch: Batch, across: Across = ALONE) -> Partial:
+    def add(partial: Partial, batch: Batch, across: Collectives = SINGLE_DEVICE) -> Partial:
         def of_rows(params: Any, draws: tuple[Array, Array], batch: Batch) -> tuple[Any, Sums]:
             mask_key, dropout_key = _keys(draws)
             examples = objective.prepare(mask_key, batch)
@@ -185,7 +161,7 @@ def _updated(
     gradients: Any,
     sums: Sums,
     optimizer: optax.GradientTransformation,
-    across: Across = ALONE,
+    across: Collectives = SINGLE_DEVICE,
 ) -> tuple[TrainState, Sums]:
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = across.share(optax.apply_updates(state.params, updates))
@@ -202,7 +178,7 @@ def make_eval_step(objective: Objective) -> Callable[..., Sums]:
     A row's masks depend on its `row` alone: they do not change from one evaluation to the next.
     """
 
-    def eval_step(params: Any, batch: Batch, across: Across = ALONE) -> Sums:
+    def eval_step(params: Any, batch: Batch, across: Collectives = SINGLE_DEVICE) -> Sums:
         def of_rows(params: Any, _: Any, batch: Batch) -> Sums:
             examples = objective.prepare(jax.random.key(0, impl=_PRNG), batch)
             _, sums = objective.loss(params, examples, objective.weights(examples), None)
@@ -216,7 +192,9 @@ def make_eval_step(objective: Objective) -> Callable[..., Sums]:
 def make_predict_step(objective: Labelling) -> Callable[..., tuple[Array, Sums]]:
     """Returns `predict(params, batch, across)`, which gives each row's logits and the sums."""
 
-    def predict(params: Any, batch: Batch, across: Across = ALONE) -> tuple[Array, Sums]:
+    def predict(
+        params: Any, batch: Batch, across: Collectives = SINGLE_DEVICE
+    ) -> tuple[Array, Sums]:
         def of_rows(params: Any, _: Any, batch: Batch) -> tuple[Array, Sums]:
             logits = objective.logits(params, batch)
             return logits, across.add(objective.sums(logits, batch["labels"]))

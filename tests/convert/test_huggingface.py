@@ -15,7 +15,7 @@ from flax import traverse_util
 from make_golden import GOLDEN
 
 import bert_jax
-from bert_jax import pretrained
+from bert_jax import bert as pretrained
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.convert import names
 from bert_jax.errors import UserError

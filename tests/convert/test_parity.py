@@ -12,7 +12,7 @@ import pytest
 from helpers import masking
 
 import bert_jax
-from bert_jax import pretrained
+from bert_jax import bert as pretrained
 from bert_jax.convert import names
 from bert_jax.models.bert import BertModel
 from bert_jax.training.masking import Predictions

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import pretrained
-from bert_jax.data import builtin
+from bert_jax import bert as pretrained
+from bert_jax.text import builtin
 
 pytestmark = [
     pytest.mark.parity,

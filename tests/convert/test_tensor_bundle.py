@@ -20,10 +20,10 @@ import safetensors.numpy
 from make_golden import GOLDEN, google_variables
 
 import bert_jax
-from bert_jax import pretrained
+from bert_jax import bert as pretrained
 from bert_jax.convert.tensor_bundle import open_bundle
-from bert_jax.data import tokenizer as tokenizer_lib
 from bert_jax.errors import UserError
+from bert_jax.text import tokenizer as tokenizer_lib
 
 NAME = "bert_model.ckpt"
 INDEX, DATA = f"{NAME}.index", f"{NAME}.data-00000-of-00001"

@@ -16,13 +16,13 @@ from helpers import model_config
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from bert_jax import pretrained
+from bert_jax import bert as pretrained
 from bert_jax.config import TokenizerConfig
 from bert_jax.convert import tokenizer_files
-from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data import tokenizer_training
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
+from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text import tokenizer_training
 
 SENTENCES = [
     "The encoder reads the whole sentence at once, from both sides.",

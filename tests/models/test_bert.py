@@ -11,9 +11,9 @@ from helpers import LENGTH, VOCAB, batch, model_config
 from scipy.special import erf
 
 from bert_jax.config import ModelConfig
+from bert_jax.distributed.fsdp import RULES
 from bert_jax.models.bert import BertModel
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training.collectives import RULES
 
 
 def random_params(model: BertForPreTraining, seed: int = 0):

@@ -11,12 +11,12 @@ from helpers import model_config
 from jax.sharding import AbstractDevice
 
 from bert_jax.config import ParallelConfig
+from bert_jax.distributed import mesh as parallel
 from bert_jax.errors import UserError
 from bert_jax.models import attention, attention_gpu, attention_tpu, fused_attention
 from bert_jax.models.attention import AttentionMask
 from bert_jax.models.bert import BertModel
 from bert_jax.models.layers import DropoutKey
-from bert_jax.training import parallel
 
 ROWS = 3
 

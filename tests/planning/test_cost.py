@@ -15,10 +15,10 @@ from bert_jax.config import (
     Phase,
     TrainConfig,
 )
+from bert_jax.distributed import mesh as parallel
 from bert_jax.models.fused_attention import fused_attention, interpreted
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.planning import cost, theory
-from bert_jax.training import parallel
 
 ROWS = 16
 SUMS = 512  # bytes, at most, of losses and norms, which are added up too

@@ -181,7 +181,14 @@ def test_search_needs_rates():
 def test_command():
     """From the command line, with a field of the config set, to JSON."""
     small = ("model.hidden_size=16", "model.num_attention_heads=2", "model.num_hidden_layers=1")
-    command = [sys.executable, "-m", "bert_jax.cli", "plan", "--config=configs/tiny.py", "--quick"]
+    command = [
+        sys.executable,
+        "-m",
+        "bert_jax",
+        "plan",
+        "--config=configs/tiny.py",
+        "--quick",
+    ]
     command += ["--topology=h100:2", "--json", *(f"--config.{field}" for field in small)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     (found,) = json.loads(done.stdout)
@@ -193,7 +200,7 @@ def test_command():
 
 
 def test_command_with_bad_input():
-    command = [sys.executable, "-m", "bert_jax.cli", "plan", "--config=configs/tiny.py"]
+    command = [sys.executable, "-m", "bert_jax", "plan", "--config=configs/tiny.py"]
     done = subprocess.run([*command, "--topology=h99:2"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1

@@ -6,9 +6,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import ParallelConfig
+from bert_jax.distributed import mesh as parallel
 from bert_jax.planning import hlo, traffic
 from bert_jax.planning.program import Collective, collectives
-from bert_jax.training import parallel
 
 PAIRS = "{{0,1},{2,3},{4,5},{6,7}}"
 

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from bert_jax.data.tokenizer import ByteLevelTokenizer, WordPieceTokenizer
+from bert_jax.text.tokenizer import ByteLevelTokenizer, WordPieceTokenizer
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES += ["the", "fox", "jump", "##s", "##ed", "over", "lazy", "dog", "what", "who", ".", "?"]

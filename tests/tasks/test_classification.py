@@ -13,10 +13,11 @@ from helpers import model_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.batches.features import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
-from bert_jax.tasks.base import NO_LABEL, Example
+from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification, Regression
 from bert_jax.tasks.examples import read_examples
 
@@ -290,7 +291,7 @@ def test_roberta_has_two_separators(wordpiece):
 
 def test_the_docstrings_of_the_library(monkeypatch):
     splits = {"train": [("Opens it.", "files")], "eval": [("Adds them.", "numbers")]}
-    monkeypatch.setattr("bert_jax.data.builtin.docstring_areas", splits.__getitem__)
+    monkeypatch.setattr("bert_jax.text.builtin.docstring_areas", splits.__getitem__)
     train = Example(None, "builtin #0", ("Opens it.",), "files")
     assert read("builtin") == [train]
     assert read("builtin@train") == [dataclasses.replace(train, where="builtin@train #0")]

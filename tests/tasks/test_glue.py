@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bert_jax.config import DataFiles, TaskConfig
-from bert_jax.data.records import Record
 from bert_jax.errors import UserError
 from bert_jax.tasks import glue
+from bert_jax.tasks.readers import Record
 
 # Of each task the header of its training file and two of its lines, the header of its test file and
 # a line of that, in the form in which gluebenchmark.com has them.

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from helpers import model_config
 
+from bert_jax.batches.features import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForMultipleChoice
-from bert_jax.tasks.base import NO_LABEL, Example
+from bert_jax.tasks.base import Example
 from bert_jax.tasks.examples import read_examples
 from bert_jax.tasks.multiple_choice import MultipleChoice
 

@@ -14,15 +14,15 @@ from helpers import model_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.batches.features import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig, TokenizerConfig
-from bert_jax.data import tokenizer_training
-from bert_jax.data.records import Record
-from bert_jax.data.tokenizer import WordPieceTokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForQuestionAnswering
 from bert_jax.tasks import question_answering
-from bert_jax.tasks.base import NO_LABEL
 from bert_jax.tasks.question_answering import Answers, Candidate, QuestionAnswering
+from bert_jax.tasks.readers import Record
+from bert_jax.text import tokenizer_training
+from bert_jax.text.tokenizer import WordPieceTokenizer
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES += ["the", "fox", "jump", "##s", "##ed", "over", "lazy", "dog", "what", "who", ".", "?"]

@@ -10,11 +10,12 @@ from helpers import model_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bert_jax.batches.features import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
-from bert_jax.data import records
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForTokenClassification
-from bert_jax.tasks.base import NO_LABEL, Example
+from bert_jax.tasks import readers as records
+from bert_jax.tasks.base import Example
 from bert_jax.tasks.examples import read_examples
 from bert_jax.tasks.token_classification import TokenClassification
 

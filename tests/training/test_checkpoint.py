@@ -11,9 +11,9 @@ import optax
 import pytest
 
 from bert_jax.config import CheckpointConfig, TokenizerConfig
-from bert_jax.data import tokenizer as tokenizer_lib
-from bert_jax.data import tokenizer_training
 from bert_jax.errors import UserError
+from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text import tokenizer_training
 from bert_jax.training import checkpoint
 from bert_jax.training.step import init_state
 

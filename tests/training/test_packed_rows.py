@@ -8,11 +8,12 @@ import pytest
 from flax import linen as nn
 from helpers import LENGTH, SPECIAL, VOCAB, batch, masking, model_config
 
+from bert_jax.batches.packing import NO_PAIR, most_pairs, pack
 from bert_jax.config import DataConfig, TrainConfig, phases
-from bert_jax.data.packing import NO_PAIR, most_pairs, pack
+from bert_jax.distributed import mesh as parallel
 from bert_jax.models.bert import BertModel
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training import parallel, synthetic
+from bert_jax.planning import synthetic
 from bert_jax.training.masking import Predictions
 from bert_jax.training.objectives import TOKENS, MaskedBatch, Pretraining
 from bert_jax.training.step import make_eval_step

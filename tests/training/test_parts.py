@@ -10,10 +10,10 @@ import pytest
 from flax import linen as nn
 from helpers import FakeTokenizer, model_config
 
-from bert_jax.data.finetuning import Batcher, Plan, TrainSteps
+from bert_jax.batches.buckets import Batcher, Plan, TrainSteps
+from bert_jax.batches.features import Features
+from bert_jax.distributed import mesh as parallel
 from bert_jax.models import heads
-from bert_jax.tasks.base import Rows
-from bert_jax.training import parallel
 from bert_jax.training.objectives import Labelling
 from bert_jax.training.step import (
     Partial,
@@ -42,7 +42,7 @@ def batcher(kind: str) -> Batcher:
         "spans": lambda size: generator.integers(0, size, 2) if size % 3 else np.array([-1, -1]),
         "choices": lambda size: int(generator.integers(-1, 2)),
     }[kind]
-    rows = Rows(
+    rows = Features(
         sequences,
         [size // 2 for size in sizes],
         np.arange(41),

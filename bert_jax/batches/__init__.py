@@ -1,0 +1,1 @@
+"""Tokens to batches: sentence pairs, full blocks, packing, length buckets, the loader."""

@@ -1,1 +1,0 @@
-"""How fast a config's train step is on the devices that are here."""

@@ -1,0 +1,1 @@
+"""The `bert-jax` command: flags, help, printing."""

@@ -1,1 +1,0 @@
-"""Text to rows: tokenizers, the token store, sentence pairs, the loader."""

@@ -1,0 +1,1 @@
+"""Devices and hosts: the mesh, fully sharded parameters, several processes."""

@@ -1,0 +1,371 @@
+"""A task's data, in the files that people have: tables, CoNLL columns, SQuAD, TensorFlow datasets.
+
+Nothing is dropped in silence: what does not fit its format is an error that names file and line.
+"""
+
+import csv
+import dataclasses
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import UserError
+from bert_jax.text.sources import open_tfds, read_lines
+
+# Half of a surrogate pair, as JSON may escape it; UTF-8, and so every tokenizer, has no such thing.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What a line, a sentence or a question of a file holds.
+
+    Attributes:
+      where: the file and the line, for messages.
+      fields: by name, as the file names them.
+    """
+
+    where: str
+    fields: Mapping[str, Any]
+
+    def field(self, name: str, setting: str) -> Any:
+        """Returns a field that `setting` of the config names.
+
+        Raises:
+          UserError: there is none of that name.
+        """
+        if name not in self.fields:
+            names = ", ".join(self.fields) or "no columns"
+            raise UserError(f"{self.where} has no column {name!r}; set {setting} to one of {names}")
+        return self.fields[name]
+
+
+def table(
+    source: str, columns: Sequence[str] = (), *, skips_ragged: bool = False
+) -> Iterator[Record]:
+    """Yields the rows of a .tsv, .csv or .jsonl file (or .gz, .xz of it), or of tfds:NAME@SPLIT.
+
+    A .tsv has no quotes and no escapes, as GLUE's files; a .csv has those of RFC 4180, and its
+    fields may hold line ends; both have text alone. A line of a .jsonl is an object, whose values
+    are as JSON has them. Of a TensorFlow dataset a class is its name, None where it is -1. Lines
+    with nothing on them are passed over, except where a .tsv has a single column.
+
+    Args:
+      source: the file or dataset.
+      columns: names for those of a .tsv or .csv without a header; empty where the first line
+        names them.
+      skips_ragged: yield a record without fields for a row that has more or fewer of them than
+        the header, instead of an error.
+
+    Raises:
+      UserError: the source is missing, empty, of an unknown kind or malformed.
+    """
+    record = None
+    for record in _rows_of(source, columns, skips_ragged):
+        yield record
+    if record is None:
+        raise UserError(f"{source} has no rows; give one for each example")
+
+
+def first_row(source: str) -> list[str]:
+    """Returns the fields of the first row of a .tsv or .csv file, [] of an empty one.
+
+    Raises:
+      UserError: the file is missing or malformed.
+    """
+    return next((row for _, row in _split_rows(_file(source)) if row != [""]), [])
+
+
+def conll(source: str) -> Iterator[Record]:
+    """Yields sentences of a CoNLL file: {"tokens": [...], "tags": [...]}, "tags" None without.
+
+    A word a line, its columns parted by tabs or else by spaces: the first is the word, the last
+    its tag, where there are two or more. A blank line ends a sentence, and so does `-DOCSTART-`,
+    which is left out. No sign marks a comment, because any may be a word.
+
+    Raises:
+      UserError: the file is missing, empty or damaged, or its lines differ in their columns.
+    """
+    path, width, start = _file(source), 0, 0
+    tokens: list[str] = []
+    tags: list[str] = []
+    # The blank line after the last sentence may be missing.
+    for number, line in itertools.chain(_lines(path), [(0, "")]):
+        columns = _columns(line)
+        if not columns or columns[0] == "-DOCSTART-":
+            if tokens:
+                yield Record(
+                    f"{path}:{start}", {"tokens": tokens, "tags": tags if width > 1 else None}
+                )
+            tokens, tags = [], []
+            continue
+        width = width or len(columns)
+        if len(columns) != width:
+            raise UserError(
+                f"{path}:{number}: {len(columns)} columns where the first word has {width}; give "
+                "every word the same, and a line of its own"
+            )
+        if not all(columns):
+            raise UserError(f"{path}:{number}: an empty column; fill it in or remove the tab")
+        start = start if tokens else number
+        tokens.append(columns[0])
+        tags.append(columns[-1])
+    if not width:
+        raise UserError(f"{path} is empty; give one with a word and its tag a line")
+
+
+def squad(source: str) -> Iterator[Record]:
+    """Yields the questions of a SQuAD file, version 1.1 or 2.0, or of tfds:squad/...@SPLIT.
+
+    The fields of each are "id", "question", "context", "answers", a list of texts and the
+    characters of the context that they begin at, None where the file does not give any, and
+    "is_impossible". A .jsonl has a question a line, in the fields of the TensorFlow dataset.
+
+    Raises:
+      UserError: the source is missing, empty or malformed, or two questions have the same id.
+    """
+    flat = source.startswith("tfds:") or kind_of(Path(source)) == ".jsonl"
+    seen = set()
+    for record in _flat_questions(source) if flat else _nested_questions(source):
+        name = record.fields["id"]
+        if name in seen:
+            raise UserError(f"{record.where}: its id occurs twice; give each question its own")
+        seen.add(name)
+        yield record
+    if not seen:
+        raise UserError(f"{source} has no questions; give a file in the form of SQuAD's")
+
+
+def _file(source: str) -> Path:
+    path = Path(os.path.expanduser(source))
+    if os.path.isdir(path):
+        raise UserError(f"{source} is a folder; give one of its files")
+    if not os.path.isfile(path):
+        raise UserError(f"{source} does not exist; give a file, or tfds:NAME@SPLIT")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{source} cannot be read; see its permissions")
+    return path
+
+
+def kind_of(source: str | Path) -> str:
+    """Returns the ending of a file's name that tells its form, such as ".tsv" of "a.TSV.gz"."""
+    path = Path(source)
+    return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    for number, (line, _) in enumerate(read_lines(path, strip=False), start=1):
+        if "\0" in line:
+            raise UserError(f"{path}:{number}: a NUL byte; this is no text, or a damaged one")
+        yield number, line
+
+
+def _rows_of(source: str, columns: Sequence[str], skips_ragged: bool) -> Iterator[Record]:
+    if source.startswith("tfds:"):
+        yield from _tfds(source)
+        return
+    path = _file(source)
+    if kind_of(path) == ".jsonl":
+        yield from _json_lines(path)
+    elif kind_of(path) in (".tsv", ".csv"):
+        yield from _delimited(path, columns, skips_ragged)
+    else:
+        raise UserError(
+            f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz of it"
+        )
+
+
+def _delimited(path: Path, columns: Sequence[str], skips_ragged: bool) -> Iterator[Record]:
+    header = list(columns)
+    for number, row in _split_rows(path):
+        where = f"{path}:{number}"
+        if not header:
+            header = [] if row == [""] else row
+            twice = next((name for name in header if header.count(name) > 1), None)
+            if twice is not None:
+                raise UserError(f"{where}: two columns are named {twice!r}; rename one of them")
+        elif len(row) == len(header):
+            yield Record(where, dict(zip(header, row, strict=True)))
+        elif row == [""]:
+            continue
+        elif skips_ragged:
+            yield Record(where, {})
+        else:
+            than = f"{len(header)} are wanted" if columns else f"the header has {len(header)}"
+            count = "1 field" if len(row) == 1 else f"{len(row)} fields"
+            raise UserError(f"{where}: {count} where {than}; mend or remove the line")
+
+
+def _split_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields each row with the line that it begins on."""
+    if kind_of(path) == ".tsv":
+        yield from ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(path))
+        return
+    # Strict, so that a quote that is never closed does not take in the rest of the file.
+    reader = csv.reader((line for _, line in _lines(path)), strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise UserError(f"{path}:{number}: {error}; mend its quotes, or the line") from error
+        if row is None:
+            return
+        if row:
+            yield number, row
+
+
+def _json_lines(path: Path) -> Iterator[Record]:
+    for number, (line, _) in enumerate(read_lines(path), start=1):
+        if line:
+            value = _json(line, where := f"{path}:{number}")
+            if not isinstance(value, dict):
+                raise UserError(f"{where} is no JSON object; give one such as {{...}} a line")
+            yield Record(where, value)
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        value = json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({error}); mend or remove it") from error
+    return _plain(value) if _SURROGATE.search(text) else value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} stands there twice")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON could hold it: bytes as text, arrays as lists."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {_plain(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _tfds(source: str) -> Iterator[Record]:
+    if not source.partition("@")[2]:
+        raise UserError(f"{source} names no split; add one, such as {source.rstrip('@')}@train")
+    rows = open_tfds(source)
+    for index in range(len(rows)):
+        where = f"{source} #{index}"
+        try:
+            fields = _named(rows[index], rows.dataset_info.features)
+        except Exception as error:  # TFDS raises nearly every kind for a file that is damaged
+            reason = " ".join(str(error).split()) or repr(error)
+            raise UserError(f"{where} cannot be read ({reason}); prepare it again") from error
+        yield Record(where, fields)
+
+
+def _named(value: Any, feature: Any) -> Any:
+    """Returns what a feature of a TensorFlow dataset holds, its classes by their names."""
+    from tensorflow_datasets import features
+
+    while isinstance(feature, features.Sequence):
+        feature = feature.feature
+    if isinstance(feature, features.FeaturesDict):
+        if not isinstance(value, dict):  # a `features.Dataset`, a list of rows
+            return [_named(row, feature) for row in value]
+        # A sequence of dicts is a dict of sequences in the file.
+        return {name: _named(item, feature[name]) for name, item in value.items()}
+    value = _plain(value)
+    return _class(value, feature) if isinstance(feature, features.ClassLabel) else value
+
+
+def _class(value: Any, feature: Any) -> Any:
+    if isinstance(value, list):
+        return [_class(item, feature) for item in value]
+    return None if value < 0 else feature.int2str(value)
+
+
+def _columns(line: str) -> list[str]:
+    # Other white space than the two may be a word, or a part of one.
+    line = line.rstrip("\r\n")
+    if not line.strip(" \t"):
+        return []
+    return (
+        [c.strip(" ") for c in line.split("\t")]
+        if "\t" in line
+        else re.split(" +", line.strip(" "))
+    )
+
+
+def _nested_questions(source: str) -> Iterator[Record]:
+    path = _file(source)
+    text = "".join(line for line, _ in read_lines(path, strip=False))
+    if not text.strip():
+        return
+    for a, article in enumerate(_list(_json(text, source), "data", source)):
+        at = f"{source}: data[{a}]"
+        for p, paragraph in enumerate(_list(article, "paragraphs", at)):
+            place = f"{at}.paragraphs[{p}]"
+            questions = _list(paragraph, "qas", place)
+            context = _text(paragraph, "context", place)
+            for q, question in enumerate(questions):
+                if not isinstance(question, dict):
+                    raise UserError(f"{place}.qas[{q}] is no JSON object; mend or remove it")
+                yield _question(source, f"{place}.qas[{q}]", {**question, "context": context})
+
+
+def _list(value: Any, key: str, where: str) -> list[Any]:
+    found = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(found, list):
+        raise UserError(f"{where} has no list {key!r}; SQuAD's form is data > paragraphs > qas")
+    return found
+
+
+def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
+    if not isinstance(value := fields.get(name), str) or not value.strip():
+        raise UserError(f"{where} has no {name}; fill it in or remove the entry")
+    return value
+
+
+def _flat_questions(source: str) -> Iterator[Record]:
+    for record in table(source):
+        answers = record.fields.get("answers")
+        if isinstance(answers, dict):
+            texts, starts = answers.get("text"), answers.get("answer_start")
+            if isinstance(texts, list) and isinstance(starts, list):
+                pairs = itertools.zip_longest(texts, starts)
+                answers = [{"text": text, "answer_start": start} for text, start in pairs]
+        yield _question(source, record.where, {**record.fields, "answers": answers})
+
+
+def _question(source: str, place: str, fields: Mapping[str, Any]) -> Record:
+    name, answers = fields.get("id"), fields.get("answers")
+    if not isinstance(name, str | int) or name == "":
+        raise UserError(f"{place} has no id; give each question its own")
+    where = f"{source}: question {name}"
+    found: dict[str, Any] = {"id": str(name)}
+    found |= {key: _text(fields, key, where) for key in ("question", "context")}
+    if answers is not None:
+        answers = [_answer(a, where) for a in (answers if isinstance(answers, list) else [answers])]
+    impossible = fields.get("is_impossible", False)
+    if not isinstance(impossible, bool):
+        raise UserError(f"{where}: is_impossible is {impossible!r}; it must be true or false")
+    return Record(where, {**found, "answers": answers, "is_impossible": impossible})
+
+
+def _answer(answer: Any, where: str) -> tuple[str, int]:
+    fields = answer if isinstance(answer, dict) else {}
+    text, start = fields.get("text"), fields.get("answer_start")
+    if not isinstance(text, str) or type(start) is not int or start < 0:
+        raise UserError(
+            f"{where}: an answer is {answer!r}; it must have a text, and an answer_start from 0"
+        )
+    return text, start

@@ -1,0 +1,1 @@
+"""Text to tokens on disk: sources, sentences, tokenizers, the token store."""

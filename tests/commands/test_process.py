@@ -1,0 +1,61 @@
+"""Compiled programs: kept for the next process, and never in its way."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# Compiles a function, and says whether it was found; then damages what is kept and goes on.
+CODE = """
+import sys
+from pathlib import Path
+import jax
+from jax import monitoring
+from bert_jax.commands import process as programs
+
+found = []
+monitoring.register_event_listener(lambda event, **_: found.append(event))
+programs.keep()
+
+def compiled(name):
+    del found[:]
+    jax.clear_caches()
+    print(name, jax.jit(lambda x: x + 1)(1), "/jax/compilation_cache/cache_hits" in found)
+
+compiled("new")
+if len(sys.argv) > 1:
+    compiled("kept")
+    entries = list(Path(sys.argv[1]).glob("jit__lambda-*-cache"))
+    for content in (b"", entries[0].read_bytes()[:100]):
+        entries[0].write_bytes(content)
+        compiled("damaged")
+        compiled("mended")
+"""
+DAMAGED = ["damaged 2 False", "mended 2 True"] * 2
+
+
+def run(cache: Path, *words: Path) -> list[str]:
+    """Returns what is printed, which must not be a warning."""
+    left_out = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    environment = {k: v for k, v in os.environ.items() if k not in left_out}
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", CODE, *map(str, words)],
+        env={**environment, "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_another_process_finds_them_and_damaged_ones_are_made_anew(tmp_path):
+    assert run(tmp_path) == ["new 2 False"]
+    assert (tmp_path / "bert-jax").stat().st_mode & 0o777 == 0o700
+    assert run(tmp_path, tmp_path / "bert-jax") == ["new 2 True", "kept 2 True", *DAMAGED]
+
+
+def test_a_place_that_cannot_be_written_does_no_harm(tmp_path):
+    (tmp_path / "bert-jax").write_text("")  # for root, who may write in any folder
+    assert run(tmp_path) == ["new 2 False"]

@@ -1,0 +1,163 @@
+"""One device, eight of them in every layout, and microbatches: the same parameters."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import batch, objective, params
+
+from bert_jax.config import ParallelConfig
+from bert_jax.distributed import fsdp as collectives
+from bert_jax.distributed import mesh as parallel
+from bert_jax.models import fused_attention
+from bert_jax.training.step import init_state, make_eval_step, make_train_step
+
+STEPS, ROWS = 5, 16
+MODEL = {"num_attention_heads": 8, "vocab_size": 104}
+
+
+def train(config: ParallelConfig, devices: int, microbatches: int = 1, layers: int = 1, **how):
+    """Trains with plain SGD, which unlike Adam shows a gradient that is off by a factor."""
+    task = objective(num_hidden_layers=layers, **MODEL, **how)
+    optimizer = optax.sgd(0.1)
+    mesh = parallel.make_mesh(config, jax.devices()[:devices])
+
+    def new_state(key):
+        return init_state(task.model.init_params(key), optimizer, seed=3)
+
+    _, layout = parallel.layout(new_state, mesh, config)
+    state = parallel.place(new_state, layout.state, jax.random.key(0))
+    state = state.replace(params=jax.device_put(start(layers), layout.params))
+    compiled = partial(parallel.compile_step, mode=config.mode, layout=layout)
+    step = compiled(
+        make_train_step(task, optimizer, microbatches), taken=layout.state, gives=("state", "sums")
+    )
+    losses = []
+    for index in range(STEPS):
+        state, sums = step(state, batch(ROWS, seed=index))
+        losses.append(float(sums["mlm_loss"].value / sums["mlm_loss"].weight))
+    evaluate = compiled(make_eval_step(task), taken=layout.params, gives=("sums",))
+    return jax.device_get(state.params), losses, jax.device_get(evaluate(state.params, batch(ROWS)))
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return train(ParallelConfig(), 1)
+
+
+# Mesh and pmap, (data, fsdp, tensor), ZeRO stage, microbatches.
+LAYOUTS = {
+    "data": (ParallelConfig(), 8, 1),
+    "fsdp": (ParallelConfig(data=1, fsdp=8), 8, 1),
+    "tensor": (ParallelConfig(data=1, tensor=8), 8, 1),
+    "all three": (ParallelConfig(data=2, fsdp=2, tensor=2), 8, 1),
+    "ZeRO-1": (ParallelConfig(data=2, fsdp=2, tensor=2, zero=1), 8, 1),
+    "pmap": (ParallelConfig(mode="pmap"), 8, 1),
+    "2 microbatches": (ParallelConfig(data=2, fsdp=-1), 8, 2),
+}
+
+
+# Of "data" alone test_train.py has a whole run.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "data" else n for n in LAYOUTS]
+)
+def test_agrees_with_one_device(one_device, name):
+    """Dropout and masks included: both are keyed to the row, not to the device."""
+    check_same(train(*LAYOUTS[name]), one_device)
+
+
+def test_remat_and_scan_change_nothing():
+    plain = train(ParallelConfig(), 1, layers=2)
+    config = ParallelConfig(data=2, fsdp=2, tensor=2)
+    check_same(train(config, 8, layers=2, remat=True, scan_layers=True), plain, layers=2)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 8), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
+def test_fused_attention_agrees_with_one_device(one_device, sizes):
+    """Each device runs the kernel for its own rows and heads; dropout counts all of them."""
+    config = ParallelConfig(**dict(zip(parallel.AXES, sizes, strict=True)))
+    with fused_attention.interpreted():
+        found = train(config, 8, attention="fused", remat=True, scan_layers=True)
+    check_same(found, one_device)
+
+
+def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():
+    """It is rounded where it is read; its gradient, and the sum of it, are not."""
+    task = objective(num_hidden_layers=1, dtype="bfloat16", hidden_size=64, **MODEL)
+    found = {}
+    for name, config in {"data": ParallelConfig(), "fsdp": ParallelConfig(data=1, fsdp=8)}.items():
+        mesh = parallel.make_mesh(config)
+        _, layout = parallel.layout(
+            lambda key: init_state(task.model.init_params(key), optax.sgd(1.0), 0), mesh, config
+        )
+
+        def look_up(weights, batch, across):
+            def of_rows(weights, _, batch):
+                apply = task.model.bind({"params": weights}).bert.embeddings
+                rows = apply(batch["input_ids"], batch["token_type_ids"], None)
+                return rows.astype(jnp.float32)
+
+            return across.run(of_rows, ("rows",))(weights, (), batch)
+
+        step = parallel.compile_step(look_up, "mesh", layout, layout.params, ("rows",))
+        found[name] = np.asarray(step(jax.device_put(params(task), layout.params), batch(ROWS)))
+    np.testing.assert_array_equal(found["data"], found["fsdp"])
+
+
+@pytest.mark.parametrize("tile", [0, 128, 1024])
+def test_in_phases_and_whole_tiles_as_on_a_torus(tile):
+    """What a TPU's compiler is given, run here: values exact, gradients added up and split."""
+    rings = (((0, 2), (1, 3)), ((0, 1), (2, 3)))
+    exchange = collectives.Exchange(rings, tile)
+    mesh = parallel.make_mesh(ParallelConfig(data=1, fsdp=4), jax.devices()[:4])
+    generator = np.random.default_rng(0)
+    whole = generator.normal(size=(37, 72)).astype(np.float32)
+    weights = generator.normal(size=(4, 37, 72)).astype(np.float32)
+    split = (None, "fsdp")
+
+    def of_device(part, weight):
+        def use(part):
+            value = collectives._gathered(part, split, "float32", exchange)
+            return (weight[0] * value).sum(), value
+
+        gradient, value = jax.grad(use, has_aux=True)(part)
+        return gradient, value
+
+    run = jax.shard_map(
+        of_device,
+        mesh=mesh,
+        in_specs=(jax.P(*split), jax.P("fsdp")),
+        out_specs=(jax.P(*split), jax.P()),
+        check_vma=False,
+    )
+    gradient, value = jax.jit(run)(whole, weights)
+    np.testing.assert_array_equal(value, whole)
+    np.testing.assert_allclose(gradient, weights.sum(0), atol=1e-6)
+
+
+def start(layers: int):
+    return params(objective(num_hidden_layers=layers, **MODEL))
+
+
+def check_same(found, wanted, layers=1):
+    trained, losses, evaluation = found
+    begun = start(layers)
+    for path, expected in jax.tree.leaves_with_path(wanted[0]):
+        name = jax.tree_util.keystr(path)
+        actual, before = (_at(tree, path) for tree in (trained, begun))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5, err_msg=name)
+        if "key" not in name or "bias" not in name:  # softmax does not see a key's bias
+            assert np.abs(expected - before).max() > 1e-3, f"{name} has hardly moved"
+    np.testing.assert_allclose(losses, wanted[1], rtol=1e-5)
+    for name, expected in wanted[2].items():
+        np.testing.assert_allclose(evaluation[name].value, expected.value, rtol=1e-6)
+        assert evaluation[name].weight == expected.weight
+
+
+def _at(tree, path):
+    for key in path:
+        tree = tree[key.key]
+    return tree

@@ -1,0 +1,42 @@
+"""What a dtype of "auto" stands for."""
+
+import types
+
+import jax
+import pytest
+
+from bert_jax.config import ModelConfig
+from bert_jax.distributed import precision
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        ("flags : fpu avx2 avx512f avx512_bf16 sha_ni", "bfloat16"),
+        ("flags : fpu amx_tile amx_bf16", "bfloat16"),
+        ("Features : fp asimd bf16 i8mm", "bfloat16"),
+        ("flags : fpu avx2 avx512f avx512vl", "float32"),
+        (None, "float32"),  # another system than Linux
+    ],
+)
+def test_of_a_cpu_by_its_instructions(flags, dtype, tmp_path, monkeypatch):
+    if flags:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
+    monkeypatch.setattr(precision, "_CPU", tmp_path / "cpuinfo")
+    assert precision.settled(ModelConfig(dtype="auto"), jax.devices()[0]).dtype == dtype
+    assert precision.settled(ModelConfig(), jax.devices()[0]).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "dtype"),
+    [
+        ("gpu", "7.5", "float32"),
+        ("gpu", "9.0", "bfloat16"),
+        ("gpu", "12.0", "bfloat16"),
+        ("gpu", "gfx942", "bfloat16"),
+        ("tpu", "", "bfloat16"),
+    ],
+)
+def test_of_an_accelerator(platform, version, dtype):
+    device = types.SimpleNamespace(platform=platform, compute_capability=version)
+    assert precision.fastest(device) == dtype

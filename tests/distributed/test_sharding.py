@@ -1,0 +1,232 @@
+"""What lies where on a mesh, what a mesh refuses, and checkpoints read on another one."""
+
+import dataclasses
+from contextlib import closing
+
+import jax
+import numpy as np
+import pytest
+from flax import traverse_util
+from helpers import model_config
+
+from bert_jax import bert as pretrained
+from bert_jax.config import (
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TokenizerConfig,
+    TrainConfig,
+    validate,
+)
+from bert_jax.distributed import mesh as parallel
+from bert_jax.errors import UserError
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.text import tokenizer_training
+from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.step import init_state
+
+# Every parameter: the mesh axes that its dimensions are split over. Under ZeRO-1 "fsdp" splits the
+# moments alone.
+GOLDEN = """
+bert/embeddings/layer_norm/bias                 fsdp
+bert/embeddings/layer_norm/scale                fsdp
+bert/embeddings/position_embeddings             -       fsdp
+bert/embeddings/token_type_embeddings           -       fsdp
+bert/embeddings/word_embeddings                 tensor  fsdp
+bert/layer_0/attention/distance/embeddings      -       -
+bert/layer_0/attention/key/bias                 tensor
+bert/layer_0/attention/key/kernel               fsdp    tensor
+bert/layer_0/attention/output/bias              fsdp
+bert/layer_0/attention/output/kernel            tensor  fsdp
+bert/layer_0/attention/query/bias               tensor
+bert/layer_0/attention/query/kernel             fsdp    tensor
+bert/layer_0/attention/value/bias               tensor
+bert/layer_0/attention/value/kernel             fsdp    tensor
+bert/layer_0/attention_layer_norm/bias          fsdp
+bert/layer_0/attention_layer_norm/scale         fsdp
+bert/layer_0/down/bias                          fsdp
+bert/layer_0/down/kernel                        tensor  fsdp
+bert/layer_0/feed_forward_layer_norm/bias       fsdp
+bert/layer_0/feed_forward_layer_norm/scale      fsdp
+bert/layer_0/up/bias                            tensor
+bert/layer_0/up/kernel                          fsdp    tensor
+bert/pooler/bias                                -
+bert/pooler/kernel                              fsdp    -
+mlm_head/bias                                   tensor
+mlm_head/layer_norm/bias                        fsdp
+mlm_head/layer_norm/scale                       fsdp
+mlm_head/transform/bias                         -
+mlm_head/transform/kernel                       fsdp    -
+nsp_head/bias                                   -
+nsp_head/kernel                                 fsdp    -
+"""
+MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 1, 8), "all": (2, 2, 2)}
+SIZES = ModelConfig(
+    vocab_size=104,
+    hidden_size=48,
+    num_hidden_layers=1,
+    num_attention_heads=8,
+    intermediate_size=64,
+    max_position_embeddings=16,
+)
+
+
+def laid_out(shape, zero=3, count=8, sizes=SIZES):
+    """Returns the abstract state of a model, its layout, and a function that makes one."""
+    config = ParallelConfig(*shape, zero=zero)
+    mesh = parallel.make_mesh(config, jax.devices()[:count])
+    model, optimizer = BertForPreTraining(sizes), make_optimizer(OptimizerConfig(), 10)
+
+    def new_state(key):
+        return init_state(model.init_params(key), optimizer, 0)
+
+    return *parallel.layout(new_state, mesh, config), new_state
+
+
+def split(shardings) -> dict[str, list[str]]:
+    flat = traverse_util.flatten_dict(shardings, sep="/")
+    return {name: [axis or "-" for axis in where.spec] for name, where in flat.items()}
+
+
+def golden(*left_out: str) -> dict[str, list[str]]:
+    rows = (line.split() for line in GOLDEN.strip().splitlines())
+    return {name: ["-" if axis in left_out else axis for axis in axes] for name, *axes in rows}
+
+
+@pytest.mark.parametrize("kind", ["absolute", "relative_key"])
+def test_every_parameter_lies_where_the_table_says(kind):
+    sizes = dataclasses.replace(SIZES, position_embedding_type=kind)
+    here = "position_embeddings" if kind == "relative_key" else "distance"
+    like, layout, _ = laid_out((2, 2, 2), sizes=sizes)
+    wanted = {name: axes for name, axes in golden().items() if here not in name}
+    assert split(layout.params) == split(layout.gradients) == wanted
+    for moments in (layout.state.opt_state[1].mu, layout.state.opt_state[1].nu):
+        assert split(moments) == wanted
+    assert all(x.sharding for x in jax.tree.leaves(like))
+    _, layout, _ = laid_out((2, 2, 2), zero=1, sizes=sizes)
+    whole = {name: axes for name, axes in golden("fsdp").items() if here not in name}
+    assert split(layout.params) == split(layout.state.params) == whole
+    assert split(layout.gradients) == split(layout.state.opt_state[1].nu) == wanted
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_device_holds_its_part(name):
+    """Of all that is split, a device has the size divided by the parts, and not more."""
+    data, fsdp, tensor = MESHES[name]
+    like, _, _ = laid_out(MESHES[name])
+    parts = {"-": 1, "fsdp": fsdp, "tensor": tensor}
+    for path, axes in golden().items():
+        flat = traverse_util.flatten_dict(like.params, sep="/")
+        if path in flat:
+            shape = flat[path].sharding.shard_shape(flat[path].shape)
+            wanted = [n // parts[axis] for n, axis in zip(flat[path].shape, axes, strict=True)]
+            assert list(shape) == wanted, path
+    assert parallel.row_parts(parallel.make_mesh(ParallelConfig(*MESHES[name]))) == data * fsdp
+
+
+@pytest.mark.parametrize(
+    ("parallel_config", "model", "message"),
+    [
+        ({"data": 3}, {}, "data 3 × fsdp 1 × tensor 1, which 8 devices cannot be"),
+        ({"data": -1, "fsdp": 3}, {}, "8 devices cannot be"),
+        ({"data": -1, "fsdp": -1}, {}, "two axes of parallel are -1"),
+        ({"tensor": 0}, {}, "parallel.tensor is 0"),
+        ({"zero": 2}, {}, "parallel.zero is 2; choose one of 1, 3"),
+        ({"mode": "pmap", "fsdp": 2}, {}, "parallel.mode pmap keeps all parameters"),
+        ({"mode": "pmap", "tensor": 2}, {}, "parallel.mode pmap keeps all parameters"),
+        ({"tensor": 8}, {"num_attention_heads": 4}, "num_attention_heads 4 is not a multiple"),
+        ({"tensor": 8}, {"vocab_size": 100}, "vocab_size 100 is not a multiple.* set it to 104"),
+        ({"tensor": 8}, {"intermediate_size": 20}, "intermediate_size 20.* parallel.tensor to 4"),
+        ({"fsdp": 8}, {"hidden_size": 12, "num_attention_heads": 2}, "parallel.fsdp to 4"),
+    ],
+)
+def test_what_does_not_fit_is_refused(parallel_config, model, message):
+    config = TrainConfig(
+        model=dataclasses.replace(SIZES, **model),
+        data=DataConfig(max_length=16),
+        parallel=ParallelConfig(**parallel_config),
+    )
+
+    def begin():
+        validate(config)
+        parallel.check_model(config.model, parallel.make_mesh(config.parallel))
+
+    with pytest.raises(UserError, match=message):
+        begin()
+
+
+def test_a_batch_that_the_rows_axes_do_not_divide_is_refused():
+    mesh = parallel.make_mesh(ParallelConfig(data=2, fsdp=2, tensor=2))
+    parallel.check_divides(12, 1, mesh)
+    with pytest.raises(UserError, match=r"batch_size 12 .* 4 devices .* 2 microbatches; use 16"):
+        parallel.check_divides(12, 2, mesh)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of made-up numbers, moments included, saved from 2 × 2 × 2 devices."""
+    folder = tmp_path_factory.mktemp("saved")
+    text = ["some words of a text", "others"] * 9
+    tokenizer = tokenizer_training.train(text, TokenizerConfig(kind="wordpiece"), 40)
+    like, _, _ = laid_out((2, 2, 2))
+    generator = np.random.default_rng(0)
+    numbers = jax.tree.map(
+        lambda x: (
+            generator.normal(size=x.shape).astype(x.dtype)
+            if x.dtype == np.float32
+            else generator.integers(0, 99, x.shape).astype(x.dtype)
+        ),
+        like,
+    )
+    state = jax.tree.map(lambda value, x: jax.device_put(value, x.sharding), numbers, like)
+    description = dataclasses.asdict(TrainConfig(model=SIZES))
+    keep = CheckpointConfig()
+    with closing(Checkpoints(folder, keep, description, tokenizer, lambda _: 0.0)) as checkpoints:
+        checkpoints.save(7, state, None)
+    return folder, tokenizer, numbers
+
+
+@pytest.mark.parametrize(
+    ("shape", "zero", "count"),
+    [
+        ((1, 1, 1), 3, 1),
+        ((1, 8, 1), 3, 8),
+        ((1, 8, 1), 1, 8),
+        ((1, 1, 2), 3, 2),
+        ((3, 1, 1), 3, 3),
+        ((1, 3, 1), 3, 3),
+    ],
+)
+def test_restored_onto_another_mesh(saved, shape, zero, count):
+    folder, tokenizer, numbers = saved
+    like, layout, _ = laid_out(shape, zero, count)
+    checkpoints = Checkpoints(folder, CheckpointConfig(), {}, tokenizer, lambda _: 0.0)
+    with closing(checkpoints):
+        state = checkpoints.restore(7, like)
+    jax.tree.map(np.testing.assert_array_equal, state, numbers)
+    assert jax.tree.map(lambda x: x.sharding, state) == layout.state
+
+
+def test_loaded_exported_and_begun_with_elsewhere(saved, tmp_path):
+    folder, _, numbers = saved
+    bert = pretrained.load(folder)
+    jax.tree.map(np.testing.assert_array_equal, bert.params, numbers.params)
+    pretrained.export(bert, tmp_path / "exported")
+    back = pretrained.load(tmp_path / "exported")
+    jax.tree.map(np.testing.assert_array_equal, back.params, numbers.params)
+    _, layout, new_state = laid_out((1, 3, 1), count=3)
+    state = parallel.place(new_state, layout.state, jax.random.key(0))
+    begun = pretrained.fill(state.params, bert.params)
+    jax.tree.map(np.testing.assert_array_equal, begun, numbers.params)
+    assert jax.tree.map(lambda x: x.sharding, begun) == layout.params
+
+
+def test_a_new_state_does_not_depend_on_the_mesh():
+    states = []
+    for shape, count in (((1, 1, 1), 1), ((2, 2, 2), 8)):
+        _, layout, new_state = laid_out(shape, count=count, sizes=model_config(vocab_size=104))
+        states.append(parallel.place(new_state, layout.state, jax.random.key(1)))
+    jax.tree.map(np.testing.assert_array_equal, *states)

@@ -1,0 +1,479 @@
+"""Tables, CoNLL, SQuAD and TensorFlow datasets: what they hold, and how they can be broken."""
+
+import contextlib
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.errors import UserError
+from bert_jax.tasks import readers as records
+
+
+def write(path, content):
+    content = content.encode() if isinstance(content, str) else content
+    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(content))
+    return str(path)
+
+
+def fields(found):
+    return [record.fields for record in found]
+
+
+def fails(read, *args, **more) -> str:
+    """Returns the one line that reading ends with."""
+    with pytest.raises(UserError) as error:
+        list(read(*args, **more))
+    message = str(error.value)
+    assert "\n" not in message
+    assert "; " in message  # what to do
+    return message
+
+
+ROWS = [{"id": "1", "text": "Fiancé"}, {"id": "2", "text": 'a "quoted" one'}]
+TABLES = {
+    "a.tsv": 'id\ttext\n1\tFiancé\n2\ta "quoted" one\n',
+    "a.csv": 'id,text\n1,Fiancé\n2,"a ""quoted"" one"\n',
+    "a.jsonl": "\n".join(json.dumps(row) for row in ROWS),
+}
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("name", TABLES)
+def test_tables(tmp_path, name, packed):
+    path = write(tmp_path / (name + packed), TABLES[name])
+    found = list(records.table(path))
+    assert fields(found) == ROWS
+    first = 1 if ".jsonl" in name else 2
+    assert [record.where for record in found] == [f"{path}:{first}", f"{path}:{first + 1}"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_windows_files(tmp_path, name):
+    content = b"\xef\xbb\xbf" + TABLES[name].replace("\n", "\r\n").encode()
+    assert fields(records.table(write(tmp_path / name, content))) == ROWS
+
+
+def test_tsv_keeps_quotes_spaces_and_empty_fields(tmp_path):
+    path = write(tmp_path / "a.tsv", 'a\tb\tc\n "x\t\ty" \n\n\t\t\n')
+    assert fields(records.table(path)) == [
+        {"a": ' "x', "b": "", "c": 'y" '},
+        {"a": "", "b": "", "c": ""},
+    ]
+    path = write(tmp_path / "one.tsv", "a\nx\n\ny\n")
+    assert fields(records.table(path)) == [{"a": "x"}, {"a": ""}, {"a": "y"}]
+
+
+def test_csv_fields_of_several_lines(tmp_path):
+    found = list(records.table(write(tmp_path / "a.csv", 'a,b\n"1\n2",x\n\n"3\n\n4",y\nz,w\n')))
+    assert [record.where.split(":")[-1] for record in found] == ["2", "5", "8"]
+    assert [record.fields["a"] for record in found] == ["1\n2", "3\n\n4", "z"]
+
+
+def test_json_values_keep_their_kinds(tmp_path):
+    row = {"tokens": ["a", "b"], "n": 3, "x": 0.5, "no": None, "of": {"k": [1]}}
+    path = write(tmp_path / "a.jsonl", json.dumps(row) + "\n\n" + '{"s": ["\\ud800x"]}\n')
+    found = list(records.table(path))
+    assert fields(found) == [row, {"s": ["?x"]}]
+    assert found[1].where == f"{path}:3"
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
+def test_names_for_a_file_without_a_header(tmp_path, name):
+    mark = "," if name == "a.csv" else "\t"
+    path = write(tmp_path / name, f"1{mark}x\n2{mark}y\n")
+    assert fields(records.table(path, ("n", "t"))) == [{"n": "1", "t": "x"}, {"n": "2", "t": "y"}]
+    assert records.first_row(path) == ["1", "x"]
+    assert records.first_row(write(tmp_path / "empty.tsv", "\n")) == []
+    one = write(tmp_path / "one.tsv", "\nx\n")
+    assert fields(records.table(one, "t")) == [{"t": ""}, {"t": "x"}]
+    assert fields(records.table(write(tmp_path / "one.tsv", "\n\nt\nx\n"))) == [{"t": "x"}]
+    assert f"{path}:1: 2 fields where 3 are wanted" in fails(records.table, path, "abc")
+
+
+def test_ragged_rows_fail_or_are_marked(tmp_path):
+    for name, mark in (("a.tsv", "\t"), ("a.csv", ",")):
+        lines = ["a b c", "1 2 3", "1 2", "", "4 5 6 7", "4", "7 8 9"]
+        path = write(tmp_path / name, "\n".join(lines).replace(" ", mark))
+        assert f"{path}:3: 2 fields where the header has 3" in fails(records.table, path)
+        found = list(records.table(path, skips_ragged=True))
+        assert [record.fields.get("a") for record in found] == ["1", None, None, None, "7"]
+        assert [record.where for record in found if not record.fields] == [
+            f"{path}:{number}" for number in (3, 5, 6)
+        ]
+
+
+def test_a_field_by_its_setting():
+    record = records.Record("a.tsv:2", {"text": "x", "label": None})
+    assert (record.field("text", "data.text"), record.field("label", "data.label")) == ("x", None)
+    message = fails(record.field, "sentence", "data.text")
+    assert message == ("a.tsv:2 has no column 'sentence'; set data.text to one of text, label")
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+TABLE = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.lists(TEXT, min_size=width, max_size=width), min_size=1, max_size=5)
+)
+
+
+def names_of(rows):
+    return [f"c{number}" for number in range(len(rows[0]))]
+
+
+@given(rows=TABLE)
+def test_csv_round_trip(tmp_path_factory, rows):
+    file = io.StringIO(newline="")
+    csv.writer(file).writerows([names_of(rows), *rows])
+    path = write(tmp_path_factory.mktemp("csv") / "a.csv", file.getvalue())
+    assert [list(record.values()) for record in fields(records.table(path))] == rows
+
+
+@given(rows=TABLE)
+def test_tsv_round_trip(tmp_path_factory, rows):
+    rows = [["".join(set(field) - set("\t\r\n")) for field in row] for row in rows]
+    content = "".join("\t".join(row) + "\n" for row in [names_of(rows), *rows])
+    path = write(tmp_path_factory.mktemp("tsv") / "a.tsv", content)
+    assert [list(record.values()) for record in fields(records.table(path))] == rows
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | TEXT, st.lists, max_leaves=5)
+
+
+@given(rows=st.lists(st.dictionaries(TEXT, JSON, max_size=4), min_size=1, max_size=4))
+def test_json_round_trip(tmp_path_factory, rows):
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    path = write(tmp_path_factory.mktemp("json") / "a.jsonl", content)
+    assert fields(records.table(path)) == rows
+
+
+@given(content=st.binary(max_size=60), name=st.sampled_from([*TABLES, "a.tsv.gz", "a.csv.xz"]))
+def test_no_content_ends_in_a_traceback(tmp_path_factory, content, name):
+    path = tmp_path_factory.mktemp("any") / name
+    path.write_bytes(content)
+    for read in (records.table, records.conll, records.squad):
+        with contextlib.suppress(UserError):
+            for record in read(str(path)):
+                assert record.where.startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "", "a.tsv has no rows"),
+        ("a.csv", "", "a.csv has no rows"),
+        ("a.jsonl", "\n \n", "a.jsonl has no rows"),
+        ("b.tsv", "\n\n", "b.tsv has no rows"),
+        ("b.csv", "a,b\n", "b.csv has no rows"),
+        ("a.tsv", "a\tb\ta\n1\t2\t3\n", "a.tsv:1: two columns are named 'a'"),
+        ("a.csv", "\na,a\n", "a.csv:2: two columns are named 'a'"),
+        ("a.txt", "a\n", "a.txt is of an unknown kind"),
+        ("a.json.gz", "{}", "a.json.gz is of an unknown kind"),
+        ("a", "a\n", "a is of an unknown kind"),
+        ("a.tsv", "a\tb\n1\t\0\n", "a.tsv:2: a NUL byte"),
+        ("a.csv", "a,b\n1,\0\n", "a.csv:2: a NUL byte"),
+        ("a.csv", f"a,b\n1,{'x' * 200_000}\n", "a.csv:2: field larger than field limit"),
+        ("b.csv", 'a,b\n1,"x\n2,y\n', "b.csv:2: unexpected end of data"),
+        ("c.csv", 'a,b\n1,"x"y\n', "c.csv:2: ',' expected after '\"'"),
+        ("d.csv", "a,b\n1,2\r3,4\n", "d.csv:2: new-line character seen in unquoted field"),
+        ("a.tsv", b"a\tb\n1\t\xff\n", "a.tsv: line 2 is not UTF-8"),
+        ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2 is not JSON"),
+        ("b.jsonl", '{"a": 1}\n[1]\n', "b.jsonl:2 is no JSON object"),
+        ("c.jsonl", '{"a": 1, "a": 2}\n', "'a' stands there twice"),
+        ("d.jsonl", '{"a": ' + "[" * 200_000 + "\n", "d.jsonl:1 is not JSON"),
+        ("e.jsonl", '{"a": ' + "9" * 5000 + "}\n", "e.jsonl:1 is not JSON"),
+        ("f.jsonl", "null\n", "f.jsonl:1 is no JSON object"),
+    ],
+)
+def test_malformed_tables(tmp_path, name, content, message):
+    assert message in fails(records.table, write(tmp_path / name, content))
+
+
+def test_damaged_archives(tmp_path):
+    whole = b"".join(b"%d\tword %d\n" % (n, n * n) for n in range(1000))
+    packed = gzip.compress(whole, mtime=0)
+    for content in (packed[:10] + b"\xff" * 9 + packed[19:], packed[:-30], b"not gzip"):
+        (tmp_path / "a.tsv.gz").write_bytes(content)
+        assert "a.tsv.gz is damaged" in fails(records.table, str(tmp_path / "a.tsv.gz"), "ab")
+
+
+@pytest.mark.parametrize("read", [records.table, records.conll, records.squad])
+def test_files_that_are_not_there(tmp_path, read):
+    assert "no.jsonl does not exist" in fails(read, str(tmp_path / "no.jsonl"))
+    assert "is a folder" in fails(read, str(tmp_path))
+    path = write(tmp_path / "a.jsonl", "{}")
+    os.chmod(path, 0)
+    if not os.access(path, os.R_OK):  # root reads everything
+        assert "cannot be read" in fails(read, path)
+
+
+# CoNLL
+
+SENTENCES = [
+    {"tokens": ["EU", "#", "x"], "tags": ["B-ORG", "O", "O"]},
+    {"tokens": ["One"], "tags": ["O"]},
+]
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        ("EU\tB-ORG\n#\tO\nx\tO\n\nOne\tO\n", (1, 5)),
+        ("EU B-ORG\n# O\nx  O \n \t\n\nOne O", (1, 6)),
+        ("-DOCSTART- -X- O\n\nEU NNP B-ORG\n# : O\nx X O\n\nOne CD O\n\n", (3, 7)),
+        ("EU\tB-ORG\r\n#\tO\r\nx\tO\r\n\r\n-DOCSTART-\tO\r\n\r\nOne\tO\r\n", (1, 7)),
+        ("EU B-ORG\n# O\nx O\n-DOCSTART- O\nOne O\n", (1, 5)),
+    ],
+)
+def test_conll(tmp_path, content, lines):
+    path = write(tmp_path / "a.conll", content)
+    found = list(records.conll(path))
+    assert fields(found) == SENTENCES
+    assert [record.where for record in found] == [f"{path}:{line}" for line in lines]
+    assert fields(records.conll(write(tmp_path / "a.conll.xz", content))) == SENTENCES
+
+
+def test_conll_of_words_alone(tmp_path):
+    found = fields(records.conll(write(tmp_path / "a.txt", "a\nb\n\n\n\nc\n")))
+    assert found == [{"tokens": ["a", "b"], "tags": None}, {"tokens": ["c"], "tags": None}]
+
+
+def test_conll_words_of_other_white_space(tmp_path):
+    found = fields(records.conll(write(tmp_path / "a.txt", "\u00a0\tO\na\u3000b\tX\n")))
+    assert found == [{"tokens": ["\u00a0", "a\u3000b"], "tags": ["O", "X"]}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("\n\n-DOCSTART- O\n\n", "is empty"),
+        ("a O\n\nb X O\n", ":3: 3 columns where the first word has 2"),
+        ("a O\nb\n", ":2: 1 columns where the first word has 2"),
+        ("a\tO\n\tO\n", ":2: an empty column"),
+        ("a\tO\nb\t\n", ":2: an empty column"),
+        ("a O\nb\0 O\n", ":2: a NUL byte"),
+        (b"a O\n\xff O\n", "line 2 is not UTF-8"),
+    ],
+)
+def test_malformed_conll(tmp_path, content, message):
+    assert message in fails(records.conll, write(tmp_path / "a.conll", content))
+
+
+WORD = st.text(st.characters(codec="utf-8", exclude_characters="\0\t\r\n "), min_size=1, max_size=5)
+SENTENCE = st.lists(st.tuples(WORD, WORD), min_size=1, max_size=4)
+
+
+@given(sentences=st.lists(SENTENCE, min_size=1, max_size=4), mark=st.sampled_from(["\t", " "]))
+def test_conll_round_trip(tmp_path_factory, sentences, mark):
+    # A byte order mark before the first word is one of the file.
+    sentences = [[(f".{word}", tag) for word, tag in sentence] for sentence in sentences]
+    lines = ["".join(mark.join(pair) + "\n" for pair in sentence) for sentence in sentences]
+    path = write(tmp_path_factory.mktemp("conll") / "a.conll", "\n".join(lines))
+    found = [[*zip(f["tokens"], f["tags"], strict=True)] for f in fields(records.conll(path))]
+    assert found == sentences
+
+
+# SQuAD
+
+
+def squad_file(path, *questions, context="It was red. \ud83d\ude00 So."):
+    paragraph = {"context": context, "qas": list(questions)}
+    data = [{"title": "T", "paragraphs": [paragraph]}]
+    return write(path, json.dumps({"version": "2.0", "data": data}))
+
+
+RED = {"text": "red", "answer_start": 7}
+ASKED = {"id": "q1", "question": "What was it?", "answers": [RED]}
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_squad(tmp_path, name):
+    second = {"id": "q2", "question": "Why?", "answers": [], "is_impossible": True}
+    second["plausible_answers"] = [RED]
+    path = squad_file(tmp_path / name, ASKED, second, {"id": 3, "question": "Who?"})
+    found = list(records.squad(path))
+    context = "It was red. 😀 So."
+    both = {"context": context, "is_impossible": False}
+    assert fields(found) == [
+        {"id": "q1", "question": "What was it?", "answers": [("red", 7)], **both},
+        {"id": "q2", "question": "Why?", "answers": [], **both, "is_impossible": True},
+        {"id": "3", "question": "Who?", "answers": None, **both},
+    ]
+    assert [record.where for record in found] == [f"{path}: question {q}" for q in ("q1", "q2", 3)]
+
+
+def test_flat_squad(tmp_path):
+    rows = [
+        {"id": "q1", "context": "It was red.", "question": "What was it?", "title": "T"},
+        {"id": "q2", "context": "It was red.", "question": "Why?"},
+        {"id": "q3", "context": "It was red.", "question": "Why?"},
+    ]
+    rows[0]["answers"] = {"text": ["red", "It"], "answer_start": [7, 0]}
+    rows[1]["answers"] = {"text": [], "answer_start": []}
+    path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
+    found = fields(records.squad(path))
+    assert [f["answers"] for f in found] == [[("red", 7), ("It", 0)], [], None]
+    assert [f["id"] for f in found] == ["q1", "q2", "q3"]
+    rows[0]["answers"]["text"].pop()
+    path = write(tmp_path / "b.jsonl", "\n".join(map(json.dumps, rows)))
+    assert "question q1: an answer is" in fails(records.squad, path)
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ({"question": ""}, "a.json: question q1 has no question"),
+        ({"question": None}, "a.json: question q1 has no question"),
+        ({"id": None}, "a.json: data[0].paragraphs[0].qas[0] has no id"),
+        ({"id": ""}, "a.json: data[0].paragraphs[0].qas[0] has no id"),
+        ({"answers": "red"}, "a.json: question q1: an answer is 'red'"),
+        ({"answers": ["red"]}, "question q1: an answer is 'red'"),
+        ({"answers": [{"text": 3, "answer_start": 0}]}, "question q1: an answer is"),
+        ({"answers": [{"text": "red"}]}, "question q1: an answer is"),
+        ({"answers": [{"text": "red", "answer_start": "7"}]}, "question q1: an answer is"),
+        ({"answers": [{"text": "red", "answer_start": 7.0}]}, "question q1: an answer is"),
+        ({"answers": [{"text": "red", "answer_start": True}]}, "question q1: an answer is"),
+        ({"answers": [{"text": "red", "answer_start": -1}]}, "question q1: an answer is"),
+        ({"answers": {"text": ["red"], "answer_start": [7]}}, "question q1: an answer is"),
+        ({"is_impossible": "no"}, "a.json: question q1: is_impossible is 'no'"),
+    ],
+)
+def test_malformed_questions(tmp_path, question, message):
+    path = squad_file(tmp_path / "a.json", {**ASKED, **question})
+    assert message in fails(records.squad, path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "a.json has no questions"),
+        ("{", "a.json is not JSON"),
+        ("[]", "a.json has no list 'data'"),
+        ('{"data": {}}', "a.json has no list 'data'"),
+        ('{"data": []}', "a.json has no questions"),
+        ('{"data": [3]}', "a.json: data[0] has no list 'paragraphs'"),
+        ('{"data": [{"paragraphs": [{}]}]}', "data[0].paragraphs[0] has no list 'qas'"),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "data[0].paragraphs[0] has no context"),
+        (
+            '{"data": [{"paragraphs": [{"context": " ", "qas": []}]}]}',
+            "a.json: data[0].paragraphs[0] has no context",
+        ),
+        (
+            '{"data": [{"paragraphs": [{"context": "x", "qas": [3]}]}]}',
+            "a.json: data[0].paragraphs[0].qas[0] is no JSON object",
+        ),
+    ],
+)
+def test_malformed_squad_files(tmp_path, content, message):
+    assert message in fails(records.squad, write(tmp_path / "a.json", content))
+
+
+def test_questions_of_the_same_id(tmp_path):
+    path = squad_file(tmp_path / "a.json", ASKED, ASKED)
+    assert "a.json: question q1: its id occurs twice" in fails(records.squad, path)
+
+
+# TensorFlow datasets
+
+
+def test_tfds_without_tensorflow(tmp_path, monkeypatch):
+    """A dataset prepared on the spot, with classes at every depth."""
+    package = tmp_path / "code" / "spot_records"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "spot_records_dataset_builder.py").write_text(BUILDER)
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path / "data"))
+    from spot_records.spot_records_dataset_builder import SpotRecords
+
+    SpotRecords(data_dir=str(tmp_path / "data"), file_format="array_record").download_and_prepare()
+    found = list(records.table("tfds:spot_records@train"))
+    assert [record.where for record in found] == [f"tfds:spot_records@train #{i}" for i in (0, 1)]
+    first, second = sorted(fields(found), key=lambda row: row["idx"])
+    assert first == {
+        "id": "a",
+        "context": "Fiancé is red.",
+        "question": "What?",
+        "answers": {"text": ["Fiancé", "red"], "answer_start": [0, 10]},
+        "label": "yes",
+        "tags": ["no", "yes", None],
+        "tokens": ["x", "y", "z"],
+        "parts": {"kind": ["yes", None], "of": ["p", "q"]},
+        "rows": [{"kind": "no"}],
+        "idx": 0,
+        "score": 0.5,
+    }
+    assert json.loads(json.dumps(first)) == first  # no types of NumPy's
+    assert second["label"] is None
+    assert (second["tags"], second["answers"]["text"], second["rows"]) == ([], [], [])
+    asked = {f["id"]: f for f in fields(records.squad("tfds:spot_records@train[:2]"))}
+    assert asked["a"]["answers"] == [("Fiancé", 0), ("red", 10)]
+    assert asked["b"]["answers"] == []
+    assert set(asked["a"]) == {"id", "question", "context", "answers", "is_impossible"}
+    assert "tensorflow" not in sys.modules
+    for source, message in (
+        ("tfds:spot_records", "tfds:spot_records names no split"),
+        ("tfds:spot_records@", "add one, such as tfds:spot_records@train"),
+        ("tfds:spot_records@test", "cannot be read"),
+        ("tfds:no_such_dataset@train", "cannot be read"),
+        ("tfds:spot_records@bytes", "tfds:spot_records@bytes #0 cannot be read"),
+        ("tfds:spot_records@train[:0]", "cannot be read"),
+    ):
+        assert message in fails(records.table, source)
+
+
+BUILDER = """
+import numpy as np
+import tensorflow_datasets as tfds
+
+CLASS = tfds.features.ClassLabel(names=["no", "yes"])
+
+class SpotRecords(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = tfds.features.FeaturesDict({
+            "id": np.str_,
+            "context": tfds.features.Text(),
+            "question": tfds.features.Text(),
+            "answers": tfds.features.Sequence(
+                {"text": tfds.features.Text(), "answer_start": np.int32}
+            ),
+            "label": CLASS,
+            "tags": tfds.features.Sequence(CLASS),
+            "tokens": tfds.features.Sequence(tfds.features.Text()),
+            "parts": tfds.features.Sequence(
+                {"kind": CLASS, "of": tfds.features.Text()}
+            ),
+            "rows": tfds.features.Dataset({"kind": CLASS}),
+            "idx": np.int32,
+            "score": np.float32,
+        })
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(), "bytes": self._generate_examples(b"\\xff")}
+
+    def _generate_examples(self, question="What?"):
+        yield 0, {
+            "id": "a", "context": "Fiancé is red.", "question": question,
+            "answers": {"text": ["Fiancé", "red"], "answer_start": [0, 10]},
+            "label": 1, "tags": [0, 1, -1], "tokens": ["x", "y", "z"],
+            "parts": {"kind": [1, -1], "of": ["p", "q"]},
+            "rows": [{"kind": 0}], "idx": 0, "score": 0.5,
+        }
+        yield 1, {
+            "id": "b", "context": "Two.", "question": question,
+            "answers": {"text": [], "answer_start": []},
+            "label": -1, "tags": [], "tokens": [], "parts": {"kind": [], "of": []},
+            "rows": [], "idx": 1, "score": 1.5,
+        }
+"""

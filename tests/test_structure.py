@@ -1,0 +1,80 @@
+"""The package's own imports: arrows point down, and nothing is imported in a circle."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "bert_jax"
+
+# From the top to the bottom: a module imports from its own folder and from what is below it.
+LAYERS = (
+    ("__main__",),
+    ("commands",),
+    ("__init__",),
+    ("pretrain", "finetune"),
+    ("report",),
+    ("bert",),
+    ("embeddings",),
+    ("planning",),
+    ("convert",),
+    ("training",),
+    ("tasks",),
+    ("batches",),
+    ("distributed",),
+    ("models",),
+    ("text",),
+    ("config",),
+    ("config_json",),
+    ("errors",),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def imports() -> dict[str, set[str]]:
+    """The modules of the package that each of its modules imports, wherever in the file."""
+    paths = {
+        ".".join(["bert_jax", *path.relative_to(ROOT).with_suffix("").parts]): path
+        for path in ROOT.rglob("*.py")
+    }
+    found = {}
+    for name, path in paths.items():
+        wanted = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                modules = [f"{node.module}.{alias.name}" for alias in node.names]
+                wanted |= {m if m in paths else node.module for m in modules}
+            elif isinstance(node, ast.Import):
+                wanted |= {alias.name for alias in node.names}
+        known = {m if m in paths else f"{m}.__init__" for m in wanted}
+        found[name] = (known & set(paths)) - {name}
+    return found
+
+
+def layer(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_imports_point_down():
+    wrong = [
+        f"{module} imports {imported}"
+        for module, modules in imports().items()
+        for imported in modules
+        if layer(module) != layer(imported) and RANK[layer(module)] >= RANK[layer(imported)]
+    ]
+    assert not sorted(wrong)
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = imports()
+    done, path = set(), []
+
+    def visit(module: str) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module in done:
+            return
+        path.append(module)
+        for imported in sorted(graph[module]):
+            visit(imported)
+        done.add(path.pop())
+
+    for module in graph:
+        visit(module)

@@ -1,0 +1,97 @@
+"""The built-in task: which of the library's areas a docstring is of."""
+
+import collections
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.text import builtin
+
+
+def test_both_splits_have_all_areas_and_no_text_is_in_both():
+    train, held_out = builtin.docstring_areas("train"), builtin.docstring_areas("eval")
+    assert 4000 < len(train) < 12000
+    texts = [text for text, _ in train + held_out]
+    assert len(set(texts)) == len(texts)
+    assert all(len(text) >= 20 and text == " ".join(text.split()) for text in texts)
+    sizes = [collections.Counter(area for _, area in split) for split in (train, held_out)]
+    assert set(sizes[0]) == set(sizes[1]) == set(builtin._MODULES)
+    for area, size in sizes[1].items():
+        assert 0.1 < size / (size + sizes[0][area]) <= 0.2, area
+
+
+def test_split_is_by_file_and_takes_what_fits_into_a_fifth():
+    sizes = collections.Counter({("text", f"re/{n}.py"): 10 for n in range(10)})
+    sizes |= {("graphics", "turtle.py"): 90, ("graphics", "colorsys.py"): 10}
+    held_out = builtin._held_out(sizes)
+    assert len(held_out) == 3  # two of the ten, whichever
+    assert "colorsys.py" in held_out
+    assert builtin._held_out(collections.Counter(dict(reversed(sizes.items())))) == held_out
+
+
+def test_duplicates_and_docstrings_of_two_areas(monkeypatch):
+    first, both = "Return the first of the matches.", "Return a list of all of the names."
+    library = (
+        ("antigravity.py", ("A module that is of no area at all.",)),
+        (
+            "difflib.py",
+            (first, both, "Too short.", *(f"Compare the lines {n} and {n}." for n in "abcdefgh")),
+        ),
+        ("re/__init__.py", ("Return the first\n  of the matches.", "Compile a pattern to use it.")),
+        ("turtle.py", (both, *(f"Draw the picture numbered {n}." for n in range(9)))),
+    )
+    monkeypatch.setattr(builtin, "_library", lambda: library)
+    train, held_out = builtin.docstring_areas("train"), builtin.docstring_areas("eval")
+    assert (first, "text") in train
+    assert held_out == [("Compile a pattern to use it.", "text")]
+    assert len(train) == 1 + 8 + 9  # without `both`, which two areas have, and the short one
+
+
+def test_order_and_content_are_the_same_each_time():
+    once = builtin.docstring_areas("eval")
+    builtin._library.cache_clear()
+    assert builtin.docstring_areas("eval") == once
+
+
+def test_another_split_is_refused():
+    with pytest.raises(UserError, match="builtin@test: no such split"):
+        builtin.docstring_areas("test")
+
+
+def test_docstrings_wherever_a_statement_may_stand():
+    code = '''"""Module."""
+if debug:
+    class A:
+        """A."""
+        value = lambda: "none of a lambda"
+        async def a(self):
+            """A.a."""
+else:
+    try:
+        with lock:
+            def b(): "B."
+    except OSError:
+        def c(): "C."
+    else:
+        def d(): "D."
+    finally:
+        def e(): "E."
+match code:
+    case 1:
+        def f(): "F."
+for name in names:
+    "no docstring"
+    def g(): 1
+'''
+    expected = ["Module.", "A.", "A.a.", *(f"{letter}." for letter in "BCDEF")]
+    assert builtin._docstrings(code.encode()) == expected
+    assert builtin._docstrings(b"not python") == []
+
+
+def test_the_fingerprint_needs_no_parsing(monkeypatch):
+    monkeypatch.setattr(builtin.ast, "parse", None)
+    before = builtin.fingerprint()
+    assert builtin.fingerprint() == before
+    files = builtin._files()
+    monkeypatch.setattr(builtin, "_files", lambda: files[1:])
+    assert builtin.fingerprint() != before

@@ -1,0 +1,216 @@
+"""Reading text: every form of it, and every way in which it can be broken."""
+
+import gzip
+import json
+import lzma
+import textwrap
+
+import pytest
+
+from bert_jax.config import DataConfig
+from bert_jax.errors import UserError
+from bert_jax.text import builtin
+from bert_jax.text import sources as text
+
+LINES = "One sentence here.\nAnother one there.\n\nA second document.\nIt ends.\n"
+DOCUMENTS = [["One sentence here.", "Another one there."], ["A second document.", "It ends."]]
+
+
+def read(path, **changes) -> list[list[str]]:
+    return list(text.open_source(str(path), DataConfig(**changes)).documents())
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "sentences"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("Dr. Smith met Mr. J. Doe. They left.", ["Dr. Smith met Mr. J. Doe.", "They left."]),
+        ("It cost 3.50 dollars, e.g. a lot. Yes.", ["It cost 3.50 dollars, e.g. a lot.", "Yes."]),
+        (
+            'He said "Stop." Then (it ended.) Fine.',
+            ['He said "Stop."', "Then (it ended.)", "Fine."],
+        ),
+        ("version 2. of it", ["version 2. of it"]),
+        ("これは文です。次の文です！終わり", ["これは文です。", "次の文です！", "終わり"]),
+        ("Wait... what? no.", ["Wait... what? no."]),
+        ("", []),
+    ],
+)
+def test_split_sentences(paragraph, sentences):
+    assert text.split_sentences(paragraph) == sentences
+
+
+def test_plain_and_compressed_files_and_globs(tmp_path):
+    (tmp_path / "a.txt").write_text(LINES)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(LINES.encode()))
+    (tmp_path / "c.txt.xz").write_bytes(lzma.compress(LINES.encode()))
+    for name in ("a.txt", "b.txt.gz", "c.txt.xz"):
+        assert read(tmp_path / name) == DOCUMENTS
+    assert read(tmp_path / "*.txt*") == DOCUMENTS * 3
+    assert read(f"{tmp_path}/a.txt, {tmp_path}/b.txt.gz") == DOCUMENTS * 2
+
+
+def test_windows_line_ends_and_byte_order_mark(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + LINES.replace("\n", "\r\n").encode())
+    assert read(tmp_path / "a.txt") == DOCUMENTS
+
+
+def test_paragraphs_are_told_from_lines_and_split(tmp_path):
+    paragraphs = "One sentence here. Another one there.\n\nA second document. It ends.\n"
+    (tmp_path / "a.txt").write_text(paragraphs)
+    assert read(tmp_path / "a.txt") == DOCUMENTS
+    assert read(tmp_path / "a.txt", sentences="lines")[0] == [
+        "One sentence here. Another one there."
+    ]
+    (tmp_path / "b.txt").write_text("One sentence\nhere. Another one\nthere.\n")
+    assert read(tmp_path / "b.txt", sentences="split") == DOCUMENTS[:1]
+
+
+def test_wrapped_prose_is_joined(tmp_path):
+    words = "Prose that was wrapped at a width has lines which end anywhere. Short ones too. "
+    wrapped = textwrap.fill(words * 20, 40)
+    (tmp_path / "a.txt").write_text(f"{wrapped}\n\n{wrapped}\n")
+    source = text.open_source(str(tmp_path / "a.txt"), DataConfig())
+    assert source.form == "split into sentences"
+    first = words.split(". ")[0] + "."
+    assert [d[0] for d in source.documents()] == [first, first]
+
+
+def test_half_a_surrogate_pair_is_replaced(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "One \\ud800 two."}\n')
+    assert read(tmp_path / "a.jsonl") == [["One ? two."]]
+
+
+def test_lines_without_punctuation_stay_lines(tmp_path):
+    """Such as proteins: nothing is joined."""
+    (tmp_path / "a.txt").write_text("MKTAYIAK\nQRQISFVK\n\nMSHFSRQ\n")
+    assert read(tmp_path / "a.txt") == [["MKTAYIAK", "QRQISFVK"], ["MSHFSRQ"]]
+
+
+def test_json_lines(tmp_path):
+    records = [{"text": " ".join(d), "id": 1} for d in DOCUMENTS]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n\n")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    assert read(tmp_path / "a.jsonl") == DOCUMENTS
+    assert read(tmp_path / "a.jsonl.gz") == DOCUMENTS
+    with pytest.raises(UserError, match=r"a\.jsonl: line 1 has no text in 'body'"):
+        read(tmp_path / "a.jsonl", text_field="body")
+
+
+def test_a_line_of_ten_megabytes_is_cut(tmp_path):
+    (tmp_path / "a.txt").write_text("word " * 2_000_000 + "\n" + "x" * 1_000_000)
+    document = [s for d in read(tmp_path / "a.txt") for s in d]
+    assert max(map(len, document)) <= text.MAX_SENTENCE_CHARACTERS
+    assert sum(s.count("word") for s in document) == 2_000_000
+    assert sum(s.count("x") for s in document) == 1_000_000
+
+
+def test_a_file_without_blank_lines_is_cut_into_documents(tmp_path):
+    (tmp_path / "a.txt").write_text("A line.\n" * 2500)
+    assert [len(d) for d in read(tmp_path / "a.txt")] == [1000, 1000, 500]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"good\nbad \xff\xfe\n", r"a\.txt: line 2 is not UTF-8 \(byte 0xff at 4\)"),
+        ("a.txt.gz", gzip.compress(b"text\n" * 10_000, mtime=0)[:-20], "is damaged"),
+        ("b.txt.gz", b"not gzip", "is damaged"),
+        ("a.txt.xz", lzma.compress(b"text\n" * 10_000)[:-20], "is damaged"),
+        ("a.jsonl", b'{"text": "a."}\n{"text": \n', r"a\.jsonl: line 2 is not JSON"),
+        ("b.jsonl", b"[1, 2]\n", "line 1 has no text"),
+        ("c.jsonl", b'{"text": 3}\n', "line 1 has no text"),
+    ],
+)
+def test_broken_files(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / name)
+
+
+def test_missing_files(tmp_path):
+    for source, message in (
+        (tmp_path / "no.txt", "does not exist"),
+        (tmp_path / "*.txt", "does not exist"),
+        (tmp_path, "is a folder"),
+        (" , ", "is empty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read(source)
+
+
+def test_identity_follows_the_text(tmp_path):
+    def identity():
+        return text.open_source(str(tmp_path / "*.txt"), DataConfig()).identity()
+
+    (tmp_path / "a.txt").write_text(LINES)
+    first = identity()
+    (tmp_path / "a.txt").touch()
+    assert identity() == first
+    (tmp_path / "a.txt").write_text(LINES.replace("One", "Own"))
+    assert identity() != first
+
+
+def test_builtin_corpus_is_english_of_a_good_size():
+    documents = builtin.documents()
+    assert 400 < len(documents) < 2000
+    assert 1_500_000 < sum(map(len, documents)) < 4_000_000
+    words = " ".join(documents).split()
+    assert 0.03 < words.count("the") / len(words) < 0.1
+    source = text.open_source("builtin", DataConfig())
+    sentences = [s for d in source.documents() for s in d]
+    assert 15_000 < len(sentences) < 60_000
+    assert source.identity() == text.open_source("builtin", DataConfig()).identity()
+    assert source.position == source.size
+
+
+def test_tfds_without_tensorflow(tmp_path, monkeypatch):
+    """A dataset prepared on the spot, as array records, and read without TensorFlow."""
+    import sys
+
+    package = tmp_path / "code" / "spot_text"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "spot_text_dataset_builder.py").write_text(BUILDER)
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "data"))
+    from spot_text.spot_text_dataset_builder import SpotText
+
+    SpotText(data_dir=str(tmp_path / "data"), file_format="array_record").download_and_prepare()
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path / "data"))
+    found = read("tfds:spot_text")  # TFDS has shuffled it
+    numbers = [[f"Number {i}.", "Yes."] for i in range(1, 10)]
+    assert sorted(found) == [["Fiancé.", "Second."], *numbers]
+    assert read("tfds:spot_text:1.0.0@train[1:3]") == found[1:3]
+    assert "tensorflow" not in sys.modules
+    for source, changes, message in (
+        (
+            "tfds:spot_text",
+            {"text_field": "body"},
+            "no field 'body'; set data.text_field to one of",
+        ),
+        ("tfds:spot_text@test", {}, "cannot be read"),
+        ("tfds:no_such_dataset", {}, "cannot be read"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read(source, **changes)
+
+
+BUILDER = """
+import tensorflow_datasets as tfds
+
+class SpotText(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        yield 0, {"text": "Fiancé. Second."}
+        for i in range(1, 10):
+            yield i, {"text": f"Number {i}. Yes."}
+"""

@@ -1,0 +1,382 @@
+"""Tokenizers: agreement with BERT's published algorithm, and one interface over two libraries."""
+
+import functools
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from bert_jax.config import TokenizerConfig
+from bert_jax.errors import UserError
+from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text import tokenizer_training
+
+SENTENCES = [
+    "The encoder reads the whole sentence at once, from both sides.",
+    "Tokenizers cut rare words into smaller pieces; common words stay whole.",
+    "Naïve café owners in Zürich déjà vu, 日本語 テスト, and 3.14 costs $5!",
+    "Unaffable players were replaying the unplayable overtures (again).",
+] * 50
+
+DIFFICULT = [
+    "Déjà VU: naïve façade, Ångström, İstanbul, Straße, ﬁre",
+    "日本語のテキスト和English混在 中文，句号。 한국어 텍스트",
+    "tabs\tnew\nlines\r\nnbsp\u00a0ideographic\u3000space thin\u2009space",
+    "control\x00\x01\x7f\ufffd characters \u200bzero\u200dwidth \u00adsoft",
+    "emoji 😀👍🏽 👨‍👩‍👧 flags 🇫🇷 ☃️ ™ ©",
+    "e\u0301 combining o\u0308\u0304 and \u0915\u094d\u0937 डेवनागरी العربية עברית",
+    "a" * 99 + " " + "b" * 100 + " " + "c" * 101 + " unaffableness" * 3,
+    "don't can't U.S.A. e-mail x=y+z [UNKNOWN] <tag> #hash @at ^caret `tick` ~|",
+    "“quotes” ‘single’ — dash – en … ellipsis ¿qué? ¡sí! «guillemets»",
+    "12,345.67 ½ ² ① Ⅷ ٣ x²+y² 1st 2nd",
+    "",
+    "   ",
+    "ＦＵＬＬＷＩＤＴＨ ｶﾀｶﾅ ǅ Ω µ ſ",
+]
+
+SHARED_VOCABULARY = Path(__file__).parents[3] / "shared/data/vocab/bert-base-uncased-vocab.txt"
+
+
+@pytest.fixture(scope="module")
+def wordpiece():
+    return tokenizer_training.train(SENTENCES, TokenizerConfig(kind="wordpiece"), 150)
+
+
+@pytest.fixture(scope="module")
+def unigram():
+    return tokenizer_training.train(SENTENCES, TokenizerConfig(), 80)
+
+
+@pytest.fixture(scope="module")
+def byte_level():
+    return byte_level_of(lowercase=True)
+
+
+@pytest.fixture(params=["wordpiece", "unigram", "byte_level"])
+def any_tokenizer(request):
+    return request.getfixturevalue(request.param)
+
+
+def published_words(text: str) -> list[str]:
+    """BERT's splitting into words, uncased, from its description, a character at a time."""
+    cleaned = ""
+    for char in text:
+        kind = unicodedata.category(char)
+        if char in "\t\n\r" or kind == "Zs":
+            cleaned += " "
+        elif char in "\0\ufffd" or kind in ("Cc", "Cf"):
+            continue
+        elif 0x4E00 <= ord(char) <= 0x9FFF or 0x3400 <= ord(char) <= 0x4DBF:
+            cleaned += f" {char} "
+        else:
+            cleaned += char
+    words = []
+    for word in cleaned.split():
+        stripped = "".join(
+            c for c in unicodedata.normalize("NFD", word.lower()) if unicodedata.category(c) != "Mn"
+        )
+        current = ""
+        for char in stripped:
+            ascii_sign = ord(char) < 128 and not char.isalnum()
+            if ascii_sign or unicodedata.category(char).startswith("P"):
+                words += [current, char]
+                current = ""
+            else:
+                current += char
+        words.append(current)
+    return [word for word in words if word]
+
+
+def published_pieces(word: str, vocabulary: set[str]) -> list[str]:
+    """The longest piece that fits, again and again; [UNK] for a word that does not come out."""
+    if len(word) > 100:
+        return ["[UNK]"]
+    pieces, start = [], 0
+    while start < len(word):
+        for end in range(len(word), start, -1):
+            piece = ("##" if start else "") + word[start:end]
+            if piece in vocabulary:
+                pieces.append(piece)
+                start = end
+                break
+        else:
+            return ["[UNK]"]
+    return pieces
+
+
+def check_agreement(tokenizer, text: str) -> None:
+    vocabulary = {tokenizer.piece(i) for i in range(tokenizer.vocab_size)}
+    expected = [p for w in published_words(text) for p in published_pieces(w, vocabulary)]
+    found = [tokenizer.piece(i) for i in tokenizer.encode([text])[0]]
+    assert found == expected
+
+
+@pytest.mark.parametrize("text", DIFFICULT)
+def test_wordpiece_is_the_published_algorithm(wordpiece, text):
+    check_agreement(wordpiece, text)
+
+
+ALPHABET = st.sampled_from(
+    "abcdefghijklmnopqrstuvwxyzABCXYZ0189 \t\n.,;:!?'\"()[]{}<>#@$%^&*-_=+/\\|~`"
+    "éèüñçÅØßÉÜ日本語中文一ñō\u0301\u0308\u00a0\u200b\x01—–“”…¿€£½²😀👍テスト한국Ωжדع"
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(ALPHABET, max_size=60))
+def test_wordpiece_is_the_published_algorithm_on_random_text(text):
+    check_agreement(_trained_once(), text)
+
+
+def _trained_once(cache=[]):  # noqa: B006
+    if not cache:
+        cache.append(tokenizer_training.train(SENTENCES, TokenizerConfig(kind="wordpiece"), 150))
+    return cache[0]
+
+
+@pytest.mark.parity
+@pytest.mark.skipif(not SHARED_VOCABULARY.exists(), reason="the published vocabulary is not here")
+@pytest.mark.parametrize("text", DIFFICULT)
+def test_wordpiece_agrees_with_hugging_face(text):
+    """Piece for piece over the 30,522 entries of BERT uncased."""
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.BertTokenizer(str(SHARED_VOCABULARY))
+    ours = tokenizer_lib.load(SHARED_VOCABULARY)
+    assert ours.vocab_size == 30522
+    expected = reference.encode(text, add_special_tokens=False)
+    assert list(ours.encode([text])[0]) == expected
+    check_agreement(ours, text)
+
+
+def test_special_pieces(any_tokenizer):
+    special = any_tokenizer.special_ids
+    assert len({*special, any_tokenizer.unk_id}) == 5
+    assert max(special) < any_tokenizer.vocab_size
+    assert not any_tokenizer.continues[list(special)].any()
+    ids = any_tokenizer.encode_with_masks("The [MASK] reads the [MASK]")
+    assert ids.count(any_tokenizer.mask_id) == 2
+    assert any_tokenizer.decode([any_tokenizer.cls_id, *ids]).lower().split()[0] == "the"
+
+
+def test_continuing_pieces_make_words(any_tokenizer):
+    """Joined at the pieces that continue, the pieces of plain words are those words again."""
+    text = "unaffable overtures replaying tokenizers"
+    words: list[str] = []
+    for index in any_tokenizer.encode([text])[0]:
+        piece = any_tokenizer.piece(index).removeprefix("##").lstrip("▁Ġ")
+        if any_tokenizer.continues[index]:
+            words[-1] += piece
+        else:
+            words.append(piece)
+    assert " ".join(words) == text
+
+
+def test_offsets_point_at_the_pieces(any_tokenizer):
+    text = "The encoder  reads Overtures, whole pieces"
+    ids, offsets = any_tokenizer.encode_with_offsets(text)
+    np.testing.assert_array_equal(ids, any_tokenizer.encode([text])[0])
+    for index, (begin, end) in zip(ids, offsets, strict=True):
+        piece = any_tokenizer.piece(index).removeprefix("##").lstrip("▁Ġ")
+        assert text[begin:end].lower() == piece
+    assert [b for b, _ in offsets] == sorted(b for b, _ in offsets)
+
+
+def test_survives_disk_and_json(any_tokenizer, tmp_path):
+    any_tokenizer.save(tmp_path)
+    for again in (
+        tokenizer_lib.load(tmp_path),
+        tokenizer_lib.from_json(any_tokenizer.to_json(), "here"),
+    ):
+        assert again.fingerprint == any_tokenizer.fingerprint
+        for ours, theirs in zip(
+            again.encode(DIFFICULT), any_tokenizer.encode(DIFFICULT), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_training_is_reproducible():
+    for kind, size in (("wordpiece", 80), ("sentencepiece", 80), ("byte_bpe", 320)):
+        config = TokenizerConfig(kind=kind)
+        first, *others = (tokenizer_training.train(SENTENCES, config, size) for _ in range(3))
+        assert {other.fingerprint for other in others} == {first.fingerprint}
+
+
+def test_bpe_and_case():
+    config = TokenizerConfig(model_type="bpe", lowercase=False)
+    cased = tokenizer_training.train(SENTENCES, config, 80)
+    assert cased.decode(cased.encode(["The encoder"])[0]) == "The encoder"
+
+
+@functools.cache
+def byte_level_of(*, lowercase: bool):
+    config = TokenizerConfig(kind="byte_bpe", lowercase=lowercase)
+    return tokenizer_training.train(SENTENCES, config, 300)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60) | st.text(ALPHABET, max_size=60))
+def test_byte_level_gives_any_text_back(text):
+    """With the space that it puts before the first word."""
+    tokenizer = byte_level_of(lowercase=False)
+    assume(not any(name in text for name in tokenizer.special))  # which are read as the pieces
+    ids = tokenizer.encode([text])[0]
+    assert tokenizer.unk_id not in ids
+    assert tokenizer.decode(ids) == (text if text[:1] in ("", " ") else f" {text}")
+
+
+def test_byte_level_case():
+    cased, lower = byte_level_of(lowercase=False), byte_level_of(lowercase=True)
+    texts = ["The ÉCOLE reads", "the école reads"]
+    first, second = lower.encode(texts)
+    assert first == second
+    assert lower.decode(first) == " the école reads"
+    first, second = cased.encode(texts)
+    assert first != second
+
+
+def test_byte_level_words():
+    """As RoBERTa's: a piece with a space before it begins a word, and all others continue one."""
+    tokenizer = byte_level_of(lowercase=False)
+    names = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
+    assert names[:5] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    begins = {name for name, more in zip(names, tokenizer.continues, strict=True) if not more}
+    assert begins == {*names[:5], *(name for name in names if name[0] == "Ġ")}
+    ids = tokenizer.encode(["whole words, whole"])[0]
+    word = tokenizer.encode(["whole"])[0]
+    assert ids[: len(word)] == word == ids[-len(word) :]  # the first word as any other
+    assert not tokenizer.continues[word[0]]
+
+
+def test_byte_level_offsets_are_of_characters():
+    text = "Naïve  日本 😀x"
+    tokenizer = byte_level_of(lowercase=False)
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    assert ids == tokenizer.encode([text])[0]
+    found = {place for begin, end in offsets for place in range(begin, end)}
+    assert found == {place for place, char in enumerate(text) if char != " "}
+    for begin, end in offsets:
+        # A piece of a part of a character is at the whole of it.
+        whole = [i for i, span in zip(ids, offsets, strict=True) if span == (begin, end)]
+        if begin < end:
+            assert tokenizer.decode(whole).strip() == text[begin:end]
+
+
+def test_byte_level_vocabulary_holds_all_bytes():
+    for size in (0, 260):
+        with pytest.raises(UserError, match=f"vocab_size {size} does not suit .* 261 pieces"):
+            tokenizer_training.train(SENTENCES, TokenizerConfig(kind="byte_bpe"), size)
+    least = tokenizer_training.train(SENTENCES, TokenizerConfig(kind="byte_bpe"), 261)
+    ids = least.encode(["\x00日😀"])[0]
+    assert len(ids) == 1 + 1 + 3 + 4
+
+
+def test_a_sentencepiece_model_without_special_pieces_gets_them(tmp_path):
+    path = tmp_path / "plain.model"
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(SENTENCES), model_writer=file, vocab_size=80, minloglevel=2
+        )
+    tokenizer = tokenizer_lib.load(path)
+    assert tokenizer.vocab_size == 82  # <s> and </s> serve as [CLS] and [SEP]
+    assert tokenizer.piece(tokenizer.cls_id) == "<s>"
+    assert tokenizer.pad_id >= 80
+    assert (
+        tokenizer.decode([tokenizer.pad_id, *tokenizer.encode(["the encoder"])[0]]) == "the encoder"
+    )
+
+
+def test_long_sentences_are_trained_on():
+    """SentencePiece leaves those over 4,192 bytes out unless it is told otherwise."""
+    for kind, size in (("wordpiece", 13), ("sentencepiece", 11)):
+        lines = ["acgt" * 2000, *["tgca" * 2000] * 20]
+        tokenizer = tokenizer_training.train(lines, TokenizerConfig(kind=kind), size)
+        assert set("acgt") <= {tokenizer.piece(i) for i in range(size)}
+
+
+def test_a_vocabulary_with_a_line_separator_in_a_piece(tmp_path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##\u2028", "b"]
+    (tmp_path / "vocab.txt").write_bytes("\r\n".join(pieces).encode())
+    tokenizer = tokenizer_lib.load(tmp_path)
+    assert [tokenizer.piece(i) for i in range(tokenizer.vocab_size)] == pieces
+
+
+def test_bad_files(tmp_path):
+    cases = {
+        "vocab.txt": (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n", r"no \[MASK\]"),
+        "twice.txt": (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n", "twice"),
+        "tokenizer.json": (b'{"model": ', "no readable tokenizer"),
+        "cut.model": (b"\x0a\x0e\x0a", "no readable tokenizer"),
+    }
+    for name, (content, message) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            tokenizer_lib.load(tmp_path / name)
+    with pytest.raises(UserError, match="has no sentencepiece"):
+        tokenizer_lib.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "byte_bpe"])
+def test_a_vocabulary_larger_than_the_text_allows(kind):
+    with pytest.raises(UserError, match="does not suit the text"):
+        tokenizer_training.train(SENTENCES, TokenizerConfig(kind=kind), 100_000)
+    with pytest.raises(UserError, match="no text"):
+        tokenizer_training.train([], TokenizerConfig(kind=kind), 100)
+
+
+def test_vocabulary_must_fit_the_model(unigram):
+    tokenizer_lib.check_fits(unigram, 80)
+    tokenizer_lib.check_fits(unigram, 128)
+    with pytest.raises(UserError, match=r"model\.vocab_size 79"):
+        tokenizer_lib.check_fits(unigram, 79)
+
+
+def test_the_sample_is_uniform():
+    counts = np.zeros(50)
+    items = [str(i) for i in range(50)]
+    for repeat in range(400):
+        for item in tokenizer_training._sample(items[repeat % 50 :] + items[: repeat % 50], 10):
+            counts[int(item)] += 1
+    assert counts.sum() == 4000
+    assert counts.std() < 3 * np.sqrt(80)
+
+
+def library(made: tokenizer_lib.Tokenizer, texts: list[str]) -> list[list[int]]:
+    """What `tokenizers` gives, without words that are remembered."""
+    found = made._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in found]
+
+
+def test_words_that_are_remembered_have_the_pieces_of_the_whole_text(monkeypatch):
+    letters = "aAbÉéΣς\u0301İıßﬁ\u200d\ufffd\0中가🙂'.,! \u00a0\u3000\t\n  "
+    pieces = [
+        *tokenizer_lib.WordPieceTokenizer.special,
+        *"abeσßi中.,!'",
+        "##a",
+        "##b",
+        "##σ",
+        "##i",
+    ]
+    made = tokenizer_lib.WordPieceTokenizer.from_vocabulary(pieces, lowercase=True)
+    random = np.random.default_rng(0)
+    for most in (1000, 0):  # then forgotten each time
+        monkeypatch.setattr("bert_jax.text.word_cache._MOST_CHARACTERS", most)
+        for _ in range(40):
+            texts = ["".join(random.choice(list(letters), n)) + "a[MASK]b" for n in range(20)]
+            assert [ids.tolist() for ids in made.encode(texts)] == library(made, texts)
+    assert made.encode([]) == []
+    with pytest.raises(TypeError):
+        made.encode(["a new", "lone \ud800"])
+    assert [ids.tolist() for ids in made.encode(["a new"])] == library(made, ["a new"])
+
+
+def test_a_piece_that_takes_a_space_is_found_in_the_whole_text():
+    pieces = [*tokenizer_lib.WordPieceTokenizer.special, "a", "b"]
+    made = tokenizer_lib.WordPieceTokenizer.from_vocabulary(pieces, lowercase=True)
+    made._tokenizer.add_tokens([tokenizers.AddedToken("a b", normalized=False)])
+    again = tokenizer_lib.WordPieceTokenizer(made._tokenizer)
+    assert list(again.encode(["a b a"])[0]) == [7, 5]
