@@ -68,7 +68,9 @@ def main() -> None:
     # The head that the run begins with: another kind of probe's fits no better than none.
     is_alike = init.task and init.model.probe == config.probe
     head = init.task if is_alike and not config.new_head else None
-    task, sets = hosts.together(lambda: examples_lib.read_sets(config, head.labels if head else ()))
+    task, sets = hosts.run_on_all_hosts(
+        lambda: examples_lib.read_sets(config, head.labels if head else ())
+    )
     if head:
         examples_lib.check_same_head(task, head)
     job = Job(dataclasses.replace(config, task=task.config), task, sets, init)
@@ -103,7 +105,7 @@ def read_flags() -> tuple[FinetuneConfig, Path, pretrained.Bert]:
     config_lib.validate_finetuning(config)
     if hosts.count() > 1 and config.parallel.mode == "pmap":
         raise UserError("parallel.mode pmap runs on one host; set it to mesh")
-    hosts.together(lambda: workdir_lib.check(workdir, config))
+    hosts.run_on_all_hosts(lambda: workdir_lib.check(workdir, config))
     return config, workdir, init
 
 
@@ -189,11 +191,13 @@ class Job:
           folder: where this run is kept.
         """
         c, ended = self.config, folder / "result.json"
-        before = hosts.from_main(lambda: json.loads(ended.read_text()) if ended.exists() else None)
+        before = hosts.broadcast_from_main(
+            lambda: json.loads(ended.read_text()) if ended.exists() else None
+        )
         if before:
             return before
         if c.seeds > 1 or c.compare:
-            hosts.say(f"\n{folder.name}")
+            hosts.print_on_main(f"\n{folder.name}")
         started = time.monotonic()
         checkpoints = Checkpoints(
             folder / "checkpoints",
@@ -212,7 +216,7 @@ class Job:
                 state = state.replace(params=pretrained.fill(state.params, given))
         else:
             state = checkpoints.restore(step, self.like)
-            hosts.say(f"going on from step {step:,}")
+            hosts.print_on_main(f"going on from step {step:,}")
         size = c.data.batch_size
         steps = finetuning.TrainSteps(self.train, self.plan, size, self.steps, seed)
         batches = loader.OwnParts(steps, self.own_rows)
@@ -231,7 +235,7 @@ class Job:
             )
             records = writer.records()
         seconds = time.monotonic() - started if step == 0 else None
-        result = hosts.from_main(lambda: self.result(seed, records, seconds, folder))
+        result = hosts.broadcast_from_main(lambda: self.result(seed, records, seconds, folder))
         workdir_lib.write(ended, json.dumps(result, indent=2) + "\n")
         return result
 

@@ -99,7 +99,7 @@ def main() -> None:
     else:
         state = checkpoints.restore(step, like)
         if init:
-            hosts.say(f"going on from step {step:,}; --init is not used again")
+            hosts.print_on_main(f"going on from step {step:,}; --init is not used again")
     workdir_lib.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
     report.start(config, corpus, mesh, state, batches, workdir)
 
@@ -142,7 +142,7 @@ def read_flags() -> tuple[TrainConfig, Path, pretrained.Bert | None]:
     config_lib.validate(config)
     if hosts.count() > 1 and config.parallel.mode == "pmap":
         raise UserError("parallel.mode pmap runs on one host; set it to mesh")
-    hosts.together(lambda: workdir_lib.check(workdir, config))
+    hosts.run_on_all_hosts(lambda: workdir_lib.check(workdir, config))
     return config, workdir, init
 
 
@@ -158,12 +158,12 @@ def read_text(config: TrainConfig, given: Tokenizer | None, store: Path) -> Corp
     def read() -> Corpus:
         return corpus_lib.read(config, given, store)
 
-    if hosts.from_main(lambda: corpus_lib.is_store(config.data.source)):
-        corpus = hosts.together(read)  # each host its own copy, or all the same
+    if hosts.broadcast_from_main(lambda: corpus_lib.is_store(config.data.source)):
+        corpus = hosts.run_on_all_hosts(read)  # each host its own copy, or all the same
         hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
     else:
-        prepared = hosts.together(lambda: read() if hosts.is_main() else None)
-        corpus = hosts.together(lambda: prepared or corpus_lib.open_corpus(store))
+        prepared = hosts.run_on_all_hosts(lambda: read() if hosts.is_main() else None)
+        corpus = hosts.run_on_all_hosts(lambda: prepared or corpus_lib.open_corpus(store))
     return corpus
 
 

@@ -74,7 +74,9 @@ def begun_with(name: str | None, params: Any, given: Any) -> None:
     """Prints what of a model was begun with another's parameters, and what was not."""
     ours, theirs = parts(params), parts(given)
     anew, left_out = (", ".join(sorted(names)) for names in (ours - theirs, theirs - ours))
-    hosts.say(f"weights    {name}; anew: {anew or 'none'}; left out: {left_out or 'none'}")
+    hosts.print_on_main(
+        f"weights    {name}; anew: {anew or 'none'}; left out: {left_out or 'none'}"
+    )
 
 
 def end(

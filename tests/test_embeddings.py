@@ -7,9 +7,9 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from commands.test_main import bert_jax
 from flax import linen as nn
 from helpers import model_config
-from commands.test_main import bert_jax
 
 from bert_jax import bert as pretrained
 from bert_jax import embeddings as features

@@ -147,7 +147,7 @@ def is_main() -> bool:
     return _line is None or _line.index == 0
 
 
-def say(text: str) -> None:
+def print_on_main(text: str) -> None:
     """Prints a line, on the first process alone."""
     if is_main():
         print(text, flush=True)
@@ -158,12 +158,12 @@ def gather(value: Any) -> list[Any]:
     return _line.gather(value) if _line else [value]
 
 
-def from_main(find: Callable[[], T]) -> T:
+def broadcast_from_main(find: Callable[[], T]) -> T:
     """Returns on every process what the first one finds, which JSON must be able to hold."""
     return gather(find() if is_main() else None)[0]
 
 
-def together(action: Callable[[], T]) -> T:
+def run_on_all_hosts(action: Callable[[], T]) -> T:
     """Runs an action on every process, and returns what it gives here once all have run it.
 
     Raises:

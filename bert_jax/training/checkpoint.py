@@ -70,7 +70,7 @@ class Checkpoints:
           state: of the run.
           held_out: means over the held-out text, if it has just been evaluated.
         """
-        if hosts.from_main(lambda: step in self._manager.all_steps()):
+        if hosts.broadcast_from_main(lambda: step in self._manager.all_steps()):
             return
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), config=self._config, tokenizer=self._tokenizer
@@ -79,7 +79,7 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """Returns the step of the latest complete checkpoint, as the first host sees it."""
-        return hosts.from_main(self._manager.latest_step)
+        return hosts.broadcast_from_main(self._manager.latest_step)
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """Reads a checkpoint's state onto the devices of `like`, an abstract state.

@@ -60,7 +60,7 @@ class Writer:
         self._panels = panels
         self._path = workdir / "metrics.jsonl"
         self._picture = workdir / "curves.png"
-        found = hosts.from_main(self._read)
+        found = hosts.broadcast_from_main(self._read)
         self._records = [record for record in found if record["step"] <= step]
         self.latest = {record["split"]: record for record in self._records}
         self._writes = hosts.is_main()

@@ -61,7 +61,7 @@ def check_shared(workdir: Path) -> None:
     """
     if hosts.count() == 1:
         return
-    mark = workdir / f".{hosts.from_main(lambda: secrets.token_hex(8))}"
+    mark = workdir / f".{hosts.broadcast_from_main(lambda: secrets.token_hex(8))}"
 
     def write_mark() -> None:
         if hosts.is_main():
@@ -78,9 +78,9 @@ def check_shared(workdir: Path) -> None:
                 )
             time.sleep(0.1)
 
-    hosts.together(write_mark)
+    hosts.run_on_all_hosts(write_mark)
     try:
-        hosts.together(look)
+        hosts.run_on_all_hosts(look)
     finally:
         mark.unlink(missing_ok=True)
 

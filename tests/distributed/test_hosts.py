@@ -279,10 +279,10 @@ def main():
     flags.FLAGS(sys.argv)
     hosts.connect()
     assert hosts.gather(hosts.is_main()) == [True, False]
-    assert hosts.from_main(lambda: "first" if hosts.is_main() else "second") == "first"
-    assert hosts.together(lambda: 7) == 7
+    assert hosts.broadcast_from_main(lambda: "first" if hosts.is_main() else "second") == "first"
+    assert hosts.run_on_all_hosts(lambda: 7) == 7
     try:
-        hosts.together(fail_on_the_second)
+        hosts.run_on_all_hosts(fail_on_the_second)
     except UserError as error:
         print("told", error, flush=True)
     shapes = [(8, 1, 1), (2, 2, 2), (1, 2, 4), (1, 1, 8)]
