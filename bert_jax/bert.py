@@ -36,15 +36,15 @@ _ROW = 384  # pieces of a row of a foreign model's task, at most: that of `run_s
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """A piece for a masked position.
+    """A token for a masked position.
 
     Attributes:
-      piece: as it stands in the vocabulary.
+      token: as it stands in the vocabulary.
       probability: that the model gives it.
-      text: the whole text with the piece filled in.
+      text: the whole text with the token filled in.
     """
 
-    piece: str
+    token: str
     probability: float
     text: str
 
@@ -159,7 +159,9 @@ class Bert:
             filled = [[*row[:position], index, *row[position + 1 :]] for index in best]
             guesses.append(
                 [
-                    Guess(tokenizer.piece(index), float(chances[index]), self.text(pieces[1:-1]))
+                    Guess(
+                        tokenizer.id_to_token(index), float(chances[index]), self.text(pieces[1:-1])
+                    )
                     for index, pieces in zip(best, filled, strict=True)
                 ]
             )

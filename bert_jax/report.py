@@ -97,7 +97,7 @@ def end(
       bert: fills the masks, if it is at hand.
       workdir: of the run.
     """
-    counts = corpus.eval.piece_counts(corpus.tokenizer.vocab_size)
+    counts = corpus.eval.token_counts(corpus.tokenizer.vocab_size)
     rows = [
         (
             "MLM loss (nats)",
@@ -129,7 +129,7 @@ def end(
         print()
         for ids, answer in examples(corpus, bert.config.max_position_embeddings - 2):
             guesses = bert.fill_masked_pieces(ids, 3)[0]
-            best = ", ".join(f"{guess.piece} {guess.probability:.0%}" for guess in guesses)
+            best = ", ".join(f"{guess.token} {guess.probability:.0%}" for guess in guesses)
             print(f"{bert.text(ids)}\n    [MASK] = {best} (was {answer})")
     latest = checkpoint.find(workdir)
     print(
@@ -161,7 +161,7 @@ def examples(corpus: Corpus, longest: int) -> list[tuple[list[int], str]]:
             place = _whole_word(ids, tokenizer)
             if place is not None:
                 masked = [*ids[:place], tokenizer.mask_id, *ids[place + 1 :]]
-                found.append((masked, tokenizer.piece(ids[place])))
+                found.append((masked, tokenizer.id_to_token(ids[place])))
                 break
     return found
 
@@ -169,8 +169,11 @@ def examples(corpus: Corpus, longest: int) -> list[tuple[list[int], str]]:
 def _whole_word(ids: list[int], tokenizer: Tokenizer) -> int | None:
     """Returns the place of a word of one piece and three letters or more, nearest to the middle."""
     for place in sorted(range(1, len(ids) - 1), key=lambda i: abs(i - len(ids) // 2)):
-        alone = not tokenizer.continues[ids[place]] and not tokenizer.continues[ids[place + 1]]
-        word = tokenizer.piece(ids[place]).lstrip("▁Ġ")
+        alone = (
+            not tokenizer.is_continuation[ids[place]]
+            and not tokenizer.is_continuation[ids[place + 1]]
+        )
+        word = tokenizer.id_to_token(ids[place]).lstrip("▁Ġ")
         if alone and len(word) >= 3 and word.isalpha():
             return place
     return None

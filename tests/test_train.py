@@ -152,12 +152,12 @@ def test_a_checkpoint_is_complete_by_itself(finished, tmp_path):
     for place in (workdir, workdir / "checkpoints", moved):
         bert = bert_jax.load(place)
         assert bert.config.hidden_size == 16
-        names = [bert.tokenizer.piece(i) for i in range(66)]
+        names = [bert.tokenizer.id_to_token(i) for i in range(66)]
         (guesses,) = bert.fill_mask("one two [MASK] four", top_k=3)
         assert len(guesses) == 3
         assert guesses[0].probability >= guesses[1].probability > 0
         ids = bert.tokenizer.encode_with_masks("one two [MASK] four")
-        ids[ids.index(bert.tokenizer.mask_id)] = names.index(guesses[0].piece)
+        ids[ids.index(bert.tokenizer.mask_id)] = names.index(guesses[0].token)
         assert guesses[0].text == bert.tokenizer.decode(ids)
     assert len(bert.fill_mask("[MASK] one [MASK]")) == 2
     for text, top_k, message in (
@@ -477,4 +477,4 @@ def test_it_learns(store, tmp_path):
     last = records(tmp_path / "run")[-1]
     assert last["mlm_loss"] < 1.2  # of 2.3, the entropy of ten words
     best = bert_jax.load(tmp_path / "run").fill_mask("two three four [MASK] six seven")[0][0]
-    assert best.piece == "five"
+    assert best.token == "five"

@@ -49,7 +49,7 @@ def _fill_mask(args: argparse.Namespace) -> None:
 
     programs.keep()
     for number, guesses in enumerate(load(args.checkpoint).fill_mask(args.text, args.top_k)):
-        lines = (f"{guess.probability:6.1%}  {guess.piece:<16}  {guess.text}" for guess in guesses)
+        lines = (f"{guess.probability:6.1%}  {guess.token:<16}  {guess.text}" for guess in guesses)
         print("\n" * (number > 0) + "\n".join(lines))
 
 

@@ -38,7 +38,7 @@ def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
         "model_max_length": config.max_position_embeddings,
         "model_input_names": inputs if config.type_vocab_size > 1 else [inputs[0], inputs[2]],
         "clean_up_tokenization_spaces": False,
-        **{name: tokenizer.piece(index) for name, index in special.items()},
+        **{name: tokenizer.id_to_token(index) for name, index in special.items()},
     }
     made = tokenizer.files()
     if isinstance(tokenizer, SentencePieceTokenizer):
@@ -56,7 +56,7 @@ def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
 
 def _vocabulary(tokenizer: Tokenizer, model: Mapping[str, Any]) -> dict[str, bytes]:
     """Returns the files that BERT and RoBERTa had before there was a `tokenizer.json`."""
-    pieces = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
+    pieces = [tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size)]
     if model["type"] == "WordPiece":
         return {"vocab.txt": "".join(f"{piece}\n" for piece in pieces).encode()}
     ids = {piece: index for index, piece in enumerate(pieces)}
@@ -103,9 +103,9 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
         ]
     )
     special = sorted({*tokenizer.special_ids, tokenizer.unk_id})
-    made.add_special_tokens([tokenizer.piece(index) for index in special])
+    made.add_special_tokens([tokenizer.id_to_token(index) for index in special])
     ends = (tokenizer.cls_id, tokenizer.sep_id)
-    made.post_processor = bert_template({tokenizer.piece(index): index for index in ends})
+    made.post_processor = bert_template({tokenizer.id_to_token(index): index for index in ends})
     return made
 
 

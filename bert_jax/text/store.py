@@ -63,7 +63,7 @@ class TokenStore:
         """Number of documents, N."""
         return len(self.documents) - 1
 
-    def piece_counts(self, vocab_size: int) -> np.ndarray:
+    def token_counts(self, vocab_size: int) -> np.ndarray:
         """Returns how often each piece occurs, [vocab_size] int64."""
         counts = np.zeros(vocab_size, np.int64)
         for start in range(0, len(self.tokens), 1 << 24):
@@ -102,9 +102,9 @@ def read(config: TrainConfig, given: Tokenizer | None, folder: Path) -> Corpus:
     if config.tokenizer.path:
         lowercase = config.tokenizer.lowercase
         tokenizer = tokenizer_lib.load(config.tokenizer.path, lowercase=lowercase)
-        tokenizer_lib.check_fits(tokenizer, size)  # before it is used
+        tokenizer_lib.check_vocab_size(tokenizer, size)  # before it is used
     corpus = prepare(config.data, tokenizer, size, folder)
-    tokenizer_lib.check_fits(corpus.tokenizer, size)
+    tokenizer_lib.check_vocab_size(corpus.tokenizer, size)
     return corpus
 
 

@@ -25,7 +25,7 @@ class Tokenizer(abc.ABC):
     Attributes:
       vocab_size: number of pieces, special ones included.
       pad_id, unk_id, cls_id, sep_id, mask_id: the special pieces.
-      continues: bool [vocab_size], whether a piece continues the word of the one before it.
+      is_continuation: bool [vocab_size], whether a piece continues the word of the one before it.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class Tokenizer(abc.ABC):
     cls_id: int
     sep_id: int
     mask_id: int
-    continues: np.ndarray
+    is_continuation: np.ndarray
 
     @property
     def special_ids(self) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class Tokenizer(abc.ABC):
         """Returns the text of some pieces, without the special ones."""
 
     @abc.abstractmethod
-    def piece(self, index: int) -> str:
+    def id_to_token(self, index: int) -> str:
         """Returns the name of a piece, as it stands in the vocabulary."""
 
     @abc.abstractmethod
@@ -87,7 +87,7 @@ class Tokenizer(abc.ABC):
 
         So does the mask piece's own name. It takes the space before it, as RoBERTa's does.
         """
-        *firsts, last = text.replace(self.piece(self.mask_id), "[MASK]").split("[MASK]")
+        *firsts, last = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
         parts = self.encode([*(part.rstrip() for part in firsts), last])
         joined = itertools.chain.from_iterable([self.mask_id, *part] for part in parts)
         return [int(index) for index in joined][1:]
@@ -116,8 +116,8 @@ class SentencePieceTokenizer(Tokenizer):
         self.unk_id = self._processor.unk_id()
         self.vocab_size = len(names)
         self._names = names
-        self.continues = np.array([not name.startswith("▁") for name in names])
-        self.continues[[*special, self.unk_id]] = False
+        self.is_continuation = np.array([not name.startswith("▁") for name in names])
+        self.is_continuation[[*special, self.unk_id]] = False
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         threads = os.cpu_count() or 1
@@ -133,7 +133,7 @@ class SentencePieceTokenizer(Tokenizer):
         size, special = self._processor.vocab_size(), self.special_ids
         return self._processor.decode([int(i) for i in ids if i not in special and i < size])
 
-    def piece(self, index: int) -> str:
+    def id_to_token(self, index: int) -> str:
         return self._names[index]
 
     def files(self) -> dict[str, bytes]:
@@ -162,9 +162,9 @@ class _FastTokenizer(Tokenizer):
             raise UserError(f"the vocabulary has {len(ids)} pieces and ids to {self.vocab_size}")
         special = [ids[name] for name in self.special]
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
-        self.continues = np.zeros(self.vocab_size, bool)
-        self.continues[[i for name, i in ids.items() if self._continues_word(name)]] = True
-        self.continues[special] = False
+        self.is_continuation = np.zeros(self.vocab_size, bool)
+        self.is_continuation[[i for name, i in ids.items() if self._continues_word(name)]] = True
+        self.is_continuation[special] = False
 
     @abc.abstractmethod
     def _row_template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
@@ -185,7 +185,7 @@ class _FastTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids])
 
-    def piece(self, index: int) -> str:
+    def id_to_token(self, index: int) -> str:
         return self._tokenizer.id_to_token(int(index)) or f"<{index}>"
 
     def files(self) -> dict[str, bytes]:
@@ -413,7 +413,7 @@ def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
     return from_files(files, str(path), lowercase=lowercase)
 
 
-def check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
+def check_vocab_size(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Refuses a model with fewer word embeddings than the tokenizer has pieces.
 
     Raises:

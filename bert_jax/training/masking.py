@@ -114,7 +114,7 @@ def make_masking(tokenizer: Tokenizer, phase: Phase, data: DataConfig) -> Maskin
         vocab_size=tokenizer.vocab_size,
         special_ids=tokenizer.special_ids,
         mask_id=tokenizer.mask_id,
-        continues=tokenizer.continues if data.whole_word_masking else None,
+        continues=tokenizer.is_continuation if data.whole_word_masking else None,
     )
 
 

@@ -189,7 +189,7 @@ def test_same_ids_on_random_text(kind, text):
     ours = made(kind)[0]
     if ours.kind == "sentencepiece":
         # SentencePiece reads no special piece or byte from its name; `tokenizers` reads them all.
-        special = [ours.piece(index) for index in (*ours.special_ids, ours.unk_id)]
+        special = [ours.id_to_token(index) for index in (*ours.special_ids, ours.unk_id)]
         assume(not any(name in text for name in (*special, "<s>", "</s>", "<0x")))
         assume(is_exact(text))
     check_same_ids(kind, text)
@@ -226,7 +226,7 @@ def test_rows_of_one_text_and_of_two(kind):
 @pytest.mark.parametrize("kind", MAKE)
 def test_masks_in_text(kind):
     ours, _, theirs = made(kind)
-    text = "The [MASK] reads the [MASK]".replace("[MASK]", ours.piece(ours.mask_id))
+    text = "The [MASK] reads the [MASK]".replace("[MASK]", ours.id_to_token(ours.mask_id))
     found = theirs.encode(text, add_special_tokens=False).ids
     assert found.count(ours.mask_id) == 2
     assert found == ours.encode_with_masks(text)

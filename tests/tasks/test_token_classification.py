@@ -141,7 +141,7 @@ def test_byte_level_pieces_begin_with_the_space(byte_bpe):
     words = ["The", "fox", "jumps"]
     rows = task("x").rows([sentence(words, "xxx")], byte_bpe, MODEL, 32)
     assert rows.sequences[0].tolist()[1:-1] == list(byte_bpe.encode([" The fox jumps"])[0])
-    assert [byte_bpe.piece(int(piece)) for piece in rows.sequences[0][1:5]] == [
+    assert [byte_bpe.id_to_token(int(piece)) for piece in rows.sequences[0][1:5]] == [
         *("ĠTh", "e", "Ġfox", "Ġ"),
     ]
 

@@ -59,7 +59,7 @@ def test_holds_the_text(data, tmp_path):
     assert texts(made.train, made.tokenizer) == [
         d for i, d in enumerate(expected) if i not in held_out
     ]
-    counts = made.train.piece_counts(made.tokenizer.vocab_size)
+    counts = made.train.token_counts(made.tokenizer.vocab_size)
     np.testing.assert_array_equal(counts, np.bincount(made.train.tokens, minlength=PIECES))
 
 

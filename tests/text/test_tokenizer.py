@@ -110,9 +110,9 @@ def published_pieces(word: str, vocabulary: set[str]) -> list[str]:
 
 
 def check_agreement(tokenizer, text: str) -> None:
-    vocabulary = {tokenizer.piece(i) for i in range(tokenizer.vocab_size)}
+    vocabulary = {tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)}
     expected = [p for w in published_words(text) for p in published_pieces(w, vocabulary)]
-    found = [tokenizer.piece(i) for i in tokenizer.encode([text])[0]]
+    found = [tokenizer.id_to_token(i) for i in tokenizer.encode([text])[0]]
     assert found == expected
 
 
@@ -157,7 +157,7 @@ def test_special_pieces(any_tokenizer):
     special = any_tokenizer.special_ids
     assert len({*special, any_tokenizer.unk_id}) == 5
     assert max(special) < any_tokenizer.vocab_size
-    assert not any_tokenizer.continues[list(special)].any()
+    assert not any_tokenizer.is_continuation[list(special)].any()
     ids = any_tokenizer.encode_with_masks("The [MASK] reads the [MASK]")
     assert ids.count(any_tokenizer.mask_id) == 2
     assert any_tokenizer.decode([any_tokenizer.cls_id, *ids]).lower().split()[0] == "the"
@@ -168,8 +168,8 @@ def test_continuing_pieces_make_words(any_tokenizer):
     text = "unaffable overtures replaying tokenizers"
     words: list[str] = []
     for index in any_tokenizer.encode([text])[0]:
-        piece = any_tokenizer.piece(index).removeprefix("##").lstrip("▁Ġ")
-        if any_tokenizer.continues[index]:
+        piece = any_tokenizer.id_to_token(index).removeprefix("##").lstrip("▁Ġ")
+        if any_tokenizer.is_continuation[index]:
             words[-1] += piece
         else:
             words.append(piece)
@@ -181,7 +181,7 @@ def test_offsets_point_at_the_pieces(any_tokenizer):
     ids, offsets = any_tokenizer.encode_with_offsets(text)
     np.testing.assert_array_equal(ids, any_tokenizer.encode([text])[0])
     for index, (begin, end) in zip(ids, offsets, strict=True):
-        piece = any_tokenizer.piece(index).removeprefix("##").lstrip("▁Ġ")
+        piece = any_tokenizer.id_to_token(index).removeprefix("##").lstrip("▁Ġ")
         assert text[begin:end].lower() == piece
     assert [b for b, _ in offsets] == sorted(b for b, _ in offsets)
 
@@ -242,14 +242,14 @@ def test_byte_level_case():
 def test_byte_level_words():
     """As RoBERTa's: a piece with a space before it begins a word, and all others continue one."""
     tokenizer = byte_level_of(lowercase=False)
-    names = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
+    names = [tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size)]
     assert names[:5] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    begins = {name for name, more in zip(names, tokenizer.continues, strict=True) if not more}
+    begins = {name for name, more in zip(names, tokenizer.is_continuation, strict=True) if not more}
     assert begins == {*names[:5], *(name for name in names if name[0] == "Ġ")}
     ids = tokenizer.encode(["whole words, whole"])[0]
     word = tokenizer.encode(["whole"])[0]
     assert ids[: len(word)] == word == ids[-len(word) :]  # the first word as any other
-    assert not tokenizer.continues[word[0]]
+    assert not tokenizer.is_continuation[word[0]]
 
 
 def test_byte_level_offsets_are_of_characters():
@@ -283,7 +283,7 @@ def test_a_sentencepiece_model_without_special_pieces_gets_them(tmp_path):
         )
     tokenizer = tokenizer_lib.load(path)
     assert tokenizer.vocab_size == 82  # <s> and </s> serve as [CLS] and [SEP]
-    assert tokenizer.piece(tokenizer.cls_id) == "<s>"
+    assert tokenizer.id_to_token(tokenizer.cls_id) == "<s>"
     assert tokenizer.pad_id >= 80
     assert (
         tokenizer.decode([tokenizer.pad_id, *tokenizer.encode(["the encoder"])[0]]) == "the encoder"
@@ -295,14 +295,14 @@ def test_long_sentences_are_trained_on():
     for kind, size in (("wordpiece", 13), ("sentencepiece", 11)):
         lines = ["acgt" * 2000, *["tgca" * 2000] * 20]
         tokenizer = tokenizer_training.train(lines, TokenizerConfig(kind=kind), size)
-        assert set("acgt") <= {tokenizer.piece(i) for i in range(size)}
+        assert set("acgt") <= {tokenizer.id_to_token(i) for i in range(size)}
 
 
 def test_a_vocabulary_with_a_line_separator_in_a_piece(tmp_path):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##\u2028", "b"]
     (tmp_path / "vocab.txt").write_bytes("\r\n".join(pieces).encode())
     tokenizer = tokenizer_lib.load(tmp_path)
-    assert [tokenizer.piece(i) for i in range(tokenizer.vocab_size)] == pieces
+    assert [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)] == pieces
 
 
 def test_bad_files(tmp_path):
@@ -329,10 +329,10 @@ def test_a_vocabulary_larger_than_the_text_allows(kind):
 
 
 def test_vocabulary_must_fit_the_model(unigram):
-    tokenizer_lib.check_fits(unigram, 80)
-    tokenizer_lib.check_fits(unigram, 128)
+    tokenizer_lib.check_vocab_size(unigram, 80)
+    tokenizer_lib.check_vocab_size(unigram, 128)
     with pytest.raises(UserError, match=r"model\.vocab_size 79"):
-        tokenizer_lib.check_fits(unigram, 79)
+        tokenizer_lib.check_vocab_size(unigram, 79)
 
 
 def test_the_sample_is_uniform():
