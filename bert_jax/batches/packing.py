@@ -144,7 +144,7 @@ class PackedPairs(SentencePairs):
           input_ids, token_type_ids: [high - low, L] int32, of one pair after the other.
           attention_mask: the same, the number of the pair in its row from 1 on; 0 is padding.
           position_ids: the same, the place in the pair.
-          starts: [high - low, T] int32, where each pair begins; 0 where there are no more.
+          segment_starts: [high - low, T] int32, where each pair begins; 0 where there are no more.
           next_sentence_label: the same, 1 where B is random, or the order is swapped; -1 where
             there are no more pairs.
           row: [high - low] int32, the row's place in the whole batch.
@@ -175,7 +175,7 @@ class PackedPairs(SentencePairs):
             "token_type_ids": moved(pairs["token_type_ids"], 0),
             "attention_mask": moved(1 + np.nonzero(is_pair)[1][:, None], 0),
             "position_ids": moved(np.arange(self.length), 0),
-            "starts": np.where(is_pair, ends - sizes, 0),
+            "segment_starts": np.where(is_pair, ends - sizes, 0),
             "next_sentence_label": label,
             "row": places,
         }

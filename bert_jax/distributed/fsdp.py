@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.models.layers import reading_parameters
+from bert_jax.models.layers import parameter_reader
 
 ROWS = ("data", "fsdp")  # the axes of the mesh over which the rows of a batch are shared
 
@@ -108,7 +108,7 @@ def across(mesh: Mesh, params: Any, gradients: Any) -> Collectives:
 
     def run(of_rows: Callable[..., Any], gives: tuple[str, ...]) -> Callable[..., Any]:
         def of_device(*arguments: Any) -> Any:
-            with reading_parameters(read if has_parts else None):
+            with parameter_reader(read if has_parts else None):
                 return of_rows(*arguments)
 
         return jax.shard_map(

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from bert_jax.config import ModelConfig
 from bert_jax.models.attention_tile import LARGE_BIAS
 from bert_jax.models.fused_attention import fused_attention, platform, serves
-from bert_jax.models.layers import Dense, DropoutKey, dropped
+from bert_jax.models.layers import Dense, DropoutKey, apply_dropout
 from bert_jax.models.matmul import affines, attention_mix, attention_scores
 from bert_jax.models.positions import RelativePositions
 
@@ -22,12 +22,12 @@ class AttentionMask:
     """Which pieces of a row attend to which.
 
     Attributes:
-      texts: [B, L] int32, 0 for padding, to which nothing attends. In packed rows each text has
-        another number from 1 on, and its pieces attend to each other alone.
+      segment_ids: [B, L] int32, 0 for padding, to which nothing attends. In packed rows each
+        segment has another number from 1 on, and its tokens attend to each other alone.
       packed: whether there may be several texts in a row; else every piece is of the same.
     """
 
-    texts: Any
+    segment_ids: Any
     packed: bool = struct.field(pytree_node=False, default=False)
 
     def bias(self) -> Float[Array, "B 1 L_or_1 M"]:
@@ -35,9 +35,9 @@ class AttentionMask:
 
         As in the original it is large and finite, so that a row of padding alone gives no NaN.
         """
-        attends = self.texts[:, None, None, :] > 0
+        attends = self.segment_ids[:, None, None, :] > 0
         if self.packed:
-            attends &= self.texts[:, None, :, None] == self.texts[:, None, None, :]
+            attends &= self.segment_ids[:, None, :, None] == self.segment_ids[:, None, None, :]
         return jnp.where(attends, 0.0, LARGE_BIAS)
 
 
@@ -68,7 +68,7 @@ class BertSelfAttention(nn.Module):
         rate, positions = c.attention_probs_dropout_prob, c.max_position_embeddings
         how: Any = {"rate": rate, "bounds": (c.num_attention_heads, positions, positions)}
         if is_fused(c, length) and not output_attentions:
-            texts, packed = mask.texts, mask.packed
+            texts, packed = mask.segment_ids, mask.packed
             mixed = fused_attention(projected, texts, dropout_key, packed=packed, **how)
             attention = None
         else:
@@ -106,7 +106,7 @@ def plain_attention(
     if relative:
         scores += relative(query, key)
     attention = jax.nn.softmax(scores * (size // heads) ** -0.5 + mask.bias(), axis=-1)
-    kept = dropped(attention, dropout_key, rate, bounds)
+    kept = apply_dropout(attention, dropout_key, rate, bounds)
     mixed = attention_mix(kept.astype(value.dtype), value)
     return mixed.swapaxes(1, 2).reshape(batch, length, size), attention
 

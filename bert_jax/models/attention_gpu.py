@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
-from bert_jax.models.attention_tile import LARGE_BIAS, Form, Kernels, dot, dropped, scores
+from bert_jax.models.attention_tile import LARGE_BIAS, Form, Kernels, apply_dropout, dot, scores
 
 WARPS, STAGES = 4, 2  # of Triton: groups of threads of a step, and tiles on their way to it
 
@@ -178,7 +178,7 @@ def _bias(form: Form, of_queries: Array, of_keys: Array) -> Array:
 
 def _dropped(form: Form, x: Array, words: Any, places: tuple[Any, Any]) -> Array:
     first, second = (place.start.astype(jnp.uint32) for place in places)
-    return dropped(form, x, (words[0], words[1]), (first, second))
+    return apply_dropout(form, x, (words[0], words[1]), (first, second))
 
 
 def _serves(length: int, size: int) -> bool:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from bert_jax.models.layers import hashed, is_kept
+from bert_jax.models.layers import hash_counter, keep_mask
 
 LARGE_BIAS = -10000.0  # of a score of what is not attended to
 
@@ -63,7 +63,9 @@ def scores(form: Form, query: Array, key: Array, bias: Array) -> Array:
     return dot(query, key, 1, 1) * form.size**-0.5 + bias
 
 
-def dropped(form: Form, x: Array, words: tuple[Array, Array], place: tuple[Array, Array]) -> Array:
+def apply_dropout(
+    form: Form, x: Array, words: tuple[Array, Array], place: tuple[Array, Array]
+) -> Array:
     """Returns what `Dropout` makes of a tile of scores, or of their gradient.
 
     Args:
@@ -77,8 +79,8 @@ def dropped(form: Form, x: Array, words: tuple[Array, Array], place: tuple[Array
     query, key = (
         jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) + place[axis] for axis in range(2)
     )
-    bits = hashed(query * jnp.uint32(form.span) + key, *words)
-    return jnp.where(is_kept(bits, form.rate), x / (1.0 - form.rate), 0.0)
+    bits = hash_counter(query * jnp.uint32(form.span) + key, *words)
+    return jnp.where(keep_mask(bits, form.rate), x / (1.0 - form.rate), 0.0)
 
 
 def dot(x: Array, y: Array, of_x: int, of_y: int) -> Array:

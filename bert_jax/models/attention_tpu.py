@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
-from bert_jax.models.attention_tile import LARGE_BIAS, Form, Kernels, dot, dropped, scores
+from bert_jax.models.attention_tile import LARGE_BIAS, Form, Kernels, apply_dropout, dot, scores
 
 _LANES = 128  # of a TPU's vector unit, which the last dimension of a block fills
 _SCORES = 512 * 512  # elements, float32, at a time: some arrays of that size fit beside each other
@@ -162,7 +162,7 @@ def _softmax(form: Form, query: Array, key: Array, bias: Array) -> Array:
 
 def _dropped(form: Form, x: Array, words: tuple[Array, Array]) -> Array:
     before = (pl.program_id(2) * x.shape[0]).astype(jnp.uint32)
-    return dropped(form, x, words, (before, jnp.uint32(0)))
+    return apply_dropout(form, x, words, (before, jnp.uint32(0)))
 
 
 def _serves(length: int, size: int) -> bool:

@@ -26,7 +26,7 @@ from bert_jax.models.layers import (
     DropoutKey,
     LayerNorm,
     param,
-    rounded,
+    round_to_dtype,
     truncated_normal,
 )
 from bert_jax.models.positions import sinusoidal_positions
@@ -83,17 +83,17 @@ class BertEmbeddings(nn.Module):
         position_ids: Int[Array, "B L"] | None = None,
     ) -> Float[Array, "B L D"]:
         c, length = self.config, input_ids.shape[1]
-        hidden: Any = rounded(jnp.take(self.word_embeddings, input_ids, axis=0), c.dtype)
+        hidden: Any = round_to_dtype(jnp.take(self.word_embeddings, input_ids, axis=0), c.dtype)
         positions: Any = None
         if c.position_embedding_type == "absolute":
-            positions = rounded(self.position_embeddings[:length], c.dtype)
+            positions = round_to_dtype(self.position_embeddings[:length], c.dtype)
         elif c.position_embedding_type == "sinusoidal":
             positions = jnp.asarray(sinusoidal_positions(length, c.hidden_size))
         if positions is not None:
             hidden += positions if position_ids is None else positions[position_ids]
         # As a product: the gradient of a lookup in so short a table is a slow scatter.
         types = jax.nn.one_hot(token_type_ids, c.type_vocab_size, dtype=jnp.float32)
-        of_types: Any = rounded(self.token_type_embeddings, c.dtype)
+        of_types: Any = round_to_dtype(self.token_type_embeddings, c.dtype)
         hidden += types @ of_types
         return self.dropout(self.layer_norm(hidden), key)
 
@@ -153,7 +153,7 @@ class BertModel(nn.Module):
         dropout_key: DropoutKey | None = None,
         *,
         position_ids: Int[Array, "B L"] | None = None,
-        starts: Int[Array, "B T"] | None = None,
+        segment_starts: Int[Array, "B T"] | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertOutput:
@@ -166,7 +166,7 @@ class BertModel(nn.Module):
             the number of the text from 1 on, whose pieces attend to each other alone.
           dropout_key: in training, what dropout is keyed to; None turns it off.
           position_ids: of packed rows, the place of each piece in its text.
-          starts: of packed rows, where each text begins; any place where there are fewer.
+          segment_starts: of packed rows, where each text begins; any place where there are fewer.
           output_hidden_states: whether to return the embeddings and every layer's output.
           output_attentions: whether to return every layer's attention map.
         """
@@ -181,7 +181,7 @@ class BertModel(nn.Module):
         hidden, (states, attentions) = encode(
             embedded, mask, dropout_key, (output_hidden_states, output_attentions)
         )
-        first = hidden[:, 0] if starts is None else pick(hidden, starts)
+        first = hidden[:, 0] if segment_starts is None else gather_positions(hidden, segment_starts)
         return BertOutput(
             last_hidden_state=hidden,
             pooled=jnp.tanh(self.pooler(first)) if self.add_pooling_layer else None,
@@ -217,6 +217,8 @@ class BertModel(nn.Module):
         return jax.lax.scan(run, hidden, (stacked, jnp.arange(len(params))))
 
 
-def pick(hidden: Float[Array, "B L D"], places: Int[Array, "B P"]) -> Float[Array, "B P D"]:
+def gather_positions(
+    hidden: Float[Array, "B L D"], places: Int[Array, "B P"]
+) -> Float[Array, "B P D"]:
     """Returns what stands at some places of each row."""
     return jnp.take_along_axis(hidden, places[:, :, None], axis=1)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.models import attention_gpu, attention_tpu
 from bert_jax.models.attention_tile import Form, Kernels
-from bert_jax.models.layers import DropoutKey, row_words
+from bert_jax.models.layers import DropoutKey, sequence_keys
 
 _KERNELS = {"tpu": attention_tpu.KERNELS, "gpu": attention_gpu.KERNELS}
 
@@ -71,7 +71,7 @@ def fused_attention(
     if dropout_key is None:
         rate = 0.0
     elif rate > 0:
-        first, second = row_words(dropout_key.key, dropout_key.rows)
+        first, second = sequence_keys(dropout_key.key, dropout_key.indices)
         # The bits of a head are those of a row whose first word is as much further on.
         before = jnp.arange(heads, dtype=jnp.uint32) * jnp.uint32(bounds[1] * bounds[2])
         words = jnp.stack(jnp.broadcast_arrays(first[:, None] + before, second[:, None]), axis=-1)

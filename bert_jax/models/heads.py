@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.models.bert import BertModel, pick
+from bert_jax.models.bert import BertModel, gather_positions
 from bert_jax.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -85,7 +85,7 @@ class BertForPreTraining(nn.Module):
         dropout_key: DropoutKey | None = None,
         *,
         position_ids: Int[Array, "B L"] | None = None,
-        starts: Int[Array, "B T"] | None = None,
+        segment_starts: Int[Array, "B T"] | None = None,
     ) -> PreTrainingOutput:
         """Scores the pieces at `positions`, and the two segments; the rest is as in `BertModel`."""
         output = self.bert(
@@ -94,9 +94,9 @@ class BertForPreTraining(nn.Module):
             attention_mask,
             dropout_key,
             position_ids=position_ids,
-            starts=starts,
+            segment_starts=segment_starts,
         )
-        chosen = pick(output.last_hidden_state, positions)
+        chosen = gather_positions(output.last_hidden_state, positions)
         nsp = self.nsp_head(output.pooled).astype(jnp.float32) if self.next_sentence else None
         return PreTrainingOutput(
             mlm_logits=self.mlm_head(chosen, self.bert.embeddings.word_embeddings), nsp_logits=nsp
@@ -219,7 +219,7 @@ class BertForMultipleChoice(TaskModel):
             x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask)
         )
         if dropout_key:
-            rows = (dropout_key.rows[:, None] * choices + jnp.arange(choices)).reshape(-1)
+            rows = (dropout_key.indices[:, None] * choices + jnp.arange(choices)).reshape(-1)
             dropout_key = DropoutKey(dropout_key.key, rows)
         return super().__call__(ids, types, mask, dropout_key).reshape(batch, choices)
 

@@ -29,7 +29,7 @@ _READER: contextvars.ContextVar[Reader | None] = contextvars.ContextVar("reader"
 
 
 @contextlib.contextmanager
-def reading_parameters(reader: Reader | None) -> Iterator[None]:
+def parameter_reader(reader: Reader | None) -> Iterator[None]:
     """Within it, modules that are applied get what `reader`, if there is one, makes of each.
 
     So a parameter of which each device holds a part is put together where it is used, and the
@@ -62,7 +62,7 @@ def param(
       shape: of the whole parameter.
       axes: a name for each dimension.
       dtype: the type that it is used in. The value is float32, and may have the digits of that type
-        already: what is not cast to it goes through `rounded`.
+        already: what is not cast to it goes through `round_to_dtype`.
     """
     reader = _READER.get()
     if reader and not module.is_initializing():
@@ -72,7 +72,7 @@ def param(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def rounded(value: Array, dtype: str) -> Any:
+def round_to_dtype(value: Array, dtype: str) -> Any:
     """Returns float32 with the digits of another type; its gradient is not rounded."""
     if dtype == "float32":
         return value
@@ -80,15 +80,15 @@ def rounded(value: Array, dtype: str) -> Any:
     return jax.lax.reduce_precision(value, kind.nexp, kind.nmant)
 
 
-def _rounded_forward(value: Array, dtype: str) -> tuple[Array, None]:
-    return rounded(value, dtype), None
+def _round_forward(value: Array, dtype: str) -> tuple[Array, None]:
+    return round_to_dtype(value, dtype), None
 
 
-def _rounded_backward(_: str, __: None, gradient: Array) -> tuple[Array]:
+def _round_backward(_: str, __: None, gradient: Array) -> tuple[Array]:
     return (gradient,)
 
 
-rounded.defvjp(_rounded_forward, _rounded_backward)
+round_to_dtype.defvjp(_round_forward, _round_backward)
 
 
 def truncated_normal(stddev: float) -> nn.initializers.Initializer:
@@ -169,11 +169,11 @@ class DropoutKey:
 
     Attributes:
       key: of the step, and then of the place in the model.
-      rows: [B].
+      indices: [B].
     """
 
     key: Any
-    rows: Any
+    indices: Any
 
     def fold(self, place: int | Array) -> "DropoutKey":
         """Returns the key of one of several places."""
@@ -201,15 +201,17 @@ class Dropout(nn.Module):
         self, x: Float[Array, "B *rest"], key: DropoutKey | None
     ) -> Float[Array, "B *rest"]:
         """Returns `x` with a share of `rate` set to zero and the others scaled to keep the mean."""
-        return dropped(x, key, self.rate, self.bounds)
+        return apply_dropout(x, key, self.rate, self.bounds)
 
 
-def dropped(x: Array, key: DropoutKey | None, rate: float, bounds: tuple[int, ...] = ()) -> Array:
+def apply_dropout(
+    x: Array, key: DropoutKey | None, rate: float, bounds: tuple[int, ...] = ()
+) -> Array:
     """Does what `Dropout` does."""
     if key is None or rate == 0.0:
         return x
-    bits = random_bits(key.key, key.rows, x.shape[1:], bounds)
-    return jnp.where(is_kept(bits, rate), x / (1.0 - rate), 0.0)
+    bits = random_bits(key.key, key.indices, x.shape[1:], bounds)
+    return jnp.where(keep_mask(bits, rate), x / (1.0 - rate), 0.0)
 
 
 def random_bits(
@@ -226,17 +228,19 @@ def random_bits(
       shape: of a row; at most 2**32 elements.
       bounds: the largest shape, by which elements are counted; `shape` where there is none.
     """
-    first, second = row_words(key, rows)
+    first, second = sequence_keys(key, rows)
     place = jnp.zeros((), jnp.uint32)
     for axis, size in enumerate(shape):
         stride = math.prod((bounds or shape)[axis + 1 :])
         step = jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         place = place + step if size > 1 else place
     lift = (..., *(None,) * len(shape))
-    return hashed(place, first[lift], second[lift])
+    return hash_counter(place, first[lift], second[lift])
 
 
-def row_words(key: Array, rows: Int[Array, "B"]) -> tuple[UInt32[Array, "B"], UInt32[Array, "B"]]:
+def sequence_keys(
+    key: Array, rows: Int[Array, "B"]
+) -> tuple[UInt32[Array, "B"], UInt32[Array, "B"]]:
     """Returns the two words that each row's bits are made of."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
@@ -244,12 +248,12 @@ def row_words(key: Array, rows: Int[Array, "B"]) -> tuple[UInt32[Array, "B"], UI
     return first, _mix(first + jnp.uint32(0x9E3779B9))
 
 
-def hashed(place: Array, first: Array, second: Array) -> Array:
+def hash_counter(place: Array, first: Array, second: Array) -> Array:
     """Returns the bits of a place in a row, of the row's words; all are uint32."""
     return _mix(_mix(place + first) ^ second)
 
 
-def is_kept(bits: Array, rate: float) -> Array:
+def keep_mask(bits: Array, rate: float) -> Array:
     """Returns whether dropout of this rate keeps the elements that have these bits."""
     return bits >= jnp.uint32(round(rate * 2**32))
 

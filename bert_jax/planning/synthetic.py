@@ -113,6 +113,6 @@ def _packed(shape: tuple[int, int], random: np.random.Generator) -> dict[str, np
         "token_type_ids": place % size >= size // 2,
         "attention_mask": 1 + place // size,
         "position_ids": place % size,
-        "starts": starts,
+        "segment_starts": starts,
         "next_sentence_label": label,
     }

@@ -73,7 +73,7 @@ class MaskedBatch:
         that a packed row leaves over, and in all rows without pairs.
       rows: [B], the place of each row in the global batch.
       position_ids: [B, L], of packed rows, the place of each piece in its pair.
-      starts: [B, T], of packed rows, where each pair begins.
+      segment_starts: [B, T], of packed rows, where each pair begins.
     """
 
     input_ids: Any
@@ -84,7 +84,7 @@ class MaskedBatch:
     nsp_weight: Any
     rows: Any
     position_ids: Any = None
-    starts: Any = None
+    segment_starts: Any = None
 
 
 @struct.dataclass
@@ -104,7 +104,7 @@ class Pretraining(Objective):
         label = batch.get("next_sentence_label")
         if label is None:
             label, is_pair = jnp.zeros_like(rows), jnp.zeros_like(rows)
-        elif "starts" in batch:
+        elif "segment_starts" in batch:
             label, is_pair = jnp.maximum(label, 0), label >= 0
         else:
             is_pair = attention_mask[:, 0]
@@ -117,7 +117,7 @@ class Pretraining(Objective):
             nsp_weight=is_pair.astype(jnp.float32),
             rows=rows,
             position_ids=batch.get("position_ids"),
-            starts=batch.get("starts"),
+            segment_starts=batch.get("segment_starts"),
         )
 
     def weights(self, batch: MaskedBatch) -> Weights:
@@ -134,7 +134,7 @@ class Pretraining(Objective):
             batch.predictions.positions,
             None if dropout_key is None else DropoutKey(dropout_key, batch.rows),
             position_ids=batch.position_ids,
-            starts=batch.starts,
+            segment_starts=batch.segment_starts,
         )
         predictions = batch.predictions
         mlm = _classify(output.mlm_logits, predictions.labels, predictions.weights)

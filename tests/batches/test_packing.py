@@ -38,10 +38,10 @@ def pairs_of(batch) -> list[tuple[int, list[int], list[int]]]:
         assert not batch["position_ids"][row, used:].any()
         assert (batch["next_sentence_label"][row, :count] >= 0).all()
         assert (batch["next_sentence_label"][row, count:] == packing.NO_PAIR).all()
-        assert not batch["starts"][row, count:].any()
+        assert not batch["segment_starts"][row, count:].any()
         for pair in range(count):
             (places,) = np.nonzero(number == pair + 1)
-            assert batch["starts"][row, pair] == places[0]
+            assert batch["segment_starts"][row, pair] == places[0]
             np.testing.assert_array_equal(
                 batch["position_ids"][row, places], np.arange(len(places))
             )

@@ -62,7 +62,7 @@ def packed(alone) -> dict[str, np.ndarray]:
     rows = 1 + max(row for row, *_ in places)
     names = ("input_ids", "token_type_ids", "attention_mask", "position_ids")
     made = {name: np.zeros((rows, LONG), np.int32) for name in names}
-    made["starts"] = np.zeros((rows, PLACES), np.int32)
+    made["segment_starts"] = np.zeros((rows, PLACES), np.int32)
     made["next_sentence_label"] = np.full((rows, PLACES), NO_PAIR, np.int32)
     for pair, (row, number, start, size) in enumerate(places):
         span = slice(start, start + size)
@@ -70,7 +70,7 @@ def packed(alone) -> dict[str, np.ndarray]:
             made[name][row, span] = alone[name][pair, :size]
         made["attention_mask"][row, span] = number + 1
         made["position_ids"][row, span] = np.arange(size)
-        made["starts"][row, number] = start
+        made["segment_starts"][row, number] = start
         made["next_sentence_label"][row, number] = alone["next_sentence_label"][pair]
     return {**made, "row": np.arange(rows, dtype=np.int32)}
 
@@ -127,7 +127,7 @@ def encode(task: Pretraining, weights, rows):
 
     @jax.jit
     def run(weights, rows):
-        packing = {name: rows[name] for name in ("position_ids", "starts") if name in rows}
+        packing = {name: rows[name] for name in ("position_ids", "segment_starts") if name in rows}
         given = [rows[name] for name in ("input_ids", "token_type_ids", "attention_mask")]
         output = BertModel(task.model.config).apply({"params": weights["bert"]}, *given, **packing)
         return output.last_hidden_state, output.pooled
@@ -210,10 +210,10 @@ def test_synthetic_rows_are_of_the_same_form(length):
     most = most_pairs(length)
     for name, value in made.items():
         assert value.dtype == np.int32
-        wanted = {"row": (3,), "starts": (3, most), "next_sentence_label": (3, most)}
+        wanted = {"row": (3,), "segment_starts": (3, most), "next_sentence_label": (3, most)}
         assert value.shape == wanted.get(name, (3, length))
     for row in range(3):
-        starts = made["starts"][row][made["next_sentence_label"][row] >= 0]
+        starts = made["segment_starts"][row][made["next_sentence_label"][row] >= 0]
         np.testing.assert_array_equal(np.flatnonzero(made["position_ids"][row] == 0), starts)
         numbers = 1 + np.searchsorted(starts, np.arange(length), "right") - 1
         np.testing.assert_array_equal(made["attention_mask"][row], numbers)
