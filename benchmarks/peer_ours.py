@@ -10,11 +10,11 @@ from serve import read_spec, run_peer, serve
 
 from bert_jax import config as config_lib
 from bert_jax.config import TrainConfig
-from bert_jax.config_json import from_dict
 from bert_jax.distributed import mesh as parallel
 from bert_jax.models import layers
 from bert_jax.models import matmul as products
 from bert_jax.planning import synthetic
+from bert_jax.settings import from_dict
 
 
 def _threefry_dropout() -> None:

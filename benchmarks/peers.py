@@ -34,8 +34,8 @@ from serve import TECHNIQUES, Spec
 from bert_jax import config as config_lib
 from bert_jax.commands import flags as cli
 from bert_jax.config import TrainConfig
-from bert_jax.config_json import to_json
 from bert_jax.errors import UserError
+from bert_jax.settings import to_json
 
 PEERS = {
     "bert-jax": ("peer_ours.py", "masked", False),

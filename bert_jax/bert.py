@@ -20,13 +20,13 @@ from bert_jax.config import (
     ModelConfig,
     TaskConfig,
     TrainConfig,
-    from_dict,
     validate_model,
 )
 from bert_jax.convert import google, huggingface, names
 from bert_jax.embeddings import Encoder
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining, TaskModel, task_model
+from bert_jax.settings import from_dict
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint

@@ -9,13 +9,7 @@ Published, on 160 GB of text: MNLI 87.6, SST-2 94.8 (fairseq's release; the sett
 2019, table 9).
 """
 
-from bert_jax.config import (
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TokenizerConfig,
-    TrainConfig,
-)
+from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, TokenizerConfig, TrainConfig
 
 
 def get_config() -> TrainConfig:

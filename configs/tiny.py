@@ -6,13 +6,7 @@ Expect a held-out MLM loss well over a nat below the unigram entropy of the text
 on so short a run, learns faster with Adam's bias corrected, a wider initializer and no dropout.
 """
 
-from bert_jax.config import (
-    CheckpointConfig,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from bert_jax.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 
 def get_config() -> TrainConfig:

@@ -17,21 +17,19 @@ from bert_jax.config import (
     Phase,
     TaskConfig,
     TrainConfig,
-    check_same_run,
     default_predictions,
-    flatten,
-    from_dict,
     phases,
-    to_json,
     validate,
     validate_finetuning,
 )
 from bert_jax.distributed import precision
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
+from bert_jax.settings import flatten, from_dict, to_json
 from bert_jax.tasks import examples, glue
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
+from bert_jax.training.workdir import check_same_run
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RECIPES, FINETUNING = (
@@ -164,8 +162,8 @@ def test_json_of_another_kind(change, message):
     [
         ("probe", "13", "probe is '13'; it is 'mix', or a layer from 0"),
         ("task", TaskConfig(n_best=-1), "task.n_best is -1"),
-        ("", {"probe": "mix", "layer_decay": 0.9}, "layer_decay is of no use with probe"),
-        ("layer_decay", 1.5, "layer_decay is 1.5; it is at most 1"),
+        ("", {"probe": "mix", "layer_decay": 0.9}, "layer_decay does nothing with probe"),
+        ("layer_decay", 1.5, "layer_decay is 1.5; it must be above 0 and at most 1"),
         ("seeds", 0, "seeds is 0; it must be a positive number"),
         ("data", DataFiles(max_length=1024), "exceeds model.max_position_embeddings 512"),
         ("task", TaskConfig(kind="tagging"), "task.kind is 'tagging'; choose one of"),

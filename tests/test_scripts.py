@@ -17,6 +17,7 @@ from absl import flags
 from training.test_hosts import SLURM
 
 from bert_jax import config as config_lib
+from bert_jax import settings
 from bert_jax.commands import flags as cli
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
@@ -137,7 +138,7 @@ def _check(recipe: str, fields: dict[str, str], kind: type) -> None:
 
 
 def test_every_field_named_is_one():
-    known = config_lib.flatten(TrainConfig()) | config_lib.flatten(FinetuneConfig())
+    known = settings.flatten(TrainConfig()) | settings.flatten(FinetuneConfig())
     for path in (*SCRIPTS, *DOCS, EXAMPLES / "gke.yaml"):
         text = path.read_text()
         named = re.findall(r"--config\.([\w.]+)", text)

@@ -23,7 +23,7 @@ LAYERS = (
     ("models",),
     ("text",),
     ("config",),
-    ("config_json",),
+    ("settings",),
     ("errors",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import flatten
 from bert_jax.errors import CommandError, UserError
+from bert_jax.settings import flatten
 
 
 def run(main: Callable[[], None]) -> None:

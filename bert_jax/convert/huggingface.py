@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from bert_jax.config import ModelConfig, TaskConfig, from_dict, validate_model
+from bert_jax.config import ModelConfig, TaskConfig, validate_model
 from bert_jax.convert import names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensor
 from bert_jax.errors import UserError
 from bert_jax.models.heads import NUM_OUTPUTS, TASK_MODELS
 from bert_jax.models.positions import sinusoidal_positions
+from bert_jax.settings import from_dict
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text.tokenizer import Tokenizer
 

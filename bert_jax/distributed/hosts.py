@@ -18,10 +18,10 @@ import jax
 import jaxlib.version
 from absl import flags
 
-from bert_jax.config import flatten
 from bert_jax.distributed import line as line_lib
 from bert_jax.distributed.line import Line
 from bert_jax.errors import CommandError, Interrupted, UserError
+from bert_jax.settings import flatten
 
 ADDRESS = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0.")
 PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes the run has.")

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
@@ -45,7 +45,7 @@ class Layout:
     skips_ragged: bool = False
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Literal["classification", "regression"]:
         """What `TaskConfig.kind` is for it."""
         return "classification" if self.labels else "regression"
 

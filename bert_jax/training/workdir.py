@@ -1,5 +1,6 @@
 """The folder of a run: whose it is, and that it stays so."""
 
+import json
 import os
 import secrets
 import time
@@ -10,7 +11,7 @@ import google_crc32c
 import jax
 import numpy as np
 
-from bert_jax import config as config_lib
+from bert_jax import settings
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
@@ -32,7 +33,7 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
     if (workdir / "state").exists():
         raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
     if (workdir / "config.json").exists():
-        config_lib.check_same_run(config, workdir / "config.json")
+        check_same_run(config, workdir / "config.json")
 
 
 def check_text(workdir: Path, fingerprint: str) -> None:
@@ -93,7 +94,7 @@ def claim(
         return
     tokenizer.save(workdir / "tokenizer")
     write(workdir / _TEXT, fingerprint + "\n")
-    write(workdir / "config.json", config_lib.to_json(config))
+    write(workdir / "config.json", settings.to_json(config))
 
 
 def write(path: Path, content: str) -> None:
@@ -111,3 +112,25 @@ def hash_of(params: Any) -> str:
     for value in jax.tree.leaves(params):
         checksum = google_crc32c.extend(checksum, np.ascontiguousarray(value).tobytes())
     return f"{checksum:08x}"
+
+
+def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
+    """Refuse to resume a run under a config that computes something else.
+
+    Raises:
+      UserError: `path`, a workdir's `config.json`, differs in a field that is not resumable.
+    """
+    try:
+        saved = settings.flatten(
+            settings.from_dict(type(config), json.loads(path.read_text()), str(path))
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is not JSON ({error}); mend it or choose another --workdir"
+        ) from error
+    for name, value, _, metadata in settings.fields(config):
+        if saved[name] != value and not metadata["resumable"]:
+            raise UserError(
+                f"{path.parent} belongs to another config: {name} is {saved[name]!r} there and "
+                f"{value!r} here; choose another --workdir or set the field back"
+            )

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 from helpers import LENGTH, PREDICTIONS, model_config
 
-from bert_jax.config import (
-    DataConfig,
-    ModelConfig,
-    ParallelConfig,
-    Phase,
-    TrainConfig,
-)
+from bert_jax.config import DataConfig, ModelConfig, ParallelConfig, Phase, TrainConfig
 from bert_jax.distributed import mesh as parallel
 from bert_jax.models.fused_attention import fused_attention, interpreted
 from bert_jax.models.heads import BertForPreTraining

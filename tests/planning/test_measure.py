@@ -17,7 +17,7 @@ import pytest
 from absl import flags
 from helpers import model_config
 
-from bert_jax import config as config_lib
+from bert_jax import settings
 from bert_jax.batches import loader
 from bert_jax.commands import benchmark as command
 from bert_jax.config import DataConfig, Phase, TokenizerConfig, TrainConfig
@@ -51,8 +51,8 @@ def config(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(config):
     """What the command prints, on one device."""
-    default = config_lib.flatten(importlib.import_module("configs.tiny").get_config())
-    wanted = config_lib.flatten(config).items()
+    default = settings.flatten(importlib.import_module("configs.tiny").get_config())
+    wanted = settings.flatten(config).items()
     fields = [f"--config.{n}={x}" for n, x in wanted if x != default[n] and n != "data.phases"]
     words = [
         sys.executable,

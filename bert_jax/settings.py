@@ -1,0 +1,189 @@
+"""Typed settings: a dataclass whose fields carry their own description, choices and range.
+
+The same declaration serves the check of a config, its JSON, `--config.FIELD=VALUE` and `--help`.
+"""
+
+import ast
+import dataclasses
+import difflib
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+from bert_jax.errors import UserError
+
+_LIMIT = 2**32
+
+
+class Range(NamedTuple):
+    """The numbers that a field accepts, in words and as a predicate."""
+
+    description: str
+    contains: Callable[[float], bool]
+
+
+POSITIVE = Range("a positive number below 2**32", lambda x: 0 < x < _LIMIT)
+NOT_NEGATIVE = Range("at least 0 and below 2**32", lambda x: 0 <= x < _LIMIT)
+SHARE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
+POSITIVE_SHARE = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
+SIZE = Range("a positive number of at most 2**24", lambda x: 0 < x <= 1 << 24)
+SIZE_OR_ZERO = Range("at least 0 and at most 2**24", lambda x: 0 <= x <= 1 << 24)
+COUNT_OR_REST = Range(
+    "a positive number, or -1 for what remains", lambda x: x == -1 or 0 < x < _LIMIT
+)
+FINITE = Range("a finite number", math.isfinite)
+
+
+def setting(default: Any, help: str, range: Range = POSITIVE, *, resumable: bool = False) -> Any:
+    """Return a dataclass field.
+
+    Args:
+      default: its value where nothing else is set.
+      help: one line for `--help`.
+      range: the numbers it accepts, if it is a number.
+      resumable: whether a run may resume with another value, since the result stays the same.
+    """
+    metadata = {"help": help, "range": range, "resumable": resumable}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Field(NamedTuple):
+    """One leaf of a config: its dotted name, value, type and metadata."""
+
+    name: str
+    value: Any
+    hint: Any
+    metadata: typing.Mapping[str, Any]
+
+
+def fields(config: Any, prefix: str = "") -> Iterator[Field]:
+    """Yield the leaves of nested dataclasses."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        name, value = prefix + field.name, getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from fields(value, name + ".")
+        else:
+            yield Field(name, value, hints[field.name], field.metadata)
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """Return the values of nested dataclasses by dotted name."""
+    return {field.name: field.value for field in fields(config)}
+
+
+def check(config: Any, prefix: str = "") -> None:
+    """Check the type, choices and range of every field.
+
+    Raises:
+      UserError: a value is of another type, none of the choices or out of range.
+    """
+    for name, value, hint, metadata in fields(config, prefix):
+        checked = _from_json(hint, _to_json(value), name)
+        for number, item in enumerate(value if isinstance(value, tuple) else ()):
+            if dataclasses.is_dataclass(item):
+                check(item, f"{name}[{number}].")
+        is_number = isinstance(checked, int | float) and not isinstance(checked, bool)
+        if is_number and typing.get_origin(hint) is not Literal:
+            accepted = metadata["range"]
+            if not accepted.contains(value):
+                raise UserError(f"{name} is {value}; it must be {accepted.description}")
+
+
+def to_json(config: Any) -> str:
+    """Return a config as indented JSON, the form of a workdir's `config.json`."""
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_dict(cls: type, values: Any, where: str) -> Any:
+    """Build a config from the dictionary that its JSON holds.
+
+    Raises:
+      UserError: a field is unknown, missing without a default, or of another type.
+    """
+    if not isinstance(values, dict):
+        raise UserError(f"{where} holds no fields; it was written by another program")
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise UserError(f"{where}: unknown field {unknown[0]}; it was written by another version")
+    try:
+        return cls(**{k: _from_json(hints[k], v, f"{where}: {k}") for k, v in values.items()})
+    except TypeError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def override(config: Any, name: str, text: str | None) -> None:
+    """Set a field by its dotted name to a value written on the command line.
+
+    Args:
+      config: the config, changed in place.
+      name: such as "model.hidden_size".
+      text: the value; None for a bare flag, which sets a truth value to True.
+
+    Raises:
+      UserError: there is no such field, or the text is not a value of its type.
+    """
+    known = {field.name: field for field in fields(config)}
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean --config.{close[0]}?" if close else "--help lists the fields"
+        raise UserError(f"--config.{name}: no such field; {hint}")
+    hint = known[name].hint
+    if text is None:
+        if hint is not bool:
+            raise UserError(f"--config.{name} needs a value: --config.{name}=VALUE")
+        text = "True"
+    try:
+        value = _from_json(hint, _parse(hint, text), f"--config.{name}")
+    except (ValueError, KeyError, SyntaxError, TypeError) as error:
+        kind = getattr(hint, "__name__", hint)
+        raise UserError(f"--config.{name}={text}: a value of type {kind} is wanted") from error
+    *groups, last = name.split(".")
+    for group in groups:
+        config = getattr(config, group)
+    setattr(config, last, value)
+
+
+def _parse(hint: Any, text: str) -> Any:
+    """Return what a text on the command line stands for, as JSON could hold it."""
+    if hint is bool:
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    if hint in (int, float):
+        return hint(text)
+    if typing.get_origin(hint) is Literal:
+        return next((c for c in typing.get_args(hint) if str(c) == text), text)
+    if typing.get_origin(hint) is tuple:
+        is_literal = text.lstrip().startswith(("(", "["))
+        return list(ast.literal_eval(text)) if is_literal else [t for t in text.split(",") if t]
+    return text
+
+
+def _to_json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return [_to_json(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _from_json(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return from_dict(typing.cast(type, hint), value, where)
+    if typing.get_origin(hint) is tuple and isinstance(value, list):
+        item = typing.get_args(hint)[0]
+        return tuple(_from_json(item, v, where) for v in value)
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise UserError(f"{where} is {value!r}; choose one of {', '.join(map(str, choices))}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wanted = isinstance(hint, type | types.UnionType) and not isinstance(value, hint)
+    if wanted or (hint is int and isinstance(value, bool)):
+        raise UserError(
+            f"{where} is {value!r}, of another type than {getattr(hint, '__name__', hint)}"
+        )
+    return value
