@@ -30,9 +30,22 @@ from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher
 from bert_jax.commands import flags as cli
 from bert_jax.commands import process as programs
+from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import CheckpointConfig, FinetuneConfig
-from bert_jax.distributed import hosts, precision
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed import hosts
+from bert_jax.distributed.mesh import (
+    check_divides,
+    check_model,
+    compile_step,
+    compile_update,
+    init_sharded,
+    make_layout,
+    make_mesh,
+    num_batch_shards,
+    process_slices,
+    replicated,
+)
+from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.tasks import examples as examples_lib
 from bert_jax.tasks.base import Task
@@ -45,7 +58,7 @@ from bert_jax.training import evaluation as prediction
 from bert_jax.training import workdir as workdir_lib
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
-from bert_jax.training.objectives import Labelling
+from bert_jax.training.objectives import TaskObjective
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import (
     Partial,
@@ -62,7 +75,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; runs/NAME
 
 def main() -> None:
     """Reads the task, trains with each seed, and says what came out."""
-    parallel.keep_host_memory()
+    keep_host_memory()
     config, workdir, init = read_flags()
     programs.keep()
     # The head that the run begins with: another kind of probe's fits no better than none.
@@ -97,7 +110,7 @@ def read_flags() -> tuple[FinetuneConfig, Path, pretrained.Bert]:
     """
     config, name = cli.read_config(RECIPES / "docstrings.py", FinetuneConfig)
     hosts.connect()
-    config.model = precision.settled(config.model, jax.local_devices()[0])
+    config.model = resolve_dtype(config.model, jax.local_devices()[0])
     workdir = Path(WORKDIR.value or f"runs/{name}")
     hosts.check_same_run(config, workdir=str(workdir), init=INIT.value)
     init = pretrained.load(INIT.value)
@@ -115,15 +128,15 @@ class Job:
     def __init__(self, config: FinetuneConfig, task: Task, sets: Sets, init: pretrained.Bert):
         self.config, self.task, self.sets, self.init = config, task, sets, init
         data = config.data
-        self.mesh = parallel.make_mesh(config.parallel)
-        self.own_rows = partial(parallel.process_rows, self.mesh)
-        parallel.check_model(config.model, self.mesh)
-        parallel.check_divides(data.batch_size, config.optimizer.microbatches, self.mesh)
+        self.mesh = make_mesh(config.parallel)
+        self.own_rows = partial(process_slices, self.mesh)
+        check_model(config.model, self.mesh)
+        check_divides(data.batch_size, config.optimizer.microbatches, self.mesh)
         self.train = self.batcher(sets.train)
         self.held_out = {name: self.batcher(examples) for name, examples in sets.evals.items()}
         splits = (1, 2, 4) if config.optimizer.microbatches == 1 else (1,)
         self.plan = finetuning.plan_lengths(
-            self.train, data.batch_size, parallel.row_parts(self.mesh), splits
+            self.train, data.batch_size, num_batch_shards(self.mesh), splits
         )
         per_epoch = -(-len(self.train.rows) // data.batch_size)
         self.steps = max(1, round(config.epochs * per_epoch))
@@ -136,7 +149,7 @@ class Job:
             freezes_encoder=bool(config.probe),
         )
         new_state = partial(self.new_state, 0)
-        self.like, self.layout = parallel.layout(new_state, self.mesh, config.parallel)
+        self.like, self.layout = make_layout(new_state, self.mesh, config.parallel)
         self.train_step, self.predict_step = self.compile()
 
     def batcher(self, examples: Any) -> Batcher:
@@ -152,21 +165,22 @@ class Job:
     def compile(self) -> tuple[Any, Any]:
         """Returns the train step, of a list of parts, and the prediction of a batch."""
         c, layout = self.config, self.layout
-        objective = Labelling(self.model, is_regression=c.task.kind == "regression")
-        compiled = partial(parallel.compile_step, mode=c.parallel.mode, layout=layout)
+        objective = TaskObjective(self.model, is_regression=c.task.kind == "regression")
+        compiled = partial(compile_step, mode=c.parallel.mode, layout=layout)
+        predict = make_predict_step(objective)
         predict_step = compiled(
-            make_predict_step(objective), taken=layout.params, gives=("rows", "sums")
+            predict, in_sharding=layout.params, outputs=("per_example", "metrics")
         )
         if self.plan.parts == 1:
             step = make_train_step(objective, self.optimizer, c.optimizer.microbatches)
-            whole = compiled(step, taken=layout.state, gives=("state", "sums"))
+            whole = compiled(step, in_sharding=layout.state, outputs=("state", "metrics"))
             return lambda state, parts: whole(state, *parts), predict_step
         begin, add, finish = make_part_steps(objective, self.optimizer)
-        everywhere = parallel.everywhere(self.mesh)
+        everywhere = replicated(self.mesh)
         of_part = Partial(layout.state, layout.gradients, everywhere)
-        update = partial(parallel.compile_update, mode=c.parallel.mode)
+        update = partial(compile_update, mode=c.parallel.mode)
         begin = update(begin, taken=(layout.state,), given=of_part)
-        add = compiled(add, taken=of_part, gives=("state",))
+        add = compiled(add, in_sharding=of_part, outputs=("state",))
         taken = (layout.state, layout.gradients, everywhere)
         finish = update(finish, taken=taken, given=(layout.state, everywhere))
 
@@ -180,7 +194,7 @@ class Job:
 
     def fingerprint(self) -> str:
         """Returns a hash of all that the runs learn from, but for the config."""
-        return f"{self.sets.fingerprint()}-{workdir_lib.hash_of(self.init.params)}"
+        return f"{self.sets.fingerprint()}-{workdir_lib.checksum(self.init.params)}"
 
     def run(self, seed: int, given: Any, folder: Path) -> dict[str, Any]:
         """Trains with one seed, or goes on with it, and returns what came of it.
@@ -211,7 +225,7 @@ class Job:
         if step is None:
             step = 0
             key = jax.random.key(seed)
-            state = parallel.place(partial(self.new_state, seed), self.layout.state, key)
+            state = init_sharded(partial(self.new_state, seed), self.layout.state, key)
             if given:
                 state = state.replace(params=pretrained.fill(state.params, given))
         else:

@@ -30,10 +30,20 @@ from bert_jax.batches import loader
 from bert_jax.batches.loader import OwnRows
 from bert_jax.commands import flags as cli
 from bert_jax.commands import process as programs
+from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
-from bert_jax.distributed import hosts, precision
-from bert_jax.distributed import mesh as parallel
-from bert_jax.distributed.mesh import Layout
+from bert_jax.distributed import hosts
+from bert_jax.distributed.mesh import (
+    Layout,
+    check_divides,
+    check_model,
+    compile_step,
+    init_sharded,
+    make_layout,
+    make_mesh,
+    process_slices,
+)
+from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.text import store as corpus_lib
@@ -60,14 +70,14 @@ INIT = flags.DEFINE_string("init", None, "A checkpoint whose weights and tokeniz
 
 def main() -> None:
     """Prepares the text, trains, and says what came out."""
-    parallel.keep_host_memory()
+    keep_host_memory()
     config, workdir, init = read_flags()
     programs.keep()
-    mesh = parallel.make_mesh(config.parallel)
-    own_rows = partial(parallel.process_rows, mesh)
-    parallel.check_model(config.model, mesh)
+    mesh = make_mesh(config.parallel)
+    own_rows = partial(process_slices, mesh)
+    check_model(config.model, mesh)
     for _, phase in config_lib.phases(config):
-        parallel.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
+        check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
     corpus = read_text(config, init.tokenizer if init else None, workdir / "store")
     workdir_lib.check_text(workdir, corpus.fingerprint)
     workdir_lib.check_shared(workdir)
@@ -78,7 +88,7 @@ def main() -> None:
     def new_state(key: jax.Array) -> Any:
         return init_state(model.init_params(key), optimizer, config.seed)
 
-    like, layout = parallel.layout(new_state, mesh, config.parallel)
+    like, layout = make_layout(new_state, mesh, config.parallel)
     stages = make_stages(config, corpus, model, optimizer, layout, own_rows)
     batches = loader.TrainBatches(corpus, config, own_rows)
     checkpoints = Checkpoints(
@@ -92,7 +102,7 @@ def main() -> None:
     step = checkpoints.latest()
     if step is None:
         step = 0
-        state = parallel.place(new_state, layout.state, jax.random.key(config.seed))
+        state = init_sharded(new_state, layout.state, jax.random.key(config.seed))
         if init:
             state = state.replace(params=pretrained.fill(state.params, init.params))
             report.begun_with(INIT.value, state.params, init.params)
@@ -131,12 +141,12 @@ def read_flags() -> tuple[TrainConfig, Path, pretrained.Bert | None]:
     """
     config, name = cli.read_config(Path(__file__).parent / "configs" / "tiny.py", TrainConfig)
     hosts.connect()
-    config.model = precision.settled(config.model, jax.local_devices()[0])
+    config.model = resolve_dtype(config.model, jax.local_devices()[0])
     workdir = Path(WORKDIR.value or f"runs/{name}")
     hosts.check_same_run(config, workdir=str(workdir), init=INIT.value)
     init = pretrained.load(INIT.value) if INIT.value else None
     if init:
-        weights = {"what --init holds": workdir_lib.hash_of(init.params)}
+        weights = {"what --init holds": workdir_lib.checksum(init.params)}
         hosts.check_same(weights, "copy it once more")
         config.model = pretrained.model_to_train(init, config.model, cli.fields_given("model."))
     config_lib.validate(config)
@@ -182,15 +192,18 @@ def make_stages(
         masking = make_masking(corpus.tokenizer, phase, config.data)
         objective = Pretraining(model, masking)
         train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
-        compiled = partial(parallel.compile_step, mode=config.parallel.mode, layout=layout)
+        eval_step = make_eval_step(objective)
+        compiled = partial(compile_step, mode=config.parallel.mode, layout=layout)
         stages.append(
             loop.Stage(
                 end=end,
                 batch_size=phase.batch_size,
-                train_step=compiled(train_step, taken=layout.state, gives=("state", "sums")),
+                train_step=compiled(
+                    train_step, in_sharding=layout.state, outputs=("state", "metrics")
+                ),
                 evaluate=partial(
                     loop.evaluate,
-                    compiled(make_eval_step(objective), taken=layout.params, gives=("sums",)),
+                    compiled(eval_step, in_sharding=layout.params, outputs=("metrics",)),
                     partial(loader.eval_batches, corpus, config, phase, own_rows),
                     phase.batch_size,
                 ),

@@ -39,7 +39,7 @@ def main() -> None:
 def row(target, name, sizes, args) -> str:
     """Returns a line of the table."""
     from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig, phases
-    from bert_jax.distributed import mesh as parallel
+    from bert_jax.distributed.mesh import make_mesh, num_batch_shards
     from bert_jax.planning import cost
     from bert_jax.planning.theory import needed
 
@@ -48,8 +48,8 @@ def row(target, name, sizes, args) -> str:
         model=ModelConfig(vocab_size=30528, num_hidden_layers=args.layers, dtype="bfloat16"),
         parallel=ParallelConfig(data=data, fsdp=fsdp, tensor=tensor, zero=zero),
     )
-    mesh = parallel.make_mesh(config.parallel, target.devices)
-    config.data.batch_size = args.rows * parallel.row_parts(mesh)
+    mesh = make_mesh(config.parallel, target.devices)
+    config.data.batch_size = args.rows * num_batch_shards(mesh)
     phase = phases(config)[0][1]
     measured = cost.measure(config, phase, mesh)
     sent = sum(each.sent for each in measured.collectives)

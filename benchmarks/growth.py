@@ -24,9 +24,10 @@ from matplotlib.figure import Figure
 
 from bert_jax import config as config_lib
 from bert_jax.commands import flags as cli
+from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
-from bert_jax.distributed import mesh as parallel
-from bert_jax.distributed import precision
+from bert_jax.distributed.mesh import init_sharded, jit_step, make_mesh
+from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.planning import synthetic
 
@@ -48,11 +49,11 @@ class Run:
     def __init__(self, config: TrainConfig):
         self.config = config
         _, phase = config_lib.phases(config)[0]
-        mesh = parallel.make_mesh(config.parallel)
+        mesh = make_mesh(config.parallel)
         setup = synthetic.set_up(config, phase, mesh)
-        self._state = parallel.place(setup.new_state, setup.layout.state, jax.random.key(0))
+        self._state = init_sharded(setup.new_state, setup.layout.state, jax.random.key(0))
         self._batch = synthetic.rows(config, phase)
-        step = parallel.jit_step(setup.step, setup.layout, setup.layout.state, ("state", "sums"))
+        step = jit_step(setup.step, setup.layout, setup.layout.state, ("state", "metrics"))
         self._step: Any = step.lower(self._state, self._batch).compile()
         self.gigabytes = self._step.memory_analysis().temp_size_in_bytes / 1e9
         self.tokens = phase.batch_size * phase.max_length
@@ -73,14 +74,14 @@ class Run:
 
 def main() -> None:
     """Measures every size, and draws them."""
-    parallel.keep_host_memory()
+    keep_host_memory()
     config, _ = cli.read_config(Path(__file__).parents[1] / "configs" / "small.py", TrainConfig)
     config_lib.validate(config)
     if not os.access(Path(OUTPUT.value).absolute().parent, os.W_OK):
         raise UserError(f"--output {OUTPUT.value} cannot be written there; make the folder first")
     if ROUNDS.value < 1 or SECONDS.value <= 0:
         raise UserError("--rounds and --seconds must be positive")
-    config.model = precision.settled(config.model, jax.devices()[0])
+    config.model = resolve_dtype(config.model, jax.devices()[0])
     rows = [("field", "value", "tokens a step", "ms a step", "microseconds a token", "GB")]
     print(f"| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}")
     for field, values in SIZES.items():

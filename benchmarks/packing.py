@@ -23,9 +23,10 @@ import train
 from bert_jax import config as config_lib
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.commands import flags as cli
+from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
-from bert_jax.distributed import mesh as parallel
-from bert_jax.distributed import precision
+from bert_jax.distributed.mesh import init_sharded, make_layout, make_mesh, process_slices
+from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.text import store as corpus_lib
 from bert_jax.training.optimizer import make_optimizer
@@ -36,16 +37,16 @@ ROUNDS = 36
 
 def make(config: TrainConfig, corpus: corpus_lib.Corpus):
     """Returns a function that takes a step and gives its times, and the batches."""
-    mesh = parallel.make_mesh(config.parallel)
+    mesh = make_mesh(config.parallel)
     model = BertForPreTraining(config.model)
     optimizer = make_optimizer(config.optimizer, config.steps)
 
     def new_state(key: jax.Array):
         return init_state(model.init_params(key), optimizer, config.seed)
 
-    _, layout = parallel.layout(new_state, mesh, config.parallel)
-    state = parallel.place(new_state, layout.state, jax.random.key(0))
-    own_rows = partial(parallel.process_rows, mesh)
+    _, layout = make_layout(new_state, mesh, config.parallel)
+    state = init_sharded(new_state, layout.state, jax.random.key(0))
+    own_rows = partial(process_slices, mesh)
     step = train.make_stages(config, corpus, model, optimizer, layout, own_rows)[0].train_step
     batches, taken = TrainBatches(corpus, config), 0
 
@@ -66,10 +67,10 @@ def main() -> None:
     """Prints both, and their ratio."""
     store, fields = sys.argv[1], sys.argv[2:]
     sys.argv[1:] = ["--config.data.max_length=512", "--config.data.batch_size=8", *fields]
-    parallel.keep_host_memory()
+    keep_host_memory()
     config, _ = cli.read_config(Path(train.__file__).parent / "configs" / "small.py", TrainConfig)
     config_lib.validate(config)
-    config.model = precision.settled(config.model, jax.devices()[0])
+    config.model = resolve_dtype(config.model, jax.devices()[0])
     corpus = corpus_lib.open_corpus(Path(store))
     made, found = {}, {}
     for packing in (False, True):

@@ -9,8 +9,9 @@ import numpy as np
 from serve import read_spec, run_peer, serve
 
 from bert_jax import config as config_lib
+from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import compile_step, init_sharded, make_mesh
 from bert_jax.models import layers
 from bert_jax.models import matmul as products
 from bert_jax.planning import synthetic
@@ -46,7 +47,7 @@ def main() -> None:
     """Builds the model, takes the first steps, and waits to be asked for more."""
     spec = read_spec()
     if spec.head != "kept-memory":
-        parallel.keep_host_memory()
+        keep_host_memory()
     config = from_dict(TrainConfig, json.loads(spec.config), "config")
     config.model.dtype = spec.dtype
     _, phase = config_lib.phases(config)[0]
@@ -54,11 +55,11 @@ def main() -> None:
         phase = dataclasses.replace(phase, max_predictions=phase.max_length)
     elif spec.head in PLAIN:
         PLAIN[spec.head]()
-    mesh = parallel.make_mesh(config.parallel)
+    mesh = make_mesh(config.parallel)
     run = synthetic.set_up(config, phase, mesh)
-    state = parallel.place(run.new_state, run.layout.state, jax.random.key(config.seed))
-    step = parallel.compile_step(
-        run.step, config.parallel.mode, run.layout, run.layout.state, ("state", "sums")
+    state = init_sharded(run.new_state, run.layout.state, jax.random.key(config.seed))
+    step = compile_step(
+        run.step, config.parallel.mode, run.layout, run.layout.state, ("state", "metrics")
     )
     batch = synthetic.rows(config, phase)
 
@@ -69,7 +70,7 @@ def main() -> None:
             state, sums = step(state, batch)
             losses.append(sums["mlm_loss"])
         jax.block_until_ready(state)
-        return float(np.mean([each.value / each.weight for each in losses]))
+        return float(np.mean([each.total / each.weight for each in losses]))
 
     serve(take, {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__})
 

@@ -18,8 +18,8 @@ from flax import linen as nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import ModelConfig
-from bert_jax.distributed import mesh as parallel
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.training.masking import Masking
 from bert_jax.training.objectives import Pretraining
@@ -53,7 +53,7 @@ def make(kind: str, length: int):
         "token_type_ids": np.zeros((rows, length), np.int32),
         "attention_mask": np.ones((rows, length), np.int32),
         "next_sentence_label": np.zeros(rows, np.int32),
-        "row": np.arange(rows, dtype=np.int32),
+        "index": np.arange(rows, dtype=np.int32),
     }
 
     def run(steps: int) -> None:
@@ -68,7 +68,7 @@ def make(kind: str, length: int):
 def main() -> None:
     """Prints a table."""
     length = int(sys.argv[1]) if len(sys.argv) > 1 else 128
-    parallel.keep_host_memory()
+    keep_host_memory()
     made = {kind: make(kind, length) for kind in KINDS}
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for number in range(ROUNDS + 1):

@@ -74,7 +74,7 @@ def work(folder: Path, name: str) -> None:
     import numpy as np
 
     from bert_jax.config import CheckpointConfig, ModelConfig, OptimizerConfig, ParallelConfig
-    from bert_jax.distributed import mesh as parallel
+    from bert_jax.distributed.mesh import init_sharded, make_layout, make_mesh
     from bert_jax.models.heads import BertForPreTraining
     from bert_jax.text import tokenizer_training
     from bert_jax.training.checkpoint import Checkpoints
@@ -91,12 +91,12 @@ def work(folder: Path, name: str) -> None:
     def new_state(key: jax.Array):
         return init_state(model.init_params(key), optimizer, 0)
 
-    like, layout = parallel.layout(new_state, parallel.make_mesh(config), config)
+    like, layout = make_layout(new_state, make_mesh(config), config)
     tokenizer = tokenizer_training.train(["a few words"] * 9, _tokenizer_config(), 25)
     where = folder / "checkpoints"
     checkpoints = Checkpoints(where, CheckpointConfig(), {}, tokenizer, lambda _: 0.0)
     if name == "saved":
-        checkpoints.save(1, parallel.place(new_state, layout.state, jax.random.key(0)), None)
+        checkpoints.save(1, init_sharded(new_state, layout.state, jax.random.key(0)), None)
         checkpoints.close()
         return
     read_before, peak_before, started = read_bytes(), peak(), time.monotonic()

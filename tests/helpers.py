@@ -46,7 +46,7 @@ def batch(rows: int, seed: int = 0, length: int = LENGTH) -> dict[str, np.ndarra
         "token_type_ids": types,
         "attention_mask": mask,
         "next_sentence_label": generator.integers(0, 2, rows).astype(np.int32),
-        "row": np.arange(rows, dtype=np.int32),
+        "index": np.arange(rows, dtype=np.int32),
     }
 
 

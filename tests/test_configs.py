@@ -22,7 +22,7 @@ from bert_jax.config import (
     validate,
     validate_finetuning,
 )
-from bert_jax.distributed import precision
+from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.settings import flatten, from_dict, to_json
@@ -48,7 +48,7 @@ def test_recipe(name):
     )
     config = module.get_config()
     validate(config)
-    config.model = precision.settled(config.model, jax.devices()[0])
+    config.model = resolve_dtype(config.model, jax.devices()[0])
     assert from_dict(TrainConfig, json.loads(to_json(config)), "here") == config
     model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)

@@ -48,7 +48,7 @@ class Batcher:
         self.padding = 1 - sizes.mean() / max_length  # where all rows are of the greatest length
 
     def make(self, indices: np.ndarray, length: int) -> Batch:
-        """Returns some rows, padded to `length` tokens; a batch as `Labelling` takes it."""
+        """Returns some rows, padded to `length` tokens; a batch as `TaskObjective` takes it."""
         rows, count = self.rows, self.rows.choices
         ids = np.full((len(indices), count, length), self._pad, np.int32)
         types, mask = np.zeros_like(ids), np.zeros_like(ids)
@@ -170,7 +170,7 @@ class TrainSteps:
         for part in np.split(np.argsort(sizes, kind="stable"), self._plan.parts):
             length = int(pad_to(sizes[part].max(), self._plan.lengths))
             row = part.astype(np.int32)  # dropout is keyed by the place in the whole step
-            parts.append({**self._batcher.make(order[part], length), "row": row})
+            parts.append({**self._batcher.make(order[part], length), "index": row})
         return parts
 
 

@@ -138,7 +138,7 @@ def eval_batches(
     total = min(rows.rows_per_epoch, config.eval_rows)
     for index in range(-(-total // batch_size)):
         batch = dict(_batch(rows, index, batch_size, own_rows))
-        batch["row"] = batch["row"] + np.int32(index * batch_size)
-        surplus = batch["row"] >= total
+        batch["index"] = batch["index"] + np.int32(index * batch_size)
+        surplus = batch["index"] >= total
         batch["attention_mask"] = np.where(surplus[:, None], 0, batch["attention_mask"])
         yield batch

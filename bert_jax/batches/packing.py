@@ -177,7 +177,7 @@ class PackedPairs(SentencePairs):
             "position_ids": moved(np.arange(self.length), 0),
             "segment_starts": np.where(is_pair, ends - sizes, 0),
             "next_sentence_label": label,
-            "row": places,
+            "index": places,
         }
 
 

@@ -226,7 +226,7 @@ class SentencePairs:
         first, count, label = self._segments(rows, keyed_generator(self.seed, _BATCH, index))
         places = np.arange(low, size if high is None else high, dtype=np.int32)
         row = lay_out(self.store, self.tokenizer, self.length, first[:, places], count[:, places])
-        return {**row, "next_sentence_label": label[places].astype(np.int32), "row": places}
+        return {**row, "next_sentence_label": label[places].astype(np.int32), "index": places}
 
     def _chosen(self, places: np.ndarray) -> Any:
         """Returns the rows at some rising places, counted over all epochs."""
@@ -315,7 +315,7 @@ class FullBlocks:
             order = permute(within[here], self.rows_per_epoch, (self.seed, _ORDER, epoch))
             shift = int(keyed_generator(self.seed, _SHIFT, epoch).random() * (spare + 1))
             first[here] = order * budget + shift
-        return {**self._assemble(first), "row": places}
+        return {**self._assemble(first), "index": places}
 
     def _assemble(self, first: np.ndarray) -> dict[str, np.ndarray]:
         """Reads the text from each first token on, [n], with [SEP] where a document ends."""

@@ -17,9 +17,9 @@ def run(words: list[str]) -> None:
     args, fields = _parser().parse_known_args(words)
     if args.steps < 1 or not 0 < args.seconds < float("inf"):
         raise UserError("--steps and --seconds must be positive")
-    from bert_jax.distributed import mesh as parallel
+    from bert_jax.commands.process import keep_host_memory
 
-    parallel.keep_host_memory()
+    keep_host_memory()
     from bert_jax.planning import benchmark_table as table
     from bert_jax.planning import measure
 

@@ -57,10 +57,10 @@ def _import(args: argparse.Namespace) -> None:
     import jax
 
     from bert_jax import bert as pretrained
+    from bert_jax.commands.process import return_host_memory
     from bert_jax.convert import names
-    from bert_jax.distributed import mesh as parallel
 
-    parallel.return_host_memory()
+    return_host_memory()
     bert = pretrained.load(args.source)
     pretrained.save(bert, args.destination)
     c, size = bert.config, sum(x.size for x in jax.tree.leaves(bert.params))
@@ -76,9 +76,9 @@ def _import(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace) -> None:
     from bert_jax import bert as pretrained
-    from bert_jax.distributed import mesh as parallel
+    from bert_jax.commands.process import return_host_memory
 
-    parallel.return_host_memory()
+    return_host_memory()
     bert = pretrained.load(args.checkpoint)
     made = pretrained.export(bert, args.destination, args.head)
     name = made.architecture
@@ -105,7 +105,7 @@ def _embed(args: argparse.Namespace) -> None:
     from bert_jax import bert as pretrained
     from bert_jax import embeddings as features
     from bert_jax.commands import process as programs
-    from bert_jax.distributed import mesh as parallel
+    from bert_jax.commands.process import keep_host_memory
     from bert_jax.text import sources as text_lib
 
     try:
@@ -119,7 +119,7 @@ def _embed(args: argparse.Namespace) -> None:
         raise UserError(f"--output {output}: give a file that ends in .npz")
     if not os.access(output.absolute().parent, os.W_OK):
         raise UserError(f"--output {output} cannot be written there; make the folder first")
-    parallel.keep_host_memory()
+    keep_host_memory()
     programs.keep()
     encoder = pretrained.load(args.checkpoint).encoder(layers, args.pooling)
     lines = text_lib.read_lines(path)
@@ -155,13 +155,14 @@ def _predict(args: argparse.Namespace) -> None:
     from bert_jax import bert as pretrained
     from bert_jax.batches.buckets import Batcher
     from bert_jax.commands import process as programs
-    from bert_jax.distributed import mesh as parallel
+    from bert_jax.commands.process import keep_host_memory
+    from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
     from bert_jax.tasks import examples as examples_lib
     from bert_jax.training import evaluation as prediction
-    from bert_jax.training.objectives import Labelling
+    from bert_jax.training.objectives import TaskObjective
     from bert_jax.training.step import make_predict_step
 
-    parallel.keep_host_memory()
+    keep_host_memory()
     programs.keep()
     bert = pretrained.load(args.checkpoint)
     if bert.task is None:
@@ -178,14 +179,14 @@ def _predict(args: argparse.Namespace) -> None:
     examples_lib.check_labels(task, examples)
     rows = task.rows(examples, bert.tokenizer, bert.config, data.max_length)
     batcher = Batcher(rows, bert.tokenizer, bert.config.type_vocab_size, data.max_length)
-    mesh = parallel.make_mesh()
-    layout = parallel.whole(mesh)
-    step = parallel.compile_step(
-        make_predict_step(Labelling(bert.model, is_regression=bert.task.kind == "regression")),
+    mesh = make_mesh()
+    layout = replicated_layout(mesh)
+    step = compile_step(
+        make_predict_step(TaskObjective(bert.model, is_regression=bert.task.kind == "regression")),
         "mesh",
         layout,
         layout.params,
-        gives=("rows", "sums"),
+        outputs=("per_example", "metrics"),
     )
     params, size = jax.device_put(bert.params, layout.params), 32 * mesh.size
     found, values = prediction.predict(step, params, task, examples, batcher, size)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.models.layers import parameter_reader
 
-ROWS = ("data", "fsdp")  # the axes of the mesh over which the rows of a batch are shared
+BATCH_AXES = ("data", "fsdp")  # the axes of the mesh over which the rows of a batch are shared
 
 # The mesh axis over which each logical axis of a parameter is split; None: it is not.
 RULES: dict[str, str | None] = {
@@ -40,8 +40,8 @@ class Collectives:
 
     Attributes:
       run: makes of `of_rows(params, draws, batch)`, which takes some rows, a function of all
-        that runs on each device. The names of its results are given too: "gradients", "rows"
-        (an array with one for each row) or "sums".
+        that runs on each device. The names of its results are given too: "gradients",
+        "per_example" (an array with one entry for each row) or "metrics".
       add: adds up over devices, inside of it.
       add_gradients: the same, of gradients, of which each device may get a part.
       share: makes of new parameters, of which each device may have made a part, those of a state.
@@ -71,9 +71,9 @@ class Exchange:
     tile: int
 
 
-def results(of: Mapping[str, Any], gives: tuple[str, ...]) -> Any:
+def results(of: Mapping[str, Any], outputs: tuple[str, ...]) -> Any:
     """Returns what a step gives, by name, as it gives it: one alone is no tuple."""
-    each: list[Any] = [of[name] for name in gives]
+    each: list[Any] = [of[name] for name in outputs]
     return tuple(each) if len(each) > 1 else each[0]
 
 
@@ -85,12 +85,12 @@ def across(mesh: Mesh, params: Any, gradients: Any) -> Collectives:
       params: the sharding of each parameter, or one for all.
       gradients: of their gradients.
     """
-    if math.prod(mesh.shape[axis] for axis in ROWS) == 1:
+    if math.prod(mesh.shape[axis] for axis in BATCH_AXES) == 1:
         return Collectives(run=lambda of_rows, _: _on(mesh, of_rows))
     is_tpu = mesh.devices.flat[0].platform == "tpu"
     exchange = Exchange(_rings(mesh), math.prod(_TILE) if is_tpu else 0)
     of_params, of_gradients = (_by_hand(tree) for tree in (params, gradients))
-    specs = {"gradients": of_gradients, "rows": P(ROWS), "sums": P()}
+    specs = {"gradients": of_gradients, "per_example": P(BATCH_AXES), "metrics": P()}
     has_parts = mesh.shape["fsdp"] > 1 and any(
         "fsdp" in spec for spec in jax.tree.leaves(of_params)
     )
@@ -104,9 +104,9 @@ def across(mesh: Mesh, params: Any, gradients: Any) -> Collectives:
             return jax.lax.psum(gradient, "data")
         if "fsdp" in where.spec:
             return jax.lax.psum(_add_and_split(gradient, where.spec, exchange), "data")
-        return jax.lax.psum(gradient, ROWS)
+        return jax.lax.psum(gradient, BATCH_AXES)
 
-    def run(of_rows: Callable[..., Any], gives: tuple[str, ...]) -> Callable[..., Any]:
+    def run(of_rows: Callable[..., Any], outputs: tuple[str, ...]) -> Callable[..., Any]:
         def of_device(*arguments: Any) -> Any:
             with parameter_reader(read if has_parts else None):
                 return of_rows(*arguments)
@@ -114,9 +114,9 @@ def across(mesh: Mesh, params: Any, gradients: Any) -> Collectives:
         return jax.shard_map(
             of_device,
             mesh=mesh,
-            in_specs=(of_params, P(), P(ROWS)),
-            out_specs=results(specs, gives),
-            axis_names=set(ROWS),
+            in_specs=(of_params, P(), P(BATCH_AXES)),
+            out_specs=results(specs, outputs),
+            axis_names=set(BATCH_AXES),
             check_vma=False,  # with it, gradients would be added up already
         )
 
@@ -134,14 +134,14 @@ def across(mesh: Mesh, params: Any, gradients: Any) -> Collectives:
             mesh=mesh,
             in_specs=(of_gradients,),
             out_specs=of_params,
-            axis_names=set(ROWS),
+            axis_names=set(BATCH_AXES),
             check_vma=False,
         )(params)
 
     return Collectives(
         run=run,
         share=share,
-        add=partial(jax.lax.psum, axis_name=ROWS),
+        add=partial(jax.lax.psum, axis_name=BATCH_AXES),
         add_gradients=lambda tree: jax.tree.map(add_gradient, of_params, gradients, tree),
     )
 
@@ -160,7 +160,7 @@ def _by_hand(shardings: Any) -> Any:
     """Returns the part of each sharding that is not the compiler's."""
 
     def spec(sharding: NamedSharding) -> P:
-        return P(*(axis if axis in ROWS else None for axis in sharding.spec))
+        return P(*(axis if axis in BATCH_AXES else None for axis in sharding.spec))
 
     return jax.tree.map(spec, shardings)
 

@@ -1,6 +1,5 @@
 """Devices: what lies where, and how one step function runs on all of them."""
 
-import ctypes
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,41 +15,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import ModelConfig, ParallelConfig
-from bert_jax.distributed.fsdp import ROWS, RULES, Collectives, across, results
+from bert_jax.distributed.fsdp import BATCH_AXES, RULES, Collectives, across, results
 from bert_jax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
-
-
-def keep_host_memory() -> None:
-    """Keeps memory that XLA frees on a CPU, so that the next step need not ask for it again.
-
-    A step's temporaries are freed at its end. With the C library's defaults they go back to the
-    system, and every page of the next step's is cleared and mapped anew: a third of the time of a
-    step of the default config. Threads that run already keep to what they have: it is called before
-    anything that asks JAX for its devices. Does nothing without glibc.
-    """
-    # From malloc.h: M_ARENA_MAX, M_MMAP_MAX, and M_TRIM_THRESHOLD, of which -1 is none. Two steps
-    # of BERT-base are under way at once, and have more to give back than any threshold allows.
-    _mallopt({-8: 1, -4: 0, -1: -1})
-
-
-def return_host_memory() -> None:
-    """Gives back the memory of every large array when it is freed: for a command that runs once.
-
-    By default the C library keeps much of it, which is half as much again as a checkpoint takes.
-    Does nothing without glibc.
-    """
-    _mallopt({-3: 1 << 16})  # M_MMAP_THRESHOLD
-
-
-def _mallopt(options: Mapping[int, int]) -> None:
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    for option, value in options.items():
-        mallopt(option, value)
 
 
 def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
@@ -108,22 +76,22 @@ def check_model(model: ModelConfig, mesh: Mesh) -> None:
             )
 
 
-def everywhere(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of an array of which each device has a copy."""
     return NamedSharding(mesh, P())
 
 
-def row_parts(mesh: Mesh) -> int:
+def num_batch_shards(mesh: Mesh) -> int:
     """Returns in how many parts the devices share the rows of a batch."""
-    return math.prod(mesh.shape[axis] for axis in ROWS)
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def process_rows(mesh: Mesh, batch_size: int) -> list[tuple[int, int]]:
+def process_slices(mesh: Mesh, batch_size: int) -> list[tuple[int, int]]:
     """Returns which rows of a batch this process's devices hold, each run as (first, end).
 
     It is all of them where the process's devices are parts of one copy of the model only.
     """
-    sharding = NamedSharding(mesh, P(ROWS))
+    sharding = NamedSharding(mesh, P(BATCH_AXES))
     places = sharding.addressable_devices_indices_map((batch_size,)).values()
     runs: list[tuple[int, int]] = []
     for low, high in sorted({place[0].indices(batch_size)[:2] for place in places if place}):
@@ -139,7 +107,7 @@ def check_divides(batch_size: int, microbatches: int, mesh: Mesh) -> None:
     Raises:
       UserError: it does not divide.
     """
-    devices = row_parts(mesh)
+    devices = num_batch_shards(mesh)
     parts = devices * microbatches
     if batch_size % parts:
         each = f" times {microbatches} microbatches" if microbatches > 1 else ""
@@ -166,12 +134,12 @@ class Layout:
     gradients: Any
 
 
-def whole(mesh: Mesh) -> Layout:
+def replicated_layout(mesh: Mesh) -> Layout:
     """Returns the layout of which each device has a copy of everything."""
-    return Layout(mesh, everywhere(mesh), everywhere(mesh), everywhere(mesh))
+    return Layout(mesh, replicated(mesh), replicated(mesh), replicated(mesh))
 
 
-def layout(
+def make_layout(
     new_state: Callable[[jax.Array], Any], mesh: Mesh, config: ParallelConfig | None = None
 ) -> tuple[Any, Layout]:
     """Returns the abstract state, with the sharding of every array, and its layout.
@@ -195,14 +163,14 @@ def layout(
     return like, Layout(mesh, state, params, split.params)
 
 
-def place(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax.Array) -> Any:
+def init_sharded(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax.Array) -> Any:
     """Returns a new state, made where it is to lie."""
     return jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
 
 
-def place_rows(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """Returns a batch on the devices, of which this process gives its rows."""
-    rows = NamedSharding(mesh, P(ROWS))
+    rows = NamedSharding(mesh, P(BATCH_AXES))
     return {k: jax.make_array_from_process_local_data(rows, v) for k, v in batch.items()}
 
 
@@ -210,8 +178,8 @@ def compile_step(
     step: Callable[..., Any],
     mode: str,
     layout: Layout,
-    taken: Any,
-    gives: tuple[str, ...],
+    in_sharding: Any,
+    outputs: tuple[str, ...],
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
     """Compiles `step(state, batch, across)` for the devices of a mesh: here alone do modes differ.
 
@@ -219,46 +187,48 @@ def compile_step(
       step: as `training.step` makes them; its first argument may be another than a `TrainState`.
       mode: "mesh" or "pmap", which is a copy of the step on each device.
       layout: where everything lies.
-      taken: the sharding of the first argument.
-      gives: what its results are: "state", the next first argument, in the memory of the one that
-        it is given; "rows", an array with one for each row of the batch; "sums". One alone is no
-        tuple.
+      in_sharding: of the first argument.
+      outputs: the kind of each result: "state", the next first argument, which reuses its memory;
+        "per_example", an array with one entry for each sequence; "metrics". A single result is not
+        wrapped in a tuple.
 
     Returns:
       A function of the state and of this process's rows in host memory.
     """
     if mode == "pmap":
-        return _pmapped(step, layout.mesh, gives)
-    compiled = jit_step(step, layout, taken, gives)
-    return lambda state, batch: compiled(state, place_rows(layout.mesh, batch))
+        return _pmapped(step, layout.mesh, outputs)
+    compiled = jit_step(step, layout, in_sharding, outputs)
+    return lambda state, batch: compiled(state, shard_batch(layout.mesh, batch))
 
 
-def jit_step(step: Callable[..., Any], layout: Layout, taken: Any, gives: tuple[str, ...]) -> Any:
+def jit_step(
+    step: Callable[..., Any], layout: Layout, in_sharding: Any, outputs: tuple[str, ...]
+) -> Any:
     """Returns `step` as one program for the mesh; the arguments are those of `compile_step`.
 
     The gradient is computed as `collectives` says; the update of the parameters is left to the
     compiler.
     """
-    rows = NamedSharding(layout.mesh, P(ROWS))
-    places = {"state": taken, "rows": rows, "sums": everywhere(layout.mesh)}
+    rows = NamedSharding(layout.mesh, P(BATCH_AXES))
+    places = {"state": in_sharding, "per_example": rows, "metrics": replicated(layout.mesh)}
     return jax.jit(
         partial(step, across=across(layout.mesh, layout.params, layout.gradients)),
-        in_shardings=(taken, rows),
-        out_shardings=results(places, gives),
-        donate_argnums=(0,) if "state" in gives else (),
+        in_shardings=(in_sharding, rows),
+        out_shardings=results(places, outputs),
+        donate_argnums=(0,) if "state" in outputs else (),
     )
 
 
 def _pmapped(
-    step: Callable[..., Any], mesh: Mesh, gives: tuple[str, ...]
+    step: Callable[..., Any], mesh: Mesh, outputs: tuple[str, ...]
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
     add = partial(jax.lax.psum, axis_name="data")
     mapped = jax.pmap(
         partial(step, across=Collectives(add=add, add_gradients=add)),
         axis_name="data",
         in_axes=(None, 0),  # pyright: ignore[reportArgumentType]
-        out_axes=results({"state": None, "rows": 0, "sums": None}, gives),
-        donate_argnums=(0,) if "state" in gives else (),
+        out_axes=results({"state": None, "per_example": 0, "metrics": None}, outputs),
+        donate_argnums=(0,) if "state" in outputs else (),
         devices=list(mesh.devices.flat),
     )
     count = mesh.local_mesh.size
@@ -266,7 +236,7 @@ def _pmapped(
     def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
         split = {k: v.reshape(count, -1, *v.shape[1:]) for k, v in batch.items()}
         found = mapped(state, split)
-        if gives[0] == "rows":
+        if outputs[0] == "per_example":
             return found[0].reshape(-1, *found[0].shape[2:]), *found[1:]
         return found
 

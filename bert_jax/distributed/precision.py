@@ -13,12 +13,16 @@ _BFLOAT16 = re.compile(r"\b(amx_bf16|avx512_bf16|bf16)\b")
 _FIRST_OF_NVIDIA = 8.0  # compute capability of Ampere
 
 
-def settled(model: ModelConfig, device: Any) -> ModelConfig:
+def resolve_dtype(model: ModelConfig, device: Any) -> ModelConfig:
     """Returns the model, with what is fastest on a device for a `dtype` of "auto"."""
-    return dataclasses.replace(model, dtype=fastest(device)) if model.dtype == "auto" else model
+    return (
+        dataclasses.replace(model, dtype=preferred_dtype(device))
+        if model.dtype == "auto"
+        else model
+    )
 
 
-def fastest(device: Any) -> str:
+def preferred_dtype(device: Any) -> str:
     """Returns "bfloat16" for a device that has instructions for it, or else "float32"."""
     if device.platform == "cpu":
         has = _CPU.is_file() and _BFLOAT16.search(_CPU.read_text(errors="replace"))

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import ModelConfig, Phase
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import num_batch_shards
 
 _ROUNDS = 7
 _SECONDS = 0.1  # of a round
@@ -37,7 +37,7 @@ def measure(model: ModelConfig, phase: Phase, mesh: Mesh) -> Ceiling:
 
     All devices run them at once, with nothing to send. Of each shape it is the median of rounds.
     """
-    rows = phase.batch_size * phase.max_length // parallel.row_parts(mesh)
+    rows = phase.batch_size * phase.max_length // num_batch_shards(mesh)
     rows, wide, wider = min(rows, _MOST_ROWS), model.hidden_size, model.intermediate_size
     shapes = [(size, size, size) for size in _LARGE[mesh.devices.flat[0].platform]]
     shapes += [(rows, wide, wider), (rows, wider, wide)]

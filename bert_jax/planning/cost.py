@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, Phase, TrainConfig
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import jit_step
 from bert_jax.planning import synthetic, traffic
 from bert_jax.planning.program import Collective, collectives
 
@@ -145,7 +145,7 @@ def _inner(params: dict[str, Any]) -> Iterator[Any]:
 def _trace(config: TrainConfig, phase: Phase, mesh: Mesh) -> tuple[Any, Any, Any]:
     """Returns the abstract state and rows, and the train step traced for them as train.py would."""
     run = synthetic.set_up(config, phase, mesh)
-    jitted = parallel.jit_step(run.step, run.layout, run.layout.state, ("state", "sums"))
+    jitted = jit_step(run.step, run.layout, run.layout.state, ("state", "metrics"))
     batch = synthetic.abstract_rows(config, phase, mesh)
     return run.like, batch, jitted.trace(run.like, batch)
 

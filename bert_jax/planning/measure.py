@@ -17,8 +17,15 @@ from bert_jax import config as config_lib
 from bert_jax.batches import loader
 from bert_jax.batches.sequences import Batch
 from bert_jax.config import Phase, TrainConfig
-from bert_jax.distributed import mesh as parallel
-from bert_jax.distributed import precision
+from bert_jax.distributed.mesh import (
+    check_divides,
+    check_model,
+    init_sharded,
+    jit_step,
+    make_mesh,
+    shard_batch,
+)
+from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.planning import breakdown, ceiling, chips, compiling, cost, memory, synthetic, timing
 from bert_jax.planning.ceiling import Ceiling
 from bert_jax.planning.compiling import Compiled
@@ -158,11 +165,11 @@ def measure(
     """
     load, _, _ = os.getloadavg()
     _, phase = config_lib.phases(config)[number - 1]
-    mesh = parallel.make_mesh(config.parallel)
+    mesh = make_mesh(config.parallel)
     device = mesh.devices.flat[0]
-    config = dataclasses.replace(config, model=precision.settled(config.model, device))
-    parallel.check_model(config.model, mesh)
-    parallel.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
+    config = dataclasses.replace(config, model=resolve_dtype(config.model, device))
+    check_model(config.model, mesh)
+    check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder, memory.fits(phase, device):
         say(f"reading {config.data.source}")
         with contextlib.redirect_stdout(sys.stderr):
@@ -194,7 +201,7 @@ def batches(corpus: Corpus, config: TrainConfig, phase: Phase) -> Iterator[Batch
 
 def _compile(run: Setup, config: TrainConfig, phase: Phase) -> Any:
     mesh = run.layout.mesh
-    step = parallel.jit_step(run.step, run.layout, run.layout.state, ("state", "sums"))
+    step = jit_step(run.step, run.layout, run.layout.state, ("state", "metrics"))
     found = step.lower(run.like, synthetic.abstract_rows(config, phase, mesh)).compile()
     memory.check(phase, cost.total_memory(found.memory_analysis()), list(mesh.devices.flat))
     return found
@@ -212,12 +219,12 @@ def _take_steps(
 ) -> Steps:
     mesh = run.layout.mesh
     peak = memory.Peak(list(mesh.devices.flat))
-    state = parallel.place(run.new_state, run.layout.state, jax.random.key(config.seed))
+    state = init_sharded(run.new_state, run.layout.state, jax.random.key(config.seed))
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
-    same = itertools.repeat(parallel.place_rows(mesh, synthetic.rows(config, phase)))
+    same = itertools.repeat(shard_batch(mesh, synthetic.rows(config, phase)))
 
     def of_text(state: Any, batch: Batch) -> Any:
-        return step(state, parallel.place_rows(mesh, batch))
+        return step(state, shard_batch(mesh, batch))
 
     def some(number: int) -> None:
         nonlocal state

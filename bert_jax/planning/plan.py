@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax import config as config_lib
 from bert_jax.config import Phase, TrainConfig
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import check_divides, check_model, make_mesh, num_batch_shards
 from bert_jax.planning import chips, cost
 from bert_jax.planning.cost import Cost
 from bert_jax.planning.targets import Target
@@ -111,10 +111,10 @@ def make_plans(
     config_lib.validate(config)
     meshes = []
     for target in targets:  # all are checked before the first is compiled
-        meshes.append(parallel.make_mesh(config.parallel, target.devices))
-        parallel.check_model(config.model, meshes[-1])
+        meshes.append(make_mesh(config.parallel, target.devices))
+        check_model(config.model, meshes[-1])
         for _, phase in config_lib.phases(config):
-            parallel.check_divides(phase.batch_size, config.optimizer.microbatches, meshes[-1])
+            check_divides(phase.batch_size, config.optimizer.microbatches, meshes[-1])
     plans = []
     for target, mesh in zip(targets, meshes, strict=True):
         for _, phase in config_lib.phases(config):
@@ -142,7 +142,7 @@ def _plan(
     fits = capacity is None or (found.memory is not None and found.total_memory <= capacity)
     largest = None
     if capacity and with_largest:
-        parts = parallel.row_parts(mesh) * config.optimizer.microbatches
+        parts = num_batch_shards(mesh) * config.optimizer.microbatches
         largest = largest_batch(
             lambda rows: measure(rows).total_memory,
             (phase.batch_size // parts, found.total_memory),

@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax import config as config_lib
 from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import make_mesh, num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.planning import chips, cost
 from bert_jax.planning.targets import Target
@@ -104,9 +104,9 @@ def _of_mesh(
     config: TrainConfig, phase: Phase, option: ParallelConfig, target: Target, chip: chips.Chip
 ) -> Iterator[Candidate]:
     """Yields the batches of a mesh that fit, from one row of each part on."""
-    mesh = parallel.make_mesh(option, target.devices)
+    mesh = make_mesh(option, target.devices)
     parts, devices = (
-        parallel.row_parts(mesh) * config.optimizer.microbatches,
+        num_batch_shards(mesh) * config.optimizer.microbatches,
         list(mesh.devices.flat),
     )
 

@@ -11,9 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.batches.packing import NO_PAIR, most_pairs
 from bert_jax.config import Phase, TrainConfig
-from bert_jax.distributed import mesh as parallel
-from bert_jax.distributed.fsdp import ROWS
-from bert_jax.distributed.mesh import Layout
+from bert_jax.distributed.fsdp import BATCH_AXES
+from bert_jax.distributed.mesh import Layout, make_layout
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.training.masking import Masking
 from bert_jax.training.objectives import Pretraining
@@ -56,7 +55,7 @@ def set_up(config: TrainConfig, phase: Phase, mesh: Mesh, masking: Masking | Non
     def new_state(key: jax.Array) -> Any:
         return init_state(model.init_params(key), optimizer, config.seed)
 
-    like, layout = parallel.layout(new_state, mesh, config.parallel)
+    like, layout = make_layout(new_state, mesh, config.parallel)
     pieces, most = config.model.vocab_size, phase.max_predictions
     masking = masking or Masking(
         counts=np.minimum(np.arange(phase.max_length + 1), most).astype(np.int32),
@@ -78,7 +77,7 @@ def rows(config: TrainConfig, phase: Phase, seed: int = 0) -> dict[str, np.ndarr
         "input_ids": random.integers(len(_SPECIAL), config.model.vocab_size, shape),
         "token_type_ids": np.zeros(shape, np.int32),
         "attention_mask": np.ones(shape, np.int32),
-        "row": np.arange(phase.batch_size),
+        "index": np.arange(phase.batch_size),
     }
     if config.data.pairs != "none":
         batch["token_type_ids"][:, phase.max_length // 2 :] = 1
@@ -91,7 +90,7 @@ def rows(config: TrainConfig, phase: Phase, seed: int = 0) -> dict[str, np.ndarr
 def abstract_rows(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of what `rows` gives, and where they lie; no batch is too large for it."""
     one = rows(config, dataclasses.replace(phase, batch_size=1))
-    sharding = NamedSharding(mesh, P(ROWS))
+    sharding = NamedSharding(mesh, P(BATCH_AXES))
     return {
         name: jax.ShapeDtypeStruct((phase.batch_size, *x.shape[1:]), x.dtype, sharding=sharding)
         for name, x in one.items()

@@ -43,9 +43,9 @@ class Target:
 
     def settled(self, config: TrainConfig) -> TrainConfig:
         """Returns the config in the type that a dtype of "auto" stands for on the devices."""
-        from bert_jax.distributed import precision
+        from bert_jax.distributed.precision import resolve_dtype
 
-        model = precision.settled(config.model, self.devices[0])
+        model = resolve_dtype(config.model, self.devices[0])
         if self.chip and config.model.dtype == "auto":  # all that are known have it
             model = dataclasses.replace(model, dtype="bfloat16")
         return dataclasses.replace(config, model=model)

@@ -111,8 +111,8 @@ def _end(sums: Any) -> float:
 def _check(found: list[Any]) -> None:
     for number, sums in enumerate(jax.device_get(found), 1):
         for name, part in sums.items():
-            if not math.isfinite(part.value):
+            if not math.isfinite(part.total):
                 raise TrainingError(
-                    f"{name} is {part.value} at step {number} of the benchmark, which would time "
+                    f"{name} is {part.total} at step {number} of the benchmark, which would time "
                     "a broken run; lower optimizer.learning_rate"
                 )

@@ -15,9 +15,9 @@ from bert_jax.batches.buckets import FILL, Batcher, eval_batches
 from bert_jax.tasks.base import Example, Task
 from bert_jax.training import workdir
 from bert_jax.training.metrics import means
-from bert_jax.training.objectives import Sums
+from bert_jax.training.objectives import Metrics
 
-Predict = Callable[[Any, Mapping[str, np.ndarray]], tuple[jax.Array, Sums]]
+Predict = Callable[[Any, Mapping[str, np.ndarray]], tuple[jax.Array, Metrics]]
 
 
 def predict(
@@ -45,16 +45,16 @@ def predict(
     """
     started = time.monotonic()
     found: list[Any] = [None] * len(examples)
-    sums: list[Sums] = []
+    sums: list[Metrics] = []
 
-    def take(indices: np.ndarray, logits: Any, of_batch: Sums) -> None:
+    def take(indices: np.ndarray, logits: Any, of_batch: Metrics) -> None:
         host = multihost_utils.process_allgather(logits, tiled=True)
         sums.append(jax.device_get(of_batch))
         for index, row in zip(indices.tolist(), host, strict=True):
             if index != FILL:
                 task.update(found, batcher.rows, index, row)
 
-    running: list[tuple[np.ndarray, Any, Sums]] = []
+    running: list[tuple[np.ndarray, Any, Metrics]] = []
     for indices, batch in eval_batches(batcher, batch_size):
         running.append((indices, *step(params, loader.part(batch, own_rows))))
         if len(running) > 1:

@@ -18,7 +18,7 @@ from bert_jax.distributed import hosts
 from bert_jax.errors import Interrupted, TrainingError
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Progress, Writer, describe, means
-from bert_jax.training.objectives import TOKENS, Sums
+from bert_jax.training.objectives import TOKENS, Metrics
 from bert_jax.training.step import TrainState
 
 
@@ -35,12 +35,12 @@ class Stage:
 
     end: int
     batch_size: int
-    train_step: Callable[[TrainState, Any], tuple[TrainState, Sums]]
+    train_step: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
     evaluate: Callable[[TrainState], dict[str, float]]
 
 
 def evaluate(
-    eval_step: Callable[[Any, Batch], Sums],
+    eval_step: Callable[[Any, Batch], Metrics],
     batches: Callable[[], Iterable[Batch]],
     batch_size: int,
     state: TrainState,
@@ -128,7 +128,7 @@ class _Log:
 
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints
-        self._sums: list[tuple[int, Sums]] = []
+        self._sums: list[tuple[int, Metrics]] = []
         self._restart_after_next = False
         self._first_speed: dict[str, float] = {}
         self.restart_clock()
@@ -141,7 +141,7 @@ class _Log:
     def restart_clock_after_next(self) -> None:
         self._restart_after_next = True
 
-    def add(self, step: int, sums: Sums, rows: int) -> None:
+    def add(self, step: int, sums: Metrics, rows: int) -> None:
         self._sums.append((step, sums))
         self._rows += rows
         if self._restart_after_next:
@@ -155,11 +155,11 @@ class _Log:
         self._sums = jax.device_get(self._sums)
         for step, sums in self._sums:
             for name, part in sums.items():
-                if not math.isfinite(part.value):
+                if not math.isfinite(part.total):
                     good = self._checkpoints.latest()
                     kept = f"checkpoint {self._checkpoints.folder / str(good)}" if good else "none"
                     raise TrainingError(
-                        f"{name} is {part.value} at step {step}; the last good checkpoint is: "
+                        f"{name} is {part.total} at step {step}; the last good checkpoint is: "
                         f"{kept}; lower optimizer.learning_rate or look at the data"
                     )
 
@@ -178,7 +178,7 @@ class _Log:
         speed = {"sequences_per_second": self._rows / seconds}
         timed = [sums[TOKENS] for _, sums in self._sums[self._timed_from :] if TOKENS in sums]
         if timed:
-            speed["tokens_per_second"] = sum(float(each.value) for each in timed) / seconds
+            speed["tokens_per_second"] = sum(float(each.total) for each in timed) / seconds
         return speed
 
 

@@ -14,10 +14,10 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_jax.distributed import hosts
-from bert_jax.training.objectives import Sums
+from bert_jax.training.objectives import Metrics
 
 
-def means(batches: Iterable[Sums]) -> dict[str, float]:
+def means(batches: Iterable[Metrics]) -> dict[str, float]:
     """Returns the mean of each quantity over batches on the host, but for those without weight.
 
     `loss` is the sum of the means that end in `_loss`.
@@ -25,7 +25,7 @@ def means(batches: Iterable[Sums]) -> dict[str, float]:
     totals: dict[str, np.ndarray] = {}
     for sums in batches:
         for name, part in sums.items():
-            pair = np.array([part.value, part.weight], np.float64)
+            pair = np.array([part.total, part.weight], np.float64)
             totals[name] = totals.get(name, 0) + pair
     result = {name: float(value / weight) for name, (value, weight) in totals.items() if weight > 0}
     losses = [value for name, value in result.items() if name.endswith("_loss")]

@@ -18,21 +18,21 @@ _MLM_WEIGHT_FLOOR = 1e-5
 
 
 @struct.dataclass
-class Sum:
+class WeightedSum:
     """A sum over examples, and the weight to divide it by for their mean.
 
-    Both are sums: two parts of a batch make `Sum(a.value + b.value, a.weight + b.weight)`.
+    Both are sums: two parts of a batch make `WeightedSum(a.total + b.total, a.weight + b.weight)`.
     """
 
-    value: Any
+    total: Any
     weight: Any
 
 
-# The sum whose value is the number of tokens that are not padding, and whose mean is their share.
+# The sum whose total is the number of tokens that are not padding, and whose mean is their share.
 TOKENS = "token_share"
 
 Batch = Mapping[str, Array]
-Sums = Mapping[str, Sum]
+Metrics = Mapping[str, WeightedSum]
 Weights = Mapping[str, Float[Array, ""]]
 
 
@@ -50,7 +50,7 @@ class Objective(abc.ABC):
     @abc.abstractmethod
     def loss(
         self, params: Any, batch: Any, weights: Weights, dropout_key: Array | None
-    ) -> tuple[Float[Array, ""], Sums]:
+    ) -> tuple[Float[Array, ""], Metrics]:
         """Returns these rows' share of the loss, and the sums behind it.
 
         Args:
@@ -99,7 +99,7 @@ class Pretraining(Objective):
     masking: Masking = struct.field(pytree_node=False)
 
     def prepare(self, key: Array, batch: Batch) -> MaskedBatch:
-        rows, attention_mask = batch["row"], batch["attention_mask"]
+        rows, attention_mask = batch["index"], batch["attention_mask"]
         input_ids, predictions = self.masking(key, batch["input_ids"], attention_mask, rows)
         label = batch.get("next_sentence_label")
         if label is None:
@@ -125,7 +125,7 @@ class Pretraining(Objective):
 
     def loss(
         self, params: Any, batch: MaskedBatch, weights: Weights, dropout_key: Array | None
-    ) -> tuple[Float[Array, ""], Sums]:
+    ) -> tuple[Float[Array, ""], Metrics]:
         output: Any = self.model.apply(
             {"params": params},
             batch.input_ids,
@@ -142,30 +142,32 @@ class Pretraining(Objective):
         sums = {
             "mlm_loss": mlm[0],
             "mlm_accuracy": mlm[1],
-            TOKENS: Sum(seen.sum(), jnp.float32(seen.size)),
+            TOKENS: WeightedSum(seen.sum(), jnp.float32(seen.size)),
         }
-        loss = mlm[0].value / (weights["mlm"] + _MLM_WEIGHT_FLOOR)
+        loss = mlm[0].total / (weights["mlm"] + _MLM_WEIGHT_FLOOR)
         if output.nsp_logits is not None:
             nsp = _classify(output.nsp_logits, batch.nsp_label, batch.nsp_weight)
             sums |= {"nsp_loss": nsp[0], "nsp_accuracy": nsp[1]}
-            loss += nsp[0].value / jnp.maximum(weights["nsp"], 1.0)
+            loss += nsp[0].total / jnp.maximum(weights["nsp"], 1.0)
         return loss, sums
 
 
 def _classify(
     logits: Float[Array, "*any N"], labels: Int[Array, "*any"], weights: Float[Array, "*any"]
-) -> tuple[Sum, Sum]:
+) -> tuple[WeightedSum, WeightedSum]:
     """Returns the cross-entropy in nats and the accuracy, as sums over the labels."""
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     losses = jax.nn.logsumexp(logits, axis=-1) - picked
     # The greatest is needed for the loss as well, and an argmax costs several times as much.
     correct = (picked >= logits.max(axis=-1)).astype(jnp.float32)
     weight = weights.sum()
-    return Sum((weights * losses).sum(), weight), Sum((weights * correct).sum(), weight)
+    return WeightedSum((weights * losses).sum(), weight), WeightedSum(
+        (weights * correct).sum(), weight
+    )
 
 
 @struct.dataclass
-class Labelling(Objective):
+class TaskObjective(Objective):
     """The mean cross-entropy over whatever has a label: texts, words, ends of answers, choices.
 
     With `is_regression`, the mean squared error. Source: google-research/bert `run_classifier.py`
@@ -188,10 +190,10 @@ class Labelling(Objective):
 
     def loss(
         self, params: Any, batch: Batch, weights: Weights, dropout_key: Array | None
-    ) -> tuple[Float[Array, ""], Sums]:
+    ) -> tuple[Float[Array, ""], Metrics]:
         logits = self.logits(params, batch, dropout_key)
-        sums = self.sums(logits, batch["labels"])
-        return sums["loss"].value / jnp.maximum(weights["loss"], 1.0), sums
+        sums = self.metrics(logits, batch["labels"])
+        return sums["loss"].total / jnp.maximum(weights["loss"], 1.0), sums
 
     def logits(
         self, params: Any, batch: Batch, dropout_key: Array | None = None
@@ -202,23 +204,23 @@ class Labelling(Objective):
             batch["input_ids"],
             batch["token_type_ids"],
             batch["attention_mask"],
-            None if dropout_key is None else DropoutKey(dropout_key, batch["row"]),
+            None if dropout_key is None else DropoutKey(dropout_key, batch["index"]),
         )
         return logits
 
-    def sums(self, logits: Float[Array, "*labels N"], labels: Array) -> Sums:
+    def metrics(self, logits: Float[Array, "*labels N"], labels: Array) -> Metrics:
         """Returns the loss and, of classes, the accuracy, over all that is labelled."""
         labelled = self._labelled(labels)
         known = jnp.where(labelled > 0, labels, 0)
         if self.is_regression:
             losses = labelled * jnp.square(logits[..., 0] - known)
-            return {"loss": Sum(losses.sum(), labelled.sum())}
+            return {"loss": WeightedSum(losses.sum(), labelled.sum())}
         loss, accuracy = _classify(logits, known, labelled)
         return {"loss": loss, "accuracy": accuracy}
 
-    def no_sums(self) -> Sums:
+    def no_sums(self) -> Metrics:
         """Returns the sums of no rows."""
-        zero = Sum(jnp.float32(0), jnp.float32(0))
+        zero = WeightedSum(jnp.float32(0), jnp.float32(0))
         return {"loss": zero} if self.is_regression else {"loss": zero, "accuracy": zero}
 
     def _labelled(self, labels: Array) -> Float[Array, "*labels"]:

@@ -10,7 +10,7 @@ from flax import struct
 from jaxtyping import Array
 
 from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
-from bert_jax.training.objectives import Batch, Labelling, Objective, Sum, Sums
+from bert_jax.training.objectives import Batch, Metrics, Objective, TaskObjective, WeightedSum
 
 # Named, so that neither a newer default nor a flag of JAX's changes what a seed means.
 _PRNG = "threefry2x32"
@@ -41,7 +41,7 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, seed: int) 
 
 def make_train_step(
     objective: Objective, optimizer: optax.GradientTransformation, microbatches: int = 1
-) -> Callable[..., tuple[TrainState, Sums]]:
+) -> Callable[..., tuple[TrainState, Metrics]]:
     """Returns `train_step(state, batch, across)`, which gives the next state and the batch's sums.
 
     The weights of the whole global batch are summed before any loss is divided by them, so that
@@ -56,8 +56,8 @@ def make_train_step(
 
     def train_step(
         state: TrainState, batch: Batch, across: Collectives = SINGLE_DEVICE
-    ) -> tuple[TrainState, Sums]:
-        def of_rows(params: Any, draws: tuple[Array, Array], batch: Batch) -> tuple[Any, Sums]:
+    ) -> tuple[TrainState, Metrics]:
+        def of_rows(params: Any, draws: tuple[Array, Array], batch: Batch) -> tuple[Any, Metrics]:
             mask_key, dropout_key = _keys(draws)
             examples = objective.prepare(mask_key, batch)
             weights = across.add(objective.weights(examples))
@@ -77,7 +77,7 @@ def make_train_step(
             gradients, sums = total
             return across.add_gradients(gradients), across.add(sums)
 
-        run = across.run(of_rows, ("gradients", "sums"))
+        run = across.run(of_rows, ("gradients", "metrics"))
         gradients, sums = run(state.params, (state.rng, state.step), batch)
         return _updated(state, gradients, sums, optimizer, across)
 
@@ -100,11 +100,11 @@ class Partial:
 
 
 def make_part_steps(
-    objective: Labelling, optimizer: optax.GradientTransformation
+    objective: TaskObjective, optimizer: optax.GradientTransformation
 ) -> tuple[
     Callable[[TrainState], Partial],
     Callable[..., Partial],
-    Callable[[TrainState, Any, Sums], tuple[TrainState, Sums]],
+    Callable[[TrainState, Any, Metrics], tuple[TrainState, Metrics]],
 ]:
     """Returns the three functions that take a step in parts of different lengths.
 
@@ -122,7 +122,7 @@ def make_part_steps(
         return Partial(state, jax.tree.map(jnp.zeros_like, state.params), objective.no_sums())
 
     def add(partial: Partial, batch: Batch, across: Collectives = SINGLE_DEVICE) -> Partial:
-        def of_rows(params: Any, draws: tuple[Array, Array], batch: Batch) -> tuple[Any, Sums]:
+        def of_rows(params: Any, draws: tuple[Array, Array], batch: Batch) -> tuple[Any, Metrics]:
             mask_key, dropout_key = _keys(draws)
             examples = objective.prepare(mask_key, batch)
             undivided = jax.tree.map(jnp.ones_like, objective.weights(examples))
@@ -130,13 +130,13 @@ def make_part_steps(
             return across.add_gradients(gradients), across.add(sums)
 
         state = partial.state
-        found = across.run(of_rows, ("gradients", "sums"))(
+        found = across.run(of_rows, ("gradients", "metrics"))(
             state.params, (state.rng, state.step), batch
         )
         total = jax.tree.map(jnp.add, (partial.gradients, partial.sums), found)
         return Partial(state, *total)
 
-    def finish(state: TrainState, gradients: Any, sums: Sums) -> tuple[TrainState, Sums]:
+    def finish(state: TrainState, gradients: Any, sums: Metrics) -> tuple[TrainState, Metrics]:
         weight = jnp.maximum(sums["loss"].weight, 1)
         gradients = jax.tree.map(lambda x: x / weight, gradients)
         return _updated(state, gradients, sums, optimizer)
@@ -159,47 +159,47 @@ def _keys(draws: tuple[Array, Array]) -> tuple[Array, Array]:
 def _updated(
     state: TrainState,
     gradients: Any,
-    sums: Sums,
+    sums: Metrics,
     optimizer: optax.GradientTransformation,
     across: Collectives = SINGLE_DEVICE,
-) -> tuple[TrainState, Sums]:
+) -> tuple[TrainState, Metrics]:
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = across.share(optax.apply_updates(state.params, updates))
-    norm = Sum(optax.tree.norm(gradients), jnp.float32(1))
+    norm = WeightedSum(optax.tree.norm(gradients), jnp.float32(1))
     return (
         TrainState(state.step + 1, params, opt_state, state.rng),
         {**sums, "gradient_norm": norm},
     )
 
 
-def make_eval_step(objective: Objective) -> Callable[..., Sums]:
+def make_eval_step(objective: Objective) -> Callable[..., Metrics]:
     """Returns `eval_step(params, batch, across)`, which gives the batch's sums, without dropout.
 
     A row's masks depend on its `row` alone: they do not change from one evaluation to the next.
     """
 
-    def eval_step(params: Any, batch: Batch, across: Collectives = SINGLE_DEVICE) -> Sums:
-        def of_rows(params: Any, _: Any, batch: Batch) -> Sums:
+    def eval_step(params: Any, batch: Batch, across: Collectives = SINGLE_DEVICE) -> Metrics:
+        def of_rows(params: Any, _: Any, batch: Batch) -> Metrics:
             examples = objective.prepare(jax.random.key(0, impl=_PRNG), batch)
             _, sums = objective.loss(params, examples, objective.weights(examples), None)
             return across.add(sums)
 
-        return across.run(of_rows, ("sums",))(params, (), batch)
+        return across.run(of_rows, ("metrics",))(params, (), batch)
 
     return eval_step
 
 
-def make_predict_step(objective: Labelling) -> Callable[..., tuple[Array, Sums]]:
+def make_predict_step(objective: TaskObjective) -> Callable[..., tuple[Array, Metrics]]:
     """Returns `predict(params, batch, across)`, which gives each row's logits and the sums."""
 
     def predict(
         params: Any, batch: Batch, across: Collectives = SINGLE_DEVICE
-    ) -> tuple[Array, Sums]:
-        def of_rows(params: Any, _: Any, batch: Batch) -> tuple[Array, Sums]:
+    ) -> tuple[Array, Metrics]:
+        def of_rows(params: Any, _: Any, batch: Batch) -> tuple[Array, Metrics]:
             logits = objective.logits(params, batch)
-            return logits, across.add(objective.sums(logits, batch["labels"]))
+            return logits, across.add(objective.metrics(logits, batch["labels"]))
 
-        return across.run(of_rows, ("rows", "sums"))(params, (), batch)
+        return across.run(of_rows, ("per_example", "metrics"))(params, (), batch)
 
     return predict
 

@@ -106,12 +106,12 @@ def write(path: Path, content: str) -> None:
     os.replace(temporary, path)
 
 
-def hash_of(params: Any) -> str:
+def checksum(params: Any) -> str:
     """Returns a checksum of some parameters."""
-    checksum = 0
+    crc = 0
     for value in jax.tree.leaves(params):
-        checksum = google_crc32c.extend(checksum, np.ascontiguousarray(value).tobytes())
-    return f"{checksum:08x}"
+        crc = google_crc32c.extend(crc, np.ascontiguousarray(value).tobytes())
+    return f"{crc:08x}"
 
 
 def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:

@@ -63,14 +63,14 @@ def test_every_row_once_an_epoch_whatever_the_parts(count, size):
         assert sorted(rows[rows != FILL]) == list(range(count))
     for step in (0, per_epoch - 1, 2 * per_epoch):
         order, parts = steps.order(step), steps[step]
-        places = np.concatenate([part["row"] for part in parts])
+        places = np.concatenate([part["index"] for part in parts])
         assert sorted(places) == list(range(size))
         lengths = [part["input_ids"].shape[1] for part in parts]
         assert lengths == sorted(lengths)
         assert set(lengths) <= set(plan.lengths)
         for part in parts:
             for place, ids, mask in zip(
-                part["row"], part["input_ids"], part["attention_mask"], strict=True
+                part["index"], part["input_ids"], part["attention_mask"], strict=True
             ):
                 row = order[place]
                 assert mask.sum() == (0 if row == FILL else sizes[row])

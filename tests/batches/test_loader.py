@@ -61,7 +61,7 @@ def test_held_out_rows_are_evaluated_once_whatever_the_batch(corpus, limit):
         batches = list(loader.eval_batches(corpus, config(eval_rows=limit), Phase(0.0, 32, size)))
         assert {b["input_ids"].shape for b in batches} == {(size, 32)}
         present = [b["attention_mask"][:, 0] > 0 for b in batches]
-        rows = np.concatenate([b["row"][p] for b, p in zip(batches, present, strict=True)])
+        rows = np.concatenate([b["index"][p] for b, p in zip(batches, present, strict=True)])
         np.testing.assert_array_equal(rows, np.arange(len(rows)))
         assert len(rows) <= limit
         ids = [b["input_ids"][p] for b, p in zip(batches, present, strict=True)]
@@ -92,7 +92,7 @@ def test_what_the_hosts_read_is_the_whole_batch(corpus, runs):
     for step in (0, 17, 29, 30, 39):
         size = 16 if step < 30 else 8
         check([host[step] for host in hosts], alone[step], size)
-        assert all(len(host[step]["row"]) < size for host in hosts)
+        assert all(len(host[step]["index"]) < size for host in hosts)
         check([loader.part(alone[step], own_rows) for own_rows in runs], alone[step], size)
     phase = Phase(0.0, 32, 8)
     evaluated = [loader.eval_batches(corpus, config(), phase, own_rows) for own_rows in runs]

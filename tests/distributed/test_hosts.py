@@ -255,12 +255,13 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from bert_jax import cli
 from bert_jax.config import ParallelConfig
 from bert_jax.errors import UserError
-from bert_jax.training import hosts, parallel
+from bert_jax.distributed import hosts
+from bert_jax.distributed.mesh import make_mesh, process_slices
 
 
 def check_rows(mesh):
     whole = np.arange(48).reshape(16, 3)
-    own = np.concatenate([whole[low:high] for low, high in parallel.process_rows(mesh, 16)])
+    own = np.concatenate([whole[low:high] for low, high in process_slices(mesh, 16)])
     rows = NamedSharding(mesh, P(("data", "fsdp")))
     made = jax.make_array_from_process_local_data(rows, own)
     assert made.shape == whole.shape
@@ -286,9 +287,9 @@ def main():
     except UserError as error:
         print("told", error, flush=True)
     shapes = [(8, 1, 1), (2, 2, 2), (1, 2, 4), (1, 1, 8)]
-    read = [check_rows(parallel.make_mesh(ParallelConfig(*shape))) for shape in shapes]
+    read = [check_rows(make_mesh(ParallelConfig(*shape))) for shape in shapes]
     mixed = [d for pair in zip(jax.devices()[:4], jax.devices()[4:]) for d in pair]
-    read.append(check_rows(parallel.make_mesh(ParallelConfig(), mixed)))
+    read.append(check_rows(make_mesh(ParallelConfig(), mixed)))
     print("read", read, flush=True)
     hosts.gather(None)
     time.sleep(60)

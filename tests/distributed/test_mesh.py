@@ -11,7 +11,7 @@ from helpers import batch, objective, params
 
 from bert_jax.config import ParallelConfig
 from bert_jax.distributed import fsdp as collectives
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import AXES, compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.models import fused_attention
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
@@ -23,23 +23,25 @@ def train(config: ParallelConfig, devices: int, microbatches: int = 1, layers: i
     """Trains with plain SGD, which unlike Adam shows a gradient that is off by a factor."""
     task = objective(num_hidden_layers=layers, **MODEL, **how)
     optimizer = optax.sgd(0.1)
-    mesh = parallel.make_mesh(config, jax.devices()[:devices])
+    mesh = make_mesh(config, jax.devices()[:devices])
 
     def new_state(key):
         return init_state(task.model.init_params(key), optimizer, seed=3)
 
-    _, layout = parallel.layout(new_state, mesh, config)
-    state = parallel.place(new_state, layout.state, jax.random.key(0))
+    _, layout = make_layout(new_state, mesh, config)
+    state = init_sharded(new_state, layout.state, jax.random.key(0))
     state = state.replace(params=jax.device_put(start(layers), layout.params))
-    compiled = partial(parallel.compile_step, mode=config.mode, layout=layout)
+    compiled = partial(compile_step, mode=config.mode, layout=layout)
     step = compiled(
-        make_train_step(task, optimizer, microbatches), taken=layout.state, gives=("state", "sums")
+        make_train_step(task, optimizer, microbatches),
+        in_sharding=layout.state,
+        outputs=("state", "metrics"),
     )
     losses = []
     for index in range(STEPS):
         state, sums = step(state, batch(ROWS, seed=index))
-        losses.append(float(sums["mlm_loss"].value / sums["mlm_loss"].weight))
-    evaluate = compiled(make_eval_step(task), taken=layout.params, gives=("sums",))
+        losses.append(float(sums["mlm_loss"].total / sums["mlm_loss"].weight))
+    evaluate = compiled(make_eval_step(task), in_sharding=layout.params, outputs=("metrics",))
     return jax.device_get(state.params), losses, jax.device_get(evaluate(state.params, batch(ROWS)))
 
 
@@ -78,7 +80,7 @@ def test_remat_and_scan_change_nothing():
 @pytest.mark.parametrize("sizes", [(1, 1, 8), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
 def test_fused_attention_agrees_with_one_device(one_device, sizes):
     """Each device runs the kernel for its own rows and heads; dropout counts all of them."""
-    config = ParallelConfig(**dict(zip(parallel.AXES, sizes, strict=True)))
+    config = ParallelConfig(**dict(zip(AXES, sizes, strict=True)))
     with fused_attention.interpreted():
         found = train(config, 8, attention="fused", remat=True, scan_layers=True)
     check_same(found, one_device)
@@ -89,8 +91,8 @@ def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():
     task = objective(num_hidden_layers=1, dtype="bfloat16", hidden_size=64, **MODEL)
     found = {}
     for name, config in {"data": ParallelConfig(), "fsdp": ParallelConfig(data=1, fsdp=8)}.items():
-        mesh = parallel.make_mesh(config)
-        _, layout = parallel.layout(
+        mesh = make_mesh(config)
+        _, layout = make_layout(
             lambda key: init_state(task.model.init_params(key), optax.sgd(1.0), 0), mesh, config
         )
 
@@ -100,9 +102,9 @@ def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():
                 rows = apply(batch["input_ids"], batch["token_type_ids"], None)
                 return rows.astype(jnp.float32)
 
-            return across.run(of_rows, ("rows",))(weights, (), batch)
+            return across.run(of_rows, ("per_example",))(weights, (), batch)
 
-        step = parallel.compile_step(look_up, "mesh", layout, layout.params, ("rows",))
+        step = compile_step(look_up, "mesh", layout, layout.params, ("per_example",))
         found[name] = np.asarray(step(jax.device_put(params(task), layout.params), batch(ROWS)))
     np.testing.assert_array_equal(found["data"], found["fsdp"])
 
@@ -112,7 +114,7 @@ def test_in_phases_and_whole_tiles_as_on_a_torus(tile):
     """What a TPU's compiler is given, run here: values exact, gradients added up and split."""
     rings = (((0, 2), (1, 3)), ((0, 1), (2, 3)))
     exchange = collectives.Exchange(rings, tile)
-    mesh = parallel.make_mesh(ParallelConfig(data=1, fsdp=4), jax.devices()[:4])
+    mesh = make_mesh(ParallelConfig(data=1, fsdp=4), jax.devices()[:4])
     generator = np.random.default_rng(0)
     whole = generator.normal(size=(37, 72)).astype(np.float32)
     weights = generator.normal(size=(4, 37, 72)).astype(np.float32)
@@ -153,7 +155,7 @@ def check_same(found, wanted, layers=1):
             assert np.abs(expected - before).max() > 1e-3, f"{name} has hardly moved"
     np.testing.assert_allclose(losses, wanted[1], rtol=1e-5)
     for name, expected in wanted[2].items():
-        np.testing.assert_allclose(evaluation[name].value, expected.value, rtol=1e-6)
+        np.testing.assert_allclose(evaluation[name].total, expected.total, rtol=1e-6)
         assert evaluation[name].weight == expected.weight
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from bert_jax.config import ModelConfig
 from bert_jax.distributed import precision
+from bert_jax.distributed.precision import preferred_dtype, resolve_dtype
 
 
 @pytest.mark.parametrize(
@@ -23,8 +24,8 @@ def test_of_a_cpu_by_its_instructions(flags, dtype, tmp_path, monkeypatch):
     if flags:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
     monkeypatch.setattr(precision, "_CPU", tmp_path / "cpuinfo")
-    assert precision.settled(ModelConfig(dtype="auto"), jax.devices()[0]).dtype == dtype
-    assert precision.settled(ModelConfig(), jax.devices()[0]).dtype == "float32"
+    assert resolve_dtype(ModelConfig(dtype="auto"), jax.devices()[0]).dtype == dtype
+    assert resolve_dtype(ModelConfig(), jax.devices()[0]).dtype == "float32"
 
 
 @pytest.mark.parametrize(
@@ -39,4 +40,4 @@ def test_of_a_cpu_by_its_instructions(flags, dtype, tmp_path, monkeypatch):
 )
 def test_of_an_accelerator(platform, version, dtype):
     device = types.SimpleNamespace(platform=platform, compute_capability=version)
-    assert precision.fastest(device) == dtype
+    assert preferred_dtype(device) == dtype

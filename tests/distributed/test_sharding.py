@@ -20,7 +20,14 @@ from bert_jax.config import (
     TrainConfig,
     validate,
 )
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import (
+    check_divides,
+    check_model,
+    init_sharded,
+    make_layout,
+    make_mesh,
+    num_batch_shards,
+)
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.text import tokenizer_training
@@ -77,13 +84,13 @@ SIZES = ModelConfig(
 def laid_out(shape, zero=3, count=8, sizes=SIZES):
     """Returns the abstract state of a model, its layout, and a function that makes one."""
     config = ParallelConfig(*shape, zero=zero)
-    mesh = parallel.make_mesh(config, jax.devices()[:count])
+    mesh = make_mesh(config, jax.devices()[:count])
     model, optimizer = BertForPreTraining(sizes), make_optimizer(OptimizerConfig(), 10)
 
     def new_state(key):
         return init_state(model.init_params(key), optimizer, 0)
 
-    return *parallel.layout(new_state, mesh, config), new_state
+    return *make_layout(new_state, mesh, config), new_state
 
 
 def split(shardings) -> dict[str, list[str]]:
@@ -124,7 +131,7 @@ def test_a_device_holds_its_part(name):
             shape = flat[path].sharding.shard_shape(flat[path].shape)
             wanted = [n // parts[axis] for n, axis in zip(flat[path].shape, axes, strict=True)]
             assert list(shape) == wanted, path
-    assert parallel.row_parts(parallel.make_mesh(ParallelConfig(*MESHES[name]))) == data * fsdp
+    assert num_batch_shards(make_mesh(ParallelConfig(*MESHES[name]))) == data * fsdp
 
 
 @pytest.mark.parametrize(
@@ -152,17 +159,17 @@ def test_what_does_not_fit_is_refused(parallel_config, model, message):
 
     def begin():
         validate(config)
-        parallel.check_model(config.model, parallel.make_mesh(config.parallel))
+        check_model(config.model, make_mesh(config.parallel))
 
     with pytest.raises(UserError, match=message):
         begin()
 
 
 def test_a_batch_that_the_rows_axes_do_not_divide_is_refused():
-    mesh = parallel.make_mesh(ParallelConfig(data=2, fsdp=2, tensor=2))
-    parallel.check_divides(12, 1, mesh)
+    mesh = make_mesh(ParallelConfig(data=2, fsdp=2, tensor=2))
+    check_divides(12, 1, mesh)
     with pytest.raises(UserError, match=r"batch_size 12 .* 4 devices .* 2 microbatches; use 16"):
-        parallel.check_divides(12, 2, mesh)
+        check_divides(12, 2, mesh)
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +225,7 @@ def test_loaded_exported_and_begun_with_elsewhere(saved, tmp_path):
     back = pretrained.load(tmp_path / "exported")
     jax.tree.map(np.testing.assert_array_equal, back.params, numbers.params)
     _, layout, new_state = laid_out((1, 3, 1), count=3)
-    state = parallel.place(new_state, layout.state, jax.random.key(0))
+    state = init_sharded(new_state, layout.state, jax.random.key(0))
     begun = pretrained.fill(state.params, bert.params)
     jax.tree.map(np.testing.assert_array_equal, begun, numbers.params)
     assert jax.tree.map(lambda x: x.sharding, begun) == layout.params
@@ -228,5 +235,5 @@ def test_a_new_state_does_not_depend_on_the_mesh():
     states = []
     for shape, count in (((1, 1, 1), 1), ((2, 2, 2), 8)):
         _, layout, new_state = laid_out(shape, count=count, sizes=model_config(vocab_size=104))
-        states.append(parallel.place(new_state, layout.state, jax.random.key(1)))
+        states.append(init_sharded(new_state, layout.state, jax.random.key(1)))
     jax.tree.map(np.testing.assert_array_equal, *states)

@@ -11,7 +11,7 @@ from helpers import model_config
 from jax.sharding import AbstractDevice
 
 from bert_jax.config import ParallelConfig
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import check_model, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.models import attention, attention_gpu, attention_tpu, fused_attention
 from bert_jax.models.attention import AttentionMask
@@ -88,7 +88,7 @@ def test_in_tiles_of_queries_and_of_keys():
 
 
 def test_on_devices_that_have_some_heads_each():
-    mesh = parallel.make_mesh(ParallelConfig(data=1, tensor=4), jax.devices()[:4])
+    mesh = make_mesh(ParallelConfig(data=1, tensor=4), jax.devices()[:4])
     with jax.set_mesh(mesh):
         check(*both(32, 4, 16, on="gpu", packed=True), 1e-5)
 
@@ -182,4 +182,4 @@ def test_an_attention_map_is_of_the_plain_form():
 
 def test_on_a_cpu_it_is_refused():
     with pytest.raises(UserError, match="fused is for a TPU or a GPU"):
-        parallel.check_model(model_config(attention="fused"), parallel.make_mesh())
+        check_model(model_config(attention="fused"), make_mesh())

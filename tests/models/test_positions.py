@@ -78,7 +78,7 @@ def test_every_kind_learns(kind):
         rows["input_ids"] = (5 + (begin + np.arange(LENGTH)) % 95).astype(np.int32)
         rows["attention_mask"] = np.ones_like(rows["attention_mask"])
         state, sums = step(state, rows)
-        losses.append(float(sums["mlm_loss"].value / sums["mlm_loss"].weight))
+        losses.append(float(sums["mlm_loss"].total / sums["mlm_loss"].weight))
     assert np.mean(losses[-10:]) < 3.0 < np.log(95) - 1
     if kind.startswith("relative"):
         name = lambda p: p["bert"]["layer_1"]["attention"]["distance"]["embeddings"]  # noqa: E731

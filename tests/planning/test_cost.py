@@ -9,7 +9,7 @@ import pytest
 from helpers import LENGTH, PREDICTIONS, model_config
 
 from bert_jax.config import DataConfig, ModelConfig, ParallelConfig, Phase, TrainConfig
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import make_mesh
 from bert_jax.models.fused_attention import fused_attention, interpreted
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.planning import cost, theory
@@ -36,7 +36,7 @@ def measure(phase: Phase = PHASE, model: dict | None = None, **axes: int):
     """The cost of a small model's step on the mesh that is given."""
     config = config_of(model, **axes)
     devices = jax.devices()[: axes.get("data", 1) * axes.get("fsdp", 1) * axes.get("tensor", 1)]
-    mesh = parallel.make_mesh(config.parallel, devices)
+    mesh = make_mesh(config.parallel, devices)
     return cost.measure(config, phase, mesh)
 
 

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import ParallelConfig
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import make_mesh
 from bert_jax.planning import hlo, traffic
 from bert_jax.planning.program import Collective, collectives
 
@@ -15,7 +15,7 @@ PAIRS = "{{0,1},{2,3},{4,5},{6,7}}"
 
 @pytest.fixture(scope="module")
 def mesh():
-    return parallel.make_mesh(ParallelConfig(data=2, fsdp=2, tensor=2), jax.devices())
+    return make_mesh(ParallelConfig(data=2, fsdp=2, tensor=2), jax.devices())
 
 
 def program(*lines: str, before: str = "") -> str:

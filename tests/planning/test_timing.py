@@ -19,7 +19,7 @@ class Result:
     def __init__(self, before: "Result | None", seconds: float, value: float = 1.0):
         now = time.perf_counter()
         self._at = max(now, before._at if before else now) + seconds
-        self.value = value
+        self.total = value
 
     def block_until_ready(self):
         time.sleep(max(0.0, self._at - time.perf_counter()))
@@ -31,7 +31,7 @@ def step_of(seconds: float, value: float = 1.0):
 
     def step(state, batch):
         done = Result(state, seconds)
-        return done, {"loss": SimpleNamespace(value=value), "done": done}
+        return done, {"loss": SimpleNamespace(total=value), "done": done}
 
     return step
 

@@ -14,7 +14,7 @@ def drawn():
     """Many rows, as (rows before, rows after, predictions)."""
     rows = batch(2000)
     masked, predictions = jax.jit(masking())(
-        jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["row"]
+        jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["index"]
     )
     return rows, np.asarray(masked), jax.device_get(predictions)
 
@@ -81,16 +81,16 @@ def test_a_row_of_padding_or_of_special_pieces_predicts_nothing():
 def test_masks_follow_the_row_and_the_key_not_the_place():
     rows = batch(16)
     mask = jax.jit(masking())
-    whole, _ = mask(jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["row"])
+    whole, _ = mask(jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["index"])
     order = np.random.default_rng(0).permutation(16)[:8]
     part, _ = mask(
         jax.random.key(0),
         rows["input_ids"][order],
         rows["attention_mask"][order],
-        rows["row"][order],
+        rows["index"][order],
     )
     np.testing.assert_array_equal(part, whole[order])
-    other, _ = mask(jax.random.key(1), rows["input_ids"], rows["attention_mask"], rows["row"])
+    other, _ = mask(jax.random.key(1), rows["input_ids"], rows["attention_mask"], rows["index"])
     several = rows["attention_mask"].sum(1) > 10  # of one prediction two keys may choose the same
     assert several.sum() >= 10
     assert (other != whole).any(axis=1)[several].all()
@@ -102,7 +102,7 @@ def test_whole_words():
     continues[50:] = True
     rows = batch(1000)
     _, predictions = jax.jit(masking(continues))(
-        jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["row"]
+        jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["index"]
     )
     predictions = jax.device_get(predictions)
     lengths = rows["attention_mask"].sum(1)

@@ -7,18 +7,26 @@ import pytest
 from scipy import stats
 
 from bert_jax.training.metrics import Writer, duration, means, unigram_entropy
-from bert_jax.training.objectives import Sum
+from bert_jax.training.objectives import WeightedSum
 
 
 def test_means_weigh_each_part():
-    first = {"mlm_loss": Sum(6.0, 2.0), "nsp_loss": Sum(1.0, 4.0), "mlm_accuracy": Sum(0.0, 2.0)}
-    second = {"mlm_loss": Sum(1.0, 8.0), "nsp_loss": Sum(1.0, 4.0), "mlm_accuracy": Sum(5.0, 8.0)}
+    first = {
+        "mlm_loss": WeightedSum(6.0, 2.0),
+        "nsp_loss": WeightedSum(1.0, 4.0),
+        "mlm_accuracy": WeightedSum(0.0, 2.0),
+    }
+    second = {
+        "mlm_loss": WeightedSum(1.0, 8.0),
+        "nsp_loss": WeightedSum(1.0, 4.0),
+        "mlm_accuracy": WeightedSum(5.0, 8.0),
+    }
     found = means([first, second])
     assert found == {"mlm_loss": 0.7, "nsp_loss": 0.25, "mlm_accuracy": 0.5, "loss": 0.95}
 
 
 def test_a_quantity_without_weight_is_left_out():
-    found = means([{"mlm_loss": Sum(1.0, 2.0), "nsp_loss": Sum(0.0, 0.0)}])
+    found = means([{"mlm_loss": WeightedSum(1.0, 2.0), "nsp_loss": WeightedSum(0.0, 0.0)}])
     assert found == {"mlm_loss": 0.5, "loss": 0.5}
 
 

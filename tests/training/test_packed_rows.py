@@ -10,7 +10,7 @@ from helpers import LENGTH, SPECIAL, VOCAB, batch, masking, model_config
 
 from bert_jax.batches.packing import NO_PAIR, most_pairs, pack
 from bert_jax.config import DataConfig, TrainConfig, phases
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.models.bert import BertModel
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.planning import synthetic
@@ -72,7 +72,7 @@ def packed(alone) -> dict[str, np.ndarray]:
         made["position_ids"][row, span] = np.arange(size)
         made["segment_starts"][row, number] = start
         made["next_sentence_label"][row, number] = alone["next_sentence_label"][pair]
-    return {**made, "row": np.arange(rows, dtype=np.int32)}
+    return {**made, "index": np.arange(rows, dtype=np.int32)}
 
 
 def packed_as_masked(task: Pretraining, alone, masked: MaskedBatch) -> MaskedBatch:
@@ -81,7 +81,7 @@ def packed_as_masked(task: Pretraining, alone, masked: MaskedBatch) -> MaskedBat
     rows = packed({**alone, "input_ids": masked.input_ids})
     result = prepare(task, rows)
     count = masked.predictions.positions.shape[1]
-    shape = len(rows["row"]), PLACES * count
+    shape = len(rows["index"]), PLACES * count
     parts = {name: np.zeros(shape, np.int32) for name in ("positions", "labels", "weights")}
     for pair, (row, number, start, _) in enumerate(places):
         span = slice(number * count, (number + 1) * count)
@@ -106,10 +106,10 @@ def test_losses_and_gradients_are_those_of_rows_of_a_pair_each():
     (loss, packed_sums), found = jax.device_get(losses(weights, others))
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
     for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
-        assert float(packed_sums[name].value) == pytest.approx(float(sums[name].value), rel=1e-5)
+        assert float(packed_sums[name].total) == pytest.approx(float(sums[name].total), rel=1e-5)
         assert packed_sums[name].weight == sums[name].weight
     assert sums["nsp_loss"].weight == PAIRS
-    assert packed_sums[TOKENS].value == sums[TOKENS].value == alone["attention_mask"].sum()
+    assert packed_sums[TOKENS].total == sums[TOKENS].total == alone["attention_mask"].sum()
     whole = max(np.abs(gradient).max() for gradient in jax.tree.leaves(wanted))
     for path, gradient in jax.tree.leaves_with_path(wanted):
         name, actual = jax.tree_util.keystr(path), found
@@ -168,7 +168,7 @@ def test_a_text_does_not_see_the_others():
 def test_whole_words_do_not_run_over_texts():
     """A row is masked as one: its pieces are counted over all texts, words end where texts do."""
     rows = packed(batch(PAIRS))
-    given = [rows[name] for name in ("input_ids", "attention_mask", "row")]
+    given = [rows[name] for name in ("input_ids", "attention_mask", "index")]
     sizes = (rows["attention_mask"] > 0).sum(1)
     one_word = np.ones(VOCAB, bool)  # each segment is one
     for continues, counts in ((None, np.arange(LONG + 1) // 8), (one_word, np.arange(LONG + 1))):
@@ -178,7 +178,7 @@ def test_whole_words_do_not_run_over_texts():
         _, chosen = jax.jit(mask)(jax.random.key(0), *given)
         if continues is None:
             np.testing.assert_array_equal(chosen.weights.sum(1), sizes // 8)
-    for row in range(len(rows["row"])):
+    for row in range(len(rows["index"])):
         is_word = ~np.isin(rows["input_ids"][row], SPECIAL)
         edges = np.flatnonzero(np.diff(np.pad(is_word.astype(int), 1)))
         words = [set(range(*edge)) for edge in edges.reshape(-1, 2)]
@@ -192,14 +192,14 @@ def test_eight_devices_agree_with_one():
     rows = {name: value[:ROWS] for name, value in packed(batch(4 * ROWS)).items()}
     task, found = objective(num_hidden_layers=1), []
     for devices in (1, 8):
-        layout = parallel.whole(parallel.make_mesh(devices=jax.devices()[:devices]))
-        step = parallel.compile_step(make_eval_step(task), "mesh", layout, layout.params, ("sums",))
+        layout = replicated_layout(make_mesh(devices=jax.devices()[:devices]))
+        step = compile_step(make_eval_step(task), "mesh", layout, layout.params, ("metrics",))
         found.append(jax.device_get(step(jax.device_put(params(task), layout.params), rows)))
     assert found[0]["nsp_loss"].weight == (rows["next_sentence_label"] >= 0).sum()
-    assert found[0][TOKENS].value == (rows["attention_mask"] > 0).sum()
+    assert found[0][TOKENS].total == (rows["attention_mask"] > 0).sum()
     for name, one in found[0].items():
         assert found[1][name].weight == one.weight
-        assert found[1][name].value == pytest.approx(one.value, rel=1e-5)
+        assert found[1][name].total == pytest.approx(one.total, rel=1e-5)
 
 
 @pytest.mark.parametrize("length", [16, LONG])
@@ -210,7 +210,7 @@ def test_synthetic_rows_are_of_the_same_form(length):
     most = most_pairs(length)
     for name, value in made.items():
         assert value.dtype == np.int32
-        wanted = {"row": (3,), "segment_starts": (3, most), "next_sentence_label": (3, most)}
+        wanted = {"index": (3,), "segment_starts": (3, most), "next_sentence_label": (3, most)}
         assert value.shape == wanted.get(name, (3, length))
     for row in range(3):
         starts = made["segment_starts"][row][made["next_sentence_label"][row] >= 0]

@@ -12,9 +12,17 @@ from helpers import FakeTokenizer, model_config
 
 from bert_jax.batches.buckets import Batcher, Plan, TrainSteps
 from bert_jax.batches.features import Features
-from bert_jax.distributed import mesh as parallel
+from bert_jax.distributed.mesh import (
+    compile_step,
+    compile_update,
+    init_sharded,
+    make_layout,
+    make_mesh,
+    replicated,
+    replicated_layout,
+)
 from bert_jax.models import heads
-from bert_jax.training.objectives import Labelling
+from bert_jax.training.objectives import TaskObjective
 from bert_jax.training.step import (
     Partial,
     init_state,
@@ -54,7 +62,7 @@ def batcher(kind: str) -> Batcher:
 
 def setting(kind: str):
     module = HEADS[kind][0](MODEL, HEADS[kind][1])
-    objective = Labelling(module, is_regression=kind == "regression")
+    objective = TaskObjective(module, is_regression=kind == "regression")
     optimizer = optax.sgd(0.5)
 
     def new_state(key):
@@ -66,21 +74,23 @@ def setting(kind: str):
 def trained(kind: str, plan: Plan, mode: str = "mesh", devices: int = 1, steps=2):
     """Returns the parameters and the sums after some steps."""
     objective, optimizer, new_state = setting(kind)
-    mesh = parallel.make_mesh(devices=jax.devices()[:devices])
-    _, layout = parallel.layout(new_state, mesh)
-    state = parallel.place(new_state, layout.state, jax.random.key(0))
-    compiled = partial(parallel.compile_step, mode=mode, layout=layout)
+    mesh = make_mesh(devices=jax.devices()[:devices])
+    _, layout = make_layout(new_state, mesh)
+    state = init_sharded(new_state, layout.state, jax.random.key(0))
+    compiled = partial(compile_step, mode=mode, layout=layout)
     batches = TrainSteps(batcher(kind), plan, 16, steps, seed=1)
-    whole = parallel.everywhere(mesh)
+    whole = replicated(mesh)
     one = compiled(
-        make_train_step(objective, optimizer), taken=layout.state, gives=("state", "sums")
+        make_train_step(objective, optimizer),
+        in_sharding=layout.state,
+        outputs=("state", "metrics"),
     )
     begin, add, finish = make_part_steps(objective, optimizer)
     of_part = Partial(layout.state, layout.gradients, whole)
-    begin = parallel.compile_update(begin, mode, (layout.state,), of_part)
-    add = compiled(add, taken=of_part, gives=("state",))
+    begin = compile_update(begin, mode, (layout.state,), of_part)
+    add = compiled(add, in_sharding=of_part, outputs=("state",))
     taken = (layout.state, layout.gradients, whole)
-    finish = parallel.compile_update(finish, mode, taken, (layout.state, whole))
+    finish = compile_update(finish, mode, taken, (layout.state, whole))
     sums = None
     for step in range(steps):
         parts = batches[step]
@@ -103,7 +113,7 @@ def test_a_step_in_parts_is_the_whole_step(kind):
     found, of_parts = trained(kind, Plan(4, (16, 32), 20.0))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, wanted)
     for name, part in sums.items():
-        np.testing.assert_allclose(of_parts[name].value, part.value, rtol=1e-4)
+        np.testing.assert_allclose(of_parts[name].total, part.total, rtol=1e-4)
 
 
 def test_devices_agree():
@@ -117,11 +127,11 @@ def test_devices_agree():
 def test_predictions_come_in_order_whatever_the_devices(mode, devices):
     objective, _, new_state = setting("spans")
     params = nn.unbox(new_state(jax.random.key(0)).params)
-    mesh = parallel.make_mesh(devices=jax.devices()[:devices])
-    layout = parallel.whole(mesh)
+    mesh = make_mesh(devices=jax.devices()[:devices])
+    layout = replicated_layout(mesh)
     params = jax.device_put(params, layout.params) if mode == "mesh" else params
-    step = parallel.compile_step(
-        make_predict_step(objective), mode, layout, layout.params, ("rows", "sums")
+    step = compile_step(
+        make_predict_step(objective), mode, layout, layout.params, ("per_example", "metrics")
     )
     batch = batcher("spans").make(np.arange(16), 32)
     wanted = objective.logits(params, jax.tree.map(jnp.asarray, batch))
