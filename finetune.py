@@ -129,7 +129,7 @@ class Job:
         self.config, self.task, self.sets, self.init = config, task, sets, init
         data = config.data
         self.mesh = make_mesh(config.parallel)
-        self.own_rows = partial(process_slices, self.mesh)
+        self.slices = partial(process_slices, self.mesh)
         check_model(config.model, self.mesh)
         check_divides(data.batch_size, config.optimizer.microbatches, self.mesh)
         self.train = self.batcher(sets.train)
@@ -233,7 +233,7 @@ class Job:
             hosts.print_on_main(f"going on from step {step:,}")
         size = c.data.batch_size
         steps = finetuning.TrainSteps(self.train, self.plan, size, self.steps, seed)
-        batches = loader.OwnParts(steps, self.own_rows)
+        batches = loader.ProcessSteps(steps, self.slices)
         panels = {"loss": "loss", **{name: name for name in self.task.metrics}}
         with closing(Writer(folder, step, panels)) as writer:
             loop.fit(
@@ -284,7 +284,7 @@ class Job:
         """Returns the prediction of each example and, where all have labels, the scores."""
         size = self.config.data.batch_size
         return prediction.predict(
-            self.predict_step, params, self.task, examples, batcher, size, self.own_rows
+            self.predict_step, params, self.task, examples, batcher, size, self.slices
         )
 
     def finish(

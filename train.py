@@ -27,7 +27,7 @@ from bert_jax import bert as pretrained
 from bert_jax import config as config_lib
 from bert_jax import report
 from bert_jax.batches import loader
-from bert_jax.batches.loader import OwnRows
+from bert_jax.batches.loader import ProcessSlices
 from bert_jax.commands import flags as cli
 from bert_jax.commands import process as programs
 from bert_jax.commands.process import keep_host_memory
@@ -74,7 +74,7 @@ def main() -> None:
     config, workdir, init = read_flags()
     programs.keep()
     mesh = make_mesh(config.parallel)
-    own_rows = partial(process_slices, mesh)
+    slices = partial(process_slices, mesh)
     check_model(config.model, mesh)
     for _, phase in config_lib.phases(config):
         check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
@@ -89,8 +89,8 @@ def main() -> None:
         return init_state(model.init_params(key), optimizer, config.seed)
 
     like, layout = make_layout(new_state, mesh, config.parallel)
-    stages = make_stages(config, corpus, model, optimizer, layout, own_rows)
-    batches = loader.TrainBatches(corpus, config, own_rows)
+    stages = make_stages(config, corpus, model, optimizer, layout, slices)
+    batches = loader.TrainBatches(corpus, config, slices)
     checkpoints = Checkpoints(
         workdir / "checkpoints",
         config.checkpoint,
@@ -183,7 +183,7 @@ def make_stages(
     model: BertForPreTraining,
     optimizer: optax.GradientTransformation,
     layout: Layout,
-    own_rows: OwnRows,
+    slices: ProcessSlices,
 ) -> list[loop.Stage]:
     """Returns a stage for each phase of the config: the programs of its length and batch size."""
     stages, phases = [], config_lib.phases(config)
@@ -204,7 +204,7 @@ def make_stages(
                 evaluate=partial(
                     loop.evaluate,
                     compiled(eval_step, in_sharding=layout.params, outputs=("metrics",)),
-                    partial(loader.eval_batches, corpus, config, phase, own_rows),
+                    partial(loader.eval_batches, corpus, config, phase, slices),
                     phase.batch_size,
                 ),
             )

@@ -46,8 +46,8 @@ def make(config: TrainConfig, corpus: corpus_lib.Corpus):
 
     _, layout = make_layout(new_state, mesh, config.parallel)
     state = init_sharded(new_state, layout.state, jax.random.key(0))
-    own_rows = partial(process_slices, mesh)
-    step = train.make_stages(config, corpus, model, optimizer, layout, own_rows)[0].train_step
+    slices = partial(process_slices, mesh)
+    step = train.make_stages(config, corpus, model, optimizer, layout, slices)[0].train_step
     batches, taken = TrainBatches(corpus, config), 0
 
     def run() -> tuple[float, float]:

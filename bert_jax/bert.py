@@ -212,7 +212,7 @@ def load(path: str | Path) -> Bert:
         if is_of(path):
             config, converted, tokenizer = module.load(path)
             params, task = converted.params, converted.task
-            model = _model(config, task, there=names.parts(params))
+            model = _model(config, task, there=names.module_names(params))
             data = DataFiles(max_length=min(_ROW, config.max_position_embeddings))
             return Bert(config, params, tokenizer, model, converted.unused, task, data)
     found = checkpoint.find(path)
@@ -227,8 +227,8 @@ def load(path: str | Path) -> Bert:
         raise UserError(f"{where}: {error}") from error
     tokenizer = load_tokenizer(found)
     like = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
-    params = checkpoint.read_params(found, like, () if task else names.OPTIONAL)
-    model = _model(run.model, task, probe, there=names.parts(params))
+    params = checkpoint.read_params(found, like, () if task else names.OPTIONAL_MODULES)
+    model = _model(run.model, task, probe, there=names.module_names(params))
     return Bert(run.model, params, tokenizer, model, task=task, data=data)
 
 
@@ -236,7 +236,7 @@ def _model(
     config: ModelConfig,
     task: TaskConfig | None,
     probe: str = "",
-    there: Iterable[str] = names.OPTIONAL,
+    there: Iterable[str] = names.OPTIONAL_MODULES,
 ) -> BertForPreTraining | TaskModel:
     if task:
         return task_model(config, task.kind, task.labels, probe)
@@ -275,7 +275,7 @@ def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> Mod
     model = dataclasses.replace(init.config, **kept)
     validate_model(model, "config")
     shapes = jax.eval_shape(BertForPreTraining(model).init_params, jax.random.key(0))
-    pretrained = {k: v for k, v in init.params.items() if k not in names.TASK_PARTS}
+    pretrained = {k: v for k, v in init.params.items() if k not in names.TASK_MODULES}
     there: Any = traverse_util.flatten_dict(pretrained, sep="/")
     wanted: Any = traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
     for name, param in there.items():

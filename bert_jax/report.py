@@ -8,12 +8,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.batches import Batch
 from bert_jax.batches.buckets import Batcher, Plan
 from bert_jax.batches.loader import TrainBatches
-from bert_jax.batches.sequences import Batch
 from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, TrainConfig
-from bert_jax.convert.names import parts
+from bert_jax.convert.names import module_names
 from bert_jax.distributed import hosts
 from bert_jax.tasks.examples import Sets
 from bert_jax.tasks.results import Table
@@ -72,7 +72,7 @@ def _padding(config: TrainConfig, batches: TrainBatches) -> str:
 
 def begun_with(name: str | None, params: Any, given: Any) -> None:
     """Prints what of a model was begun with another's parameters, and what was not."""
-    ours, theirs = parts(params), parts(given)
+    ours, theirs = module_names(params), module_names(given)
     anew, left_out = (", ".join(sorted(names)) for names in (ours - theirs, theirs - ours))
     hosts.print_on_main(
         f"weights    {name}; anew: {anew or 'none'}; left out: {left_out or 'none'}"

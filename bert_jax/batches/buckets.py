@@ -6,8 +6,8 @@ from itertools import combinations
 
 import numpy as np
 
+from bert_jax.batches import Batch
 from bert_jax.batches.features import NO_LABEL, Features
-from bert_jax.batches.sequences import Batch
 from bert_jax.text.tokenizer import Tokenizer
 
 FILL = -1  # in a list of rows: one of padding alone, which no sum counts

@@ -7,8 +7,8 @@ from typing import Any
 import grain
 import numpy as np
 
-from bert_jax.batches import packing
-from bert_jax.batches.sequences import Batch, FullBlocks, SentencePairs
+from bert_jax.batches import Batch, packing
+from bert_jax.batches.sequences import FullBlocks, SentencePairs
 from bert_jax.config import DataConfig, Phase, TrainConfig, phases
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.text.tokenizer import Tokenizer
@@ -19,15 +19,15 @@ PREFETCHED_BATCHES = 4
 
 
 # Gives the rows of a batch of some size that a process is to read, each run as (first, end).
-OwnRows = Callable[[int], Sequence[tuple[int, int]]]
+ProcessSlices = Callable[[int], Sequence[tuple[int, int]]]
 
 
-def all_rows(batch_size: int) -> Sequence[tuple[int, int]]:
+def single_process(batch_size: int) -> Sequence[tuple[int, int]]:
     """Returns the rows of a process that is alone: all of them."""
     return [(0, batch_size)]
 
 
-def make_rows(
+def make_sequences(
     store: TokenStore, tokenizer: Tokenizer, config: DataConfig, length: int, seed: int
 ) -> SentencePairs | FullBlocks:
     """Returns the rows of `config.pairs` over a store, with L = `length` and this seed."""
@@ -43,16 +43,20 @@ class TrainBatches:
     Args:
       corpus: the text.
       config: of the run.
-      own_rows: which rows of a batch this process reads; theirs and no others are given.
+      process_slices: which rows of a batch this process reads; theirs and no others are given.
     """
 
-    def __init__(self, corpus: Corpus, config: TrainConfig, own_rows: OwnRows = all_rows):
-        self._steps, self._own_rows = config.steps, own_rows
+    def __init__(
+        self, corpus: Corpus, config: TrainConfig, process_slices: ProcessSlices = single_process
+    ):
+        self._steps, self._process_slices = config.steps, process_slices
         self._phases = []
         for number, (first_step, phase) in enumerate(phases(config)):
             # Phases draw from seeds of their own, so that none repeats another's rows.
             seed = config.seed * 1000 + number
-            rows = make_rows(corpus.train, corpus.tokenizer, config.data, phase.max_length, seed)
+            rows = make_sequences(
+                corpus.train, corpus.tokenizer, config.data, phase.max_length, seed
+            )
             self._phases.append((first_step, phase.batch_size, rows))
 
     def __len__(self) -> int:
@@ -60,13 +64,13 @@ class TrainBatches:
 
     def __getitem__(self, index: int) -> Batch:
         first_step, size, rows = next(p for p in reversed(self._phases) if p[0] <= index)
-        return _batch(rows, index - first_step, size, self._own_rows)
+        return _batch(rows, index - first_step, size, self._process_slices)
 
     def epochs(self) -> float:
         """Returns how many times the run sees the text."""
         ends = [first for first, _, _ in self._phases[1:]] + [self._steps]
         return sum(
-            (end - first) * size / rows.rows_per_epoch
+            (end - first) * size / rows.sequences_per_epoch
             for end, (first, size, rows) in zip(ends, self._phases, strict=True)
         )
 
@@ -87,29 +91,29 @@ def prefetched(batches: Any, step: int) -> Iterator[Any]:
     return iter(dataset.to_iter_dataset(options))
 
 
-def part(batch: Batch, own_rows: OwnRows) -> Batch:
+def take_slices(batch: Batch, process_slices: ProcessSlices) -> Batch:
     """Returns the rows of a whole batch that this process reads, in their order."""
     size = len(batch["input_ids"])
-    runs = [slice(low, high) for low, high in own_rows(size)]
+    runs = [slice(low, high) for low, high in process_slices(size)]
     return _joined([{name: value[run] for name, value in batch.items()} for run in runs])
 
 
-class OwnParts:
+class ProcessSteps:
     """Of the steps of `finetuning.TrainSteps`, the rows that this process reads."""
 
-    def __init__(self, steps: Any, own_rows: OwnRows):
-        self._steps, self._own_rows = steps, own_rows
+    def __init__(self, steps: Any, process_slices: ProcessSlices):
+        self._steps, self._process_slices = steps, process_slices
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def __getitem__(self, step: int) -> list[Batch]:
-        return [part(batch, self._own_rows) for batch in self._steps[step]]
+        return [take_slices(batch, self._process_slices) for batch in self._steps[step]]
 
 
-def _batch(rows: Any, index: int, size: int, own_rows: OwnRows) -> Batch:
+def _batch(rows: Any, index: int, size: int, process_slices: ProcessSlices) -> Batch:
     """Returns the rows of a batch that this process reads, in their order."""
-    return _joined([rows.batch(index, size, low, high) for low, high in own_rows(size)])
+    return _joined([rows.batch(index, size, low, high) for low, high in process_slices(size)])
 
 
 def _joined(runs: Sequence[Batch]) -> Batch:
@@ -117,7 +121,10 @@ def _joined(runs: Sequence[Batch]) -> Batch:
 
 
 def eval_batches(
-    corpus: Corpus, config: TrainConfig, phase: Phase, own_rows: OwnRows = all_rows
+    corpus: Corpus,
+    config: TrainConfig,
+    phase: Phase,
+    process_slices: ProcessSlices = single_process,
 ) -> Iterator[Batch]:
     """Yields held-out rows, each once; the last batch is filled up with rows of padding.
 
@@ -130,14 +137,14 @@ def eval_batches(
       corpus: the text.
       config: of the run.
       phase: the length of the rows, and how many a batch has.
-      own_rows: which of them this process reads.
+      process_slices: which of them this process reads.
     """
     batch_size = phase.batch_size
     data = dataclasses.replace(config.data, packing=False)
-    rows = make_rows(corpus.eval, corpus.tokenizer, data, phase.max_length, _EVAL_SEED)
-    total = min(rows.rows_per_epoch, config.eval_rows)
+    rows = make_sequences(corpus.eval, corpus.tokenizer, data, phase.max_length, _EVAL_SEED)
+    total = min(rows.sequences_per_epoch, config.eval_rows)
     for index in range(-(-total // batch_size)):
-        batch = dict(_batch(rows, index, batch_size, own_rows))
+        batch = dict(_batch(rows, index, batch_size, process_slices))
         batch["index"] = batch["index"] + np.int32(index * batch_size)
         surplus = batch["index"] >= total
         batch["attention_mask"] = np.where(surplus[:, None], 0, batch["attention_mask"])

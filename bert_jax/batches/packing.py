@@ -10,13 +10,13 @@ import dataclasses
 
 import numpy as np
 
+from bert_jax.batches import Batch
 from bert_jax.batches.sequences import (
     PLACES,
     SEGMENTS,
-    Batch,
     SentencePairs,
+    assemble_pairs,
     keyed_generator,
-    lay_out,
 )
 
 NO_PAIR = -1  # as the label of a place that no pair has taken
@@ -153,7 +153,7 @@ class PackedPairs(SentencePairs):
         rows = self._chosen(index * size + places.astype(np.int64))
         is_pair = rows.members >= 0
         chosen = rows.members[is_pair]
-        pairs = lay_out(
+        pairs = assemble_pairs(
             self.store, self.tokenizer, self.length, rows.first[:, chosen], rows.count[:, chosen]
         )
         is_piece = pairs["attention_mask"] > 0

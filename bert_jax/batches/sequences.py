@@ -14,15 +14,13 @@ random), and one with fewer goes on with a second walk.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from bert_jax.batches import Batch
 from bert_jax.text.store import TokenStore
 from bert_jax.text.tokenizer import Tokenizer
-
-Batch = Mapping[str, np.ndarray]
 
 _BLOCK_SENTENCES = 1024
 _GROUP_BLOCKS = 2048
@@ -132,7 +130,7 @@ class SentencePairs:
         return len(self._rows(0, 0, 0))
 
     @property
-    def rows_per_epoch(self) -> int:
+    def sequences_per_epoch(self) -> int:
         """Rows in one pass over the text."""
         return self._groups * self._group_rows
 
@@ -225,12 +223,14 @@ class SentencePairs:
         # The whole batch is drawn, so that a row does not depend on which part is asked for.
         first, count, label = self._segments(rows, keyed_generator(self.seed, _BATCH, index))
         places = np.arange(low, size if high is None else high, dtype=np.int32)
-        row = lay_out(self.store, self.tokenizer, self.length, first[:, places], count[:, places])
+        row = assemble_pairs(
+            self.store, self.tokenizer, self.length, first[:, places], count[:, places]
+        )
         return {**row, "next_sentence_label": label[places].astype(np.int32), "index": places}
 
     def _chosen(self, places: np.ndarray) -> Any:
         """Returns the rows at some rising places, counted over all epochs."""
-        epochs, within = np.divmod(places, self.rows_per_epoch)
+        epochs, within = np.divmod(places, self.sequences_per_epoch)
         groups, slots = np.divmod(within, self._group_rows)
         # A batch may run from one group into the next.
         parts = []
@@ -297,7 +297,7 @@ class FullBlocks:
     seed: int
 
     @property
-    def rows_per_epoch(self) -> int:
+    def sequences_per_epoch(self) -> int:
         """Rows in one pass over the text."""
         # Less nearly a row, so that an epoch can begin at any token of the first row.
         budget = self.length - 2
@@ -306,13 +306,13 @@ class FullBlocks:
     def batch(self, index: int, size: int, low: int = 0, high: int | None = None) -> Batch:
         """Returns rows `low` to `high` of a batch: `SentencePairs.batch` without its label."""
         places = np.arange(low, size if high is None else high, dtype=np.int32)
-        epochs, within = np.divmod(index * size + places.astype(np.int64), self.rows_per_epoch)
+        epochs, within = np.divmod(index * size + places.astype(np.int64), self.sequences_per_epoch)
         budget = self.length - 2
-        spare = max(0, len(self.store.tokens) - self.rows_per_epoch * budget)
+        spare = max(0, len(self.store.tokens) - self.sequences_per_epoch * budget)
         first = np.empty(len(places), np.int64)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            order = permute(within[here], self.rows_per_epoch, (self.seed, _ORDER, epoch))
+            order = permute(within[here], self.sequences_per_epoch, (self.seed, _ORDER, epoch))
             shift = int(keyed_generator(self.seed, _SHIFT, epoch).random() * (spare + 1))
             first[here] = order * budget + shift
         return {**self._assemble(first), "index": places}
@@ -365,7 +365,7 @@ def _truncation(size_a: np.ndarray, size_b: np.ndarray, budget: int) -> np.ndarr
     )
 
 
-def lay_out(
+def assemble_pairs(
     store: TokenStore, tokenizer: Tokenizer, length: int, first: np.ndarray, count: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Lays `[CLS] A [SEP] B [SEP]` out, given the first token and the number of tokens, [2, n]."""

@@ -66,7 +66,7 @@ def _import(args: argparse.Namespace) -> None:
     c, size = bert.config, sum(x.size for x in jax.tree.leaves(bert.params))
     print(
         f"{size:,} parameters: {c.model_type}, {c.num_hidden_layers} layers of {c.hidden_size}, "
-        f"{c.hidden_act}; {', '.join(sorted(names.parts(bert.params))) or 'no heads'}; "
+        f"{c.hidden_act}; {', '.join(sorted(names.module_names(bert.params))) or 'no heads'}; "
         f"{bert.tokenizer.kind}, {bert.tokenizer.vocab_size:,} pieces"
     )
     _print_task(bert)
@@ -83,12 +83,12 @@ def _export(args: argparse.Namespace) -> None:
     made = pretrained.export(bert, args.destination, args.head)
     name = made.architecture
     print(f"{name}; load it with transformers.{name}.from_pretrained({args.destination!r})")
-    if "classifier" not in made.left_out:
+    if "classifier" not in made.dropped:
         _print_task(bert)
-    if made.left_out:
-        print(f"left out, as it has no place for them: {', '.join(made.left_out)}")
-    if made.made_anew:
-        print(f"the model has none, so transformers makes them anew: {', '.join(made.made_anew)}")
+    if made.dropped:
+        print(f"dropped, as {made.architecture} has no such modules: {', '.join(made.dropped)}")
+    if made.newly_initialized:
+        print(f"newly initialized by transformers: {', '.join(made.newly_initialized)}")
 
 
 def _print_task(bert: Any) -> None:

@@ -58,13 +58,13 @@ class Exported:
 
     Attributes:
       architecture: the class of `transformers` that it is of.
-      left_out: parts of the model that this class has no place for.
-      made_anew: parts of this class that the model has not, which `transformers` draws at random.
+      dropped: modules of the model that this class does not have.
+      newly_initialized: modules of this class that the model does not have.
     """
 
     architecture: str
-    left_out: Sequence[str]
-    made_anew: Sequence[str]
+    dropped: Sequence[str]
+    newly_initialized: Sequence[str]
 
 
 def is_huggingface(path: Path) -> bool:
@@ -318,9 +318,9 @@ def save(
     values[_PIECES] = tokenizer.vocab_size
     values |= {"dtype": "float32", "pad_token_id": tokenizer.pad_id, "tie_word_embeddings": True}
     values["position_embedding_type"] = "absolute"
-    if task and "classifier" not in made.left_out:
+    if task and "classifier" not in made.dropped:
         values |= _describe(task)
-    tensors = dict(names.to_foreign(params, made.left_out))
+    tensors = dict(names.to_foreign(params, made.dropped))
     if config.position_embedding_type == "sinusoidal":
         sizes = config.max_position_embeddings, config.hidden_size
         tensors[_POSITIONS] = sinusoidal_positions(*sizes)
@@ -353,7 +353,7 @@ def _choose(
     params: Mapping[str, Any], kind: str, head: str | None, task: TaskConfig | None
 ) -> Exported:
     """Returns the class of `transformers` for some parts, or for as many as there are."""
-    there = names.parts(params)
+    there = names.module_names(params)
     if task:
         head = head or task.kind
         if head in TASK_MODELS and head != task.kind:

@@ -44,9 +44,9 @@ _OUTSIDE = {
 }
 _LEAVES = {"kernel": "weight", "scale": "weight", "embeddings": "weight", "bias": "bias"}
 # What is learned for a task alone, and nothing else has a use for.
-TASK_PARTS = ("classifier", "mix")
+TASK_MODULES = ("classifier", "mix")
 # What a pretrained model may come without; everything else it must have.
-OPTIONAL = ("bert/pooler", "mlm_head", "nsp_head", *TASK_PARTS)
+OPTIONAL_MODULES = ("bert/pooler", "mlm_head", "nsp_head", *TASK_MODULES)
 
 _ROBERTA = {
     "lm_head.dense.": "cls.predictions.transform.dense.",
@@ -87,7 +87,7 @@ class Converted:
     """What a foreign directory holds.
 
     Attributes:
-      params: float32, without the parts of `OPTIONAL` that are not there.
+      params: float32, without the parts of `OPTIONAL_MODULES` that are not there.
       unused: names of tensors that the model has no place for.
       task: what the model was fine-tuned for, if it was.
     """
@@ -134,24 +134,26 @@ def foreign_name(path: str) -> str:
     return f"{where}.{_LEAVES.get(leaf, f'{leaf}.weight')}"
 
 
-def parts(params: Mapping[str, Any]) -> set[str]:
-    """Returns which of the parts of `OPTIONAL` there are."""
+def module_names(params: Mapping[str, Any]) -> set[str]:
+    """Returns which of the parts of `OPTIONAL_MODULES` there are."""
     return {
-        part for part in OPTIONAL if part in params or part.removeprefix("bert/") in params["bert"]
+        part
+        for part in OPTIONAL_MODULES
+        if part in params or part.removeprefix("bert/") in params["bert"]
     }
 
 
 def to_foreign(
-    params: Mapping[str, Any], left_out: Sequence[str] = ()
+    params: Mapping[str, Any], dropped: Sequence[str] = ()
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the tensors of some parameters by name, in the order of the names.
 
     Args:
       params: of the model.
-      left_out: parts that are passed over, such as "bert/pooler".
+      dropped: parts that are passed over, such as "bert/pooler".
     """
     flat: Any = traverse_util.flatten_dict(params, sep="/")
-    absent = tuple(f"{part}/" for part in left_out)
+    absent = tuple(f"{part}/" for part in dropped)
     kept = (path for path in flat if not f"{path}/".startswith(absent))
     for path in sorted(kept, key=foreign_name):
         value = np.asarray(flat[path])
@@ -176,7 +178,7 @@ def from_foreign(
     model = task_model(config, task.kind, task.labels) if task else BertForPreTraining(config)
     shapes = jax.eval_shape(model.init_params, jax.random.key(0))
     flat: Any = traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
-    optional = () if task else OPTIONAL
+    optional = () if task else OPTIONAL_MODULES
     absent = {part for part in optional if not any(_is_of(path, part, tensors) for path in flat)}
     params: dict[str, Any] = {}
     for path, wanted in flat.items():

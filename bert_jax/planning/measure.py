@@ -14,8 +14,7 @@ from typing import Any
 import jax
 
 from bert_jax import config as config_lib
-from bert_jax.batches import loader
-from bert_jax.batches.sequences import Batch
+from bert_jax.batches import Batch, loader
 from bert_jax.config import Phase, TrainConfig
 from bert_jax.distributed.mesh import (
     check_divides,

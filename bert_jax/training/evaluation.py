@@ -27,7 +27,7 @@ def predict(
     examples: Sequence[Example],
     batcher: Batcher,
     batch_size: int,
-    own_rows: loader.OwnRows = loader.all_rows,
+    process_slices: loader.ProcessSlices = loader.single_process,
 ) -> tuple[list[Any], dict[str, float]]:
     """Returns the prediction of each example and, where all have labels, the loss and the scores.
 
@@ -41,7 +41,7 @@ def predict(
       examples: whose rows are predicted.
       batcher: of these rows.
       batch_size: rows at a time, over all devices.
-      own_rows: which of them this process computes; it is given the predictions of all.
+      process_slices: which of them this process computes; it is given the predictions of all.
     """
     started = time.monotonic()
     found: list[Any] = [None] * len(examples)
@@ -56,7 +56,7 @@ def predict(
 
     running: list[tuple[np.ndarray, Any, Metrics]] = []
     for indices, batch in eval_batches(batcher, batch_size):
-        running.append((indices, *step(params, loader.part(batch, own_rows))))
+        running.append((indices, *step(params, loader.take_slices(batch, process_slices))))
         if len(running) > 1:
             take(*running.pop(0))
     for rest in running:

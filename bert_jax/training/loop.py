@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from bert_jax.batches.sequences import Batch
+from bert_jax.batches import Batch
 from bert_jax.distributed import hosts
 from bert_jax.errors import Interrupted, TrainingError
 from bert_jax.training.checkpoint import Checkpoints

@@ -31,7 +31,7 @@ def test_phases_change_length_and_batch(corpus):
     batches = loader.TrainBatches(corpus, config())
     shapes = [batches[step]["input_ids"].shape for step in range(40)]
     assert shapes == [(16, 32)] * 30 + [(8, 64)] * 10
-    per_epoch = [rows.rows_per_epoch for _, _, rows in batches._phases]
+    per_epoch = [rows.sequences_per_epoch for _, _, rows in batches._phases]
     assert batches.epochs() == pytest.approx(30 * 16 / per_epoch[0] + 10 * 8 / per_epoch[1])
 
 
@@ -81,21 +81,32 @@ def test_what_the_hosts_read_is_the_whole_batch(corpus, runs):
     """To the bit, in training, across phases, and in evaluation."""
 
     def check(of_hosts, whole, size):
-        order = [i for own_rows in runs for low, high in own_rows(size) for i in range(low, high)]
+        order = [
+            i
+            for process_slices in runs
+            for low, high in process_slices(size)
+            for i in range(low, high)
+        ]
         assert sorted(order) == list(range(size))
         for name, value in whole.items():
             found = np.concatenate([part[name] for part in of_hosts])
             np.testing.assert_array_equal(found, value[order])
 
-    hosts = [loader.TrainBatches(corpus, config(), own_rows) for own_rows in runs]
+    hosts = [loader.TrainBatches(corpus, config(), process_slices) for process_slices in runs]
     alone = loader.TrainBatches(corpus, config())
     for step in (0, 17, 29, 30, 39):
         size = 16 if step < 30 else 8
         check([host[step] for host in hosts], alone[step], size)
         assert all(len(host[step]["index"]) < size for host in hosts)
-        check([loader.part(alone[step], own_rows) for own_rows in runs], alone[step], size)
+        check(
+            [loader.take_slices(alone[step], process_slices) for process_slices in runs],
+            alone[step],
+            size,
+        )
     phase = Phase(0.0, 32, 8)
-    evaluated = [loader.eval_batches(corpus, config(), phase, own_rows) for own_rows in runs]
+    evaluated = [
+        loader.eval_batches(corpus, config(), phase, process_slices) for process_slices in runs
+    ]
     for *of_hosts, whole in zip(
         *evaluated, loader.eval_batches(corpus, config(), phase), strict=True
     ):

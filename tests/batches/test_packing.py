@@ -19,7 +19,7 @@ LENGTH = 128
 
 
 def rows_over(store: TokenStore, length: int = LENGTH, seed: int = 0, **config):
-    return loader.make_rows(
+    return loader.make_sequences(
         store, FakeTokenizer(), DataConfig(packing=True, **config), length, seed
     )
 
@@ -78,7 +78,7 @@ def test_every_pair_has_one_place_and_no_row_too_much(sizes, most):
 @pytest.mark.parametrize("pairs", ["nsp", "sop"])
 def test_an_epoch_has_every_pair_of_the_walk_once(store, pairs):
     rows = rows_over(store, pairs=pairs)
-    found = pairs_of(rows.batch(0, rows.rows_per_epoch))
+    found = pairs_of(rows.batch(0, rows.sequences_per_epoch))
     key = rows.seed, pretraining.SEGMENTS, 0, 0, 0
     first, count, label = rows._segments(rows._walk(0, 0, 0), pretraining.keyed_generator(*key))
     expected = [
@@ -86,7 +86,7 @@ def test_an_epoch_has_every_pair_of_the_walk_once(store, pairs):
         for one, starts, sizes in zip(label, first.T, count.T, strict=True)
     ]
     assert sorted(found) == sorted(expected)
-    assert len(found) > 1.4 * rows.rows_per_epoch
+    assert len(found) > 1.4 * rows.sequences_per_epoch
 
 
 def test_rows_are_full(store):
@@ -119,7 +119,7 @@ def test_a_batch_is_a_pure_function_of_its_index(store):
 def test_epochs_differ(store):
     rows = rows_over(store)
     first, second = (
-        {tuple(a) for _, a, _ in pairs_of(rows.batch(epoch, rows.rows_per_epoch))}
+        {tuple(a) for _, a, _ in pairs_of(rows.batch(epoch, rows.sequences_per_epoch))}
         for epoch in (0, 1)
     )
     assert len(first & second) < 0.5 * len(first)
@@ -137,7 +137,7 @@ def test_groups_have_as_many_rows(store, monkeypatch):
         members = rows._group(0, group).members
         assert len(members) == rows._group_rows
         assert len(np.unique(members[members >= 0])) == (members >= 0).sum()
-    pairs_of(rows.batch(0, rows.rows_per_epoch))
+    pairs_of(rows.batch(0, rows.sequences_per_epoch))
 
 
 def test_text_shorter_than_a_row():

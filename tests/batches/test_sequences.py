@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bert_jax.batches.loader import make_rows
+from bert_jax.batches.loader import make_sequences
 from bert_jax.batches.sequences import SentencePairs, _truncation, permute
 from bert_jax.config import DataConfig
 from bert_jax.text.store import TokenStore
@@ -41,7 +41,7 @@ def simulated_store(sentences: int) -> TokenStore:
 
 
 def rows_over(store: TokenStore, pairs: str = "nsp", seed: int = 0, length: int = LENGTH):
-    return make_rows(store, FakeTokenizer(), DataConfig(pairs=pairs), length, seed)
+    return make_sequences(store, FakeTokenizer(), DataConfig(pairs=pairs), length, seed)
 
 
 def literal_pairs(store: TokenStore, length: int, seed: int):
@@ -120,10 +120,10 @@ def test_statistics_are_those_of_the_literal_procedure(store):
     rows = rows_over(store)
     found = [
         row
-        for index in range(epochs * rows.rows_per_epoch // 256)
+        for index in range(epochs * rows.sequences_per_epoch // 256)
         for row in unpack(rows.batch(index, 256))
     ]
-    assert rows.rows_per_epoch == pytest.approx(len(expected) / epochs, rel=0.02)
+    assert rows.sequences_per_epoch == pytest.approx(len(expected) / epochs, rel=0.02)
     for name, measure in {
         "total": lambda row: len(row[1]) + len(row[2]),
         "length of A": lambda row: len(row[1]),
@@ -140,7 +140,7 @@ def test_statistics_are_those_of_the_literal_procedure(store):
 def test_random_pairs_come_from_another_document_uniformly(store):
     rows = rows_over(store)
     chosen = []
-    for index in range(rows.rows_per_epoch // 256):
+    for index in range(rows.sequences_per_epoch // 256):
         for label, a, b in unpack(rows.batch(index, 256)):
             of_a, of_b = (
                 np.searchsorted(
@@ -188,7 +188,7 @@ def test_sentence_order():
     store = make_store(400)
     rows = rows_over(store, "sop")
     labels, swapped = [], []
-    for index in range(rows.rows_per_epoch // 128):
+    for index in range(rows.sequences_per_epoch // 128):
         for label, a, b in unpack(rows.batch(index, 128)):
             labels.append(label)
             near = abs(a[0] - b[0]) < 200
@@ -240,7 +240,7 @@ def test_a_batch_is_a_pure_function_of_its_index(store, pairs):
 
 def test_epochs_differ_and_rows_are_shuffled_over_the_whole_text(store):
     rows = rows_over(store)
-    size = rows.rows_per_epoch
+    size = rows.sequences_per_epoch
     starts = [rows.batch(epoch, size)["input_ids"][:, 1] for epoch in (0, 1)]
     assert abs(stats.spearmanr(*starts).statistic) < 0.05
     assert abs(stats.spearmanr(starts[0][1:], starts[0][:-1]).statistic) < 0.05
@@ -253,7 +253,7 @@ def test_full_blocks(longest):
     store = make_store(60, longest=longest)
     ends = store.sentences[store.documents[1:]] + FIRST_PIECE - 1
     rows = rows_over(store, "none")
-    batch = rows.batch(0, rows.rows_per_epoch)
+    batch = rows.batch(0, rows.sequences_per_epoch)
     seen = []
     for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
         assert mask.all()
@@ -271,7 +271,7 @@ def test_full_blocks(longest):
     assert len(np.unique(seen)) == len(seen)
     assert len(seen) > 0.9 * len(store.tokens) - 2 * LENGTH
     for index in range(1, 30):  # what one epoch leaves out, others do not
-        ids = rows.batch(index, rows.rows_per_epoch)["input_ids"]
+        ids = rows.batch(index, rows.sequences_per_epoch)["input_ids"]
         seen = np.union1d(seen, ids)
     assert np.isin(store.tokens[2 * LENGTH : -2 * LENGTH], seen).all()
 

@@ -198,7 +198,7 @@ def back(bert, path, head=None):
     made = pretrained.export(bert, path, head)
     assert json.loads((path / "config.json").read_text())["architectures"] == [made.architecture]
     found = bert_jax.load(path)
-    assert names.parts(found.params) == names.parts(bert.params) - set(made.left_out)
+    assert names.module_names(found.params) == names.module_names(bert.params) - set(made.dropped)
     assert found.config == bert.config
     assert found.task == (None if head else bert.task)
     assert type(found.model) is type(bert.model) or head
@@ -334,7 +334,7 @@ def test_export_of_a_task_and_back(task, either, tmp_path):
 )
 def test_a_fine_tuned_checkpoint_of_ours_and_back(number, probe, golden, tmp_path):
     bert = fine_tuned(golden, TASKS[number], probe)
-    assert ("mix" in names.parts(bert.params)) == (probe == "mix")
+    assert ("mix" in names.module_names(bert.params)) == (probe == "mix")
     pretrained.save(bert, tmp_path / "ours")
     found = bert_jax.load(tmp_path / "ours")
     same(found.params, bert.params)

@@ -281,7 +281,7 @@ def test_exports_load_with_no_key_missing_or_left_over(pair, head, tmp_path):
         model, report = loader.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert type(model).__name__ == made.architecture
     # A RoBERTa without pooler has nothing that RobertaModel could take for it, and says so.
-    anew = ["pooler.dense.bias", "pooler.dense.weight"] if made.made_anew else []
+    anew = ["pooler.dense.bias", "pooler.dense.weight"] if made.newly_initialized else []
     assert sorted(report["missing_keys"]) == anew
     assert not report["unexpected_keys"]
     before, after = (dict(m.base_model.named_parameters()) for m in (theirs, model))

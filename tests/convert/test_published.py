@@ -53,7 +53,7 @@ def test_embeddings_and_their_way_back(sentences, tmp_path):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
     pretrained.save(bert, tmp_path / "ours")
     made = pretrained.export(bert_jax.load(tmp_path / "ours"), tmp_path / "back")
-    assert (made.architecture, made.left_out, made.made_anew) == ("BertModel", [], [])
+    assert (made.architecture, made.dropped, made.newly_initialized) == ("BertModel", [], [])
     again, _ = embeddings_there(tmp_path / "back", sentences[:20])
     np.testing.assert_array_equal(again, means[:20])
 
