@@ -25,9 +25,8 @@ from absl import flags
 from bert_jax import bert as pretrained
 from bert_jax import config as config_lib
 from bert_jax import report
-from bert_jax.batches import buckets as finetuning
 from bert_jax.batches import loader
-from bert_jax.batches.buckets import Batcher
+from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.commands import flags as cli
 from bert_jax.commands import process as programs
 from bert_jax.commands.process import keep_host_memory
@@ -37,13 +36,10 @@ from bert_jax.distributed.mesh import (
     check_divides,
     check_model,
     compile_step,
-    compile_update,
     init_sharded,
     make_layout,
     make_mesh,
-    num_batch_shards,
     process_slices,
-    replicated,
 )
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
@@ -61,9 +57,7 @@ from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import TaskObjective
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import (
-    Partial,
     init_state,
-    make_part_steps,
     make_predict_step,
     make_train_step,
 )
@@ -91,7 +85,8 @@ def main() -> None:
     workdir_lib.check_text(workdir, job.fingerprint())
     workdir_lib.check_shared(workdir)
     workdir_lib.claim(workdir, config, init.tokenizer, job.fingerprint())
-    report.start_finetuning(job.config, sets, job.train, job.plan, job.steps, job.mesh, workdir)
+    batches = job.batches(config.seed)
+    report.start_finetuning(job.config, sets, job.train, batches, job.mesh, workdir)
     given = init.params if head else {"bert": init.params["bert"]}
     report.begun_with(INIT.value, job.like.params, given)
 
@@ -134,11 +129,7 @@ class Job:
         check_divides(data.batch_size, config.optimizer.microbatches, self.mesh)
         self.train = self.batcher(sets.train)
         self.held_out = {name: self.batcher(examples) for name, examples in sets.evals.items()}
-        splits = (1, 2, 4) if config.optimizer.microbatches == 1 else (1,)
-        self.plan = finetuning.plan_lengths(
-            self.train, data.batch_size, num_batch_shards(self.mesh), splits
-        )
-        per_epoch = -(-len(self.train.rows) // data.batch_size)
+        per_epoch = -(-len(self.train.features) // data.batch_size)
         self.steps = max(1, round(config.epochs * per_epoch))
         self.eval_every = max(1, per_epoch // config.evaluations)
         self.model = task.head(config.model, config.probe)
@@ -163,34 +154,21 @@ class Job:
         return init_state(self.model.init_params(key), self.optimizer, seed)
 
     def compile(self) -> tuple[Any, Any]:
-        """Returns the train step, of a list of parts, and the prediction of a batch."""
+        """Return the train step and the prediction of a batch."""
         c, layout = self.config, self.layout
         objective = TaskObjective(self.model, is_regression=c.task.kind == "regression")
         compiled = partial(compile_step, mode=c.parallel.mode, layout=layout)
-        predict = make_predict_step(objective)
-        predict_step = compiled(
-            predict, in_sharding=layout.params, outputs=("per_example", "metrics")
+        train_step = make_train_step(objective, self.optimizer, c.optimizer.microbatches)
+        predict_step = make_predict_step(objective)
+        return (
+            compiled(train_step, in_sharding=layout.state, outputs=("state", "metrics")),
+            compiled(predict_step, in_sharding=layout.params, outputs=("per_example", "metrics")),
         )
-        if self.plan.parts == 1:
-            step = make_train_step(objective, self.optimizer, c.optimizer.microbatches)
-            whole = compiled(step, in_sharding=layout.state, outputs=("state", "metrics"))
-            return lambda state, parts: whole(state, *parts), predict_step
-        begin, add, finish = make_part_steps(objective, self.optimizer)
-        everywhere = replicated(self.mesh)
-        of_part = Partial(layout.state, layout.gradients, everywhere)
-        update = partial(compile_update, mode=c.parallel.mode)
-        begin = update(begin, taken=(layout.state,), given=of_part)
-        add = compiled(add, in_sharding=of_part, outputs=("state",))
-        taken = (layout.state, layout.gradients, everywhere)
-        finish = update(finish, taken=taken, given=(layout.state, everywhere))
 
-        def train_step(state: Any, parts: Any) -> Any:
-            step = begin(state)
-            for part in parts:
-                step = add(step, part)
-            return finish(step.state, step.gradients, step.sums)
-
-        return train_step, predict_step
+    def batches(self, seed: int) -> BucketedBatches:
+        """Return this process's part of the training batches."""
+        size = self.config.data.batch_size
+        return BucketedBatches(self.train, size, self.steps, seed, self.slices)
 
     def fingerprint(self) -> str:
         """Returns a hash of all that the runs learn from, but for the config."""
@@ -232,14 +210,12 @@ class Job:
             state = checkpoints.restore(step, self.like)
             hosts.print_on_main(f"going on from step {step:,}")
         size = c.data.batch_size
-        steps = finetuning.TrainSteps(self.train, self.plan, size, self.steps, seed)
-        batches = loader.ProcessSteps(steps, self.slices)
         panels = {"loss": "loss", **{name: name for name in self.task.metrics}}
         with closing(Writer(folder, step, panels)) as writer:
             loop.fit(
                 state,
                 [loop.Stage(self.steps, size, self.train_step, self.evaluate)],
-                loader.prefetched(batches, step),
+                loader.prefetched(self.batches(seed), step),
                 checkpoints,
                 writer,
                 log_every=c.log_every,
@@ -298,7 +274,7 @@ class Job:
         scores, cut, main = {}, {}, next(iter(sets.evals))
         for name, examples in {**sets.evals, **sets.tests}.items():
             batcher = self.held_out.get(name) or self.batcher(examples)
-            cut[name] = batcher.rows.truncated
+            cut[name] = batcher.features.truncated
             found, scores[name] = self.predict(params, examples, batcher)
             del scores[name]["sequences_per_second"]
             if name == main:
@@ -329,9 +305,12 @@ class Job:
             "summary": table.rows,
             "seeds": results,
             "random_weights": random,
-            "padding": {"before": self.train.padding, "after": self.train.padding_under(self.plan)},
-            "skipped": {"records": sets.skipped, "training_examples": self.train.rows.skipped},
-            "cut": {"train": self.train.rows.truncated, **cut},
+            "padding": {
+                "before": self.train.padding,
+                "after": self.batches(self.config.seed).padding,
+            },
+            "skipped": {"records": sets.skipped, "training_examples": self.train.features.skipped},
+            "cut": {"train": self.train.features.truncated, **cut},
         }
         workdir_lib.write(workdir / "results.json", json.dumps(summary, indent=2) + "\n")
         report.end_finetuning(table, scores, cut, workdir)

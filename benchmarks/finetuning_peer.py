@@ -20,7 +20,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoTokenizer, BatchEncoding, BertForSequenceClassification
 
-from bert_jax.batches.buckets import epoch_order
+from bert_jax.batches.buckets import epoch_batches
 
 WARMUP, WEIGHT_DECAY, CLIP_NORM = 0.1, 0.01, 1.0
 MAX_LENGTH, BATCH_SIZE = 128, 32
@@ -52,13 +52,6 @@ def make_optimizer(
     return optimizer, LambdaLR(optimizer, lambda t: t / warmup if t < warmup else 1 - t / steps)
 
 
-def rows_of_steps(count: int, epochs: int, seed: int) -> np.ndarray:
-    """Returns the rows of each step, [steps, batch], -1 where there is none."""
-    orders = [epoch_order(count, seed, epoch) for epoch in range(epochs)]
-    padded = [np.pad(order, (0, -count % BATCH_SIZE), constant_values=-1) for order in orders]
-    return np.concatenate(padded).reshape(-1, BATCH_SIZE)
-
-
 class Batches:
     """Rows of a file as tensors, padded to the longest of them."""
 
@@ -80,6 +73,12 @@ class Batches:
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         for begin in range(0, len(order), size):
             yield order[begin : begin + size]
+
+    def of_steps(self, epochs: int, seed: int) -> np.ndarray:
+        """Returns the rows of each step, [steps, batch], -1 where there is none."""
+        lengths = np.array([len(ids) for ids in self._encoded["input_ids"]])
+        orders = [epoch_batches(lengths, BATCH_SIZE, seed, epoch) for epoch in range(epochs)]
+        return np.concatenate(orders)
 
 
 def train(model, batches: Batches, order: np.ndarray, stop: int, rate: float) -> tuple[float, int]:
@@ -145,7 +144,7 @@ def main() -> None:
     torch.nn.init.zeros_(model.classifier.bias)
     model.to(device)
 
-    order = rows_of_steps(len(batches.labels), arguments.epochs, arguments.seed)
+    order = batches.of_steps(arguments.epochs, arguments.seed)
     steps = min(len(order), arguments.steps or len(order))
     seconds, examples = train(model, batches, order, steps, arguments.learning_rate)
     result = {

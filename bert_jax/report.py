@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batches import Batch
-from bert_jax.batches.buckets import Batcher, Plan
+from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, TrainConfig
@@ -183,8 +183,7 @@ def start_finetuning(
     config: FinetuneConfig,
     sets: Sets,
     train: Batcher,
-    plan: Plan,
-    steps: int,
+    batches: BucketedBatches,
     mesh: Mesh,
     workdir: Path,
 ) -> None:
@@ -196,8 +195,8 @@ def start_finetuning(
     names = ", ".join(task.labels[:12]) + (", …" if len(task.labels) > 12 else "")
     counts = {"train": sets.train, **sets.evals, **sets.tests}
     padding = (
-        f"{train.padding:.0%} at length {config.data.max_length}; {train.padding_under(plan):.0%} "
-        f"with lengths {', '.join(map(str, plan.lengths))}"
+        f"{train.padding:.0%} at length {config.data.max_length}; {batches.padding:.0%} "
+        f"with lengths {', '.join(map(str, batches.lengths))}"
     )
     print(
         f"devices    {mesh.size} × {device.device_kind} ({device.platform}), "
@@ -206,18 +205,17 @@ def start_finetuning(
         + (f": {len(task.labels)} labels: {names}" if names else "")
         + "\n"
         "examples   " + ", ".join(f"{name} {len(found):,}" for name, found in counts.items()) + "\n"
-        f"padding    {padding}"
-        + (f", each step in {plan.parts} parts" if plan.parts > 1 else "")
-        + f"\nsteps      {steps:,} of {config.data.batch_size} rows, {config.epochs:g} epochs\n"
+        f"padding    {padding}\n"
+        f"steps      {len(batches):,} of {config.data.batch_size} rows, {config.epochs:g} epochs\n"
         f"workdir    {workdir}",
         flush=True,
     )
-    if train.rows.truncated:
-        print(f"cut        {train.rows.truncated:,} texts to {config.data.max_length} pieces")
-    if train.rows.skipped:
+    if train.features.truncated:
+        print(f"cut        {train.features.truncated:,} texts to {config.data.max_length} pieces")
+    if train.features.skipped:
         print(
-            f"skipped    {len(train.rows.skipped):,} training examples, all in results.json; the "
-            f"first: {train.rows.skipped[0]}"
+            f"skipped    {len(train.features.skipped):,} training examples, all in results.json; "
+            f"the first: {train.features.skipped[0]}"
         )
     for source, count in sets.skipped.items():
         print(f"skipped    {count:,} records of {source}, as the format's own readers do")

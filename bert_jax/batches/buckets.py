@@ -1,6 +1,5 @@
-"""Batches of a task's rows: in a few static lengths, by step, and each once for evaluation."""
+"""Batches of a task's features: padded to one of a few lengths, by step or each once."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
@@ -8,214 +7,191 @@ import numpy as np
 
 from bert_jax.batches import Batch
 from bert_jax.batches.features import NO_LABEL, Features
+from bert_jax.batches.loader import ProcessSlices, single_process, take_slices
 from bert_jax.text.tokenizer import Tokenizer
 
-FILL = -1  # in a list of rows: one of padding alone, which no sum counts
+FILL = -1  # the index of an example of padding alone, which no loss or score counts
 
-# Programs are compiled for so many lengths at most, each a multiple of _MULTIPLE tokens.
-_MOST_LENGTHS, _MULTIPLE = 4, 8
-_MOST_CANDIDATES = 12  # whose combinations are tried
-_SAMPLED_STEPS = 200
-# A step is split in two only where that saves this share of its tokens: each part is a call of its
-# own, and adds up a gradient.
-_WORTHWHILE = 0.12
+# The train step is compiled once for each padded length: at most so many, multiples of _MULTIPLE.
+_MAX_LENGTHS, _MULTIPLE = 4, 8
+_MAX_CANDIDATES = 12  # whose combinations are tried
+# Batches of a window, in which examples are sorted by length; an epoch has at least 4 windows.
+# Source: `get_length_grouped_indices` of transformers, with at most 50 batches.
+_WINDOW, _MIN_WINDOWS = 16, 4
 
 
 class Batcher:
-    """Makes batches of rows.
+    """Makes padded batches of features.
 
     Args:
-      rows: all of them.
-      tokenizer: whose padding fills them up.
+      features: of all examples.
+      tokenizer: whose padding token is used.
       types: token types of the model; a RoBERTa has one.
-      max_length: of a sequence, in tokens.
+      max_length: maximum length of a sequence, in tokens.
 
     Attributes:
-      rows: all of them.
-      sizes: tokens of each row; of its longest sequence.
-      longest: the static length that every row fits.
-      mean_size: tokens of a sequence, in the mean.
-      padding: the share of padding, were all sequences padded to `max_length`.
+      lengths: [n] the tokens of each example, of its longest sequence.
+      longest: the padded length that every example fits.
+      tokens: the mean tokens of a sequence.
+      padding: the share of padding if all were padded to `max_length`.
     """
 
-    def __init__(self, rows: Features, tokenizer: Tokenizer, types: int, max_length: int):
-        self.rows = rows
+    def __init__(self, features: Features, tokenizer: Tokenizer, types: int, max_length: int):
+        self.features = features
         self._pad, self._types = tokenizer.pad_id, types
-        sizes = np.array([len(sequence) for sequence in rows.sequences], np.int64)
-        self.sizes = sizes.reshape(-1, rows.choices).max(1)
-        self.longest = min(round_up(int(self.sizes.max())), max_length)
-        self.mean_size = float(sizes.mean())
-        self.padding = 1 - sizes.mean() / max_length  # where all rows are of the greatest length
+        lengths = np.array([len(sequence) for sequence in features.sequences], np.int64)
+        self.lengths = lengths.reshape(-1, features.choices).max(1)
+        self.longest = min(round_up(int(self.lengths.max())), max_length)
+        self.tokens = float(lengths.mean())
+        self.padding = 1 - self.tokens / max_length
 
-    def make(self, indices: np.ndarray, length: int) -> Batch:
-        """Returns some rows, padded to `length` tokens; a batch as `TaskObjective` takes it."""
-        rows, count = self.rows, self.rows.choices
+    def batch(self, indices: np.ndarray, length: int) -> Batch:
+        """Return the examples of some indices padded to `length`, for `training.objectives`."""
+        features, count = self.features, self.features.choices
         ids = np.full((len(indices), count, length), self._pad, np.int32)
         types, mask = np.zeros_like(ids), np.zeros_like(ids)
-        labels = self._labels(indices, length)
-        for place, index in enumerate(indices.tolist()):
+        for position, index in enumerate(indices.tolist()):
             if index == FILL:
                 continue
             for choice in range(count):
-                at = index * count + choice
-                sequence = rows.sequences[at]
-                ids[place, choice, : len(sequence)] = sequence
-                mask[place, choice, : len(sequence)] = 1
+                number = index * count + choice
+                sequence = features.sequences[number]
+                ids[position, choice, : len(sequence)] = sequence
+                mask[position, choice, : len(sequence)] = 1
                 if self._types > 1:
-                    types[place, choice, rows.second[at] : len(sequence)] = 1
+                    types[position, choice, features.second[number] : len(sequence)] = 1
         batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
         if count == 1:
             batch = {name: array[:, 0] for name, array in batch.items()}
-        return {**batch, "labels": labels}
-
-    def padding_under(self, plan: "Plan") -> float:
-        """Returns the share of padding in training by a plan."""
-        return 1 - self.mean_size / plan.mean_length
+        return {**batch, "labels": self._labels(indices, length)}
 
     def _labels(self, indices: np.ndarray, length: int) -> np.ndarray:
-        first = np.asarray(self.rows.labels[0])
-        shape = (length,) if self.rows.per_piece else first.shape
+        first = np.asarray(self.features.labels[0])
+        shape = (length,) if self.features.per_piece else first.shape
         is_number = first.dtype.kind == "f"
         empty, dtype = (np.nan, np.float32) if is_number else (NO_LABEL, np.int32)
         labels = np.full((len(indices), *shape), empty, dtype)
-        for place, index in enumerate(indices.tolist()):
+        for position, index in enumerate(indices.tolist()):
             if index != FILL:
-                label = self.rows.labels[index]
-                if self.rows.per_piece:
-                    labels[place, : len(label)] = label
+                label = self.features.labels[index]
+                if self.features.per_piece:
+                    labels[position, : len(label)] = label
                 else:
-                    labels[place] = label
+                    labels[position] = label
         return labels
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How the rows of a step are padded.
+class BucketedBatches:
+    """The batch of every step, by index: a pure function of (features, seed, step).
 
-    Attributes:
-      parts: in which a step is run, its shortest rows first.
-      lengths: that a part may have, in tokens, rising.
-      mean_length: tokens of a padded row, in the mean.
-    """
-
-    parts: int
-    lengths: tuple[int, ...]
-    mean_length: float
-
-
-def plan_lengths(
-    batcher: Batcher, batch_size: int, devices: int, splits: Sequence[int] = (1, 2, 4)
-) -> Plan:
-    """Returns the plan that pads least, among a few lengths and some numbers of parts.
+    A batch has examples of similar length, padded to the least of a few lengths that all fit, so
+    that the train step is compiled once a length. Each example occurs once an epoch.
 
     Args:
-      batcher: of the training rows.
-      batch_size: rows a step.
-      devices: over which the rows of a part are shared evenly.
-      splits: numbers of parts, rising.
-    """
-    generator = np.random.default_rng(0)
-    sampled = generator.choice(batcher.sizes, (_SAMPLED_STEPS, batch_size))
-    sizes = np.sort(sampled, axis=1)
-    plan = None
-    for parts in splits:
-        if batch_size % (parts * devices):
-            break
-        greatest = sizes[:, batch_size // parts - 1 :: batch_size // parts]
-        lengths = choose_lengths(greatest.ravel(), batcher.longest)
-        padded = float(pad_to(greatest, lengths).mean())
-        if plan is None or padded < plan.mean_length * (1 - _WORTHWHILE):
-            plan = Plan(parts, tuple(lengths), padded)
-    assert plan is not None  # a batch that does not divide has been refused
-    return plan
-
-
-class TrainSteps:
-    """The rows of every step, by index: a pure function of (rows, seed, step).
-
-    A step is `batch_size` rows of a shuffled epoch, in which each row stands once; the last step of
-    an epoch is filled up with padding. Its rows are sorted by length and run in parts, each padded
-    to the least of a few lengths that fits: the rows of a step are the same however it is split,
-    and so is the sum of their losses.
-
-    Args:
-      batcher: of the training rows.
-      plan: of lengths and parts.
-      batch_size: rows a step.
+      batcher: of the training examples.
+      batch_size: examples of a global batch.
       steps: of the run.
       seed: of the order.
+      process_slices: the slices of a batch that this process reads.
+
+    Attributes:
+      lengths: the padded lengths, in rising order.
+      padding: the expected share of padding.
     """
 
-    def __init__(self, batcher: Batcher, plan: Plan, batch_size: int, steps: int, seed: int):
-        self._batcher, self._plan, self._batch_size = batcher, plan, batch_size
-        self._steps, self._seed = steps, seed
-        self._epoch = (-1, np.empty(0, int))
+    def __init__(
+        self,
+        batcher: Batcher,
+        batch_size: int,
+        steps: int,
+        seed: int,
+        process_slices: ProcessSlices = single_process,
+    ):
+        self._batcher, self._batch_size, self._steps = batcher, batch_size, steps
+        self._seed, self._process_slices = seed, process_slices
+        # Not of `seed`, so that runs of several seeds share their compiled programs.
+        longest = self._longest(epoch_batches(batcher.lengths, batch_size, 0, 0))
+        self.lengths = choose_lengths(longest, batcher.longest)
+        self.padding = 1 - batcher.tokens / float(pad_to(longest, self.lengths).mean())
+        self._epoch = (-1, np.empty((0, batch_size), int))
 
     def __len__(self) -> int:
         return self._steps
 
-    def order(self, step: int) -> np.ndarray:
-        """Returns the rows of a step, [batch_size], -1 where there is none."""
-        count, size = len(self._batcher.rows), self._batch_size
-        epoch, place = divmod(step, -(-count // size))
+    def indices(self, step: int) -> np.ndarray:
+        """Return the examples of a step, [batch_size], FILL where there is none."""
+        epoch, number = divmod(step, -(-len(self._batcher.lengths) // self._batch_size))
         if self._epoch[0] != epoch:
-            self._epoch = epoch, epoch_order(count, self._seed, epoch)
-        rows = self._epoch[1][place * size : (place + 1) * size]
-        return np.pad(rows, (0, size - len(rows)), constant_values=FILL)
+            batches = epoch_batches(self._batcher.lengths, self._batch_size, self._seed, epoch)
+            self._epoch = epoch, batches
+        return self._epoch[1][number]
 
-    def __getitem__(self, step: int) -> list[Batch]:
-        order = self.order(step)
-        sizes = np.where(order == FILL, 0, self._batcher.sizes[order])
-        parts = []
-        for part in np.split(np.argsort(sizes, kind="stable"), self._plan.parts):
-            length = int(pad_to(sizes[part].max(), self._plan.lengths))
-            row = part.astype(np.int32)  # dropout is keyed by the place in the whole step
-            parts.append({**self._batcher.make(order[part], length), "index": row})
-        return parts
+    def __getitem__(self, step: int) -> Batch:
+        indices = self.indices(step)
+        length = int(pad_to(self._longest(indices), self.lengths))
+        # Dropout is keyed by the index in the global batch.
+        index = np.arange(len(indices), dtype=np.int32)
+        batch = {**self._batcher.batch(indices, length), "index": index}
+        return take_slices(batch, self._process_slices)
+
+    def _longest(self, indices: np.ndarray) -> np.ndarray:
+        return np.where(indices == FILL, 0, self._batcher.lengths[indices]).max(-1)
 
 
-def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns the order of the rows in an epoch, [count]."""
-    return np.random.default_rng([seed, epoch]).permutation(count)
+def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the examples of each batch of an epoch, [batches, batch_size], FILL at the end of one.
+
+    The examples are shuffled and split into windows. Each window is sorted by length and split into
+    batches, and the batches are shuffled.
+    """
+    generator = np.random.default_rng([seed, epoch])
+    order = generator.permutation(len(lengths))
+    count = -(-len(order) // batch_size)
+    window = batch_size * max(1, min(_WINDOW, count // _MIN_WINDOWS))
+    windows = [order[start : start + window] for start in range(0, len(order), window)]
+    # Longest first, so that the batch that is filled up is one of the shortest examples.
+    order = np.concatenate([w[np.argsort(-lengths[w], kind="stable")] for w in windows])
+    order = np.pad(order, (0, count * batch_size - len(order)), constant_values=FILL)
+    return generator.permutation(order.reshape(count, batch_size))
 
 
 def eval_batches(batcher: Batcher, batch_size: int) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yields every row once, as (indices, batch), the longest rows first.
+    """Yield every example once, as (indices, batch), the longest first.
 
-    The last batch is filled up with padding, whose index is -1.
+    The last batch is filled up with padding, whose index is FILL.
     """
-    order = np.argsort(-batcher.sizes, kind="stable")
+    order = np.argsort(-batcher.lengths, kind="stable")
     order = np.pad(order, (0, -len(order) % batch_size), constant_values=FILL)
     batches = order.reshape(-1, batch_size)
-    greatest = batcher.sizes[batches[:, 0]]
-    lengths = choose_lengths(greatest, batcher.longest)
-    for indices, longest in zip(batches, greatest, strict=True):
-        yield indices, batcher.make(indices, int(pad_to(longest, lengths)))
+    longest = batcher.lengths[batches[:, 0]]
+    padded = pad_to(longest, choose_lengths(longest, batcher.longest))
+    for indices, length in zip(batches, padded.tolist(), strict=True):
+        yield indices, batcher.batch(indices, length)
 
 
 def round_up(length: int) -> int:
-    """Returns the static length for rows of up to `length` tokens."""
+    """Return the least multiple of 8 from `length` on."""
     return -(-length // _MULTIPLE) * _MULTIPLE
 
 
-def pad_to(sizes: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-    """Returns the least of some rising lengths that each size fits."""
-    return np.asarray(lengths)[np.searchsorted(lengths, sizes)]
+def pad_to(lengths: np.ndarray, padded: Sequence[int]) -> np.ndarray:
+    """Return for each length the least of the rising padded lengths that it fits."""
+    return np.asarray(padded)[np.searchsorted(padded, lengths)]
 
 
-def choose_lengths(sizes: np.ndarray, longest: int) -> list[int]:
-    """Returns a few rising lengths, `longest` among them, that pad `sizes` with least in all.
+def choose_lengths(lengths: np.ndarray, longest: int) -> list[int]:
+    """Return up to four rising padded lengths, the last `longest`, with the least padding.
 
-    Each is a multiple of 8; of more than a dozen such, those that split the sizes evenly are tried.
+    Each is a multiple of 8. Of more than a dozen such, quantiles of `lengths` are tried.
     """
-    rounded = np.minimum(-(-np.asarray(sizes) // _MULTIPLE) * _MULTIPLE, longest)
+    rounded = np.minimum(-(-np.asarray(lengths) // _MULTIPLE) * _MULTIPLE, longest)
     candidates = np.unique(rounded)
-    if len(candidates) > _MOST_CANDIDATES:
-        shares = np.linspace(0, 1, _MOST_CANDIDATES)
+    if len(candidates) > _MAX_CANDIDATES:
+        shares = np.linspace(0, 1, _MAX_CANDIDATES)
         candidates = np.unique(np.quantile(rounded, shares, method="higher"))
     candidates = [int(length) for length in candidates if length < longest]
     best, least = [longest], longest * len(rounded)
-    for count in range(1, _MOST_LENGTHS):
+    for count in range(1, _MAX_LENGTHS):
         for chosen in combinations(candidates, count):
             total = int(pad_to(rounded, [*chosen, longest]).sum())
             if total < least:

@@ -98,19 +98,6 @@ def take_slices(batch: Batch, process_slices: ProcessSlices) -> Batch:
     return _joined([{name: value[run] for name, value in batch.items()} for run in runs])
 
 
-class ProcessSteps:
-    """Of the steps of `finetuning.TrainSteps`, the rows that this process reads."""
-
-    def __init__(self, steps: Any, process_slices: ProcessSlices):
-        self._steps, self._process_slices = steps, process_slices
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def __getitem__(self, step: int) -> list[Batch]:
-        return [take_slices(batch, self._process_slices) for batch in self._steps[step]]
-
-
 def _batch(rows: Any, index: int, size: int, process_slices: ProcessSlices) -> Batch:
     """Returns the rows of a batch that this process reads, in their order."""
     return _joined([rows.batch(index, size, low, high) for low, high in process_slices(size)])

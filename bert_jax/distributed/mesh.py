@@ -241,19 +241,3 @@ def _pmapped(
         return found
 
     return run
-
-
-def compile_update(
-    step: Callable[..., Any], mode: str, taken: tuple[Any, ...], given: Any
-) -> Callable[..., Any]:
-    """Compiles a function of states alone, which reuses the memory of the first.
-
-    Args:
-      step: the function.
-      mode: as in `compile_step`.
-      taken: the sharding of each of its arguments, for "mesh".
-      given: of its results.
-    """
-    if mode == "pmap":
-        return jax.jit(step, donate_argnums=0)
-    return jax.jit(step, in_shardings=taken, out_shardings=given, donate_argnums=0)

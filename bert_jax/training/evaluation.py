@@ -52,7 +52,7 @@ def predict(
         sums.append(jax.device_get(of_batch))
         for index, row in zip(indices.tolist(), host, strict=True):
             if index != FILL:
-                task.update(found, batcher.rows, index, row)
+                task.update(found, batcher.features, index, row)
 
     running: list[tuple[np.ndarray, Any, Metrics]] = []
     for indices, batch in eval_batches(batcher, batch_size):
@@ -61,7 +61,7 @@ def predict(
             take(*running.pop(0))
     for rest in running:
         take(*rest)
-    values = {"sequences_per_second": len(batcher.rows) / (time.monotonic() - started)}
+    values = {"sequences_per_second": len(batcher.features) / (time.monotonic() - started)}
     if all(example.label is not None for example in examples):
         values = {"loss": means(sums)["loss"], **task.score(examples, found), **values}
     return found, values

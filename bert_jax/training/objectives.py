@@ -218,11 +218,6 @@ class TaskObjective(Objective):
         loss, accuracy = _classify(logits, known, labelled)
         return {"loss": loss, "accuracy": accuracy}
 
-    def no_sums(self) -> Metrics:
-        """Returns the sums of no rows."""
-        zero = WeightedSum(jnp.float32(0), jnp.float32(0))
-        return {"loss": zero} if self.is_regression else {"loss": zero, "accuracy": zero}
-
     def _labelled(self, labels: Array) -> Float[Array, "*labels"]:
         known = ~jnp.isnan(labels) if self.is_regression else labels >= 0
         return known.astype(jnp.float32)

@@ -84,66 +84,6 @@ def make_train_step(
     return train_step
 
 
-@struct.dataclass
-class Partial:
-    """A step of which some parts have been run.
-
-    Attributes:
-      state: before the step.
-      gradients: of the sum of the losses so far, not yet divided.
-      sums: so far.
-    """
-
-    state: Any
-    gradients: Any
-    sums: Any
-
-
-def make_part_steps(
-    objective: TaskObjective, optimizer: optax.GradientTransformation
-) -> tuple[
-    Callable[[TrainState], Partial],
-    Callable[..., Partial],
-    Callable[[TrainState, Any, Metrics], tuple[TrainState, Metrics]],
-]:
-    """Returns the three functions that take a step in parts of different lengths.
-
-    What the one loss is divided by is known when all parts have been run: the gradient is divided
-    then. The result is that of `make_train_step`.
-
-    Returns:
-      `begin(state)`, a step of which nothing has been run; `add(partial, batch, across)`, which
-      runs a part; and `finish(state, gradients, sums)`, of the latter, which gives the next state
-      and the sums of all parts.
-    """
-    gradient = jax.grad(objective.loss, has_aux=True)
-
-    def begin(state: TrainState) -> Partial:
-        return Partial(state, jax.tree.map(jnp.zeros_like, state.params), objective.no_sums())
-
-    def add(partial: Partial, batch: Batch, across: Collectives = SINGLE_DEVICE) -> Partial:
-        def of_rows(params: Any, draws: tuple[Array, Array], batch: Batch) -> tuple[Any, Metrics]:
-            mask_key, dropout_key = _keys(draws)
-            examples = objective.prepare(mask_key, batch)
-            undivided = jax.tree.map(jnp.ones_like, objective.weights(examples))
-            gradients, sums = gradient(params, examples, undivided, dropout_key)
-            return across.add_gradients(gradients), across.add(sums)
-
-        state = partial.state
-        found = across.run(of_rows, ("gradients", "metrics"))(
-            state.params, (state.rng, state.step), batch
-        )
-        total = jax.tree.map(jnp.add, (partial.gradients, partial.sums), found)
-        return Partial(state, *total)
-
-    def finish(state: TrainState, gradients: Any, sums: Metrics) -> tuple[TrainState, Metrics]:
-        weight = jnp.maximum(sums["loss"].weight, 1)
-        gradients = jax.tree.map(lambda x: x / weight, gradients)
-        return _updated(state, gradients, sums, optimizer)
-
-    return begin, add, finish
-
-
 def _keys(draws: tuple[Array, Array]) -> tuple[Array, Array]:
     """Returns the keys of a step, for what `prepare` draws and for dropout.
 

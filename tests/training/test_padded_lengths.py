@@ -1,6 +1,4 @@
-"""A fine-tuning step is the same whole, in parts of their own lengths, and on any devices."""
-
-from functools import partial
+"""A fine-tuning step is the same at every padded length and on any devices."""
 
 import jax
 import jax.numpy as jnp
@@ -10,37 +8,29 @@ import pytest
 from flax import linen as nn
 from helpers import FakeTokenizer, model_config
 
-from bert_jax.batches.buckets import Batcher, Plan, TrainSteps
+from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.batches.features import Features
 from bert_jax.distributed.mesh import (
     compile_step,
-    compile_update,
     init_sharded,
     make_layout,
     make_mesh,
-    replicated,
     replicated_layout,
 )
 from bert_jax.models import heads
 from bert_jax.training.objectives import TaskObjective
-from bert_jax.training.step import (
-    Partial,
-    init_state,
-    make_part_steps,
-    make_predict_step,
-    make_train_step,
-)
+from bert_jax.training.step import init_state, make_predict_step, make_train_step
 
 HEADS = {
     "regression": (heads.BertForSequenceClassification, 1),
     "spans": (heads.BertForQuestionAnswering, 2),
     "choices": (heads.BertForMultipleChoice, 1),
 }
-MODEL = model_config(num_hidden_layers=1)  # with dropout, keyed by the row's place in the step
+MODEL = model_config(num_hidden_layers=1)  # with dropout, of hidden states and of attention
 
 
 def batcher(kind: str) -> Batcher:
-    """41 rows of 3 to 30 pieces, a part of them without labels."""
+    """41 examples of 3 to 30 tokens, a part of them without labels."""
     generator = np.random.default_rng(3)
     choices = 2 if kind == "choices" else 1
     sizes = generator.integers(3, 31, 41 * choices)
@@ -50,14 +40,14 @@ def batcher(kind: str) -> Batcher:
         "spans": lambda size: generator.integers(0, size, 2) if size % 3 else np.array([-1, -1]),
         "choices": lambda size: int(generator.integers(-1, 2)),
     }[kind]
-    rows = Features(
+    features = Features(
         sequences,
         [size // 2 for size in sizes],
         np.arange(41),
         [labels(size) for size in sizes[:41]],
         choices=choices,
     )
-    return Batcher(rows, FakeTokenizer(), 2, 32)
+    return Batcher(features, FakeTokenizer(), 2, 32)
 
 
 def setting(kind: str):
@@ -71,56 +61,57 @@ def setting(kind: str):
     return objective, optimizer, new_state
 
 
-def trained(kind: str, plan: Plan, mode: str = "mesh", devices: int = 1, steps=2):
-    """Returns the parameters and the sums after some steps."""
+def trained(kind: str, batches, mode: str = "mesh", devices: int = 1):
+    """Returns the parameters and the sums after a step for each batch."""
     objective, optimizer, new_state = setting(kind)
     mesh = make_mesh(devices=jax.devices()[:devices])
     _, layout = make_layout(new_state, mesh)
     state = init_sharded(new_state, layout.state, jax.random.key(0))
-    compiled = partial(compile_step, mode=mode, layout=layout)
-    batches = TrainSteps(batcher(kind), plan, 16, steps, seed=1)
-    whole = replicated(mesh)
-    one = compiled(
-        make_train_step(objective, optimizer),
-        in_sharding=layout.state,
-        outputs=("state", "metrics"),
+    step = compile_step(
+        make_train_step(objective, optimizer), mode, layout, layout.state, ("state", "metrics")
     )
-    begin, add, finish = make_part_steps(objective, optimizer)
-    of_part = Partial(layout.state, layout.gradients, whole)
-    begin = compile_update(begin, mode, (layout.state,), of_part)
-    add = compiled(add, in_sharding=of_part, outputs=("state",))
-    taken = (layout.state, layout.gradients, whole)
-    finish = compile_update(finish, mode, taken, (layout.state, whole))
     sums = None
-    for step in range(steps):
-        parts = batches[step]
-        if len(parts) == 1:
-            state, sums = one(state, parts[0])
-        else:
-            run = begin(state)
-            for part in parts:
-                run = add(run, part)
-            state, sums = finish(run.state, run.gradients, run.sums)
+    for batch in batches:
+        state, sums = step(state, batch)
     return jax.device_get((state.params, sums))
 
 
-WHOLE = Plan(1, (32,), 32.0)
-
-
 @pytest.mark.parametrize("kind", ["regression", "spans", "choices"])
-def test_a_step_in_parts_is_the_whole_step(kind):
-    wanted, sums = trained(kind, WHOLE)
-    found, of_parts = trained(kind, Plan(4, (16, 32), 20.0))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, wanted)
-    for name, part in sums.items():
-        np.testing.assert_allclose(of_parts[name].total, part.total, rtol=1e-4)
+def test_a_step_does_not_depend_on_the_padded_length(kind):
+    examples = batcher(kind)
+    batches = BucketedBatches(examples, 4, 11, seed=1)
+    steps = [step for step in range(11) if batches[step]["input_ids"].shape[-1] < 32][:2]
+    assert steps
+    longest = [
+        {**examples.batch(batches.indices(step), 32), "index": np.arange(4, dtype=np.int32)}
+        for step in steps
+    ]
+    params, sums = trained(kind, [batches[step] for step in steps])
+    wanted, wanted_sums = trained(kind, longest)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params, wanted)
+    for name, part in wanted_sums.items():
+        np.testing.assert_allclose(sums[name].total, part.total, rtol=1e-4)
+        np.testing.assert_allclose(sums[name].weight, part.weight, rtol=1e-4)
+
+
+def test_dropout_is_on_in_the_steps_compared():
+    """Otherwise the test above would say nothing of it."""
+    examples, (objective, _, new_state) = batcher("choices"), setting("choices")
+    params = nn.unbox(new_state(jax.random.key(0)).params)
+    batch = {**examples.batch(np.arange(8), 32), "index": np.arange(8)}
+    batch = jax.tree.map(jnp.asarray, batch)
+    keys = (None, jax.random.key(0), jax.random.key(1))
+    logits = [objective.logits(params, batch, key) for key in keys]
+    assert np.abs(logits[0] - logits[1]).max() > 1e-4
+    assert np.abs(logits[1] - logits[2]).max() > 1e-4
 
 
 def test_devices_agree():
-    wanted, _ = trained("choices", WHOLE)
+    batches = BucketedBatches(batcher("choices"), 16, 2, seed=1)
+    wanted, _ = trained("choices", [batches[0], batches[1]])
     for mode in ("mesh", "pmap"):
-        found, _ = trained("choices", Plan(2, (32,), 32.0), mode, 8)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, wanted)
+        params, _ = trained("choices", [batches[0], batches[1]], mode, 8)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params, wanted)
 
 
 @pytest.mark.parametrize(("mode", "devices"), [("mesh", 1), ("mesh", 8), ("pmap", 8)])
@@ -133,7 +124,7 @@ def test_predictions_come_in_order_whatever_the_devices(mode, devices):
     step = compile_step(
         make_predict_step(objective), mode, layout, layout.params, ("per_example", "metrics")
     )
-    batch = batcher("spans").make(np.arange(16), 32)
+    batch = batcher("spans").batch(np.arange(16), 32)
     wanted = objective.logits(params, jax.tree.map(jnp.asarray, batch))
     logits, sums = step(params, batch)
     np.testing.assert_allclose(logits, wanted, atol=1e-5)
