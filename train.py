@@ -203,7 +203,7 @@ def make_stages(
                 ),
                 evaluate=partial(
                     loop.evaluate,
-                    compiled(eval_step, in_sharding=layout.params, outputs=("metrics",)),
+                    compiled(eval_step, in_sharding=layout.params, outputs="metrics"),
                     partial(loader.eval_batches, corpus, config, phase, slices),
                     phase.batch_size,
                 ),

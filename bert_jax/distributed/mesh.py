@@ -1,4 +1,7 @@
-"""Devices: what lies where, and how one step function runs on all of them."""
+"""The device mesh: shardings of states and batches, and steps compiled for it.
+
+`compile_step` is the one place where `parallel.mode` "mesh" and "pmap" differ.
+"""
 
 import dataclasses
 import math
@@ -15,14 +18,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import ModelConfig, ParallelConfig
-from bert_jax.distributed.fsdp import BATCH_AXES, RULES, Collectives, across, results
+from bert_jax.distributed.fsdp import BATCH_AXES, RULES, MeshCollectives, PmapCollectives
 from bert_jax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
 
 
 def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns the mesh of data × fsdp × tensor over all devices, or those given.
+    """Return the mesh of data × fsdp × tensor over `devices`, by default all.
 
     Raises:
       UserError: the axes do not multiply to the number of devices.
@@ -30,28 +33,20 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
     config = config or ParallelConfig()
     devices = jax.devices() if devices is None else devices
     sizes = {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
-    set_by_hand = math.prod(size for size in sizes.values() if size != -1)
-    shape = tuple(len(devices) // set_by_hand if n == -1 else n for n in sizes.values())
+    known = math.prod(size for size in sizes.values() if size != -1)
+    shape = tuple(len(devices) // known if n == -1 else n for n in sizes.values())
     if math.prod(shape) != len(devices):
         axes = " × ".join(f"{name} {size}" for name, size in sizes.items())
         raise UserError(
-            f"parallel asks for {axes}, which {len(devices)} devices cannot be; change one, or "
-            "set it to -1 for the rest"
+            f"parallel asks for {axes}, which does not make {len(devices)} devices; change one, or "
+            "set it to -1 for all that the others leave"
         )
-    # By how a TPU's chips are wired; along "fsdp" by their places, as `collectives` wants them.
-    placed = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    if placed.flat[0].platform == "tpu":
-        for line in (placed[i, :, j] for i in range(shape[0]) for j in range(shape[2])):
-            line[:] = sorted(line, key=lambda device: tuple(device.coords))
-    return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    ordered = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(ordered, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def check_model(model: ModelConfig, mesh: Mesh) -> None:
-    """Refuses a model whose sizes the axes of the mesh do not divide, or that they cannot compute.
-
-    Raises:
-      UserError: one is not divided, or a fused attention is asked for where there is none.
-    """
+    """Refuse a model whose sizes the mesh does not divide, or whose attention it cannot run."""
     platform = mesh.devices.flat[0].platform
     if model.attention == "fused" and platform not in ("tpu", "gpu"):
         raise UserError(
@@ -77,36 +72,32 @@ def check_model(model: ModelConfig, mesh: Mesh) -> None:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of an array of which each device has a copy."""
+    """Return the sharding of an array that is copied to every device."""
     return NamedSharding(mesh, P())
 
 
 def num_batch_shards(mesh: Mesh) -> int:
-    """Returns in how many parts the devices share the rows of a batch."""
+    """Return the number of shards that a batch is split into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def process_slices(mesh: Mesh, batch_size: int) -> list[tuple[int, int]]:
-    """Returns which rows of a batch this process's devices hold, each run as (first, end).
+    """Return the slices of a batch that this process's devices hold, each as (first, end).
 
-    It is all of them where the process's devices are parts of one copy of the model only.
+    It is the whole batch where the process's devices are shards of one copy of the model.
     """
     sharding = NamedSharding(mesh, P(BATCH_AXES))
-    places = sharding.addressable_devices_indices_map((batch_size,)).values()
-    runs: list[tuple[int, int]] = []
-    for low, high in sorted({place[0].indices(batch_size)[:2] for place in places if place}):
-        if runs and runs[-1][1] == low:
-            low = runs.pop()[0]
-        runs.append((low, high))
-    return runs
+    indices = sharding.addressable_devices_indices_map((batch_size,)).values()
+    slices: list[tuple[int, int]] = []
+    for first, end in sorted({index[0].indices(batch_size)[:2] for index in indices if index}):
+        if slices and slices[-1][1] == first:
+            first = slices.pop()[0]
+        slices.append((first, end))
+    return slices
 
 
 def check_divides(batch_size: int, microbatches: int, mesh: Mesh) -> None:
-    """Refuses a batch that the devices cannot share evenly.
-
-    Raises:
-      UserError: it does not divide.
-    """
+    """Refuse a batch that the devices, and the microbatches, do not divide evenly."""
     devices = num_batch_shards(mesh)
     parts = devices * microbatches
     if batch_size % parts:
@@ -119,7 +110,7 @@ def check_divides(batch_size: int, microbatches: int, mesh: Mesh) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where everything lies: trees of shardings, or one sharding for all of a tree.
+    """The shardings of a train state: trees, or one sharding for every array of a tree.
 
     Attributes:
       mesh: the devices.
@@ -135,19 +126,19 @@ class Layout:
 
 
 def replicated_layout(mesh: Mesh) -> Layout:
-    """Returns the layout of which each device has a copy of everything."""
+    """Return the layout in which every device has a copy of everything."""
     return Layout(mesh, replicated(mesh), replicated(mesh), replicated(mesh))
 
 
 def make_layout(
     new_state: Callable[[jax.Array], Any], mesh: Mesh, config: ParallelConfig | None = None
 ) -> tuple[Any, Layout]:
-    """Returns the abstract state, with the sharding of every array, and its layout.
+    """Return the abstract state, with the sharding of every array, and its layout.
 
     Args:
       new_state: makes a state from a key, with parameters that `layers.param` annotated.
       mesh: the devices.
-      config: whose ZeRO stage it is.
+      config: its ZeRO stage says whether "fsdp" splits the parameters too, or the moments alone.
     """
     boxed = jax.eval_shape(new_state, jax.random.key(0))
     specs = nn.get_partition_spec(boxed)
@@ -157,87 +148,79 @@ def make_layout(
         rules = [(name, axis if axis == "tensor" else None) for name, axis in RULES.items()]
         params = spmd.logical_to_mesh_sharding(specs.params, mesh, rules)
     state = split.replace(params=params)
-    like = jax.tree.map(
+    abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), state
     )
-    return like, Layout(mesh, state, params, split.params)
+    return abstract, Layout(mesh, state, params, split.params)
 
 
 def init_sharded(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax.Array) -> Any:
-    """Returns a new state, made where it is to lie."""
+    """Return a new state, each shard of which its device computes."""
     return jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
 
 
 def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Returns a batch on the devices, of which this process gives its rows."""
-    rows = NamedSharding(mesh, P(BATCH_AXES))
-    return {k: jax.make_array_from_process_local_data(rows, v) for k, v in batch.items()}
+    """Return the global batch on the devices, from this process's slices of it."""
+    sharding = NamedSharding(mesh, P(BATCH_AXES))
+    return {k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()}
 
 
 def compile_step(
-    step: Callable[..., Any],
-    mode: str,
-    layout: Layout,
-    in_sharding: Any,
-    outputs: tuple[str, ...],
+    step: Callable[..., Any], mode: str, layout: Layout, in_sharding: Any, outputs: Any
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
-    """Compiles `step(state, batch, across)` for the devices of a mesh: here alone do modes differ.
+    """Compile `step(state, batch, collectives)`, from `training.step`, for the devices of a mesh.
 
     Args:
-      step: as `training.step` makes them; its first argument may be another than a `TrainState`.
-      mode: "mesh" or "pmap", which is a copy of the step on each device.
-      layout: where everything lies.
+      step: its first argument may also be the parameters alone.
+      mode: "mesh" or "pmap", which runs a copy of the step on each device.
+      layout: of the train state.
       in_sharding: of the first argument.
       outputs: the kind of each result: "state", the next first argument, which reuses its memory;
-        "per_example", an array with one entry for each sequence; "metrics". A single result is not
-        wrapped in a tuple.
+        "per_example", an array with one entry for each sequence; "metrics". One name, or a tuple.
 
     Returns:
-      A function of the state and of this process's rows in host memory.
+      A function of the state and of this process's sequences in host memory.
     """
     if mode == "pmap":
-        return _pmapped(step, layout.mesh, outputs)
+        return _pmap_step(step, layout.mesh, outputs)
     compiled = jit_step(step, layout, in_sharding, outputs)
     return lambda state, batch: compiled(state, shard_batch(layout.mesh, batch))
 
 
-def jit_step(
-    step: Callable[..., Any], layout: Layout, in_sharding: Any, outputs: tuple[str, ...]
-) -> Any:
-    """Returns `step` as one program for the mesh; the arguments are those of `compile_step`.
-
-    The gradient is computed as `collectives` says; the update of the parameters is left to the
-    compiler.
-    """
-    rows = NamedSharding(layout.mesh, P(BATCH_AXES))
-    places = {"state": in_sharding, "per_example": rows, "metrics": replicated(layout.mesh)}
+def jit_step(step: Callable[..., Any], layout: Layout, in_sharding: Any, outputs: Any) -> Any:
+    """Return `step` jitted for the mesh; the arguments are those of `compile_step`."""
+    mesh = layout.mesh
+    batch = NamedSharding(mesh, P(BATCH_AXES))
+    shardings = {"state": in_sharding, "per_example": batch, "metrics": replicated(mesh)}
+    collectives = MeshCollectives(mesh, layout.params, layout.gradients)
     return jax.jit(
-        partial(step, across=across(layout.mesh, layout.params, layout.gradients)),
-        in_shardings=(in_sharding, rows),
-        out_shardings=results(places, outputs),
+        partial(step, collectives=collectives),
+        in_shardings=(in_sharding, batch),
+        out_shardings=jax.tree.map(lambda kind: shardings[kind], outputs),
         donate_argnums=(0,) if "state" in outputs else (),
     )
 
 
-def _pmapped(
-    step: Callable[..., Any], mesh: Mesh, outputs: tuple[str, ...]
+def _pmap_step(
+    step: Callable[..., Any], mesh: Mesh, outputs: Any
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
-    add = partial(jax.lax.psum, axis_name="data")
+    axes = {"state": None, "per_example": 0, "metrics": None}
     mapped = jax.pmap(
-        partial(step, across=Collectives(add=add, add_gradients=add)),
+        partial(step, collectives=PmapCollectives()),
         axis_name="data",
         in_axes=(None, 0),  # pyright: ignore[reportArgumentType]
-        out_axes=results({"state": None, "per_example": 0, "metrics": None}, outputs),
+        out_axes=jax.tree.map(lambda kind: axes[kind], outputs),
         donate_argnums=(0,) if "state" in outputs else (),
         devices=list(mesh.devices.flat),
     )
-    count = mesh.local_mesh.size
+    devices = mesh.local_mesh.size
 
     def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
-        split = {k: v.reshape(count, -1, *v.shape[1:]) for k, v in batch.items()}
-        found = mapped(state, split)
-        if outputs[0] == "per_example":
-            return found[0].reshape(-1, *found[0].shape[2:]), *found[1:]
-        return found
+        shards = {k: v.reshape(devices, -1, *v.shape[1:]) for k, v in batch.items()}
+        results = mapped(state, shards)
+        if "per_example" in outputs:
+            values, *rest = results
+            return values.reshape(-1, *values.shape[2:]), *rest
+        return results
 
     return run

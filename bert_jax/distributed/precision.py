@@ -1,4 +1,4 @@
-"""In which type a device computes fastest: what `model.dtype` "auto" stands for."""
+"""The compute dtype that `model.dtype` "auto" stands for on a device."""
 
 import dataclasses
 import re
@@ -7,28 +7,26 @@ from typing import Any
 
 from bert_jax.config import ModelConfig
 
-_CPU = Path("/proc/cpuinfo")
+_CPUINFO = Path("/proc/cpuinfo")
 # Linux's names of the instructions: x86's AMX and AVX-512, and Arm's.
 _BFLOAT16 = re.compile(r"\b(amx_bf16|avx512_bf16|bf16)\b")
-_FIRST_OF_NVIDIA = 8.0  # compute capability of Ampere
+_AMPERE = 8.0  # the first compute capability of NVIDIA with bfloat16
 
 
 def resolve_dtype(model: ModelConfig, device: Any) -> ModelConfig:
-    """Returns the model, with what is fastest on a device for a `dtype` of "auto"."""
-    return (
-        dataclasses.replace(model, dtype=preferred_dtype(device))
-        if model.dtype == "auto"
-        else model
-    )
+    """Return the model with a `dtype` of "auto" replaced by the device's preferred one."""
+    if model.dtype != "auto":
+        return model
+    return dataclasses.replace(model, dtype=preferred_dtype(device))
 
 
 def preferred_dtype(device: Any) -> str:
-    """Returns "bfloat16" for a device that has instructions for it, or else "float32"."""
+    """Return "bfloat16" for a device that has instructions for it, otherwise "float32"."""
     if device.platform == "cpu":
-        has = _CPU.is_file() and _BFLOAT16.search(_CPU.read_text(errors="replace"))
+        has = _CPUINFO.is_file() and _BFLOAT16.search(_CPUINFO.read_text(errors="replace"))
     elif device.platform == "gpu":
-        version = str(device.compute_capability)  # of AMD's a name, such as gfx942
-        has = not re.fullmatch(r"[\d.]+", version) or float(version) >= _FIRST_OF_NVIDIA
+        version = str(device.compute_capability)  # AMD's is a name, such as gfx942
+        has = not re.fullmatch(r"[\d.]+", version) or float(version) >= _AMPERE
     else:
         has = True
     return "bfloat16" if has else "float32"

@@ -31,7 +31,7 @@ class Setup:
       new_state: makes a state from a key.
       like: the abstract state, with the sharding of every array.
       layout: where everything lies.
-      step: `train_step(state, batch, across)`.
+      step: `train_step(state, batch, collectives)`.
     """
 
     new_state: Callable[[jax.Array], Any]

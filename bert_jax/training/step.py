@@ -42,7 +42,7 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, seed: int) 
 def make_train_step(
     objective: Objective, optimizer: optax.GradientTransformation, microbatches: int = 1
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Returns `train_step(state, batch, across)`, which gives the next state and the batch's sums.
+    """Return `train_step(state, batch, collectives) -> (next state, metrics)`.
 
     The weights of the whole global batch are summed before any loss is divided by them, so that
     one device, many, and any number of microbatches give the same gradient.
@@ -55,12 +55,12 @@ def make_train_step(
     gradient = jax.grad(objective.loss, has_aux=True)
 
     def train_step(
-        state: TrainState, batch: Batch, across: Collectives = SINGLE_DEVICE
+        state: TrainState, batch: Batch, collectives: Collectives = SINGLE_DEVICE
     ) -> tuple[TrainState, Metrics]:
         def of_rows(params: Any, draws: tuple[Array, Array], batch: Batch) -> tuple[Any, Metrics]:
             mask_key, dropout_key = _keys(draws)
             examples = objective.prepare(mask_key, batch)
-            weights = across.add(objective.weights(examples))
+            weights = collectives.psum(objective.weights(examples))
 
             def accumulate(total: Any, part: Any) -> tuple[Any, None]:
                 found = gradient(params, part, weights, dropout_key)
@@ -75,11 +75,11 @@ def make_train_step(
                 zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
                 total, _ = jax.lax.scan(accumulate, zeros, parts)
             gradients, sums = total
-            return across.add_gradients(gradients), across.add(sums)
+            return collectives.reduce_gradients(gradients), collectives.psum(sums)
 
-        run = across.run(of_rows, ("gradients", "metrics"))
+        run = collectives.run(of_rows, ("gradients", "metrics"))
         gradients, sums = run(state.params, (state.rng, state.step), batch)
-        return _updated(state, gradients, sums, optimizer, across)
+        return _updated(state, gradients, sums, optimizer, collectives)
 
     return train_step
 
@@ -101,10 +101,10 @@ def _updated(
     gradients: Any,
     sums: Metrics,
     optimizer: optax.GradientTransformation,
-    across: Collectives = SINGLE_DEVICE,
+    collectives: Collectives = SINGLE_DEVICE,
 ) -> tuple[TrainState, Metrics]:
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    params = across.share(optax.apply_updates(state.params, updates))
+    params = collectives.gather_params(optax.apply_updates(state.params, updates))
     norm = WeightedSum(optax.tree.norm(gradients), jnp.float32(1))
     return (
         TrainState(state.step + 1, params, opt_state, state.rng),
@@ -113,33 +113,33 @@ def _updated(
 
 
 def make_eval_step(objective: Objective) -> Callable[..., Metrics]:
-    """Returns `eval_step(params, batch, across)`, which gives the batch's sums, without dropout.
+    """Return `eval_step(params, batch, collectives) -> metrics`, without dropout.
 
     A row's masks depend on its `row` alone: they do not change from one evaluation to the next.
     """
 
-    def eval_step(params: Any, batch: Batch, across: Collectives = SINGLE_DEVICE) -> Metrics:
+    def eval_step(params: Any, batch: Batch, collectives: Collectives = SINGLE_DEVICE) -> Metrics:
         def of_rows(params: Any, _: Any, batch: Batch) -> Metrics:
             examples = objective.prepare(jax.random.key(0, impl=_PRNG), batch)
             _, sums = objective.loss(params, examples, objective.weights(examples), None)
-            return across.add(sums)
+            return collectives.psum(sums)
 
-        return across.run(of_rows, ("metrics",))(params, (), batch)
+        return collectives.run(of_rows, "metrics")(params, (), batch)
 
     return eval_step
 
 
 def make_predict_step(objective: TaskObjective) -> Callable[..., tuple[Array, Metrics]]:
-    """Returns `predict(params, batch, across)`, which gives each row's logits and the sums."""
+    """Returns `predict(params, batch, collectives)`, which gives each row's logits and the sums."""
 
     def predict(
-        params: Any, batch: Batch, across: Collectives = SINGLE_DEVICE
+        params: Any, batch: Batch, collectives: Collectives = SINGLE_DEVICE
     ) -> tuple[Array, Metrics]:
         def of_rows(params: Any, _: Any, batch: Batch) -> tuple[Array, Metrics]:
             logits = objective.logits(params, batch)
-            return logits, across.add(objective.metrics(logits, batch["labels"]))
+            return logits, collectives.psum(objective.metrics(logits, batch["labels"]))
 
-        return across.run(of_rows, ("per_example", "metrics"))(params, (), batch)
+        return collectives.run(of_rows, ("per_example", "metrics"))(params, (), batch)
 
     return predict
 

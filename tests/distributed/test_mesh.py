@@ -10,7 +10,6 @@ import pytest
 from helpers import batch, objective, params
 
 from bert_jax.config import ParallelConfig
-from bert_jax.distributed import fsdp as collectives
 from bert_jax.distributed.mesh import AXES, compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.models import fused_attention
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
@@ -41,7 +40,7 @@ def train(config: ParallelConfig, devices: int, microbatches: int = 1, layers: i
     for index in range(STEPS):
         state, sums = step(state, batch(ROWS, seed=index))
         losses.append(float(sums["mlm_loss"].total / sums["mlm_loss"].weight))
-    evaluate = compiled(make_eval_step(task), in_sharding=layout.params, outputs=("metrics",))
+    evaluate = compiled(make_eval_step(task), in_sharding=layout.params, outputs="metrics")
     return jax.device_get(state.params), losses, jax.device_get(evaluate(state.params, batch(ROWS)))
 
 
@@ -96,48 +95,17 @@ def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():
             lambda key: init_state(task.model.init_params(key), optax.sgd(1.0), 0), mesh, config
         )
 
-        def look_up(weights, batch, across):
+        def look_up(weights, batch, collectives):
             def of_rows(weights, _, batch):
                 apply = task.model.bind({"params": weights}).bert.embeddings
                 rows = apply(batch["input_ids"], batch["token_type_ids"], None)
                 return rows.astype(jnp.float32)
 
-            return across.run(of_rows, ("per_example",))(weights, (), batch)
+            return collectives.run(of_rows, "per_example")(weights, (), batch)
 
-        step = compile_step(look_up, "mesh", layout, layout.params, ("per_example",))
+        step = compile_step(look_up, "mesh", layout, layout.params, "per_example")
         found[name] = np.asarray(step(jax.device_put(params(task), layout.params), batch(ROWS)))
     np.testing.assert_array_equal(found["data"], found["fsdp"])
-
-
-@pytest.mark.parametrize("tile", [0, 128, 1024])
-def test_in_phases_and_whole_tiles_as_on_a_torus(tile):
-    """What a TPU's compiler is given, run here: values exact, gradients added up and split."""
-    rings = (((0, 2), (1, 3)), ((0, 1), (2, 3)))
-    exchange = collectives.Exchange(rings, tile)
-    mesh = make_mesh(ParallelConfig(data=1, fsdp=4), jax.devices()[:4])
-    generator = np.random.default_rng(0)
-    whole = generator.normal(size=(37, 72)).astype(np.float32)
-    weights = generator.normal(size=(4, 37, 72)).astype(np.float32)
-    split = (None, "fsdp")
-
-    def of_device(part, weight):
-        def use(part):
-            value = collectives._gathered(part, split, "float32", exchange)
-            return (weight[0] * value).sum(), value
-
-        gradient, value = jax.grad(use, has_aux=True)(part)
-        return gradient, value
-
-    run = jax.shard_map(
-        of_device,
-        mesh=mesh,
-        in_specs=(jax.P(*split), jax.P("fsdp")),
-        out_specs=(jax.P(*split), jax.P()),
-        check_vma=False,
-    )
-    gradient, value = jax.jit(run)(whole, weights)
-    np.testing.assert_array_equal(value, whole)
-    np.testing.assert_allclose(gradient, weights.sum(0), atol=1e-6)
 
 
 def start(layers: int):

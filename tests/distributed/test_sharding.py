@@ -137,8 +137,8 @@ def test_a_device_holds_its_part(name):
 @pytest.mark.parametrize(
     ("parallel_config", "model", "message"),
     [
-        ({"data": 3}, {}, "data 3 × fsdp 1 × tensor 1, which 8 devices cannot be"),
-        ({"data": -1, "fsdp": 3}, {}, "8 devices cannot be"),
+        ({"data": 3}, {}, "data 3 × fsdp 1 × tensor 1, which does not make 8 devices"),
+        ({"data": -1, "fsdp": 3}, {}, "does not make 8 devices"),
         ({"data": -1, "fsdp": -1}, {}, "two axes of parallel are -1"),
         ({"tensor": 0}, {}, "parallel.tensor is 0"),
         ({"zero": 2}, {}, "parallel.zero is 2; choose one of 1, 3"),

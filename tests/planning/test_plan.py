@@ -169,7 +169,7 @@ def test_a_mesh_that_does_not_divide():
     config = TrainConfig(
         model=model_config(), data=DataConfig(max_length=32), parallel=ParallelConfig(data=3)
     )
-    with pytest.raises(UserError, match="which 8 devices cannot be"):
+    with pytest.raises(UserError, match="does not make 8 devices"):
         plan.make_plans(config, targets.read("cpu:8"), print)
 
 
