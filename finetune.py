@@ -43,11 +43,11 @@ from bert_jax.distributed.mesh import (
 )
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
-from bert_jax.tasks import examples as examples_lib
+from bert_jax.tasks import datasets
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.baseline import tfidf_scores
 from bert_jax.tasks.classification import Classification
-from bert_jax.tasks.examples import Sets
+from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import Table
 from bert_jax.training import checkpoint, loop
 from bert_jax.training import evaluation as prediction
@@ -76,10 +76,10 @@ def main() -> None:
     is_alike = init.task and init.model.probe == config.probe
     head = init.task if is_alike and not config.new_head else None
     task, sets = hosts.run_on_all_hosts(
-        lambda: examples_lib.read_sets(config, head.labels if head else ())
+        lambda: datasets.load_datasets(config, head.labels if head else ())
     )
     if head:
-        examples_lib.check_same_head(task, head)
+        datasets.check_same_head(task, head)
     job = Job(dataclasses.replace(config, task=task.config), task, sets, init)
     hosts.check_same({"what is learned from": job.fingerprint()}, "copy the files once more")
     workdir_lib.check_text(workdir, job.fingerprint())
@@ -120,7 +120,7 @@ def read_flags() -> tuple[FinetuneConfig, Path, pretrained.Bert]:
 class Job:
     """What the runs of a task have in common, whatever their seed: rows and programs."""
 
-    def __init__(self, config: FinetuneConfig, task: Task, sets: Sets, init: pretrained.Bert):
+    def __init__(self, config: FinetuneConfig, task: Task, sets: Datasets, init: pretrained.Bert):
         self.config, self.task, self.sets, self.init = config, task, sets, init
         data = config.data
         self.mesh = make_mesh(config.parallel)
@@ -132,7 +132,7 @@ class Job:
         per_epoch = -(-len(self.train.features) // data.batch_size)
         self.steps = max(1, round(config.epochs * per_epoch))
         self.eval_every = max(1, per_epoch // config.evaluations)
-        self.model = task.head(config.model, config.probe)
+        self.model = task.model(config.model, config.probe)
         self.optimizer = make_optimizer(
             config.optimizer,
             self.steps,
@@ -146,7 +146,7 @@ class Job:
     def batcher(self, examples: Any) -> Batcher:
         """Returns the rows of some examples."""
         c, tokenizer = self.config, self.init.tokenizer
-        rows = self.task.rows(examples, tokenizer, c.model, c.data.max_length)
+        rows = self.task.features(examples, tokenizer, c.model, c.data.max_length)
         return Batcher(rows, tokenizer, c.model.type_vocab_size, c.data.max_length)
 
     def new_state(self, seed: int, key: jax.Array) -> Any:

@@ -15,7 +15,7 @@ from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.convert.names import module_names
 from bert_jax.distributed import hosts
-from bert_jax.tasks.examples import Sets
+from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import Table
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
@@ -181,7 +181,7 @@ def _whole_word(ids: list[int], tokenizer: Tokenizer) -> int | None:
 
 def start_finetuning(
     config: FinetuneConfig,
-    sets: Sets,
+    sets: Datasets,
     train: Batcher,
     batches: BucketedBatches,
     mesh: Mesh,

@@ -59,7 +59,7 @@ class Batcher:
                 ids[position, choice, : len(sequence)] = sequence
                 mask[position, choice, : len(sequence)] = 1
                 if self._types > 1:
-                    types[position, choice, features.second[number] : len(sequence)] = 1
+                    types[position, choice, features.second_starts[number] : len(sequence)] = 1
         batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
         if count == 1:
             batch = {name: array[:, 0] for name, array in batch.items()}
@@ -67,14 +67,14 @@ class Batcher:
 
     def _labels(self, indices: np.ndarray, length: int) -> np.ndarray:
         first = np.asarray(self.features.labels[0])
-        shape = (length,) if self.features.per_piece else first.shape
+        shape = (length,) if self.features.per_token else first.shape
         is_number = first.dtype.kind == "f"
         empty, dtype = (np.nan, np.float32) if is_number else (NO_LABEL, np.int32)
         labels = np.full((len(indices), *shape), empty, dtype)
         for position, index in enumerate(indices.tolist()):
             if index != FILL:
                 label = self.features.labels[index]
-                if self.features.per_piece:
+                if self.features.per_token:
                     labels[position, : len(label)] = label
                 else:
                     labels[position] = label

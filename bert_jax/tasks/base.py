@@ -60,41 +60,43 @@ class Task(abc.ABC):
         """The scores whose mean tells which checkpoint is best: those of `config`, or the usual."""
 
     @abc.abstractmethod
-    def records(self, source: str, data: DataFiles) -> Iterator[Record]:
+    def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         """Yields what a file, or a TensorFlow dataset, holds."""
 
     @abc.abstractmethod
-    def example(self, record: Record, data: DataFiles) -> Example | None:
+    def make_example(self, record: Record, data: DataFiles) -> Example | None:
         """Returns a record as an example; None for one that the format's own tools skip.
 
         Raises:
           UserError: a field is missing, empty or malformed.
         """
 
-    def labels_of(self, example: Example) -> Sequence[str]:
+    def example_labels(self, example: Example) -> Sequence[str]:
         """Returns the labels of an example that have an output of the head each."""
         return ()
 
-    def place(self, example: Example, label: str) -> str:
+    def label_location(self, example: Example, label: str) -> str:
         """Returns where a label of an example is, for messages."""
         return example.where
 
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """Returns the names of the labels of some examples, in the order of the head's outputs."""
-        return tuple(sorted({label for example in examples for label in self.labels_of(example)}))
+        return tuple(
+            sorted({label for example in examples for label in self.example_labels(example)})
+        )
 
     @abc.abstractmethod
-    def rows(
+    def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
         """Returns the rows of some examples, of at most `max_length` pieces a sequence."""
 
     @abc.abstractmethod
-    def head(self, model: ModelConfig, probe: str) -> nn.Module:
+    def model(self, config: ModelConfig, probe: str) -> nn.Module:
         """Returns the encoder with the head of this task; `probe` is that of `FinetuneConfig`."""
 
     @abc.abstractmethod
-    def update(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
+    def collect(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
         """Takes a row's logits into `found`, the prediction of each example, None at first.
 
         Args:
@@ -126,7 +128,7 @@ class Task(abc.ABC):
         return {self.suffix: self.write}
 
     def tune(self, scores: Mapping[str, float]) -> None:  # noqa: B027 - few kinds have any
-        """Sets in `config` what is to be chosen on held-out examples, by their scores."""
+        """Datasets in `config` what is to be chosen on held-out examples, by their scores."""
 
     def mean_score(self, scores: Mapping[str, float]) -> float:
         """Returns the mean of `metrics` among some scores: what the best checkpoint is best by."""

@@ -1,10 +1,10 @@
 """What a fine-tuned classifier is compared with: a linear one, on the words of the texts."""
 
 from bert_jax.tasks.classification import Classification
-from bert_jax.tasks.examples import Sets
+from bert_jax.tasks.datasets import Datasets
 
 
-def tfidf_scores(task: Classification, sets: Sets) -> dict[str, float]:
+def tfidf_scores(task: Classification, sets: Datasets) -> dict[str, float]:
     """Returns the scores, on the first held-out set, of logistic regression on TF-IDF.
 
     Of words and pairs of words, with scikit-learn's own settings but for sublinear counts; nothing

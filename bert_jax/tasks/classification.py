@@ -26,7 +26,7 @@ _GREATEST = float(np.finfo(np.float32).max)  # of a number to be learned
 class TextTask(Task):
     """What is said of a text or of a pair of texts as a whole."""
 
-    def records(self, source: str, data: DataFiles) -> Iterator[Record]:
+    def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         if source.partition("@")[0] == "builtin":
             found = builtin.docstring_areas(source.partition("@")[2] or "train")
             for index, (text, area) in enumerate(found):
@@ -40,7 +40,7 @@ class TextTask(Task):
                 fields = {"texts": texts, "label": record.fields.get(data.label)}
                 yield Record(record.where, {"id": record.fields.get("id"), **fields})
 
-    def example(self, record: Record, data: DataFiles) -> Example | None:
+    def make_example(self, record: Record, data: DataFiles) -> Example | None:
         if not record.fields:
             return None
         texts, label = record.fields["texts"], record.fields["label"]
@@ -61,7 +61,7 @@ class TextTask(Task):
             raise UserError(f"{where}: the label {label!r} is no name; give a text or a number")
         return str(label)
 
-    def rows(
+    def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
         texts = [text for example in examples for text in example.texts]
@@ -72,7 +72,7 @@ class TextTask(Task):
             cut = shorten(whole, room_for(len(whole), model, max_length))
             sequence, second = join(cut, tokenizer, model)
             rows.sequences.append(sequence)
-            rows.second.append(second)
+            rows.second_starts.append(second)
             rows.labels.append(self.target(example))
             rows.truncated += sum(map(len, cut)) < sum(map(len, whole))
         return rows
@@ -89,15 +89,15 @@ class Classification(TextTask):
     def metrics(self) -> Sequence[str]:
         return choose_metrics(self.config.metrics, ("accuracy",), ("accuracy", "f1", "matthews"))
 
-    def labels_of(self, example: Example) -> Sequence[str]:
+    def example_labels(self, example: Example) -> Sequence[str]:
         return () if example.label is None else (example.label,)
 
-    def head(self, model: ModelConfig, probe: str) -> nn.Module:
-        return BertForSequenceClassification(model, len(self.labels), probe)
+    def model(self, config: ModelConfig, probe: str) -> nn.Module:
+        return BertForSequenceClassification(config, len(self.labels), probe)
 
-    def update(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
+    def collect(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
         best = int(logits.argmax())
-        found[rows.example[index]] = best, float(1 / np.exp(logits - logits[best]).sum())
+        found[rows.example_indices[index]] = best, float(1 / np.exp(logits - logits[best]).sum())
 
     def score(self, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
         """Returns the accuracy, Matthews's correlation and F1.
@@ -182,11 +182,11 @@ class Regression(TextTask):
     def target(self, example: Example) -> float:
         return float("nan") if example.label is None else example.label
 
-    def head(self, model: ModelConfig, probe: str) -> nn.Module:
-        return BertForSequenceClassification(model, 1, probe)
+    def model(self, config: ModelConfig, probe: str) -> nn.Module:
+        return BertForSequenceClassification(config, 1, probe)
 
-    def update(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
-        found[rows.example[index]] = float(logits[0])
+    def collect(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
+        found[rows.example_indices[index]] = float(logits[0])
 
     def score(self, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
         """Returns Pearson's and Spearman's correlation (0 for constant predictions), and MSE."""

@@ -28,10 +28,10 @@ class MultipleChoice(Classification):
     def metrics(self) -> Sequence[str]:
         return choose_metrics(self.config.metrics, ("accuracy",), ("accuracy",))
 
-    def records(self, source: str, data: DataFiles) -> Iterator[Record]:
+    def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         return records.table(source)
 
-    def example(self, record: Record, data: DataFiles) -> Example | None:
+    def make_example(self, record: Record, data: DataFiles) -> Example | None:
         columns = [name.strip() for name in data.text.split(",")]
         if len(columns) < 4:
             raise UserError(
@@ -61,7 +61,7 @@ class MultipleChoice(Classification):
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         return tuple(str(number) for number in range(len(next(iter(examples)).texts) - 2))
 
-    def rows(
+    def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
         choices = len(self.labels)
@@ -81,13 +81,13 @@ class MultipleChoice(Classification):
                 was_cut |= sum(map(len, cut)) < sum(map(len, pair))
                 sequence, second = join(cut, tokenizer, model)
                 rows.sequences.append(sequence)
-                rows.second.append(second)
+                rows.second_starts.append(second)
             rows.labels.append(self.target(example))
             rows.truncated += was_cut
         return rows
 
-    def head(self, model: ModelConfig, probe: str) -> nn.Module:
-        return BertForMultipleChoice(model, 1, probe)
+    def model(self, config: ModelConfig, probe: str) -> nn.Module:
+        return BertForMultipleChoice(config, 1, probe)
 
     def scores_of(self, examples: Sequence[Example], predicted: Sequence[int]) -> dict[str, float]:
         right = [int(e.label) == choice for e, choice in zip(examples, predicted, strict=True)]

@@ -82,10 +82,10 @@ class QuestionAnswering(Task):
         usual = ("best_f1",) if self.config.with_unanswerable else ("f1",)
         return choose_metrics(self.config.metrics, usual, known)
 
-    def records(self, source: str, data: DataFiles) -> Iterator[Record]:
+    def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         return records.squad(source)
 
-    def example(self, record: Record, data: DataFiles) -> Example:
+    def make_example(self, record: Record, data: DataFiles) -> Example:
         fields, where = record.fields, record.where
         texts = (fields["question"].strip(), fields["context"])
         for name, text in zip(("question", "context"), texts, strict=True):
@@ -106,7 +106,7 @@ class QuestionAnswering(Task):
         label = None if label is None else tuple(tuple(answer) for answer in label)
         return Example(fields["id"], where, texts, label)
 
-    def rows(
+    def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
         """Returns a row for each window, in the order of the examples.
@@ -153,18 +153,18 @@ class QuestionAnswering(Task):
                 if isinstance(target, tuple) and begin <= target[0] and target[1] < end:
                     label = [second - begin + piece for piece in target]
                 rows.sequences.append(sequence)
-                rows.second.append(second)
+                rows.second_starts.append(second)
                 rows.labels.append(np.array(label, np.int32))
                 rows.spans.append(Window(context, offsets[begin:end], central))
             rows.truncated += len(windows) * (len(whole) > len(question))
             numbers += [number] * len(windows)
-        rows.example = np.array(numbers, np.int64)
+        rows.example_indices = np.array(numbers, np.int64)
         return rows
 
-    def head(self, model: ModelConfig, probe: str) -> nn.Module:
-        return BertForQuestionAnswering(model, 2, probe)
+    def model(self, config: ModelConfig, probe: str) -> nn.Module:
+        return BertForQuestionAnswering(config, 2, probe)
 
-    def update(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
+    def collect(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
         """Takes a window's logits, [2, L], into the `Answers` of its example.
 
         What counts is the sum of the logits of start and end. Only the `n_best` best ends and,
@@ -172,9 +172,9 @@ class QuestionAnswering(Task):
         first in the context, then the shorter, goes first. A logit that is not a number is taken
         for the lowest one.
         """
-        config, window, second = self.config, rows.spans[index], rows.second[index]
+        config, window, second = self.config, rows.spans[index], rows.second_starts[index]
         logits = np.nan_to_num(logits.astype(float), nan=-_LIMIT, posinf=_LIMIT, neginf=-_LIMIT)
-        before = found[rows.example[index]] or Answers()
+        before = found[rows.example_indices[index]] or Answers()
         null = min(before.null, float(logits[0, 0] + logits[1, 0]))
         starts, ends = logits[:, second : second + len(window.offsets)]
         first = np.flatnonzero(window.is_central)
@@ -190,7 +190,7 @@ class QuestionAnswering(Task):
         if before.best:
             both = sorted([*before.best, *new], key=lambda c: (-c.score, c.begin, c.end))
             new = _distinct(both, window.context, config.n_best)
-        found[rows.example[index]] = Answers(new, null)
+        found[rows.example_indices[index]] = Answers(new, null)
 
     def score(self, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
         """Returns "exact_match" and "f1".
@@ -243,7 +243,7 @@ class QuestionAnswering(Task):
         return {self.suffix: self.write, ".nbest.json": self.write_nbest}
 
     def tune(self, scores: Mapping[str, float]) -> None:
-        """Sets the threshold for "no answer" to the best one for these scores."""
+        """Datasets the threshold for "no answer" to the best one for these scores."""
         if self.config.with_unanswerable:
             threshold = scores["best_f1_threshold"]
             self.config = dataclasses.replace(self.config, null_threshold=threshold)

@@ -37,7 +37,7 @@ class TokenClassification(Task):
     def _has_entities(self) -> bool:
         return all(tag == _OUTSIDE or tag.startswith(_INSIDE) for tag in self.labels)
 
-    def records(self, source: str, data: DataFiles) -> Iterator[Record]:
+    def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         if source.startswith("tfds:") or records.kind_of(source) == ".jsonl":
             for record in records.table(source):
                 words = record.field(data.text, "data.text")
@@ -45,7 +45,7 @@ class TokenClassification(Task):
         else:
             yield from records.conll(source)
 
-    def example(self, record: Record, data: DataFiles) -> Example | None:
+    def make_example(self, record: Record, data: DataFiles) -> Example | None:
         words, tags = record.fields["tokens"], record.fields["tags"]
         is_list = isinstance(words, Sequence) and not isinstance(words, str)
         if not is_list or not words or not all(words):
@@ -60,23 +60,23 @@ class TokenClassification(Task):
             tags = None
         return Example(None, record.where, tuple(map(str, words)), tags and tuple(map(str, tags)))
 
-    def labels_of(self, example: Example) -> Sequence[str]:
+    def example_labels(self, example: Example) -> Sequence[str]:
         return example.label or ()
 
-    def place(self, example: Example, label: str) -> str:
+    def label_location(self, example: Example, label: str) -> str:
         word = example.label.index(label)
         return f"{example.where}, word {word + 1} of the sentence ({example.texts[word]!r})"
 
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         return tuple(sorted(super().label_names(examples), key=lambda tag: (tag != _OUTSIDE, tag)))
 
-    def rows(
+    def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
         # A word within a text has a space before it, which byte-level pieces begin with.
         space = " " if tokenizer.kind == "byte_bpe" else ""
         encoded = iter(tokenizer.encode([space + word for e in examples for word in e.texts]))
-        rows, of_rows = Features([], [], np.empty(0, int), [], per_piece=True), []
+        rows, of_rows = Features([], [], np.empty(0, int), [], per_token=True), []
         numbers = {name: number for number, name in enumerate(self.labels)}
         room = room_for(1, model, max_length)
 
@@ -87,7 +87,7 @@ class TokenClassification(Task):
             for word, place in firsts:
                 labels[place] = NO_LABEL if tags is None else numbers[tags[word]]
             rows.sequences.append(sequence)
-            rows.second.append(second)
+            rows.second_starts.append(second)
             rows.labels.append(labels)
             rows.spans.append(firsts)
             of_rows.append(example)
@@ -105,14 +105,14 @@ class TokenClassification(Task):
                     firsts.append((word, len(pieces) + 1))
                     pieces += of_word[:room]
             add(number, pieces, firsts)
-        rows.example = np.array(of_rows, int)
+        rows.example_indices = np.array(of_rows, int)
         return rows
 
-    def head(self, model: ModelConfig, probe: str) -> nn.Module:
-        return BertForTokenClassification(model, len(self.labels), probe)
+    def model(self, config: ModelConfig, probe: str) -> nn.Module:
+        return BertForTokenClassification(config, len(self.labels), probe)
 
-    def update(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
-        example = rows.example[index]
+    def collect(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
+        example = rows.example_indices[index]
         if found[example] is None:
             found[example] = {}
         for word, place in rows.spans[index]:

@@ -52,7 +52,7 @@ def predict(
         sums.append(jax.device_get(of_batch))
         for index, row in zip(indices.tolist(), host, strict=True):
             if index != FILL:
-                task.update(found, batcher.features, index, row)
+                task.collect(found, batcher.features, index, row)
 
     running: list[tuple[np.ndarray, Any, Metrics]] = []
     for indices, batch in eval_batches(batcher, batch_size):

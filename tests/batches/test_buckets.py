@@ -13,14 +13,14 @@ from bert_jax.batches.buckets import FILL, Batcher, BucketedBatches
 from bert_jax.batches.features import NO_LABEL, Features
 
 
-def features_of(sizes, choices=1, per_piece=False) -> Features:
+def features_of(sizes, choices=1, per_token=False) -> Features:
     """Features whose tokens and labels tell which example they are of."""
     count = len(sizes) // choices
     sequences = [np.full(size, 10 + i, np.int32) for i, size in enumerate(sizes)]
-    labels = [np.full(size, i % 3) if per_piece else i % 3 for i, size in enumerate(sizes[:count])]
+    labels = [np.full(size, i % 3) if per_token else i % 3 for i, size in enumerate(sizes[:count])]
     second = [size // 2 for size in sizes]
     return Features(
-        sequences, second, np.arange(count), labels, choices=choices, per_piece=per_piece
+        sequences, second, np.arange(count), labels, choices=choices, per_token=per_token
     )
 
 
@@ -37,7 +37,7 @@ def test_a_batch_by_hand():
 
 
 def test_labels_of_pieces_and_choices_by_hand():
-    batch = batcher_of([2, 3], per_piece=True).batch(np.array([1, 0]), 4)
+    batch = batcher_of([2, 3], per_token=True).batch(np.array([1, 0]), 4)
     assert batch["labels"].tolist() == [[1, 1, 1, NO_LABEL], [0, 0, NO_LABEL, NO_LABEL]]
     batch = batcher_of([2, 3, 1, 2], choices=2).batch(np.array([1, FILL]), 3)
     assert batch["input_ids"].tolist() == [[[12, 0, 0], [13, 13, 0]], [[0] * 3, [0] * 3]]

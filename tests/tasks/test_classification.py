@@ -19,7 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification, Regression
-from bert_jax.tasks.examples import read_examples
+from bert_jax.tasks.datasets import read_examples
 
 ALL = ("accuracy", "f1", "matthews")
 MODEL = model_config()
@@ -127,9 +127,9 @@ def test_the_best_constant_prediction(metrics):
 def test_a_prediction_has_its_probability():
     task, found = classes("a", "b", "c"), [None] * 2
     logits = np.array([1.0, 3.0, 2.0], np.float32)
-    rows = type("Rows", (), {"example": np.array([1, 0])})
-    task.update(found, rows, 0, logits)
-    task.update(found, rows, 1, np.array([1000.0, -1000.0, 0.0], np.float32))
+    features = type("Features", (), {"example_indices": np.array([1, 0])})
+    task.collect(found, features, 0, logits)
+    task.collect(found, features, 1, np.array([1000.0, -1000.0, 0.0], np.float32))
     softmax = np.exp(logits) / np.exp(logits).sum()
     assert found[1] == (1, pytest.approx(softmax[1], rel=1e-6))
     assert found[0] == (0, 1.0)
@@ -187,8 +187,10 @@ def test_numbers():
     task, found = numbers(), [None]
     assert list(task.metrics) == ["pearson", "spearman"]
     assert task.constant_score(labelled(1.0, 2.0)) == 0.0
-    assert task.labels_of(labelled(1.0)[0]) == ()
-    task.update(found, type("Rows", (), {"example": np.array([0])}), 0, np.float32([2.5]))
+    assert task.example_labels(labelled(1.0)[0]) == ()
+    task.collect(
+        found, type("Features", (), {"example_indices": np.array([0])}), 0, np.float32([2.5])
+    )
     examples = [Example(None, "a:1", ("fox",), 3.0), Example("x", "a:2", ("fox",), None)]
     assert write(task, examples, [found[0], 1.0]) == [
         {"id": 0, "prediction": 2.5, "label": 3.0},
@@ -240,8 +242,8 @@ def test_a_file_named_like_the_built_in_data(tmp_path, monkeypatch):
     Path("builtin_reviews.tsv").write_text("sentence\tlabel\nA fox\t yes \n")
     task = classes("no", "yes")
     data = DataFiles(train="builtin_reviews.tsv")
-    (record,) = task.records(data.train, data)
-    assert task.example(record, data).label == "yes"
+    (record,) = task.read_records(data.train, data)
+    assert task.make_example(record, data).label == "yes"
 
 
 def test_what_a_table_lacks(tmp_path):
@@ -267,26 +269,26 @@ def test_rows(wordpiece):
         Example(None, "a:2", pair, None),
         Example(None, "a:3", pair, "no"),
     ]
-    rows = task.rows(examples, wordpiece, MODEL, 10)
-    assert [sequence.tolist() for sequence in rows.sequences] == [
+    features = task.features(examples, wordpiece, MODEL, 10)
+    assert [sequence.tolist() for sequence in features.sequences] == [
         [2, 5, 6, 3],
         [2, 5, 11, 6, 7, 3, 5, 12, 7, 3],
         [2, 5, 11, 6, 7, 3, 5, 12, 7, 3],
     ]
-    assert rows.second == [4, 6, 6]
-    assert rows.labels == [1, NO_LABEL, 0]
-    assert rows.example.tolist() == [0, 1, 2]
-    assert (rows.choices, rows.per_piece, rows.truncated) == (1, False, 2)
-    assert task.rows(examples, wordpiece, MODEL, 13).truncated == 0
-    of_numbers = numbers().rows([*labelled(2.5), *labelled(None)], wordpiece, MODEL, 8)
+    assert features.second_starts == [4, 6, 6]
+    assert features.labels == [1, NO_LABEL, 0]
+    assert features.example_indices.tolist() == [0, 1, 2]
+    assert (features.choices, features.per_token, features.truncated) == (1, False, 2)
+    assert task.features(examples, wordpiece, MODEL, 13).truncated == 0
+    of_numbers = numbers().features([*labelled(2.5), *labelled(None)], wordpiece, MODEL, 8)
     assert of_numbers.labels == [2.5, pytest.approx(float("nan"), nan_ok=True)]
 
 
 def test_roberta_has_two_separators(wordpiece):
     pair = [Example(None, "a:1", ("fox", "dog"), "a")]
-    rows = classes("a").rows(pair, wordpiece, model_config(model_type="roberta"), 8)
-    assert rows.sequences[0].tolist() == [2, 6, 3, 3, 12, 3]
-    assert rows.second == [4]
+    features = classes("a").features(pair, wordpiece, model_config(model_type="roberta"), 8)
+    assert features.sequences[0].tolist() == [2, 6, 3, 3, 12, 3]
+    assert features.second_starts == [4]
 
 
 def test_the_docstrings_of_the_library(monkeypatch):
@@ -305,6 +307,6 @@ def test_metrics_and_heads():
             _ = task.metrics
     assert classes().label_names(labelled("b", "a", "b")) == ("a", "b")
     for task, size in ((classes("a", "b", "c"), 3), (numbers(), 1)):
-        head = task.head(MODEL, "mix")
+        head = task.model(MODEL, "mix")
         assert isinstance(head, BertForSequenceClassification)
         assert (head.num_labels, head.probe) == (size, "mix")

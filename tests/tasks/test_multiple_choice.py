@@ -1,4 +1,4 @@
-"""Choices: rows by hand, SWAG's own columns, and what does not fit."""
+"""Choices: features by hand, SWAG's own columns, and what does not fit."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForMultipleChoice
 from bert_jax.tasks.base import Example
-from bert_jax.tasks.examples import read_examples
+from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.multiple_choice import MultipleChoice
 
 MODEL = model_config()
@@ -53,37 +53,37 @@ def test_each_choice_is_the_context_and_a_way_to_go_on(wordpiece):
         Example(None, "a:1", texts, "1"),
         Example(None, "a:2", (*texts[:1], "", "fox", "."), None),
     ]
-    rows = task("0", "1").rows(examples, wordpiece, MODEL, 16)
+    features = task("0", "1").features(examples, wordpiece, MODEL, 16)
     context = [2, 5, 6, 7, 8, 15, 3]
-    assert [sequence.tolist() for sequence in rows.sequences] == [
+    assert [sequence.tolist() for sequence in features.sequences] == [
         [*context, 5, 12, 7, 9, 3],
         [*context, 5, 12, 10, 5, 11, 6, 3],
         [*context, 6, 3],
         [*context, 15, 3],
     ]
-    assert rows.second == [7] * 4
-    assert rows.labels == [1, NO_LABEL]
-    assert rows.example.tolist() == [0, 1]
-    assert (rows.choices, rows.truncated, len(rows)) == (2, 0, 2)
+    assert features.second_starts == [7] * 4
+    assert features.labels == [1, NO_LABEL]
+    assert features.example_indices.tolist() == [0, 1]
+    assert (features.choices, features.truncated, len(features)) == (2, 0, 2)
 
 
 def test_each_choice_is_cut_by_itself(wordpiece):
     texts = ("The fox jumps.", "The dog", "jumped", "over the lazy fox")
-    rows = task("0", "1").rows([Example(None, "a:1", texts, "1")] * 2, wordpiece, MODEL, 12)
-    assert [sequence.tolist() for sequence in rows.sequences[:2]] == [
+    features = task("0", "1").features([Example(None, "a:1", texts, "1")] * 2, wordpiece, MODEL, 12)
+    assert [sequence.tolist() for sequence in features.sequences[:2]] == [
         [2, 5, 6, 7, 8, 15, 3, 5, 12, 7, 9, 3],
         [2, 5, 6, 7, 8, 15, 3, 5, 12, 10, 5, 3],
     ]
-    assert rows.truncated == 2
+    assert features.truncated == 2
 
 
 def test_roberta_has_two_separators(wordpiece):
     roberta = model_config(model_type="roberta")
-    rows = task("0", "1").rows(
+    features = task("0", "1").features(
         [Example(None, "a:1", ("fox", "the", "dog", "."), "0")], wordpiece, roberta, 8
     )
-    assert rows.sequences[0].tolist() == [2, 6, 3, 3, 5, 12, 3]
-    assert rows.second == [4, 4]
+    assert features.sequences[0].tolist() == [2, 6, 3, 3, 5, 12, 3]
+    assert features.second_starts == [4, 4]
 
 
 @pytest.mark.parametrize("label", ["4", "-2", "1.0", "first", " 1"])
@@ -125,9 +125,9 @@ def test_a_head_of_another_number_of_choices(tmp_path):
 def test_predictions(tmp_path):
     examples = [Example(None, "a:1", TEXTS, "2"), Example("x", "a:2", TEXTS, "0")]
     chooser, found = task("0", "1", "2", "3"), [None] * 2
-    rows = type("Rows", (), {"example": np.array([0, 1])})
-    chooser.update(found, rows, 0, np.array([0, 1, 4, 2], np.float32))
-    chooser.update(found, rows, 1, np.array([0, 0, 0, 9], np.float32))
+    features = type("Features", (), {"example_indices": np.array([0, 1])})
+    chooser.collect(found, features, 0, np.array([0, 1, 4, 2], np.float32))
+    chooser.collect(found, features, 1, np.array([0, 0, 0, 9], np.float32))
     assert chooser.score(examples, found)["accuracy"] == 0.5
     assert chooser.constant_score([*examples, examples[0]]) == pytest.approx(2 / 3)
     file = io.StringIO()
@@ -145,6 +145,6 @@ def test_metrics_and_head():
     assert list(task().metrics) == ["accuracy"]
     with pytest.raises(UserError, match=r"task\.metrics has 'f1'"):
         _ = task(metrics=("f1",)).metrics
-    head = task("0", "1", "2").head(MODEL, "mix")
+    head = task("0", "1", "2").model(MODEL, "mix")
     assert isinstance(head, BertForMultipleChoice)
     assert (head.num_labels, head.probe) == (1, "mix")

@@ -47,20 +47,22 @@ def record(answers, context=CONTEXT, question=QUESTION, *, is_impossible=False) 
 
 
 def example(answers, context=CONTEXT, *, question=QUESTION):
-    return task(with_unanswerable=True).example(record(answers, context, question), DataFiles())
+    return task(with_unanswerable=True).make_example(
+        record(answers, context, question), DataFiles()
+    )
 
 
-def answer_all(task, rows, logits):
+def answer_all(task, features, logits):
     """Takes the logits of every row, and returns what is found for each example."""
-    found: list[Any] = [None] * (int(rows.example.max()) + 1)
+    found: list[Any] = [None] * (int(features.example_indices.max()) + 1)
     for index, row in enumerate(logits):
-        task.update(found, rows, index, row)
+        task.collect(found, features, index, row)
     return found
 
 
-def random_logits(rows, seed):
+def random_logits(features, seed):
     generator = np.random.default_rng(seed)
-    return [generator.normal(size=(2, len(s))).astype(np.float32) for s in rows.sequences]
+    return [generator.normal(size=(2, len(s))).astype(np.float32) for s in features.sequences]
 
 
 def texts(context, answers):
@@ -69,60 +71,62 @@ def texts(context, answers):
 
 def test_windows_by_hand(tokenizer):
     examples = [example([("lazy dog", 23)]), example([("fox", 4), ("dog", 28)]), example([])]
-    rows = task(doc_stride=2).rows(examples, tokenizer, MODEL, 12)
-    assert rows.example.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert len(rows) == 9
-    assert rows.second == [6] * 9
+    features = task(doc_stride=2).features(examples, tokenizer, MODEL, 12)
+    assert features.example_indices.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert len(features) == 9
+    assert features.second_starts == [6] * 9
     for first in (0, 3, 6):
-        assert [sequence.tolist() for sequence in rows.sequences[first : first + 3]] == [
+        assert [sequence.tolist() for sequence in features.sequences[first : first + 3]] == [
             [2, 14, 7, 8, 16, 3, 5, 6, 7, 8, 10, 3],
             [2, 14, 7, 8, 16, 3, 7, 8, 10, 5, 11, 3],
             [2, 14, 7, 8, 16, 3, 10, 5, 11, 12, 15, 3],
         ]
-    labels = np.array(rows.labels).tolist()
+    labels = np.array(features.labels).tolist()
     assert labels[:3] == [[0, 0], [0, 0], [8, 9]]
     assert labels[3:6] == [[7, 7], [0, 0], [0, 0]]  # the first answer is learned
     assert labels[6:] == [[0, 0]] * 3
-    assert [span.is_central.tolist() for span in rows.spans[:3]] == [
+    assert [span.is_central.tolist() for span in features.spans[:3]] == [
         [True, True, True, True, False],
         [False, False, True, True, False],
         [False, False, True, True, True],
     ]
-    assert rows.spans[1].offsets.tolist() == [[8, 12], [12, 13], [14, 18], [19, 22], [23, 27]]
-    assert rows.truncated == 0
-    assert rows.skipped == []
+    assert features.spans[1].offsets.tolist() == [[8, 12], [12, 13], [14, 18], [19, 22], [23, 27]]
+    assert features.truncated == 0
+    assert features.skipped == []
 
 
 def test_an_answer_ends_with_the_piece_that_it_ends_in(tokenizer):
     """As it begins: an answer may be a part of a word, or even of a piece."""
     answers = [[("jump", 8)], [("jumps over", 8)], [("s", 12)], [("x jum", 6)], [("azy do", 24)]]
-    rows = task().rows([example(a) for a in answers], tokenizer, MODEL, 32)
-    places = [(np.array(label) - 6).tolist() for label in rows.labels]
+    features = task().features([example(a) for a in answers], tokenizer, MODEL, 32)
+    places = [(np.array(label) - 6).tolist() for label in features.labels]
     assert places == [[2, 2], [2, 4], [3, 3], [1, 2], [6, 7]]
 
 
 def test_roberta_has_two_separators(tokenizer):
     roberta = model_config(model_type="roberta")
-    rows = task(doc_stride=2).rows([example([("lazy dog", 23)])], tokenizer, roberta, 13)
-    assert rows.sequences[2].tolist() == [2, 14, 7, 8, 16, 3, 3, 10, 5, 11, 12, 15, 3]
-    assert rows.second == [7] * 3
-    assert rows.labels[2].tolist() == [9, 10]
+    features = task(doc_stride=2).features([example([("lazy dog", 23)])], tokenizer, roberta, 13)
+    assert features.sequences[2].tolist() == [2, 14, 7, 8, 16, 3, 3, 10, 5, 11, 12, 15, 3]
+    assert features.second_starts == [7] * 3
+    assert features.labels[2].tolist() == [9, 10]
 
 
 def test_long_questions_are_cut(tokenizer):
     examples = [example([("fox", 4)], question="who " * 9), example([("fox", 4)])]
-    rows = task(max_question=4, doc_stride=4).rows(examples, tokenizer, MODEL, 12)
-    assert rows.truncated == 2  # windows, of 5 pieces
-    assert rows.sequences[0].tolist() == [2, 14, 14, 14, 14, 3, 5, 6, 7, 8, 10, 3]
+    features = task(max_question=4, doc_stride=4).features(examples, tokenizer, MODEL, 12)
+    assert features.truncated == 2  # windows, of 5 pieces
+    assert features.sequences[0].tolist() == [2, 14, 14, 14, 14, 3, 5, 6, 7, 8, 10, 3]
     with pytest.raises(UserError, match=r"max_length 12 has no room .* task\.max_question 9"):
-        task(max_question=9).rows(examples, tokenizer, MODEL, 12)
-    assert len(task(max_question=8).rows(examples, tokenizer, MODEL, 12)) == 9 + 2
+        task(max_question=9).features(examples, tokenizer, MODEL, 12)
+    assert len(task(max_question=8).features(examples, tokenizer, MODEL, 12)) == 9 + 2
 
 
 def test_a_stride_beyond_the_window_leaves_no_gap(tokenizer):
-    rows = task(doc_stride=100, max_question=4).rows([example([("fox", 4)])], tokenizer, MODEL, 10)
-    assert [len(span.offsets) for span in rows.spans] == [3, 3, 3]
-    assert all(span.is_central.all() for span in rows.spans)
+    features = task(doc_stride=100, max_question=4).features(
+        [example([("fox", 4)])], tokenizer, MODEL, 10
+    )
+    assert [len(span.offsets) for span in features.spans] == [3, 3, 3]
+    assert all(span.is_central.all() for span in features.spans)
 
 
 def google_windows(size, room, stride):
@@ -193,31 +197,31 @@ def test_every_answer_is_in_a_window_and_read_from_it(case, kind, room, stride):
     of_example = example([(answer, begin)], context, question="fox")
     reader = task(doc_stride=stride, max_answer=100, n_best=3)
     length = 3 + len(tokenizer.encode(["fox"])[0]) + max(room, 8)
-    rows = reader.rows([of_example], tokenizer, MODEL, length)
-    assert rows.skipped == []
-    assert all(len(sequence) <= length for sequence in rows.sequences)
+    features = reader.features([of_example], tokenizer, MODEL, length)
+    assert features.skipped == []
+    assert all(len(sequence) <= length for sequence in features.sequences)
     _, offsets = tokenizer.encode_with_offsets(context)
     inside = [i for i, (b, e) in enumerate(offsets) if b < begin + len(answer) and e > begin]
     windows = google_windows(len(offsets), max(room, 8), stride)
     has_it = [start <= inside[0] and inside[-1] < start + size for start, size in windows]
-    assert [bool(label[0]) for label in rows.labels] == has_it
+    assert [bool(label[0]) for label in features.labels] == has_it
     if len(inside) <= max(room, 8) - min(stride, max(room, 8)) + 1:
         assert any(has_it)
-    for index, label in enumerate(rows.labels):
-        first = label[0] - rows.second[index]
-        if label[0] and rows.spans[index].is_central[first]:
-            logits = np.zeros((2, len(rows.sequences[index])))
+    for index, label in enumerate(features.labels):
+        first = label[0] - features.second_starts[index]
+        if label[0] and features.spans[index].is_central[first]:
+            logits = np.zeros((2, len(features.sequences[index])))
             logits[[0, 1], label] = 1
             found = [None]
-            reader.update(found, rows, index, logits)
+            reader.collect(found, features, index, logits)
             assert reader.answer(of_example, found[0]) == answer
 
 
-def literal_answers(task, rows, logits, context):
+def literal_answers(task, features, logits, context):
     """The best answers of all windows of one example: every start and end, one at a time."""
     config, found = task.config, []
     for index, (start_logits, end_logits) in enumerate(logits):
-        window, second = rows.spans[index], rows.second[index]
+        window, second = features.spans[index], features.second_starts[index]
         pieces = range(len(window.offsets))
         starts = sorted(
             (i for i in pieces if window.is_central[i]), key=lambda i: -start_logits[second + i]
@@ -251,15 +255,15 @@ def literal_answers(task, rows, logits, context):
 def test_answers_are_those_of_a_literal_search(words, length, stride, max_answer, n_best, seed):
     tokenizer, context = trained("wordpiece"), " ".join(words)
     reader = task(doc_stride=stride, max_answer=max_answer, n_best=n_best)
-    rows = reader.rows([example(None, context, question="fox")], tokenizer, MODEL, length)
-    logits = random_logits(rows, seed)
-    found = answer_all(reader, rows, logits)[0]
-    assert found == literal_answers(reader, rows, logits, context)
+    features = reader.features([example(None, context, question="fox")], tokenizer, MODEL, length)
+    logits = random_logits(features, seed)
+    found = answer_all(reader, features, logits)[0]
+    assert found == literal_answers(reader, features, logits, context)
     assert len(found.best) <= n_best
     assert len(set(texts(context, found))) == len(found.best)
     backwards = [None]
-    for index in reversed(range(len(rows))):
-        reader.update(backwards, rows, index, logits[index])
+    for index in reversed(range(len(features))):
+        reader.collect(backwards, features, index, logits[index])
     assert backwards == [found]
 
 
@@ -267,45 +271,45 @@ def test_with_enough_candidates_nothing_is_missed():
     """Then the best answer is the best of all pairs whatever."""
     tokenizer, context = trained("wordpiece"), " ".join(WORDS * 2)
     reader = task(max_answer=1000, n_best=1000)
-    rows = reader.rows([example(None, context, question="fox")], tokenizer, MODEL, 200)
-    assert len(rows) == 1
-    (logits,) = random_logits(rows, 3)
-    starts, ends = logits[:, rows.second[0] : -1].astype(float)
+    features = reader.features([example(None, context, question="fox")], tokenizer, MODEL, 200)
+    assert len(features) == 1
+    (logits,) = random_logits(features, 3)
+    starts, ends = logits[:, features.second_starts[0] : -1].astype(float)
     wanted = max(starts[i] + ends[j] for i in range(len(starts)) for j in range(i, len(ends)))
-    assert answer_all(reader, rows, [logits])[0].best[0].score == wanted
+    assert answer_all(reader, features, [logits])[0].best[0].score == wanted
 
 
 def test_equal_texts_are_one_answer(tokenizer):
     of_example = example(None, "dog dog fox dog")
     reader = task(n_best=4, max_answer=1)
-    rows = reader.rows([of_example], tokenizer, MODEL, 32)
+    features = reader.features([of_example], tokenizer, MODEL, 32)
     logits = np.zeros((2, 11))
     logits[0, 6:10] = [1, 2, 0, 2]
-    found = answer_all(reader, rows, [logits])[0]
+    found = answer_all(reader, features, [logits])[0]
     assert found.best == (Candidate(2, 4, 7), Candidate(0, 8, 11))
 
 
 def test_padding_does_not_matter(tokenizer):
     """Nor do pieces of the question, whatever their logits."""
     reader = task(n_best=5)
-    rows = reader.rows([example([("fox", 4)])], tokenizer, MODEL, 32)
-    (logits,) = random_logits(rows, 0)
-    wanted = answer_all(reader, rows, [logits])
+    features = reader.features([example([("fox", 4)])], tokenizer, MODEL, 32)
+    (logits,) = random_logits(features, 0)
+    wanted = answer_all(reader, features, [logits])
     logits[:, 1:6] = logits[:, -1] = 100
-    assert answer_all(reader, rows, [logits]) == wanted
+    assert answer_all(reader, features, [logits]) == wanted
 
 
 def test_no_answer_and_its_threshold(tokenizer):
     fox, none = example([("fox", 4)]), example([])
-    rows = task().rows([fox, none], tokenizer, MODEL, 32)
-    logits = [np.zeros((2, len(sequence))) for sequence in rows.sequences]
+    features = task().features([fox, none], tokenizer, MODEL, 32)
+    logits = [np.zeros((2, len(sequence))) for sequence in features.sequences]
     logits[0][[0, 1], [7, 7]] = 3  # "fox" with 6, and "no answer" with 4
     logits[0][:, 0] = 2
     logits[1][[0, 1], [8, 9]] = 1  # "jumps" with 2, and "no answer" with 3
     logits[1][:, 0] = 1.5
     for threshold, wanted in ((0.0, ["fox", ""]), (1.0, ["fox", "jumps"]), (-3.0, ["", ""])):
         reader = task(with_unanswerable=True, null_threshold=threshold)
-        found = answer_all(reader, rows, logits)
+        found = answer_all(reader, features, logits)
         given = [reader.answer(e, f) for e, f in zip([fox, none], found, strict=True)]
         assert given == wanted
         scores = reader.score([fox, none], found)
@@ -328,11 +332,11 @@ def test_no_answer_and_its_threshold(tokenizer):
 
 def test_the_least_null_score_counts(tokenizer):
     reader = task(doc_stride=2, with_unanswerable=True)
-    rows = reader.rows([example([])], tokenizer, MODEL, 12)
-    logits = random_logits(rows, 1)
+    features = reader.features([example([])], tokenizer, MODEL, 12)
+    logits = random_logits(features, 1)
     for row, null in zip(logits, (3.0, -5.0, 1.0), strict=True):
         row[:, 0] = null
-    assert answer_all(reader, rows, logits)[0].null == -10
+    assert answer_all(reader, features, logits)[0].null == -10
 
 
 def test_a_threshold_that_was_found_gives_its_score(tokenizer):
@@ -340,11 +344,11 @@ def test_a_threshold_that_was_found_gives_its_score(tokenizer):
     choices = [[("fox", 4)], [("lazy dog", 23)], []]
     examples = [example(choices[i]) for i in generator.integers(0, 3, 40)]
     reader = task(with_unanswerable=True)
-    rows = reader.rows(examples, tokenizer, MODEL, 32)
-    logits = random_logits(rows, 5)
-    for row, label in zip(logits, rows.labels, strict=True):
+    features = reader.features(examples, tokenizer, MODEL, 32)
+    logits = random_logits(features, 5)
+    for row, label in zip(logits, features.labels, strict=True):
         row[[0, 1], label] += 2
-    found = answer_all(reader, rows, logits)
+    found = answer_all(reader, features, logits)
     scores = reader.score(examples, found)
     best = task(with_unanswerable=True, null_threshold=scores["best_f1_threshold"])
     assert best.score(examples, found)["f1"] == pytest.approx(scores["best_f1"])
@@ -354,10 +358,10 @@ def test_a_threshold_that_was_found_gives_its_score(tokenizer):
 def test_the_files_of_predictions(tokenizer):
     reader = task(n_best=3, with_unanswerable=True)
     of_example = example([("fox", 4)])
-    rows = reader.rows([of_example], tokenizer, MODEL, 32)
+    features = reader.features([of_example], tokenizer, MODEL, 32)
     logits = np.zeros((2, 16))
     logits[0, 0], logits[[0, 1], [7, 7]] = 1, 2
-    found = answer_all(reader, rows, [logits])
+    found = answer_all(reader, features, [logits])
     file = io.StringIO()
     reader.write(file, [of_example], found)
     assert json.loads(file.getvalue()) == {"q": "fox"}
@@ -385,10 +389,10 @@ def test_nothing_found_is_no_answer(tokenizer):
     """A context of which the tokenizer keeps nothing has a row all the same."""
     silent = example(None, "\x01\u200b\x02")
     reader = task(with_unanswerable=True, null_threshold=5.0)
-    rows = reader.rows([silent], tokenizer, MODEL, 32)
-    assert rows.sequences[0].tolist() == [2, 14, 7, 8, 16, 3, 3]
-    assert rows.labels[0].tolist() == [NO_LABEL, NO_LABEL]
-    found = answer_all(reader, rows, random_logits(rows, 0))
+    features = reader.features([silent], tokenizer, MODEL, 32)
+    assert features.sequences[0].tolist() == [2, 14, 7, 8, 16, 3, 3]
+    assert features.labels[0].tolist() == [NO_LABEL, NO_LABEL]
+    found = answer_all(reader, features, random_logits(features, 0))
     assert found[0].best == ()
     for seen in (found, [None]):
         assert reader.answer(silent, seen[0]) == ""
@@ -399,24 +403,24 @@ def test_nothing_found_is_no_answer(tokenizer):
             assert "Infinity" not in file.getvalue()
     assert reader.score([example([])], [None])["f1"] == 1.0
     assert task().score([], []) == {"exact_match": 0.0, "f1": 0.0}
-    nothing = reader.rows([], tokenizer, MODEL, 32)
-    assert (len(nothing), nothing.sequences, nothing.example.dtype.kind) == (0, [], "i")
+    nothing = reader.features([], tokenizer, MODEL, 32)
+    assert (len(nothing), nothing.sequences, nothing.example_indices.dtype.kind) == (0, [], "i")
 
 
 def test_logits_that_are_no_numbers(tokenizer):
     reader = task(with_unanswerable=True)
     of_example = example([("fox", 4)])
-    rows = reader.rows([of_example], tokenizer, MODEL, 32)
+    features = reader.features([of_example], tokenizer, MODEL, 32)
     for value in (np.nan, np.inf, -np.inf, 3e38, -1e9):
         logits = np.full((2, 16), value, np.float32)
-        found = answer_all(reader, rows, [logits])
+        found = answer_all(reader, features, [logits])
         assert all(map(np.isfinite, reader.score([of_example], found).values()))
         file = io.StringIO()
         reader.write_nbest(file, [of_example], found)
         assert "NaN" not in file.getvalue()
     logits = np.full((2, 16), np.nan)
     logits[[0, 1], [12, 13]] = -4
-    assert reader.answer(of_example, answer_all(reader, rows, [logits])[0]) == "lazy dog"
+    assert reader.answer(of_example, answer_all(reader, features, [logits])[0]) == "lazy dog"
 
 
 def test_an_answer_that_is_not_at_its_place_is_counted(tokenizer):
@@ -426,17 +430,19 @@ def test_an_answer_that_is_not_at_its_place_is_counted(tokenizer):
     spaced = example([("fox jumps", 4)], "The fox\u00a0jumps")
     unknown = example(None)
     reader = task()
-    rows = reader.rows([*examples, silent, spaced, unknown], tokenizer, MODEL, 32)
-    assert [label.tolist() for label in rows.labels] == [[NO_LABEL] * 2] * 5 + [
+    features = reader.features([*examples, silent, spaced, unknown], tokenizer, MODEL, 32)
+    assert [label.tolist() for label in features.labels] == [[NO_LABEL] * 2] * 5 + [
         [7, 9],
         [NO_LABEL] * 2,
     ]
-    assert len(rows.skipped) == 5
-    assert rows.skipped[0] == "dev.json: q: the answer 'fox' is not at character 5 of the context"
-    assert rows.skipped[4] == "dev.json: q: the answer '\\u200b' has no pieces"
+    assert len(features.skipped) == 5
+    assert (
+        features.skipped[0] == "dev.json: q: the answer 'fox' is not at character 5 of the context"
+    )
+    assert features.skipped[4] == "dev.json: q: the answer '\\u200b' has no pieces"
     logits = np.zeros((2, 16))
     logits[[0, 1], 7] = 1
-    found = answer_all(reader, rows, [logits])
+    found = answer_all(reader, features, [logits])
     assert reader.score(examples[:1], found[:1])["f1"] == 1.0  # by its text
 
 
@@ -450,19 +456,19 @@ def test_records_as_examples():
     second = task(with_unanswerable=True)
     # A plausible answer is no answer.
     impossible = record([("fox", 4)], is_impossible=True)
-    assert second.example(impossible, DataFiles()).label == ()
+    assert second.make_example(impossible, DataFiles()).label == ()
     for unanswerable in (impossible, record([]), record(None, is_impossible=True)):
         with pytest.raises(UserError, match=r"dev\.json: q: .* set task\.with_unanswerable=True"):
-            task().example(unanswerable, DataFiles())
+            task().make_example(unanswerable, DataFiles())
     fox = [("fox", 4)]
     for name, empty in (
         ("question", record(fox, question=" \n")),
         ("context", record(fox, context=" \n")),
     ):
         with pytest.raises(UserError, match=f"dev.json: q: the {name} is empty"):
-            task().example(empty, DataFiles())
+            task().make_example(empty, DataFiles())
     with pytest.raises(UserError, match="an answer is empty"):
-        task().example(record([("fox", 4), ("", 0)]), DataFiles())
+        task().make_example(record([("fox", 4), ("", 0)]), DataFiles())
 
 
 def test_metrics_and_head():
@@ -473,6 +479,6 @@ def test_metrics_and_head():
         with pytest.raises(UserError, match=unknown):
             _ = task(metrics=(unknown,)).metrics
     assert task().label_names([]) == ()
-    head = task().head(MODEL, "mix")
+    head = task().model(MODEL, "mix")
     assert isinstance(head, BertForQuestionAnswering)
     assert (head.num_labels, head.probe) == (2, "mix")

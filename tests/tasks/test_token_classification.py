@@ -1,4 +1,4 @@
-"""Words by class: rows by hand, every word once, and entities against a plain reading of BIO."""
+"""Words by class: features by hand, every word once, entities against a plain reading of BIO."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForTokenClassification
 from bert_jax.tasks import readers as records
 from bert_jax.tasks.base import Example
-from bert_jax.tasks.examples import read_examples
+from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.token_classification import TokenClassification
 
 MODEL = model_config()
@@ -38,57 +38,59 @@ def read(path, **fields):
     return read_examples(task(), str(path), DataFiles(**fields), labelled=False)[0]
 
 
-def predict(task, rows, tag_of):
+def predict(task, features, tag_of):
     """Takes logits by which each piece has the tag that `tag_of` gives for row and place."""
-    found = [None] * (int(rows.example.max()) + 1)
-    for index, sequence in enumerate(rows.sequences):
+    found = [None] * (int(features.example_indices.max()) + 1)
+    for index, sequence in enumerate(features.sequences):
         logits = np.zeros((len(sequence), len(task.labels)), np.float32)
         for place in range(len(sequence)):
             logits[place, tag_of(index, place)] = 1
-        task.update(found, rows, index, logits)
+        task.collect(found, features, index, logits)
     return found
 
 
 def test_the_first_piece_has_the_label(wordpiece):
     examples = [sentence("The fox jumps .", "O B-LOC I-LOC O"), sentence("Dog jumped")]
-    rows = task(*BIO).rows(examples, wordpiece, MODEL, 12)
-    assert [sequence.tolist() for sequence in rows.sequences] == [
+    features = task(*BIO).features(examples, wordpiece, MODEL, 12)
+    assert [sequence.tolist() for sequence in features.sequences] == [
         [2, 5, 6, 7, 8, 15, 3],
         [2, 12, 7, 9, 3],
     ]
     n = NO_LABEL
-    assert [label.tolist() for label in rows.labels] == [[n, 0, 1, 3, n, 0, n], [n] * 5]
-    assert rows.per_piece
-    assert rows.choices == 1
-    assert rows.second == [7, 5]
-    assert rows.example.tolist() == [0, 1]
-    assert rows.truncated == 0
+    assert [label.tolist() for label in features.labels] == [[n, 0, 1, 3, n, 0, n], [n] * 5]
+    assert features.per_token
+    assert features.choices == 1
+    assert features.second_starts == [7, 5]
+    assert features.example_indices.tolist() == [0, 1]
+    assert features.truncated == 0
 
 
 def test_long_sentences_are_several_rows(wordpiece):
     tags = "B-PER I-PER O B-LOC I-LOC O"
     examples = [sentence("fox jumps dog jumped over the", tags), sentence("fox", "O")]
-    rows = task(*BIO).rows(examples, wordpiece, MODEL, 6)
-    assert [sequence.tolist() for sequence in rows.sequences] == [
+    features = task(*BIO).features(examples, wordpiece, MODEL, 6)
+    assert [sequence.tolist() for sequence in features.sequences] == [
         [2, 6, 7, 8, 12, 3],
         [2, 7, 9, 10, 5, 3],
         [2, 6, 3],
     ]
     n = NO_LABEL
-    assert [label.tolist() for label in rows.labels] == [
+    assert [label.tolist() for label in features.labels] == [
         [n, 2, 4, n, 0, n],
         [n, 1, n, 3, 0, n],
         [n, 0, n],
     ]
-    assert rows.example.tolist() == [0, 0, 1]
+    assert features.example_indices.tolist() == [0, 0, 1]
 
 
 def test_a_word_longer_than_a_row_keeps_its_beginning(byte_bpe):
-    rows = task("x", "y").rows([sentence(["fox", "ñ" * 20, "dog"], "xyx")], byte_bpe, MODEL, 8)
-    assert len(rows) == 3
-    assert [len(sequence) for sequence in rows.sequences][1] == 8
-    assert [label[1] for label in rows.labels] == [0, 1, 0]
-    assert rows.truncated == 1
+    features = task("x", "y").features(
+        [sentence(["fox", "ñ" * 20, "dog"], "xyx")], byte_bpe, MODEL, 8
+    )
+    assert len(features) == 3
+    assert [len(sequence) for sequence in features.sequences][1] == 8
+    assert [label[1] for label in features.labels] == [0, 1, 0]
+    assert features.truncated == 1
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -101,35 +103,39 @@ def test_every_word_is_predicted_once(wordpiece, sentences, max_length):
     generator = np.random.default_rng(0)
     examples = [sentence(words, ["a"] * len(words)) for words in sentences]
     tagger = task(*"abcdefg")
-    rows = tagger.rows(examples, wordpiece, MODEL, max_length)
-    assert rows.truncated == 0
-    tags = generator.integers(0, 7, (len(rows), max_length))
-    found = predict(tagger, rows, lambda row, place: tags[row, place])
-    places = [(rows.example[row], *pair) for row in range(len(rows)) for pair in rows.spans[row]]
+    features = tagger.features(examples, wordpiece, MODEL, max_length)
+    assert features.truncated == 0
+    tags = generator.integers(0, 7, (len(features), max_length))
+    found = predict(tagger, features, lambda row, place: tags[row, place])
+    places = [
+        (features.example_indices[row], *pair)
+        for row in range(len(features))
+        for pair in features.spans[row]
+    ]
     assert [place[:2] for place in places] == [
         (number, word)
         for number, words in enumerate(sentences)
         for word, text in enumerate(words)
         if text != "\u200b"
     ]
-    for row in range(len(rows)):
-        assert len(rows.sequences[row]) <= max_length
-        labelled = [place for place, label in enumerate(rows.labels[row]) if label != NO_LABEL]
-        assert labelled == [place for _, place in rows.spans[row]]
-        for word, place in rows.spans[row]:
-            assert found[rows.example[row]][word] == tags[row, place]
-            text = wordpiece.encode([examples[rows.example[row]].texts[word]])[0]
-            piece = rows.sequences[row][place : place + len(text)]
+    for row in range(len(features)):
+        assert len(features.sequences[row]) <= max_length
+        labelled = [place for place, label in enumerate(features.labels[row]) if label != NO_LABEL]
+        assert labelled == [place for _, place in features.spans[row]]
+        for word, place in features.spans[row]:
+            assert found[features.example_indices[row]][word] == tags[row, place]
+            text = wordpiece.encode([examples[features.example_indices[row]].texts[word]])[0]
+            piece = features.sequences[row][place : place + len(text)]
             assert piece.tolist() == list(text)
 
 
 def test_words_without_pieces_are_no_entities(wordpiece):
     example = sentence(["fox", "\u200b", "dog"], ["B-PER", "I-PER", "O"])
     tagger = task(*BIO)
-    rows = tagger.rows([example, sentence(["\u200b"], ["O"])], wordpiece, MODEL, 8)
-    assert rows.sequences[0].tolist() == [2, 6, 12, 3]
-    assert rows.sequences[1].tolist() == [2, 3]
-    found = predict(tagger, rows, lambda row, place: 2)
+    features = tagger.features([example, sentence(["\u200b"], ["O"])], wordpiece, MODEL, 8)
+    assert features.sequences[0].tolist() == [2, 6, 12, 3]
+    assert features.sequences[1].tolist() == [2, 3]
+    found = predict(tagger, features, lambda row, place: 2)
     file = io.StringIO()
     tagger.write(file, [example], found[:1])
     assert file.getvalue() == "fox\tB-PER\tB-PER\n\u200b\tI-PER\tO\ndog\tO\tB-PER\n\n"
@@ -139,9 +145,9 @@ def test_words_without_pieces_are_no_entities(wordpiece):
 
 def test_byte_level_pieces_begin_with_the_space(byte_bpe):
     words = ["The", "fox", "jumps"]
-    rows = task("x").rows([sentence(words, "xxx")], byte_bpe, MODEL, 32)
-    assert rows.sequences[0].tolist()[1:-1] == list(byte_bpe.encode([" The fox jumps"])[0])
-    assert [byte_bpe.id_to_token(int(piece)) for piece in rows.sequences[0][1:5]] == [
+    features = task("x").features([sentence(words, "xxx")], byte_bpe, MODEL, 32)
+    assert features.sequences[0].tolist()[1:-1] == list(byte_bpe.encode([" The fox jumps"])[0])
+    assert [byte_bpe.id_to_token(int(piece)) for piece in features.sequences[0][1:5]] == [
         *("ĠTh", "e", "Ġfox", "Ġ"),
     ]
 
@@ -225,7 +231,7 @@ def test_tags_that_are_no_entities_have_an_accuracy():
 def test_labels_and_head():
     examples = [sentence("a b c", "B-PER O B-LOC"), sentence("a")]
     assert task().label_names(examples) == ("O", "B-LOC", "B-PER")
-    head = task(*BIO).head(MODEL, "mix")
+    head = task(*BIO).model(MODEL, "mix")
     assert isinstance(head, BertForTokenClassification)
     assert (head.num_labels, head.probe) == (5, "mix")
 
@@ -260,8 +266,8 @@ def test_what_is_written_is_read_back(tmp_path):
 
 def test_files_of_json_lines(tmp_path):
     path = tmp_path / "a.jsonl"
-    rows = [{"w": ["The", "fox"], "t": ["O", "B-PER"]}, {"w": ["a"], "t": [3]}, {"w": ["a"]}]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    features = [{"w": ["The", "fox"], "t": ["O", "B-PER"]}, {"w": ["a"], "t": [3]}, {"w": ["a"]}]
+    path.write_text("\n".join(map(json.dumps, features)))
     assert [(example.texts, example.label) for example in read(path, text="w", label="t")] == [
         (("The", "fox"), ("O", "B-PER")),
         (("a",), ("3",)),

@@ -29,7 +29,7 @@ _SPLIT_SEED = 0  # of what is held out, the same whatever the run's own seed
 
 
 @dataclasses.dataclass(frozen=True)
-class Sets:
+class Datasets:
     """A task's examples.
 
     Attributes:
@@ -59,7 +59,7 @@ def make_task(config: TaskConfig) -> Task:
     return KINDS[config.kind](config)
 
 
-def read_sets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[Task, Sets]:
+def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[Task, Datasets]:
     """Reads all files of a task, and settles the names of its labels.
 
     Args:
@@ -102,7 +102,7 @@ def read_sets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[Task,
     task.metrics  # noqa: B018 - again: whether tags have an F1 is known by their names
     for examples in (train, *evals.values(), *tests.values()):
         check_labels(task, examples)
-    return task, Sets(train, evals, tests, skipped)
+    return task, Datasets(train, evals, tests, skipped)
 
 
 def _with_sources(config: FinetuneConfig) -> DataFiles:
@@ -132,8 +132,8 @@ def read_examples(
       UserError: it has none, one is malformed, or, where `labelled`, has no label.
     """
     examples, skipped = [], 0
-    for record in task.records(source, data):
-        example = task.example(record, data)
+    for record in task.read_records(source, data):
+        example = task.make_example(record, data)
         if example is None:
             skipped += 1
         elif labelled and example.label is None:
@@ -172,12 +172,13 @@ def check_labels(task: Task, examples: Sequence[Example]) -> None:
     """
     known = set(task.labels)
     for example in examples:
-        unknown = [label for label in task.labels_of(example) if label not in known]
+        unknown = [label for label in task.example_labels(example) if label not in known]
         if unknown:
             shown = ", ".join(task.labels[:20])
             raise UserError(
-                f"{task.place(example, unknown[0])}: the label {unknown[0]!r} is none of those of "
-                f"the training data, or of the head: {shown}; mend it, or give all in task.labels"
+                f"{task.label_location(example, unknown[0])}: the label {unknown[0]!r} is none of "
+                f"those of the training data, or of the head: {shown}; mend it, or give all in "
+                "task.labels"
             )
 
 

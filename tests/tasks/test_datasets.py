@@ -7,10 +7,10 @@ import pytest
 
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.tasks import examples as examples_lib
+from bert_jax.tasks import datasets
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
-from bert_jax.tasks.examples import Sets, check_same_head, make_task, named, read_sets
+from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets, make_task, named
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def config(train, *, task=None, **data) -> FinetuneConfig:
 
 def refusal(*args, **kwargs):
     with pytest.raises(UserError) as error:
-        read_sets(*args, **kwargs)
+        load_datasets(*args, **kwargs)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -43,7 +43,7 @@ def lines(examples):
 
 def test_held_out_examples(table):
     path = table("a.tsv", "ab" * 20)
-    task, sets = read_sets(config(path, eval_fraction=0.15))
+    task, sets = load_datasets(config(path, eval_fraction=0.15))
     held_out = sets.evals["eval"]
     assert list(sets.evals) == ["eval"]
     assert sets.tests == sets.skipped == {}
@@ -54,11 +54,11 @@ def test_held_out_examples(table):
     assert lines(held_out) != list(range(lines(held_out)[0], lines(held_out)[0] + 6))
     assert task.labels == ("a", "b")
     again = dataclasses.replace(config(path, eval_fraction=0.15), seed=7)
-    assert read_sets(again)[1] == sets
+    assert load_datasets(again)[1] == sets
 
 
 def test_at_least_one_example_is_held_out_and_one_is_not(table):
-    _, sets = read_sets(config(table("a.tsv", "ab"), eval_fraction=0.01))
+    _, sets = load_datasets(config(table("a.tsv", "ab"), eval_fraction=0.01))
     assert (len(sets.train), len(sets.evals["eval"])) == (1, 1)
     path = table("a.tsv", "a")
     assert refusal(config(path)) == f"{path} has too few examples to train on"
@@ -66,7 +66,7 @@ def test_at_least_one_example_is_held_out_and_one_is_not(table):
 
 def test_a_label_that_is_only_held_out_is_known(table):
     """Which examples are held out is by chance, so every label is of the training data."""
-    task, sets = read_sets(config(table("a.tsv", "dcba"), eval_fraction=0.5))
+    task, sets = load_datasets(config(table("a.tsv", "dcba"), eval_fraction=0.5))
     assert task.labels == ("a", "b", "c", "d")
     assert len(sets.train) == 2
 
@@ -74,7 +74,7 @@ def test_a_label_that_is_only_held_out_is_known(table):
 def test_several_files_by_name(table):
     train, dev, other = table("a.tsv", "bab"), table("b.tsv", "ab"), table("c.tsv", ["", "a", ""])
     sources = {"eval": f"matched={dev}, mismatched={train}", "test": f"{other}"}
-    task, sets = read_sets(config(train, **sources))
+    task, sets = load_datasets(config(train, **sources))
     assert task.labels == ("a", "b")
     assert lines(sets.train) == [2, 3, 4]
     assert list(sets.evals) == ["matched", "mismatched"]
@@ -89,7 +89,7 @@ def test_records_that_are_left_out_are_counted(tmp_path):
     for name in ("dev_matched.tsv", "dev_mismatched.tsv"):
         (tmp_path / name).write_text(f"{header}{row}contradiction\n")
     labels = ("contradiction", "entailment", "neutral")
-    task, sets = read_sets(config(str(tmp_path), task=TaskConfig(glue="mnli", labels=labels)))
+    task, sets = load_datasets(config(str(tmp_path), task=TaskConfig(glue="mnli", labels=labels)))
     assert task.labels == labels
     assert lines(sets.train) == [2, 4]
     assert list(sets.evals) == ["matched", "mismatched"]
@@ -99,12 +99,12 @@ def test_records_that_are_left_out_are_counted(tmp_path):
 def test_where_labels_come_from(table):
     path = table("a.tsv", ["b", "10", "9", "b", "a"])
     settings = config(path, eval=path)
-    assert read_sets(settings)[0].labels == ("10", "9", "a", "b")
+    assert load_datasets(settings)[0].labels == ("10", "9", "a", "b")
     of_head = ("z", "b", "a", "9", "10")
-    assert read_sets(settings, of_head)[0].labels == of_head
+    assert load_datasets(settings, of_head)[0].labels == of_head
     given = ("a", "b", "9", "10")
     settings.task.labels = given
-    task, _ = read_sets(settings, of_head)
+    task, _ = load_datasets(settings, of_head)
     assert task.labels == task.config.labels == given
 
 
@@ -128,7 +128,7 @@ def test_a_tag_of_no_output(tmp_path):
     task = TaskConfig("token_classification")
     message = refusal(config(str(train), eval=str(dev), task=task))
     assert message.startswith(f"{dev}:3, word 2 of the sentence ('fox'): the label 'B-LOC' is none")
-    assert read_sets(config(str(train), eval=str(train), task=task))[0].labels == ("O", "B-PER")
+    assert load_datasets(config(str(train), eval=str(train), task=task))[0].labels == ("O", "B-PER")
 
 
 def test_an_f1_is_refused_once_the_tags_are_known_to_be_no_entities(tmp_path):
@@ -177,14 +177,14 @@ def test_a_file_that_has_an_equals_sign_in_its_name(tmp_path, monkeypatch):
 
 
 def test_make_task():
-    assert set(examples_lib.KINDS) == {
+    assert set(datasets.KINDS) == {
         "classification",
         "regression",
         "token_classification",
         "question_answering",
         "multiple_choice",
     }
-    for kind, cls in examples_lib.KINDS.items():
+    for kind, cls in datasets.KINDS.items():
         task = make_task(TaskConfig(kind, labels=("a", "b")))
         assert type(task) is cls
         assert task.labels == ("a", "b")
@@ -207,7 +207,7 @@ def test_fingerprint():
             return [Example(None, f"a:{n}", (text,), y) for n, (text, y) in enumerate(pairs)]
 
         named_tests = {"test": examples(tests)}
-        return Sets(examples(train), {"eval": examples(evals)}, named_tests, {})
+        return Datasets(examples(train), {"eval": examples(evals)}, named_tests, {})
 
     base = [("x", "a"), ("y", "b")], [("z", "a")]
     fingerprint = sets(*base).fingerprint()
@@ -242,5 +242,5 @@ def test_a_fingerprint_of_every_kind_of_task(tmp_path):
         path.write_text(json.dumps(row))
         text = "a,b,c,d" if kind == "multiple_choice" else "a"
         settings = config(str(path), eval=str(path), text=text, task=TaskConfig(kind))
-        prints.add(read_sets(settings)[1].fingerprint())
+        prints.add(load_datasets(settings)[1].fingerprint())
     assert len(prints) == 4
