@@ -215,7 +215,7 @@ class Job:
             loop.fit(
                 state,
                 [loop.Stage(self.steps, size, self.train_step, self.evaluate)],
-                loader.prefetched(self.batches(seed), step),
+                loader.prefetch(self.batches(seed), step),
                 checkpoints,
                 writer,
                 log_every=c.log_every,

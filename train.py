@@ -117,7 +117,7 @@ def main() -> None:
         state = loop.fit(
             state,
             stages,
-            batches.starting_at(step),
+            loader.prefetch(batches, step),
             checkpoints,
             writer,
             log_every=config.log_every,

@@ -214,7 +214,8 @@ def loader_rates(store: Path) -> dict[int, list[float]]:
     for length in LENGTHS:
         config = TrainConfig(steps=1_000_000)
         config.data.max_length, config.data.batch_size = length, BATCH_SIZE
-        batches[length] = loader.TrainBatches(corpus.open_corpus(store), config).starting_at(0)
+        steps = loader.TrainBatches(corpus.open_corpus(store), config)
+        batches[length] = loader.prefetch(steps, 0)
         for _ in range(20):  # the walk through the text, and what is prepared ahead
             next(batches[length])
     rates: dict[int, list[float]] = {length: [] for length in LENGTHS}

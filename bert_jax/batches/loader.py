@@ -1,4 +1,4 @@
-"""Batches by step, prepared ahead by Grain, each process reading its own rows alone."""
+"""Batches by step, prefetched by Grain; each process reads its own slices only."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -7,104 +7,86 @@ from typing import Any
 import grain
 import numpy as np
 
-from bert_jax.batches import Batch, packing
-from bert_jax.batches.sequences import FullBlocks, SentencePairs
+from bert_jax.batches import Batch
+from bert_jax.batches.full_blocks import FullBlocks
+from bert_jax.batches.packing import PackedPairs, padding_shares
+from bert_jax.batches.sentence_pairs import SentencePairs
 from bert_jax.config import DataConfig, Phase, TrainConfig, phases
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.text.tokenizer import Tokenizer
 
-# Of the held-out rows, which are the same whatever the run's own seed.
-_EVAL_SEED = 0
 PREFETCHED_BATCHES = 4
+_EVAL_SEED = 0  # the same held-out sequences for every run, whatever its own seed
 
-
-# Gives the rows of a batch of some size that a process is to read, each run as (first, end).
+# Returns the slices (first, end) that a process reads of a global batch of some size.
 ProcessSlices = Callable[[int], Sequence[tuple[int, int]]]
 
 
 def single_process(batch_size: int) -> Sequence[tuple[int, int]]:
-    """Returns the rows of a process that is alone: all of them."""
+    """Return the slices of the only process: the global batch."""
     return [(0, batch_size)]
 
 
 def make_sequences(
     store: TokenStore, tokenizer: Tokenizer, config: DataConfig, length: int, seed: int
 ) -> SentencePairs | FullBlocks:
-    """Returns the rows of `config.pairs` over a store, with L = `length` and this seed."""
+    """Return the sequences of `length` tokens that `config.pairs` asks for."""
     if config.pairs == "none":
         return FullBlocks(store, tokenizer, length, seed)
-    kind = packing.PackedPairs if config.packing else SentencePairs
+    kind = PackedPairs if config.packing else SentencePairs
     return kind(store, tokenizer, length, seed, config.pairs == "sop", config.short_fraction)
 
 
 class TrainBatches:
-    """The batch of every step of a run, by index: a pure function of (config, text, step).
-
-    Args:
-      corpus: the text.
-      config: of the run.
-      process_slices: which rows of a batch this process reads; theirs and no others are given.
-    """
+    """The batch of every step of a run, by index: a pure function of (config, text, step)."""
 
     def __init__(
         self, corpus: Corpus, config: TrainConfig, process_slices: ProcessSlices = single_process
     ):
-        self._steps, self._process_slices = config.steps, process_slices
+        self._num_steps, self._process_slices = config.steps, process_slices
         self._phases = []
         for number, (first_step, phase) in enumerate(phases(config)):
-            # Phases draw from seeds of their own, so that none repeats another's rows.
-            seed = config.seed * 1000 + number
-            rows = make_sequences(
-                corpus.train, corpus.tokenizer, config.data, phase.max_length, seed
+            sequences = make_sequences(
+                corpus.train,
+                corpus.tokenizer,
+                config.data,
+                phase.max_length,
+                seed=config.seed * 1000 + number,  # so that no phase repeats another's sequences
             )
-            self._phases.append((first_step, phase.batch_size, rows))
+            self._phases.append((first_step, phase.batch_size, sequences))
 
     def __len__(self) -> int:
-        return self._steps
+        return self._num_steps
 
-    def __getitem__(self, index: int) -> Batch:
-        first_step, size, rows = next(p for p in reversed(self._phases) if p[0] <= index)
-        return _batch(rows, index - first_step, size, self._process_slices)
+    def __getitem__(self, step: int) -> Batch:
+        first_step, size, sequences = next(p for p in reversed(self._phases) if p[0] <= step)
+        return sequences.batch(step - first_step, size, _indices(self._process_slices, size))
 
     def epochs(self) -> float:
-        """Returns how many times the run sees the text."""
-        ends = [first for first, _, _ in self._phases[1:]] + [self._steps]
+        """Return the number of passes over the text in the run."""
+        ends = [first for first, _, _ in self._phases[1:]] + [self._num_steps]
         return sum(
-            (end - first) * size / rows.sequences_per_epoch
-            for end, (first, size, rows) in zip(ends, self._phases, strict=True)
+            (end - first) * size / sequences.sequences_per_epoch
+            for end, (first, size, sequences) in zip(ends, self._phases, strict=True)
         )
 
     def padding(self) -> dict[int, tuple[float, float]]:
-        """Returns the share of padding by length, without packing and with it; none of blocks."""
-        pairs = [rows for _, _, rows in self._phases if isinstance(rows, SentencePairs)]
-        return {rows.length: packing.padding(rows) for rows in pairs}
-
-    def starting_at(self, step: int) -> Iterator[Batch]:
-        """Yields the batches from `step` on."""
-        return prefetched(self, step)
+        """Return the share of padding by length, without and with packing; none of full blocks."""
+        pairs = [kind for _, _, kind in self._phases if isinstance(kind, SentencePairs)]
+        return {kind.length: padding_shares(kind) for kind in pairs}
 
 
-def prefetched(batches: Any, step: int) -> Iterator[Any]:
-    """Yields what a sequence has from `step` on; a thread prepares the next ones meanwhile."""
+def prefetch(batches: Any, step: int) -> Iterator[Any]:
+    """Yield the items of a sequence from `step` on, while a thread prepares the next ones."""
     dataset = grain.MapDataset.source(batches)[step:]
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCHED_BATCHES)
     return iter(dataset.to_iter_dataset(options))
 
 
 def take_slices(batch: Batch, process_slices: ProcessSlices) -> Batch:
-    """Returns the rows of a whole batch that this process reads, in their order."""
-    size = len(batch["input_ids"])
-    runs = [slice(low, high) for low, high in process_slices(size)]
-    return _joined([{name: value[run] for name, value in batch.items()} for run in runs])
-
-
-def _batch(rows: Any, index: int, size: int, process_slices: ProcessSlices) -> Batch:
-    """Returns the rows of a batch that this process reads, in their order."""
-    return _joined([rows.batch(index, size, low, high) for low, high in process_slices(size)])
-
-
-def _joined(runs: Sequence[Batch]) -> Batch:
-    return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+    """Return the part of a global batch that a process reads."""
+    indices = _indices(process_slices, len(batch["input_ids"]))
+    return {name: value[indices] for name, value in batch.items()}
 
 
 def eval_batches(
@@ -113,26 +95,24 @@ def eval_batches(
     phase: Phase,
     process_slices: ProcessSlices = single_process,
 ) -> Iterator[Batch]:
-    """Yields held-out rows, each once; the last batch is filled up with rows of padding.
+    """Yield the held-out sequences, each once; sequences of padding complete the last batch.
 
-    They are not packed, so that the held-out losses of runs with and without packing are those of
-    the same rows and masks.
-
-    `row` is the place among all the held-out rows, so that every evaluation draws the same masks.
-
-    Args:
-      corpus: the text.
-      config: of the run.
-      phase: the length of the rows, and how many a batch has.
-      process_slices: which of them this process reads.
+    They are not packed, so that runs with and without packing have the held-out losses of the same
+    sequences and masks. `index` counts all held-out sequences, so that every evaluation draws the
+    same masks.
     """
-    batch_size = phase.batch_size
+    size = phase.batch_size
     data = dataclasses.replace(config.data, packing=False)
-    rows = make_sequences(corpus.eval, corpus.tokenizer, data, phase.max_length, _EVAL_SEED)
-    total = min(rows.sequences_per_epoch, config.eval_rows)
-    for index in range(-(-total // batch_size)):
-        batch = dict(_batch(rows, index, batch_size, process_slices))
-        batch["index"] = batch["index"] + np.int32(index * batch_size)
-        surplus = batch["index"] >= total
-        batch["attention_mask"] = np.where(surplus[:, None], 0, batch["attention_mask"])
+    sequences = make_sequences(corpus.eval, corpus.tokenizer, data, phase.max_length, _EVAL_SEED)
+    total = min(sequences.sequences_per_epoch, config.eval_rows)
+    for number in range(-(-total // size)):
+        batch = dict(sequences.batch(number, size, _indices(process_slices, size)))
+        batch["index"] = batch["index"] + np.int32(number * size)
+        is_padding = batch["index"] >= total
+        batch["attention_mask"] = np.where(is_padding[:, None], 0, batch["attention_mask"])
         yield batch
+
+
+def _indices(process_slices: ProcessSlices, batch_size: int) -> np.ndarray:
+    """Return the indices in a global batch that a process reads."""
+    return np.concatenate([np.arange(low, high) for low, high in process_slices(batch_size)])

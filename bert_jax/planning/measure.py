@@ -195,7 +195,7 @@ def batches(corpus: Corpus, config: TrainConfig, phase: Phase) -> Iterator[Batch
         config.data, max_length=phase.max_length, batch_size=phase.batch_size, phases=()
     )
     endless = dataclasses.replace(config, data=data, steps=_ENDLESS)
-    return loader.TrainBatches(corpus, endless).starting_at(0)
+    return loader.prefetch(loader.TrainBatches(corpus, endless), 0)
 
 
 def _compile(run: Setup, config: TrainConfig, phase: Phase) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.batches.packing import NO_PAIR, most_pairs
+from bert_jax.batches.packing import NO_PAIR, max_pairs
 from bert_jax.config import Phase, TrainConfig
 from bert_jax.distributed.fsdp import BATCH_AXES
 from bert_jax.distributed.mesh import Layout, make_layout
@@ -100,7 +100,7 @@ def abstract_rows(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, ja
 def _packed(shape: tuple[int, int], random: np.random.Generator) -> dict[str, np.ndarray]:
     """Returns what is other in packed rows, [B, L]; their pairs are of one size."""
     rows, length = shape
-    most = most_pairs(length)
+    most = max_pairs(length)
     number = min(_PAIRS, most)
     size = -(-length // number)
     place = np.broadcast_to(np.arange(length), shape)

@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 from helpers import LENGTH, SPECIAL, VOCAB, batch, masking, model_config
 
-from bert_jax.batches.packing import NO_PAIR, most_pairs, pack
+from bert_jax.batches.packing import NO_PAIR, max_pairs, pack
 from bert_jax.config import DataConfig, TrainConfig, phases
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.models.bert import BertModel
@@ -19,7 +19,7 @@ from bert_jax.training.objectives import TOKENS, MaskedBatch, Pretraining
 from bert_jax.training.step import make_eval_step
 
 PAIRS, LONG, ROWS = 11, 2 * LENGTH, 16
-PLACES = most_pairs(LONG)
+PLACES = max_pairs(LONG)
 
 
 def objective(**changes) -> Pretraining:
@@ -207,7 +207,7 @@ def test_synthetic_rows_are_of_the_same_form(length):
     config = TrainConfig(data=DataConfig(packing=True, max_length=length, batch_size=3))
     made = synthetic.rows(config, phases(config)[0][1])
     assert made.keys() == packed(batch(1)).keys()
-    most = most_pairs(length)
+    most = max_pairs(length)
     for name, value in made.items():
         assert value.dtype == np.int32
         wanted = {"index": (3,), "segment_starts": (3, most), "next_sentence_label": (3, most)}

@@ -1,0 +1,79 @@
+"""RoBERTa's full blocks: sequences `[CLS] text [SEP]` of consecutive text, all of full length."""
+
+import dataclasses
+
+import numpy as np
+
+from bert_jax.batches import Batch
+from bert_jax.batches.shuffle import ORDER, SHIFT, keyed_generator, permute
+from bert_jax.text.store import TokenStore
+from bert_jax.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class FullBlocks:
+    """Sequences of `length` tokens of consecutive text, with a [SEP] between documents.
+
+    Source: RoBERTa (Liu et al. 2019), section 4.2, FULL-SENTENCES, but split at tokens instead of
+    sentences, so that there is no padding. Each [SEP] inside a block replaces a token at its end,
+    so that a block's first token does not depend on the blocks before it. Each epoch starts at
+    another token and visits the blocks in another order.
+    """
+
+    store: TokenStore
+    tokenizer: Tokenizer
+    length: int
+    seed: int
+
+    @property
+    def sequences_per_epoch(self) -> int:
+        """Number of sequences in one pass over the text."""
+        # Nearly a block less than there is, so that an epoch can start at any token of the first.
+        budget = self.length - 2
+        return max(1, (len(self.store.tokens) - budget + 1) // budget)
+
+    def batch(self, number: int, size: int, indices: np.ndarray | None = None) -> Batch:
+        """Return the sequences at some indices of a batch: `SentencePairs.batch` without labels."""
+        indices = np.arange(size) if indices is None else indices
+        budget, per_epoch = self.length - 2, self.sequences_per_epoch
+        epochs, blocks = np.divmod(number * size + indices.astype(np.int64), per_epoch)
+        spare = max(0, len(self.store.tokens) - per_epoch * budget)
+        first = np.empty(len(indices), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            in_epoch = epochs == epoch
+            order = permute(blocks[in_epoch], per_epoch, (self.seed, ORDER, epoch))
+            shift = int(keyed_generator(self.seed, SHIFT, epoch).random() * (spare + 1))
+            first[in_epoch] = order * budget + shift
+        return {**self._assemble(first), "index": indices.astype(np.int32)}
+
+    def _assemble(self, first: np.ndarray) -> Batch:
+        """Return the text from each first token on, [n], with [SEP] where a document ends."""
+        tokens, sentences, documents = self.store.tokens, self.store.sentences, self.store.documents
+        column = np.arange(self.length - 2)
+        sentence = np.searchsorted(sentences, first, "right") - 1
+        document = np.searchsorted(documents, sentence, "right") - 1
+        separators = np.zeros((len(first), 1), np.int64)  # before each column
+        is_separator = np.zeros((len(first), len(column)), bool)
+        while True:
+            document = np.minimum(document + 1, self.store.num_documents)
+            # The column after the last token of the document before this one.
+            boundary = (sentences[documents[document]] - first)[:, None] + separators[:, -1:]
+            inside = (boundary < len(column)) & (document < self.store.num_documents)[:, None]
+            if not inside.any():
+                break
+            is_separator |= (column == boundary) & inside
+            separators = separators + ((column > boundary) & inside)
+        offset = first[:, None] + column - separators
+        inside = (offset < len(tokens)) & ~is_separator
+        ids = np.full((len(first), self.length), self.tokenizer.pad_id, np.int32)
+        ids[:, 0] = self.tokenizer.cls_id
+        ids[:, 1:-1][inside] = tokens[offset[inside]]
+        ids[:, 1:-1][is_separator] = self.tokenizer.sep_id
+        last = 1 + (inside | is_separator).sum(axis=1)
+        ids[np.arange(len(first)), last] = self.tokenizer.sep_id
+        mask = np.arange(self.length) <= last[:, None]
+        return {
+            "input_ids": ids,
+            "token_type_ids": np.zeros_like(ids),
+            "attention_mask": mask.astype(np.int32),
+        }

@@ -1,0 +1,49 @@
+"""Full blocks: consecutive text, [SEP] between documents, no padding."""
+
+import numpy as np
+import pytest
+from helpers import FakeTokenizer
+from stores import FIRST_TOKEN, check_pure, make_store, store_of
+
+from bert_jax.batches.full_blocks import FullBlocks
+
+LENGTH = 64
+
+
+@pytest.mark.parametrize("longest", [3, 30, 200])
+def test_blocks(longest):
+    """Blocks hold consecutive tokens, [SEP] where documents end, no padding, no token twice."""
+    store = make_store(60, longest=longest)
+    ends = store.sentences[store.documents[1:]] + FIRST_TOKEN - 1
+    blocks = FullBlocks(store, FakeTokenizer(), LENGTH, 0)
+    batch = blocks.batch(0, blocks.sequences_per_epoch)
+    seen = []
+    for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+        assert mask.all()
+        assert ids[0] == FakeTokenizer.cls_id
+        assert ids[-1] == FakeTokenizer.sep_id
+        text, inside = ids[1:-1], ids[1:-1] != FakeTokenizer.sep_id
+        tokens = text[inside]
+        np.testing.assert_array_equal(tokens, np.arange(tokens[0], tokens[0] + len(tokens)))
+        for position in np.flatnonzero(~inside):
+            assert position == 0 or text[position - 1] in ends
+        closed = ends[(ends >= tokens[0]) & (ends < tokens[-1])]
+        assert (~inside[1:]).sum() >= len(closed)
+        seen.append(tokens)
+    seen = np.concatenate(seen)
+    assert len(np.unique(seen)) == len(seen)
+    assert len(seen) > 0.9 * len(store.tokens) - 2 * LENGTH
+    for epoch in range(1, 30):  # what one epoch drops, others do not
+        seen = np.union1d(seen, blocks.batch(epoch, blocks.sequences_per_epoch)["input_ids"])
+    assert np.isin(store.tokens[2 * LENGTH : -2 * LENGTH], seen).all()
+
+
+def test_a_batch_is_a_pure_function_of_its_number():
+    store = make_store(300)
+    check_pure(lambda seed: FullBlocks(store, FakeTokenizer(), LENGTH, seed))
+
+
+def test_text_shorter_than_a_sequence():
+    batch = FullBlocks(store_of([2], [2, 3]), FakeTokenizer(), LENGTH, 0).batch(7, 16)
+    assert (batch["attention_mask"].sum(1) >= 5).all()
+    assert set(np.unique(batch["input_ids"])) <= {0, 2, 3, *range(10, 15)}
