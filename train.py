@@ -46,8 +46,8 @@ from bert_jax.distributed.mesh import (
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.text import store as corpus_lib
-from bert_jax.text.store import Corpus
+from bert_jax.text import prepare as prepare_lib
+from bert_jax.text.store import Corpus, is_store, open_store
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import loop
 from bert_jax.training import workdir as workdir_lib
@@ -166,14 +166,14 @@ def read_text(config: TrainConfig, given: Tokenizer | None, store: Path) -> Corp
     """
 
     def read() -> Corpus:
-        return corpus_lib.read(config, given, store)
+        return prepare_lib.read(config, given, store)
 
-    if hosts.broadcast_from_main(lambda: corpus_lib.is_store(config.data.source)):
+    if hosts.broadcast_from_main(lambda: is_store(config.data.source)):
         corpus = hosts.run_on_all_hosts(read)  # each host its own copy, or all the same
         hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
     else:
         prepared = hosts.run_on_all_hosts(lambda: read() if hosts.is_main() else None)
-        corpus = hosts.run_on_all_hosts(lambda: prepared or corpus_lib.open_corpus(store))
+        corpus = hosts.run_on_all_hosts(lambda: prepared or open_store(store))
     return corpus
 
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bert_jax.tasks import readers as records
 from bert_jax.tasks import squad_metrics
-from bert_jax.text.sources import split_sentences
+from bert_jax.text.sentences import split_sentences
 
 WORD = re.compile(r"\w+")
 MARKS = ".,;:!?()[]\"'“”‘’"

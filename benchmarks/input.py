@@ -33,9 +33,9 @@ from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfi
 from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
 from bert_jax.text import sources as text_lib
-from bert_jax.text import store as corpus
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_training
+from bert_jax.text.store import open_store
 from bert_jax.text.tokenizer import Tokenizer
 
 KINDS = {"wordpiece": 30522, "sentencepiece": 32000}  # pieces of one that is trained here
@@ -214,7 +214,7 @@ def loader_rates(store: Path) -> dict[int, list[float]]:
     for length in LENGTHS:
         config = TrainConfig(steps=1_000_000)
         config.data.max_length, config.data.batch_size = length, BATCH_SIZE
-        steps = loader.TrainBatches(corpus.open_corpus(store), config)
+        steps = loader.TrainBatches(open_store(store), config)
         batches[length] = loader.prefetch(steps, 0)
         for _ in range(20):  # the walk through the text, and what is prepared ahead
             next(batches[length])

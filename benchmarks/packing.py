@@ -28,14 +28,13 @@ from bert_jax.config import TrainConfig
 from bert_jax.distributed.mesh import init_sharded, make_layout, make_mesh, process_slices
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.text import store as corpus_lib
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
 
 ROUNDS = 36
 
 
-def make(config: TrainConfig, corpus: corpus_lib.Corpus):
+def make(config: TrainConfig, corpus: Corpus):
     """Returns a function that takes a step and gives its times, and the batches."""
     mesh = make_mesh(config.parallel)
     model = BertForPreTraining(config.model)
@@ -71,7 +70,7 @@ def main() -> None:
     config, _ = cli.read_config(Path(train.__file__).parent / "configs" / "small.py", TrainConfig)
     config_lib.validate(config)
     config.model = resolve_dtype(config.model, jax.devices()[0])
-    corpus = corpus_lib.open_corpus(Path(store))
+    corpus = open_store(Path(store))
     made, found = {}, {}
     for packing in (False, True):
         data = dataclasses.replace(config.data, packing=packing)

@@ -17,7 +17,7 @@ import bert_jax
 from bert_jax import bert as pretrained
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.text import store as corpus
+from bert_jax.text import prepare as prepare_lib
 
 ROOT = Path(__file__).parents[1]
 STEPS = 24
@@ -36,7 +36,7 @@ def store(tmp_path_factory) -> Path:
                 file.write(" ".join(words[(first + i) % 10] for i in range(size)) + "\n")
             file.write("\n")
     data = DataConfig(source=str(folder / "text.txt"))
-    corpus.prepare(data, TokenizerConfig(kind="wordpiece"), 66, folder / "store")
+    prepare_lib.prepare(data, TokenizerConfig(kind="wordpiece"), 66, folder / "store")
     return folder / "store"
 
 

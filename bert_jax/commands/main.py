@@ -11,7 +11,7 @@ from bert_jax.errors import UserError
 
 
 def _prepare(args: argparse.Namespace) -> None:
-    from bert_jax.text import store as corpus
+    from bert_jax.text import prepare as prepare_lib
     from bert_jax.text import tokenizer as tokenizer_lib
 
     lowercase = not args.cased
@@ -34,7 +34,7 @@ def _prepare(args: argparse.Namespace) -> None:
         from bert_jax import bert as pretrained  # whose imports take a second
 
         given = pretrained.load_tokenizer(args.tokenizer, lowercase=lowercase)
-    prepared = corpus.prepare(data, given, args.vocab_size, Path(args.store))
+    prepared = prepare_lib.prepare(data, given, args.vocab_size, Path(args.store))
     for name, split in (("training", prepared.train), ("held out", prepared.eval)):
         print(
             f"{name}: {len(split.tokens):,} pieces, {split.num_sentences:,} sentences, "

@@ -30,7 +30,7 @@ from bert_jax.planning.ceiling import Ceiling
 from bert_jax.planning.compiling import Compiled
 from bert_jax.planning.synthetic import Setup
 from bert_jax.planning.timing import Timing
-from bert_jax.text import store as corpus_lib
+from bert_jax.text import prepare as prepare_lib
 from bert_jax.text.store import Corpus
 from bert_jax.training.masking import make_masking
 
@@ -172,7 +172,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder, memory.fits(phase, device):
         say(f"reading {config.data.source}")
         with contextlib.redirect_stdout(sys.stderr):
-            corpus = corpus_lib.read(config, None, Path(folder))
+            corpus = prepare_lib.read(config, None, Path(folder))
         say("compiling the step, without a cache and with one")
         masking = make_masking(corpus.tokenizer, phase, config.data)
         run = synthetic.set_up(config, phase, mesh, masking)

@@ -1,4 +1,4 @@
-"""Built-in data: English that every Python carries, so that a first run needs no download."""
+"""Built-in text and labelled examples: English that every Python has, so nothing is downloaded."""
 
 import ast
 import collections
@@ -11,12 +11,11 @@ from pydoc_data import topics
 
 from bert_jax.errors import UserError
 
-# Tests and installed packages are not the library; `turtledemo` and `idlelib` may be absent.
-_LEFT_OUT = {"test", "tests", "site-packages", "idlelib", "turtledemo", "lib2to3", "pydoc_data"}
-
+# Not parts of the library, or absent from some installations.
+_EXCLUDED = {"test", "tests", "site-packages", "idlelib", "turtledemo", "lib2to3", "pydoc_data"}
 
 # Source: the library reference's table of contents, its smaller chapters joined. Modules that
-# Python 3.13 no longer has are left out, so that every version has much the same examples.
+# Python 3.13 removed are excluded, so that all versions have much the same examples.
 _MODULES = {
     "concurrency": "_threading_local asyncio concurrent contextvars multiprocessing queue sched "
     "selectors signal socket ssl subprocess threading",
@@ -40,28 +39,28 @@ _MODULES = {
     "text": "codecs difflib encodings gettext locale re string stringprep textwrap",
 }
 _AREAS = {module: area for area, modules in _MODULES.items() for module in modules.split()}
-_SHORTEST = 20  # characters; a shorter docstring, "Close the file.", tells little of its area
-_HELD_OUT = 0.2  # of the docstrings of each area, at most
+_MIN_CHARACTERS = 20  # a shorter docstring, such as "Close the file.", says little of its area
+_EVAL_FRACTION = 0.2  # of the docstrings of each area, at most
 
 
 def documents() -> list[str]:
-    """Returns the language reference by topic, and the docstrings of each module as one text.
+    """Return the language reference by topic, and the docstrings of each module as one text.
 
-    The modules are parsed, not imported. A docstring that has been seen before is left out, so that
-    none that a class inherits by copying stands on both sides of a held-out split.
+    The modules are parsed, not imported. A docstring is used once, so that none that a class
+    inherits by copying is in both training and held-out text.
     """
     texts = [topics.topics[name] for name in sorted(topics.topics)]
     seen: set[str] = set()
-    for _, found in _library():
-        docstrings = [text for text in found if text not in seen]
-        seen.update(docstrings)
-        if docstrings:
-            texts.append("\n\n".join(docstrings))
+    for _, docstrings in _library():
+        new = [text for text in docstrings if text not in seen]
+        seen.update(new)
+        if new:
+            texts.append("\n\n".join(new))
     return texts
 
 
 def fingerprint() -> str:
-    """Returns a hash of all that `documents` is made of, in a small part of its time."""
+    """Return a hash of everything that `documents` reads, without parsing it."""
     digest = hashlib.sha256(repr(sorted(topics.topics.items())).encode())
     for name, path in _files():
         digest.update(f"\0{name}\0".encode() + path.read_bytes())
@@ -69,56 +68,50 @@ def fingerprint() -> str:
 
 
 def docstring_areas(split: str) -> list[tuple[str, str]]:
-    """Returns docstrings of the library, each on one line, with the area that its module is of.
+    """Return docstrings of the library, each on one line, with the area of their module.
 
-    A file's docstrings are all in one split: with those of one class in both, a classifier that
-    remembers names does well. One that stands in files of two areas is left out, and one that
-    stands in several files of one area is of the first.
+    Docstrings of one file are in one split, because a classifier could otherwise remember names.
+    Those that occur in two areas are dropped.
 
     Args:
       split: "train" or "eval"; the latter has about a fifth of each area.
-
-    Raises:
-      UserError: `split` is another word.
     """
     if split not in ("train", "eval"):
-        raise UserError(f"builtin@{split}: no such split; give builtin@train or builtin@eval")
-    files: dict[str, list[str]] = {}
+        raise UserError(f"builtin@{split}: no such split; use builtin@train or builtin@eval")
+    first_file: dict[str, str] = {}
     areas: dict[str, set[str]] = {}
     for name, docstrings in _library():
         area = _AREAS.get(name.partition("/")[0].removesuffix(".py"))
         for text in (" ".join(docstring.split()) for docstring in docstrings):
-            if area and len(text) >= _SHORTEST:
-                files.setdefault(text, []).append(name)
+            if area and len(text) >= _MIN_CHARACTERS:
+                first_file.setdefault(text, name)
                 areas.setdefault(text, set()).add(area)
-    examples = [(text, areas[text].pop(), files[text][0]) for text in files if len(areas[text]) < 2]
+    examples = [(t, areas[t].pop(), name) for t, name in first_file.items() if len(areas[t]) == 1]
     held_out = _held_out(collections.Counter((area, name) for _, area, name in examples))
-    return [
-        (text, area) for text, area, name in examples if (name in held_out) == (split == "eval")
-    ]
+    return [(t, area) for t, area, name in examples if (name in held_out) == (split == "eval")]
 
 
 def _held_out(sizes: collections.Counter[tuple[str, str]]) -> set[str]:
-    """Returns the files to hold out, of the number of examples by area and file.
+    """Return the files to hold out, from the number of examples by area and file.
 
-    Files are taken in the order of their hashes, but for those that a fifth of the area has no more
-    room for: a few have most of their area's docstrings.
+    Files are chosen in the order of their hashes, unless they are larger than what remains of their
+    area's fifth: a few files have most docstrings of their area.
     """
-    room = collections.Counter[str]()
+    remaining = collections.Counter[str]()
     for (area, _), size in sizes.items():
-        room[area] += size
-    room = {area: _HELD_OUT * size for area, size in room.items()}
+        remaining[area] += size
+    remaining = {area: _EVAL_FRACTION * size for area, size in remaining.items()}
     held_out = set()
     for area, name in sorted(sizes, key=lambda key: hashlib.sha256(key[1].encode()).digest()):
-        if sizes[area, name] <= room[area]:
-            room[area] -= sizes[area, name]
+        if sizes[area, name] <= remaining[area]:
+            remaining[area] -= sizes[area, name]
             held_out.add(name)
     return held_out
 
 
 @functools.cache
 def _library() -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Returns the docstrings of each file, which is named from the library's root."""
+    """Return the path of each file from the library's root, and its docstrings."""
     return tuple((name, tuple(_docstrings(path.read_bytes()))) for name, path in _files())
 
 
@@ -126,8 +119,7 @@ def _library() -> tuple[tuple[str, tuple[str, ...]], ...]:
 def _files() -> tuple[tuple[str, Path], ...]:
     root = Path(sysconfig.get_paths()["stdlib"])
     names = [path.relative_to(root) for path in sorted(root.rglob("*.py"))]
-    kept = (name for name in names if _LEFT_OUT.isdisjoint(name.parts))
-    return tuple((name.as_posix(), root / name) for name in kept)
+    return tuple((n.as_posix(), root / n) for n in names if _EXCLUDED.isdisjoint(n.parts))
 
 
 def _docstrings(code: bytes) -> list[str]:
@@ -141,8 +133,8 @@ def _docstrings(code: bytes) -> list[str]:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields the statements of a tree in their order; in its many expressions there are none."""
+    """Yield the statements of a tree in order, without visiting its many expressions."""
     yield node
     for name in ("body", "handlers", "orelse", "finalbody", "cases"):
-        for inner in getattr(node, name, ()):
-            yield from _statements(inner)
+        for child in getattr(node, name, ()):
+            yield from _statements(child)

@@ -1,4 +1,4 @@
-"""Text to pieces and back: SentencePiece, WordPiece and byte-level BPE behind one interface."""
+"""Tokenizers: SentencePiece, WordPiece and byte-level BPE behind one interface."""
 
 import abc
 import base64
@@ -16,16 +16,18 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
-from bert_jax.text.word_cache import Words
+from bert_jax.text.word_cache import WordCache
+
+_FILE_KINDS = "sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with merges.txt"
 
 
 class Tokenizer(abc.ABC):
-    """Text to pieces and back.
+    """Text to token ids and back.
 
     Attributes:
-      vocab_size: number of pieces, special ones included.
-      pad_id, unk_id, cls_id, sep_id, mask_id: the special pieces.
-      is_continuation: bool [vocab_size], whether a piece continues the word of the one before it.
+      vocab_size: number of tokens, special ones included.
+      pad_id, unk_id, cls_id, sep_id, mask_id: the special tokens.
+      is_continuation: bool [vocab_size], whether a token continues the word of the one before it.
     """
 
     kind: str
@@ -39,39 +41,39 @@ class Tokenizer(abc.ABC):
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """The pieces that are never masked: padding, [CLS], [SEP] and [MASK]."""
+        """The tokens that are never masked: padding, [CLS], [SEP] and [MASK]."""
         return (self.pad_id, self.cls_id, self.sep_id, self.mask_id)
 
     @abc.abstractmethod
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Returns the pieces of each text, with no special ones added, using all cores."""
+        """Return the token ids of each text, without special tokens; all cores are used."""
 
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the pieces of a text, and where each begins and ends in it, in characters."""
+        """Return the token ids of a text, and the characters at which each starts and ends."""
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of some pieces, without the special ones."""
+        """Return the text of token ids, without the special tokens."""
 
     @abc.abstractmethod
     def id_to_token(self, index: int) -> str:
-        """Returns the name of a piece, as it stands in the vocabulary."""
+        """Return a token as it is written in the vocabulary."""
 
     @abc.abstractmethod
     def files(self) -> dict[str, bytes]:
-        """Returns the files that hold this tokenizer, by name."""
+        """Return the content of the tokenizer's files by name."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the whole tokenizer: equal where every text gives equal pieces."""
+        """A hash of the tokenizer's files."""
         digest = hashlib.sha256(self.kind.encode())
         for name, content in sorted(self.files().items()):
             digest.update(name.encode() + b"\0" + content)
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Writes the tokenizer's files into `folder`, each under its name at once."""
+        """Write the tokenizer's files to `folder`, each to a temporary name and renamed."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files().items():
             temporary = folder / (name + ".tmp")
@@ -79,13 +81,13 @@ class Tokenizer(abc.ABC):
             os.replace(temporary, folder / name)
 
     def to_json(self) -> dict[str, str]:
-        """Returns the files as JSON, the form in which a checkpoint holds its tokenizer."""
+        """Return the files as JSON, as they are stored in a checkpoint."""
         return {name: base64.b64encode(data).decode() for name, data in self.files().items()}
 
     def encode_with_masks(self, text: str) -> list[int]:
-        """Returns the pieces of a text in which "[MASK]" stands for the mask piece.
+        """Return the token ids of a text in which "[MASK]", or the mask token itself, is masked.
 
-        So does the mask piece's own name. It takes the space before it, as RoBERTa's does.
+        The mask token includes the space before it, as in RoBERTa.
         """
         *firsts, last = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
         parts = self.encode([*(part.rstrip() for part in firsts), last])
@@ -94,7 +96,7 @@ class Tokenizer(abc.ABC):
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model; special pieces that it lacks are added after its vocabulary."""
+    """A SentencePiece model; special tokens that it lacks are added after its vocabulary."""
 
     kind = "sentencepiece"
     _SPECIAL = (("<pad>", "[PAD]"), ("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[MASK]", "<mask>"))
@@ -102,21 +104,18 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(self, model: bytes):
         self._model = model
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        size = self._processor.vocab_size()
-        names = [self._processor.id_to_piece(i) for i in range(size)]
-        ids = {name: i for i, name in enumerate(names)}
+        tokens = [self._processor.id_to_piece(i) for i in range(self._processor.vocab_size())]
         special = []
-        for candidates in self._SPECIAL:
-            found = next((ids[name] for name in candidates if name in ids), None)
-            if found is None:
-                found = len(names)
-                names.append(candidates[0])
-            special.append(found)
+        for names in self._SPECIAL:
+            name = next((name for name in names if name in tokens), None)
+            if name is None:
+                tokens.append(name := names[0])
+            special.append(tokens.index(name))
         self.pad_id, self.cls_id, self.sep_id, self.mask_id = special
         self.unk_id = self._processor.unk_id()
-        self.vocab_size = len(names)
-        self._names = names
-        self.is_continuation = np.array([not name.startswith("▁") for name in names])
+        self.vocab_size = len(tokens)
+        self._tokens = tokens
+        self.is_continuation = np.array([not token.startswith("▁") for token in tokens])
         self.is_continuation[[*special, self.unk_id]] = False
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
@@ -124,27 +123,27 @@ class SentencePieceTokenizer(Tokenizer):
         return self._processor.encode(list(texts), num_threads=threads, return_type="numpy")
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        found = self._processor.encode(text, return_type="offset_mapping")
-        # A piece that begins a word reaches back over the space before it.
-        offsets = [(end - len(text[begin:end].lstrip()), end) for begin, end in found["offsets"]]
-        return found["ids"], offsets
+        encoding = self._processor.encode(text, return_type="offset_mapping")
+        # The offsets of a token that starts a word include the space before it.
+        offsets = [(end - len(text[start:end].lstrip()), end) for start, end in encoding["offsets"]]
+        return encoding["ids"], offsets
 
     def decode(self, ids: Sequence[int]) -> str:
         size, special = self._processor.vocab_size(), self.special_ids
         return self._processor.decode([int(i) for i in ids if i not in special and i < size])
 
     def id_to_token(self, index: int) -> str:
-        return self._names[index]
+        return self._tokens[index]
 
     def files(self) -> dict[str, bytes]:
         return {"sentencepiece.model": self._model}
 
 
 class _FastTokenizer(Tokenizer):
-    """What `tokenizers`, the library that Hugging Face's models use, does for a `tokenizer.json`.
+    """A tokenizer of the `tokenizers` library, as in a `tokenizer.json`.
 
     Attributes:
-      special: names of the pieces for padding, unknown text, [CLS], [SEP] and [MASK].
+      special: the tokens for padding, unknown text, [CLS], [SEP] and [MASK].
     """
 
     special: tuple[str, str, str, str, str]
@@ -155,24 +154,24 @@ class _FastTokenizer(Tokenizer):
         self._tokenizer = tokenizer
         ids = tokenizer.get_vocab()
         _check_special(self.special, ids)
-        if tokenizer.post_processor is None:  # what others need for their rows, as ours
-            tokenizer.post_processor = self._row_template(ids)
+        if tokenizer.post_processor is None:  # other libraries need it to join texts as we do
+            tokenizer.post_processor = self._template(ids)
         self.vocab_size = max(ids.values()) + 1
         if len(ids) != self.vocab_size:
-            raise UserError(f"the vocabulary has {len(ids)} pieces and ids to {self.vocab_size}")
-        special = [ids[name] for name in self.special]
+            raise UserError(f"the vocabulary has {len(ids)} tokens and ids to {self.vocab_size}")
+        special = [ids[token] for token in self.special]
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
         self.is_continuation = np.zeros(self.vocab_size, bool)
-        self.is_continuation[[i for name, i in ids.items() if self._continues_word(name)]] = True
+        self.is_continuation[[i for token, i in ids.items() if self._continues(token)]] = True
         self.is_continuation[special] = False
 
     @abc.abstractmethod
-    def _row_template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
-        """Returns how a row is made of one text or two."""
+    def _template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
+        """Return how one text or two are joined with special tokens."""
 
     @abc.abstractmethod
-    def _continues_word(self, name: str) -> bool:
-        """Returns whether a piece of this name goes on where the one before it ends."""
+    def _continues(self, token: str) -> bool:
+        """Return whether a token continues the word of the one before it."""
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -193,7 +192,7 @@ class _FastTokenizer(Tokenizer):
 
 
 class WordPieceTokenizer(_FastTokenizer):
-    """BERT's own tokenizer. Source: google-research/bert `tokenization.py`."""
+    """BERT's tokenizer. Source: google-research/bert `tokenization.py`."""
 
     kind = "wordpiece"
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -201,140 +200,147 @@ class WordPieceTokenizer(_FastTokenizer):
     def __init__(self, tokenizer: tokenizers.Tokenizer):
         super().__init__(tokenizer)
         steps = (type(tokenizer.normalizer), type(tokenizer.pre_tokenizer))
-        known = (normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer)
+        is_bert = steps == (normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
-        # Of BERT's own steps none looks beyond a space, but an added piece may.
-        alone = not any(p.lstrip or p.rstrip or p.single_word or " " in p.content for p in added)
-        self._words = Words(super().encode) if steps == known and alone else None
+        # BERT's own steps never look beyond a space, but an added token may.
+        is_local = not any(t.lstrip or t.rstrip or t.single_word or " " in t.content for t in added)
+        self._cache = WordCache(super().encode) if is_bert and is_local else None
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        return self._words.encode(texts) if self._words else super().encode(texts)
+        return self._cache.encode(texts) if self._cache else super().encode(texts)
 
     @classmethod
     def from_vocabulary(
-        cls, pieces: Sequence[str], *, lowercase: bool, settings: Mapping[str, Any] | None = None
+        cls, tokens: Sequence[str], *, lowercase: bool, settings: Mapping[str, Any] | None = None
     ):
-        """Builds BERT's tokenizer over a `vocab.txt`, one piece a line, in the order of its ids.
+        """Build BERT's tokenizer from the lines of a `vocab.txt`.
 
         Args:
-          pieces: the lines.
-          lowercase: whether upper case and accents are taken away.
-          settings: what a `tokenizer_config.json` says besides, if there is one.
+          tokens: in the order of their ids.
+          lowercase: whether the text is lowercased and its accents are removed.
+          settings: the content of a `tokenizer_config.json`, which overrides `lowercase`.
         """
-        vocabulary = {piece: i for i, piece in enumerate(pieces)}
-        if len(vocabulary) != len(pieces):
-            twice = next(p for i, p in enumerate(pieces) if vocabulary[p] != i)
-            raise UserError(f"the vocabulary has the piece {twice!r} twice; remove one")
-        _check_special(cls.special, vocabulary)
-        # 100 is the original's limit of characters a word, beyond which it is [UNK].
-        model = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+        ids = {token: i for i, token in enumerate(tokens)}
+        if len(ids) != len(tokens):
+            twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
+            raise UserError(f"the vocabulary has the token {twice!r} twice; remove one")
+        _check_special(cls.special, ids)
+        # The original turns words of over 100 characters into [UNK].
+        model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
         tokenizer = tokenizers.Tokenizer(model)
-        tokenizer.normalizer = _normalizer({"do_lower_case": lowercase, **(settings or {})})
+        tokenizer.normalizer = _normalizer({"do_lower_case": lowercase, **(settings or {})}, {})
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
         tokenizer.add_special_tokens(list(cls.special))
         return cls(tokenizer)
 
-    def _row_template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
-        return bert_template({name: ids[name] for name in ("[CLS]", "[SEP]")})
+    def _template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
+        return bert_template({token: ids[token] for token in ("[CLS]", "[SEP]")})
 
-    def _continues_word(self, name: str) -> bool:
-        return name.startswith("##")
-
-
-# What `transformers` calls the fields of BERT's normalizer.
-_NORMALIZER = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-}
+    def _continues(self, token: str) -> bool:
+        return token.startswith("##")
 
 
-def _normalizer(settings: Mapping[str, Any], before: Any = None) -> normalizers.BertNormalizer:
-    """Returns BERT's normalizer as a `tokenizer_config.json` has it.
-
-    Args:
-      settings: of that file.
-      before: fields as a `tokenizer.json` has them, which `transformers` overrides.
-    """
-    known = {name: value for name, value in (before or {}).items() if name in _FIELDS}
-    given = {ours: settings[theirs] for theirs, ours in _NORMALIZER.items() if theirs in settings}
-    return normalizers.BertNormalizer(**(known | given))
-
-
-_FIELDS = {*_NORMALIZER.values(), "clean_text"}
+def _normalizer(
+    settings: Mapping[str, Any], original: Mapping[str, Any]
+) -> normalizers.BertNormalizer:
+    """Return BERT's normalizer: a `tokenizer_config.json` overrides that of a `tokenizer.json`."""
+    names = {
+        "do_lower_case": "lowercase",
+        "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars",
+    }
+    fields = {k: v for k, v in original.items() if k in (*names.values(), "clean_text")}
+    overrides = {ours: settings[name] for name, ours in names.items() if name in settings}
+    return normalizers.BertNormalizer(**(fields | overrides))
 
 
 class ByteLevelTokenizer(_FastTokenizer):
-    """RoBERTa's byte-level BPE, which knows every text. Source: GPT-2 (Radford et al. 2019)."""
+    """RoBERTa's byte-level BPE, which encodes any text. Source: GPT-2 (Radford et al. 2019)."""
 
     kind = "byte_bpe"
     special = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
     @classmethod
     def from_merges(
-        cls,
-        vocabulary: Mapping[str, int],
-        merges: Sequence[tuple[str, str]],
-        *,
-        add_prefix_space: bool,
+        cls, ids: Mapping[str, int], merges: Sequence[tuple[str, str]], *, add_prefix_space: bool
     ):
-        """Builds RoBERTa's tokenizer over the content of its `vocab.json` and `merges.txt`."""
-        _check_special(cls.special, vocabulary)
-        tokenizer = tokenizers.Tokenizer(models.BPE(dict(vocabulary), list(merges)))
+        """Build RoBERTa's tokenizer from the content of its `vocab.json` and `merges.txt`."""
+        _check_special(cls.special, ids)
+        tokenizer = tokenizers.Tokenizer(models.BPE(dict(ids), list(merges)))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-        return cls(cls.finish(tokenizer))
+        return cls.from_model(tokenizer)
 
     @classmethod
-    def finish(cls, tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Adds what does not depend on the vocabulary: special pieces and decoder."""
+    def from_model(cls, tokenizer: tokenizers.Tokenizer):
+        """Add what does not depend on the vocabulary: special tokens and decoder."""
         tokenizer.decoder = decoders.ByteLevel()
         mask = tokenizers.AddedToken("<mask>", lstrip=True, special=True)
         tokenizer.add_special_tokens([*cls.special[:-1], mask])
-        return tokenizer
+        return cls(tokenizer)
 
-    def _row_template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
-        before = json.loads(self._tokenizer.to_str())["pre_tokenizer"]
-        prefix = bool((before or {}).get("add_prefix_space"))
+    def _template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
+        pre_tokenizer = json.loads(self._tokenizer.to_str())["pre_tokenizer"] or {}
+        prefix = bool(pre_tokenizer.get("add_prefix_space"))
         first, last = ("<s>", ids["<s>"]), ("</s>", ids["</s>"])
         return processors.RobertaProcessing(last, first, add_prefix_space=prefix)
 
-    def _continues_word(self, name: str) -> bool:
-        return not name.startswith("Ġ")
+    def _continues(self, token: str) -> bool:
+        return not token.startswith("Ġ")
 
 
-def bert_template(ends: Mapping[str, int]) -> processors.TemplateProcessing:
-    """Returns how BERT makes a row of one text or two; `ends` are the pieces that begin and end."""
-    first, last = ends
+def bert_template(special: Mapping[str, int]) -> processors.TemplateProcessing:
+    """Return how BERT joins one text or two with [CLS] and [SEP], which are `special`."""
+    cls, sep = special
     return processors.TemplateProcessing(
-        single=f"{first}:0 $A:0 {last}:0",
-        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
-        special_tokens=list(ends.items()),
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=list(special.items()),
     )
 
 
-def _check_special(special: Sequence[str], vocabulary: Mapping[str, int]) -> None:
-    missing = [name for name in special if name not in vocabulary]
+def _check_special(special: Sequence[str], ids: Mapping[str, int]) -> None:
+    missing = [token for token in special if token not in ids]
     if missing:
-        raise UserError(f"the vocabulary has no {missing[0]}; the model needs it as a piece")
+        raise UserError(f"the vocabulary has no {missing[0]}; add this token, the model needs it")
 
 
-_TOKENIZER_FILES = "sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with merges.txt"
-
-
-def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True) -> Tokenizer:
-    """Builds a tokenizer from the content of its files, whichever kind they are.
+def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
+    """Load a tokenizer from one of its files, or the folder that holds them.
 
     Args:
-      files: content by file name: a SentencePiece `.model`, a `tokenizer.json`, a `vocab.txt`, or
-        a `vocab.json` and a `merges.txt`; the first of these that is there. What a
-        `tokenizer_config.json` says of the text's form goes before what they say.
-      where: what to call the place in an error.
+      path: a SentencePiece `.model`, a `tokenizer.json`, a `vocab.txt`, or a `vocab.json` with its
+        `merges.txt`. Of several the first kind is taken. A `tokenizer_config.json` overrides how
+        they normalize text.
       lowercase: how to read a `vocab.txt`, which does not say.
 
     Raises:
-      UserError: no file is of a known kind, or it is damaged.
+      UserError: there is none at `path`, or it is damaged.
     """
+    path = Path(path)
+    patterns = ("*.model", "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
+    paths = [path] if path.is_file() else [p for name in patterns for p in sorted(path.glob(name))]
+    if not paths:
+        raise UserError(f"{path} has no {_FILE_KINDS}")
+    settings = path / "tokenizer_config.json"
+    try:
+        files = {p.name: p.read_bytes() for p in [*paths, *([settings] * settings.is_file())]}
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error})") from error
+    return _from_files(files, str(path), lowercase=lowercase)
+
+
+def from_json(files: Any, where: str) -> Tokenizer:
+    """Build a tokenizer from `Tokenizer.to_json`; `where` names it in an error."""
+    try:
+        content = {name: base64.b64decode(text) for name, text in files.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"{where} holds no readable tokenizer ({error})") from error
+    return _from_files(content, where)
+
+
+def _from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True) -> Tokenizer:
+    """Build a tokenizer from the content of its files by name; `where` names them in an error."""
     try:
         settings = json.loads(files.get("tokenizer_config.json", b"{}"))
         if not isinstance(settings, dict):
@@ -343,84 +349,54 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
             if name.endswith(".model"):
                 return SentencePieceTokenizer(content)
         if "tokenizer.json" in files:
-            return _from_json_file(files["tokenizer.json"].decode(), settings)
+            return _from_tokenizer_json(files["tokenizer.json"].decode(), settings)
         if {"vocab.json", "merges.txt"} <= set(files):
-            first, *lines = files["merges.txt"].decode().split("\n")
-            lines = lines if first.startswith("#version") else [first, *lines]
-            pairs = [line.partition(" ") for line in lines if line]
-            merges = [(first, second) for first, _, second in pairs]
-            return ByteLevelTokenizer.from_merges(
-                json.loads(files["vocab.json"]),
-                merges,
-                add_prefix_space=bool(settings.get("add_prefix_space")),
-            )
+            lines = files["merges.txt"].decode().split("\n")
+            lines = lines[lines[0].startswith("#version") :]
+            merges = [
+                (first, second) for first, _, second in (m.partition(" ") for m in lines if m)
+            ]
+            prefix = bool(settings.get("add_prefix_space"))
+            ids = json.loads(files["vocab.json"])
+            return ByteLevelTokenizer.from_merges(ids, merges, add_prefix_space=prefix)
         for name, content in files.items():
             if name.endswith(".txt"):
-                # Not splitlines: a piece may hold one of the other characters that it splits at.
-                pieces = [line.removesuffix("\r") for line in content.decode().split("\n")]
-                pieces = pieces[:-1] if pieces[-1] == "" else pieces
+                # Not splitlines: a token may hold another character that it splits at.
+                tokens = [line.removesuffix("\r") for line in content.decode().split("\n")]
+                tokens = tokens[:-1] if tokens[-1] == "" else tokens
                 return WordPieceTokenizer.from_vocabulary(
-                    pieces, lowercase=lowercase, settings=settings
+                    tokens, lowercase=lowercase, settings=settings
                 )
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     except Exception as error:  # `tokenizers` raises bare Exception for a damaged file
         raise UserError(f"{where} holds no readable tokenizer ({error}); fetch it again") from error
-    raise UserError(f"{where} has no {_TOKENIZER_FILES}; add one")
+    raise UserError(f"{where} has no {_FILE_KINDS}; add one")
 
 
-def _from_json_file(content: str, settings: Mapping[str, Any]) -> Tokenizer:
-    model = json.loads(content)["model"]
-    kind = model.get("type")
-    tokenizer = tokenizers.Tokenizer.from_str(content)
+def _from_tokenizer_json(text: str, settings: Mapping[str, Any]) -> Tokenizer:
+    content = json.loads(text)
+    kind = content["model"].get("type")
+    tokenizer = tokenizers.Tokenizer.from_str(text)
     if kind == "WordPiece":
-        if model.get("unk_token") not in WordPieceTokenizer.special:
-            raise UserError("tokenizer.json has no piece for unknown words; BERT's is [UNK]")
-        before = json.loads(content)["normalizer"] or {}
-        if before.get("type") == "BertNormalizer":
-            tokenizer.normalizer = _normalizer(settings, before)
+        if content["model"].get("unk_token") not in WordPieceTokenizer.special:
+            raise UserError("tokenizer.json has no token for unknown words; BERT's is [UNK]")
+        normalizer = content["normalizer"] or {}
+        if normalizer.get("type") == "BertNormalizer":
+            tokenizer.normalizer = _normalizer(settings, normalizer)
         return WordPieceTokenizer(tokenizer)
-    if kind == "BPE" and '"ByteLevel"' in content:
+    if kind == "BPE" and '"ByteLevel"' in text:
         return ByteLevelTokenizer(tokenizer)
     raise UserError(f"tokenizer.json is of kind {kind}; put its SentencePiece .model beside it")
 
 
-def from_json(files: Any, where: str) -> Tokenizer:
-    """Builds a tokenizer from `Tokenizer.to_json`, as a checkpoint holds it."""
-    try:
-        content = {name: base64.b64decode(text) for name, text in files.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"{where} holds no readable tokenizer ({error})") from error
-    return from_files(content, where)
-
-
-def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
-    """Reads a tokenizer from one of its files or the folder that holds them.
-
-    Raises:
-      UserError: there is none at `path`, or it is damaged.
-    """
-    path = Path(path)
-    names = ("*.model", "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
-    found = [path] if path.is_file() else [p for name in names for p in sorted(path.glob(name))]
-    if not found:
-        raise UserError(f"{path} has no {_TOKENIZER_FILES}")
-    settings = path / "tokenizer_config.json"
-    try:
-        files = {p.name: p.read_bytes() for p in [*found, *([settings] * settings.is_file())]}
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error})") from error
-    return from_files(files, str(path), lowercase=lowercase)
-
-
 def check_vocab_size(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuses a model with fewer word embeddings than the tokenizer has pieces.
+    """Refuse a model with fewer embeddings than the tokenizer has tokens.
 
-    Raises:
-      UserError: `vocab_size` is too small. A larger one is padding, which speeds some devices up.
+    More embeddings are padding, which speeds some devices up; 0 is the tokenizer's own size.
     """
-    if vocab_size < tokenizer.vocab_size:
+    if vocab_size and vocab_size < tokenizer.vocab_size:
         raise UserError(
             f"model.vocab_size {vocab_size} is smaller than the tokenizer's "
-            f"{tokenizer.vocab_size} pieces; raise it to at least that"
+            f"{tokenizer.vocab_size} tokens; raise it to at least that"
         )

@@ -1,11 +1,11 @@
-"""Vocabularies made from text: SentencePiece, WordPiece and byte-level BPE.
+"""Train a tokenizer on text: SentencePiece, WordPiece or byte-level BPE.
 
 The same text gives the same vocabulary, on any machine.
 """
 
 import io
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sentencepiece
@@ -21,83 +21,77 @@ from bert_jax.text.tokenizer import (
     WordPieceTokenizer,
 )
 
-# Enough text for a stable vocabulary; training time grows with it and quality hardly does.
-_TRAINING_SENTENCES = 500_000
-# SentencePiece leaves longer sentences out without a word; `text` cuts them well below this.
-_TRAINING_SENTENCE_BYTES = 1 << 17
-# SentencePiece's result depends on the number of threads, so it is not that of the machine.
-_TRAINING_THREADS = 4
+# Enough for a stable vocabulary: more text takes longer and hardly improves it.
+_MAX_SENTENCES = 500_000
+# SentencePiece silently skips longer sentences; those of `sources` are well below this.
+_MAX_SENTENCE_BYTES = 1 << 17
+# Fixed, because SentencePiece's result depends on the number of threads.
+_NUM_THREADS = 4
 
 
 def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:
-    """Trains a tokenizer of `config.kind` on a uniform sample of the sentences.
+    """Train a tokenizer of `config.kind` on a uniform sample of the sentences.
 
     Raises:
-      UserError: there are none, or too few for `vocab_size` pieces.
+      UserError: there are none, or too few for `vocab_size` tokens.
     """
-    sample = _sample(sentences, _TRAINING_SENTENCES)
+    sample = _sample(sentences, _MAX_SENTENCES)
     if not sample:
         raise UserError("data.source has no text to train a tokenizer on; give more text")
-    return _TRAIN[config.kind](sample, config, vocab_size)
-
-
-def _train_sentencepiece(
-    sentences: Sequence[str], config: TokenizerConfig, vocab_size: int
-) -> Tokenizer:
-    model = _sentencepiece_model(
-        sentences,
-        vocab_size,
-        model_type=config.model_type,
-        normalization_rule_name="nmt_nfkc_cf" if config.lowercase else "nmt_nfkc",
+    if config.kind == WordPieceTokenizer.kind:
+        return _train_wordpiece(sample, vocab_size, lowercase=config.lowercase)
+    if config.kind == ByteLevelTokenizer.kind:
+        return _train_byte_level(sample, vocab_size, lowercase=config.lowercase)
+    rule = "nmt_nfkc_cf" if config.lowercase else "nmt_nfkc"
+    return SentencePieceTokenizer(
+        _train_sentencepiece(
+            sample, vocab_size, model_type=config.model_type, normalization_rule_name=rule
+        )
     )
-    return SentencePieceTokenizer(model)
 
 
 def _train_wordpiece(
-    sentences: Sequence[str], config: TokenizerConfig, vocab_size: int
-) -> Tokenizer:
-    """Trains every character, and merges by frequency.
+    sentences: Sequence[str], vocab_size: int, *, lowercase: bool
+) -> WordPieceTokenizer:
+    """Return the vocabulary of all characters and the most frequent merges.
 
-    SentencePiece counts and merges, over the words that BERT's splitter finds. The trainer of
-    `tokenizers` does the same, but gives another vocabulary each time that it is run.
+    SentencePiece trains it on the words of BERT's splitter. The trainer of `tokenizers` gives
+    another vocabulary each time that it is run.
     """
-    normalize = normalizers.BertNormalizer(lowercase=config.lowercase)
-    split = pre_tokenizers.BertPreTokenizer()
-    words = (
-        " ".join(word for word, _ in split.pre_tokenize_str(normalize.normalize_str(sentence)))
-        for sentence in sentences
-    )
-    model = _sentencepiece_model(
-        words,
-        vocab_size + 1,  # "▁", which marks the begin of a word, is no piece here
+    normalize = normalizers.BertNormalizer(lowercase=lowercase).normalize_str
+    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    model = _train_sentencepiece(
+        (" ".join(word for word, _ in split(normalize(sentence))) for sentence in sentences),
+        vocab_size + 1,  # "▁", which marks the start of a word, is not a token of WordPiece
         model_type="bpe",
         normalization_rule_name="identity",
         split_by_unicode_script=False,
         split_by_number=False,
         hard_vocab_limit=False,
     )
-    found = sentencepiece.SentencePieceProcessor(model_proto=model)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     names = [
-        found.id_to_piece(index)
-        for index in range(found.vocab_size())
-        if not (found.is_control(index) or found.is_unknown(index))
+        processor.id_to_piece(index)
+        for index in range(processor.vocab_size())
+        if not (processor.is_control(index) or processor.is_unknown(index))
     ]
     alphabet = [name for name in names if len(name) == 1 and name != "▁"]
     merges = [name[1:] if name[0] == "▁" else f"##{name}" for name in names if len(name) > 1]
     special = WordPieceTokenizer.special
-    pieces = [*special, *alphabet, *(f"##{char}" for char in alphabet), *merges]
-    pieces = list(dict.fromkeys(pieces))[:vocab_size]
-    _check_size(len(pieces), vocab_size)
-    return WordPieceTokenizer.from_vocabulary(pieces, lowercase=config.lowercase)
+    tokens = [*special, *alphabet, *(f"##{char}" for char in alphabet), *merges]
+    tokens = list(dict.fromkeys(tokens))[:vocab_size]
+    _check_size(len(tokens), vocab_size)
+    return WordPieceTokenizer.from_vocabulary(tokens, lowercase=lowercase)
 
 
 def _train_byte_level(
-    sentences: Sequence[str], config: TokenizerConfig, vocab_size: int
-) -> Tokenizer:
-    """Trains all bytes, and merges by frequency. The first word of a text has a space before it."""
+    sentences: Sequence[str], vocab_size: int, *, lowercase: bool
+) -> ByteLevelTokenizer:
+    """Return the vocabulary of all bytes and the most frequent merges."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    if config.lowercase:
+    if lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
+    # A space before the first word makes its tokens those of the same word elsewhere.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -107,43 +101,32 @@ def _train_byte_level(
     )
     tokenizer.train_from_iterator(sentences, trainer)
     _check_size(tokenizer.get_vocab_size(), vocab_size)
-    return ByteLevelTokenizer(ByteLevelTokenizer.finish(tokenizer))
+    return ByteLevelTokenizer.from_model(tokenizer)
 
 
-_TRAIN: dict[str, Callable[[Sequence[str], TokenizerConfig, int], Tokenizer]] = {
-    SentencePieceTokenizer.kind: _train_sentencepiece,
-    WordPieceTokenizer.kind: _train_wordpiece,
-    ByteLevelTokenizer.kind: _train_byte_level,
-}
-
-
-def _check_size(found: int, wanted: int) -> None:
-    if found != wanted:
+def _check_size(size: int, vocab_size: int) -> None:
+    if size != vocab_size:
         raise UserError(
-            f"model.vocab_size {wanted} does not suit the text, which has {found} pieces; set it "
-            "to that or give more text"
+            f"model.vocab_size {vocab_size} does not suit the text, which has {size} tokens; set "
+            "it to that or give more text"
         )
 
 
-def _sentencepiece_model(sentences: Iterable[str], vocab_size: int, **options: Any) -> bytes:
-    """Returns a SentencePiece model with BERT's special pieces first.
-
-    Raises:
-      UserError: the text is too small for so many pieces.
-    """
+def _train_sentencepiece(sentences: Iterable[str], vocab_size: int, **options: Any) -> bytes:
+    """Return a SentencePiece model with BERT's special tokens first."""
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
             model_writer=model,
             vocab_size=vocab_size,
-            num_threads=_TRAINING_THREADS,
+            num_threads=_NUM_THREADS,
             pad_id=0,
             unk_id=1,
             bos_id=-1,
             eos_id=-1,
             control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-            max_sentence_length=_TRAINING_SENTENCE_BYTES,
+            max_sentence_length=_MAX_SENTENCE_BYTES,
             minloglevel=2,
             **options,
         )
@@ -157,12 +140,12 @@ def _sentencepiece_model(sentences: Iterable[str], vocab_size: int, **options: A
 
 
 def _sample(items: Iterable[str], size: int) -> list[str]:
-    """Returns `size` items, each with the same chance, in one pass (Vitter 1985, algorithm R)."""
+    """Return `size` items, uniformly sampled in one pass (Vitter 1985, algorithm R)."""
     generator = random.Random(0)
     sample: list[str] = []
     for index, item in enumerate(items):
         if index < size:
             sample.append(item)
-        elif (place := generator.randrange(index + 1)) < size:
-            sample[place] = item
+        elif (position := generator.randrange(index + 1)) < size:
+            sample[position] = item
     return sample

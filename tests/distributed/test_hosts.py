@@ -27,7 +27,8 @@ from bert_jax.distributed import hosts as hosts_lib
 from bert_jax.distributed import line as line_lib
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.text import store as corpus
+from bert_jax.text import prepare as prepare_lib
+from bert_jax.text.store import open_store
 
 ROOT = Path(__file__).parents[2]
 STEPS = 16
@@ -45,7 +46,7 @@ def store(tmp_path_factory) -> Path:
                 file.write(" ".join(generator.choice(words, generator.integers(4, 10))) + "\n")
             file.write("\n")
     data = DataConfig(source=str(folder / "text.txt"), eval_fraction=0.1)
-    corpus.prepare(data, TokenizerConfig(kind="wordpiece"), 66, folder / "store")
+    prepare_lib.prepare(data, TokenizerConfig(kind="wordpiece"), 66, folder / "store")
     return folder / "store"
 
 
@@ -364,7 +365,7 @@ def test_hosts_with_other_configs(store, tmp_path):
 @pytest.mark.slow
 def test_fine_tuning_on_two_hosts(store, tmp_path, monkeypatch):
     """Every example is predicted once, and as the checkpoint does by itself."""
-    tokenizer = corpus.open_corpus(store).tokenizer
+    tokenizer = open_store(store).tokenizer
     config = model_config(vocab_size=66, num_hidden_layers=1)
     model = BertForPreTraining(config)
     weights = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))

@@ -27,7 +27,8 @@ from bert_jax.planning import chips, compiling, measure, memory
 from bert_jax.planning.ceiling import Ceiling
 from bert_jax.planning.compiling import Compiled
 from bert_jax.planning.timing import Timing
-from bert_jax.text import store as corpus_lib
+from bert_jax.text import prepare as prepare_lib
+from bert_jax.text.store import open_store
 
 flags.FLAGS.mark_as_parsed()  # Grain reads a flag
 
@@ -42,7 +43,7 @@ def config(tmp_path_factory):
     lines = (f"word {n} and {n * n} of them.\n" + "\n" * (n % 5 == 0) for n in range(2000))
     (folder / "text.txt").write_text("".join(lines))
     data = DataConfig(source=str(folder / "text.txt"), max_length=32, batch_size=16)
-    corpus_lib.prepare(data, TokenizerConfig(kind="wordpiece"), 100, folder / "store")
+    prepare_lib.prepare(data, TokenizerConfig(kind="wordpiece"), 100, folder / "store")
     data.source = str(folder / "store")
     without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return TrainConfig(model=model_config(num_hidden_layers=1, **without), data=data)
@@ -102,7 +103,7 @@ def test_what_is_beside_the_steps(found):
 
 def test_padding_is_that_of_the_rows(found, config):
     """Counted in the batches that were timed, which are those after the ones that warm up."""
-    corpus = corpus_lib.open_corpus(Path(config.data.source))
+    corpus = open_store(Path(config.data.source))
     steps = loader.TrainBatches(corpus, config)
     masks = [steps[6 + number]["attention_mask"] for number in range(STEPS)]
     expected = np.mean([row.mean() for mask in masks for row in mask])

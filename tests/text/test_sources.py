@@ -10,34 +10,15 @@ import pytest
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.text import builtin
-from bert_jax.text import sources as text
+from bert_jax.text.sentences import MAX_SENTENCE_CHARACTERS
+from bert_jax.text.sources import open_source
 
 LINES = "One sentence here.\nAnother one there.\n\nA second document.\nIt ends.\n"
 DOCUMENTS = [["One sentence here.", "Another one there."], ["A second document.", "It ends."]]
 
 
 def read(path, **changes) -> list[list[str]]:
-    return list(text.open_source(str(path), DataConfig(**changes)).documents())
-
-
-@pytest.mark.parametrize(
-    ("paragraph", "sentences"),
-    [
-        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
-        ("Dr. Smith met Mr. J. Doe. They left.", ["Dr. Smith met Mr. J. Doe.", "They left."]),
-        ("It cost 3.50 dollars, e.g. a lot. Yes.", ["It cost 3.50 dollars, e.g. a lot.", "Yes."]),
-        (
-            'He said "Stop." Then (it ended.) Fine.',
-            ['He said "Stop."', "Then (it ended.)", "Fine."],
-        ),
-        ("version 2. of it", ["version 2. of it"]),
-        ("これは文です。次の文です！終わり", ["これは文です。", "次の文です！", "終わり"]),
-        ("Wait... what? no.", ["Wait... what? no."]),
-        ("", []),
-    ],
-)
-def test_split_sentences(paragraph, sentences):
-    assert text.split_sentences(paragraph) == sentences
+    return list(open_source(str(path), DataConfig(**changes)).documents())
 
 
 def test_plain_and_compressed_files_and_globs(tmp_path):
@@ -70,7 +51,7 @@ def test_wrapped_prose_is_joined(tmp_path):
     words = "Prose that was wrapped at a width has lines which end anywhere. Short ones too. "
     wrapped = textwrap.fill(words * 20, 40)
     (tmp_path / "a.txt").write_text(f"{wrapped}\n\n{wrapped}\n")
-    source = text.open_source(str(tmp_path / "a.txt"), DataConfig())
+    source = open_source(str(tmp_path / "a.txt"), DataConfig())
     assert source.form == "split into sentences"
     first = words.split(". ")[0] + "."
     assert [d[0] for d in source.documents()] == [first, first]
@@ -100,7 +81,7 @@ def test_json_lines(tmp_path):
 def test_a_line_of_ten_megabytes_is_cut(tmp_path):
     (tmp_path / "a.txt").write_text("word " * 2_000_000 + "\n" + "x" * 1_000_000)
     document = [s for d in read(tmp_path / "a.txt") for s in d]
-    assert max(map(len, document)) <= text.MAX_SENTENCE_CHARACTERS
+    assert max(map(len, document)) <= MAX_SENTENCE_CHARACTERS
     assert sum(s.count("word") for s in document) == 2_000_000
     assert sum(s.count("x") for s in document) == 1_000_000
 
@@ -141,7 +122,7 @@ def test_missing_files(tmp_path):
 
 def test_identity_follows_the_text(tmp_path):
     def identity():
-        return text.open_source(str(tmp_path / "*.txt"), DataConfig()).identity()
+        return open_source(str(tmp_path / "*.txt"), DataConfig()).identity()
 
     (tmp_path / "a.txt").write_text(LINES)
     first = identity()
@@ -157,10 +138,10 @@ def test_builtin_corpus_is_english_of_a_good_size():
     assert 1_500_000 < sum(map(len, documents)) < 4_000_000
     words = " ".join(documents).split()
     assert 0.03 < words.count("the") / len(words) < 0.1
-    source = text.open_source("builtin", DataConfig())
+    source = open_source("builtin", DataConfig())
     sentences = [s for d in source.documents() for s in d]
     assert 15_000 < len(sentences) < 60_000
-    assert source.identity() == text.open_source("builtin", DataConfig()).identity()
+    assert source.identity() == open_source("builtin", DataConfig()).identity()
     assert source.position == source.size
 
 

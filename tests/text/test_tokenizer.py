@@ -268,7 +268,7 @@ def test_byte_level_offsets_are_of_characters():
 
 def test_byte_level_vocabulary_holds_all_bytes():
     for size in (0, 260):
-        with pytest.raises(UserError, match=f"vocab_size {size} does not suit .* 261 pieces"):
+        with pytest.raises(UserError, match=f"vocab_size {size} does not suit .* 261 tokens"):
             tokenizer_training.train(SENTENCES, TokenizerConfig(kind="byte_bpe"), size)
     least = tokenizer_training.train(SENTENCES, TokenizerConfig(kind="byte_bpe"), 261)
     ids = least.encode(["\x00日😀"])[0]
@@ -364,14 +364,14 @@ def test_words_that_are_remembered_have_the_pieces_of_the_whole_text(monkeypatch
     made = tokenizer_lib.WordPieceTokenizer.from_vocabulary(pieces, lowercase=True)
     random = np.random.default_rng(0)
     for most in (1000, 0):  # then forgotten each time
-        monkeypatch.setattr("bert_jax.text.word_cache._MOST_CHARACTERS", most)
+        monkeypatch.setattr("bert_jax.text.word_cache._MAX_CHARACTERS", most)
         for _ in range(40):
             texts = ["".join(random.choice(list(letters), n)) + "a[MASK]b" for n in range(20)]
-            assert [ids.tolist() for ids in made.encode(texts)] == library(made, texts)
+            assert [list(ids) for ids in made.encode(texts)] == library(made, texts)
     assert made.encode([]) == []
     with pytest.raises(TypeError):
         made.encode(["a new", "lone \ud800"])
-    assert [ids.tolist() for ids in made.encode(["a new"])] == library(made, ["a new"])
+    assert [list(ids) for ids in made.encode(["a new"])] == library(made, ["a new"])
 
 
 def test_a_piece_that_takes_a_space_is_found_in_the_whole_text():

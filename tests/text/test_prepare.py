@@ -11,8 +11,10 @@ import pytest
 
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.text import store as corpus
+from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text.prepare import prepare
+from bert_jax.text.store import open_store
 
 SENTENCES = [
     "The cat sat on the mat.",
@@ -51,7 +53,7 @@ def texts(store, tokenizer) -> list[list[str]]:
 
 
 def test_holds_the_text(data, tmp_path):
-    made = corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "store")
+    made = prepare(data, TOKENIZER, PIECES, tmp_path / "store")
     source = [d.splitlines() for d in (tmp_path / "text.txt").read_text().strip().split("\n\n")]
     expected = [[made.tokenizer.decode(made.tokenizer.encode([s])[0]) for s in d] for d in source]
     held_out = [i for i in range(60) if (i + 1) % 10 == 0]
@@ -65,35 +67,35 @@ def test_holds_the_text(data, tmp_path):
 
 def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
     folder = tmp_path / "store"
-    corpus.prepare(data, TOKENIZER, PIECES, folder)
+    prepare(data, TOKENIZER, PIECES, folder)
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*.bin")}
-    corpus.prepare(data, TOKENIZER, PIECES, folder)
+    prepare(data, TOKENIZER, PIECES, folder)
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*.bin")} == before
     with pytest.raises(UserError, match="another tokenizer"):
-        corpus.prepare(data, TOKENIZER, PIECES + 1, folder)
+        prepare(data, TOKENIZER, PIECES + 1, folder)
     with pytest.raises(UserError, match="other held-out text"):
-        corpus.prepare(DataConfig(source=data.source, eval_fraction=0.2), TOKENIZER, PIECES, folder)
+        prepare(DataConfig(source=data.source, eval_fraction=0.2), TOKENIZER, PIECES, folder)
     write_text(tmp_path / "text.txt", 61)
     with pytest.raises(UserError, match="other text"):
-        corpus.prepare(data, TOKENIZER, PIECES, folder)
+        prepare(data, TOKENIZER, PIECES, folder)
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*.bin")} == before
     # A store is a source of its own, whatever has become of the text.
-    assert corpus.prepare(DataConfig(source=str(folder)), TOKENIZER, 0, tmp_path / "no").train
+    assert prepare(DataConfig(source=str(folder)), TOKENIZER, 0, tmp_path / "no").train
 
 
 def test_held_out_files(data, tmp_path):
     write_text(tmp_path / "dev.txt", 7)
     both = DataConfig(source=data.source, eval_source=str(tmp_path / "dev.txt"))
-    made = corpus.prepare(both, TOKENIZER, PIECES, tmp_path / "store")
+    made = prepare(both, TOKENIZER, PIECES, tmp_path / "store")
     assert (made.train.num_documents, made.eval.num_documents) == (60, 7)
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 7])
 def test_goes_on_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
     """The files end up the same as without interruption, and earlier work is not done again."""
-    monkeypatch.setattr(corpus, "_BATCH_CHARACTERS", 500)
-    corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "whole")
-    write_json, calls, encoded = corpus._write_json, [], []
+    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
+    prepare(data, TOKENIZER, PIECES, tmp_path / "whole")
+    write_json, calls, encoded = prepare_lib._write_json, [], []
 
     def failing(path, content):
         calls.append(path)
@@ -101,29 +103,29 @@ def test_goes_on_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
             raise KeyboardInterrupt
         write_json(path, content)
 
-    monkeypatch.setattr(corpus, "_write_json", failing)
+    monkeypatch.setattr(prepare_lib, "_write_json", failing)
     with pytest.raises(KeyboardInterrupt):
-        corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "cut")
+        prepare(data, TOKENIZER, PIECES, tmp_path / "cut")
     with pytest.raises(UserError, match="unfinished"):
-        corpus.open_corpus(tmp_path / "cut")
+        open_store(tmp_path / "cut")
     # What has lost a part is found, and what was written but not recorded is cut off.
     tokens = (tmp_path / "cut/train/tokens.bin").read_bytes()
     if fail_at > 2:
         (tmp_path / "cut/train/tokens.bin").write_bytes(tokens[: len(tokens) // 3])
-        monkeypatch.setattr(corpus, "_write_json", write_json)
-        with pytest.raises(UserError, match="has lost part of what was written"):
-            corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "cut")
+        monkeypatch.setattr(prepare_lib, "_write_json", write_json)
+        with pytest.raises(UserError, match="is shorter than"):
+            prepare(data, TOKENIZER, PIECES, tmp_path / "cut")
         (tmp_path / "cut/train/tokens.bin").write_bytes(tokens)
     with (tmp_path / "cut/train/tokens.bin").open("ab") as file:
         file.write(b"rubbish")
-    monkeypatch.setattr(corpus, "_write_json", write_json)
-    append = corpus._SplitWriter.append
+    monkeypatch.setattr(prepare_lib, "_write_json", write_json)
+    append = prepare_lib._SplitWriter.append
     monkeypatch.setattr(
-        corpus._SplitWriter,
+        prepare_lib._SplitWriter,
         "append",
         lambda self, pieces: (encoded.append(len(pieces)), append(self, pieces)),
     )
-    corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "cut")
+    prepare(data, TOKENIZER, PIECES, tmp_path / "cut")
     assert fail_at == 1 or sum(encoded) < 60
     for path in (tmp_path / "whole").rglob("*.bin"):
         again = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
@@ -159,14 +161,14 @@ def test_survives_sigkill(tmp_path):
 @pytest.mark.parametrize("name", ["train/tokens.bin", "eval/documents.bin", "store.json"])
 def test_damage_is_found(data, tmp_path, name):
     folder = tmp_path / "store"
-    corpus.prepare(data, TOKENIZER, PIECES, folder)
+    prepare(data, TOKENIZER, PIECES, folder)
     path = folder / name
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UserError, match="remove the folder to prepare it again"):
-        corpus.open_corpus(folder)
+        open_store(folder)
     path.unlink()
     with pytest.raises(UserError):
-        corpus.open_corpus(folder)
+        open_store(folder)
 
 
 def test_texts_that_cannot_be_trained_on(tmp_path):
@@ -178,56 +180,56 @@ def test_texts_that_cannot_be_trained_on(tmp_path):
         path = tmp_path / f"{name}.txt"
         path.write_text(content)
         with pytest.raises(UserError, match=message):
-            corpus.prepare(DataConfig(source=str(path)), TOKENIZER, 29, tmp_path / name)
+            prepare(DataConfig(source=str(path)), TOKENIZER, 29, tmp_path / name)
 
 
 def test_a_folder_that_cannot_be_written(data, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written"):
-        corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "file" / "store")
+        prepare(data, TOKENIZER, PIECES, tmp_path / "file" / "store")
 
 
 def test_mended_text_is_begun_again(data, tmp_path):
     """Text that broke off at an error, with part of it tokenized, and was then put right."""
     text = (tmp_path / "text.txt").read_bytes()
-    corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "first")
+    prepare(data, TOKENIZER, PIECES, tmp_path / "first")
     given = tokenizer_lib.load(tmp_path / "first/tokenizer")
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
     data.sentences = "lines"  # or else the error shows when the form of the text is looked for
     with pytest.raises(UserError, match="is not UTF-8"):
-        corpus.prepare(data, given, 0, tmp_path / "store")
+        prepare(data, given, 0, tmp_path / "store")
     assert (tmp_path / "store/progress.json").exists()
     (tmp_path / "text.txt").write_bytes(text)
-    made = corpus.prepare(data, given, 0, tmp_path / "store")
-    assert len(made.train.tokens) == len(corpus.open_corpus(tmp_path / "first").train.tokens)
+    made = prepare(data, given, 0, tmp_path / "store")
+    assert len(made.train.tokens) == len(open_store(tmp_path / "first").train.tokens)
 
 
 def test_a_store_with_another_tokenizer_than_asked_for(data, tmp_path):
-    corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "one")
-    corpus.prepare(data, TOKENIZER, PIECES - 1, tmp_path / "two")
+    prepare(data, TOKENIZER, PIECES, tmp_path / "one")
+    prepare(data, TOKENIZER, PIECES - 1, tmp_path / "two")
     source = DataConfig(source=str(tmp_path / "one"))
     same = tokenizer_lib.load(tmp_path / "one/tokenizer")
-    assert corpus.prepare(source, same, 0, tmp_path / "no")
+    assert prepare(source, same, 0, tmp_path / "no")
     other = tokenizer_lib.load(tmp_path / "two/tokenizer")
     with pytest.raises(UserError, match="is not the one that"):
-        corpus.prepare(source, other, 0, tmp_path / "no")
+        prepare(source, other, 0, tmp_path / "no")
 
 
 def test_a_source_that_is_too_long_for_a_path(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
-        corpus.prepare(DataConfig(source=",".join(["a.txt"] * 900)), TOKENIZER, 9, tmp_path)
+        prepare(DataConfig(source=",".join(["a.txt"] * 900)), TOKENIZER, 9, tmp_path)
 
 
 def test_begun_again_with_a_tokenizer_of_another_kind(data, tmp_path):
     """What an unfinished store left of the first one is not read in its place."""
     text = (tmp_path / "text.txt").read_bytes()
-    corpus.prepare(data, TokenizerConfig(), 40, tmp_path / "first")
+    prepare(data, TokenizerConfig(), 40, tmp_path / "first")
     given = tokenizer_lib.load(tmp_path / "first/tokenizer")
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
     data.sentences = "lines"  # or else the error shows when the form of the text is looked for
     with pytest.raises(UserError, match="is not UTF-8"):
-        corpus.prepare(data, given, 0, tmp_path / "store")
+        prepare(data, given, 0, tmp_path / "store")
     assert (tmp_path / "store/progress.json").exists()
     (tmp_path / "text.txt").write_bytes(text)
-    made = corpus.prepare(data, TOKENIZER, PIECES, tmp_path / "store")
+    made = prepare(data, TOKENIZER, PIECES, tmp_path / "store")
     assert made.tokenizer.kind == "wordpiece"

@@ -1,0 +1,62 @@
+"""Split raw text into sentences, by punctuation."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+# Bounds the memory that a text without blank lines, or without sentence ends, can take.
+MAX_SENTENCE_CHARACTERS = 10_000
+MAX_DOCUMENT_SENTENCES = 1_000
+
+# Scripts with spaces end a sentence before a space, Chinese and Japanese anywhere.
+_SENTENCE_END = re.compile(r"([.!?…؟।]+[\"'”’»)\]]*)\s+|[。！？]+[」』”’）]*\s*")
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(\[\"'])(?:[^\W\d_]|e\.g|i\.e|cf|vs|etc|al|approx|no|nos|vol|fig|eq|sec|ch|pp|ed|eds"
+    r"|mr|mrs|ms|dr|prof|rev|gen|col|lt|sgt|capt|sen|rep|gov|pres|st|jr|sr|inc|ltd|co|corp"
+    r"|jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec)\.$",
+    re.IGNORECASE,
+)
+
+
+def split_sentences(paragraph: str) -> list[str]:
+    """Return the sentences of a paragraph.
+
+    A sentence ends at punctuation that follows no abbreviation and precedes no lowercase letter.
+    """
+    sentences, start = [], 0
+    for match in _SENTENCE_END.finditer(paragraph):
+        if match[1] is not None:
+            next_character = paragraph[match.end() : match.end() + 1]
+            before = paragraph[max(0, match.end(1) - 12) : match.end(1)]
+            if next_character.islower() or _ABBREVIATION.search(before):
+                continue
+        sentences.append(paragraph[start : match.end()].strip())
+        start = match.end()
+    return [s for s in (*sentences, paragraph[start:].strip()) if s]
+
+
+def split_text(text: str) -> list[str]:
+    """Return the sentences of a text whose paragraphs are separated by blank lines."""
+    paragraphs = re.split(r"\n\s*\n", text)
+    return [s for p in paragraphs for s in split_sentences(" ".join(p.split()))]
+
+
+def split_long_sentence(sentence: str) -> Iterator[str]:
+    """Yield parts of at most `MAX_SENTENCE_CHARACTERS`, split at spaces where there are any."""
+    start = 0
+    while len(sentence) - start > MAX_SENTENCE_CHARACTERS:
+        end = start + MAX_SENTENCE_CHARACTERS
+        space = sentence.rfind(" ", start + 1, end)
+        end = space if space > 0 else end
+        yield sentence[start:end]
+        start = end
+    if rest := sentence[start:].strip():
+        yield rest
+
+
+def is_prose(lines: Sequence[str]) -> bool:
+    """Return whether lines are paragraphs or wrapped prose, rather than one sentence each."""
+    sentences = sum(len(split_sentences(line)) for line in lines)
+    # Wrapped prose has sentences that end inside a line, and lines that end inside a sentence.
+    ended = sum(bool(_SENTENCE_END.search(line[-4:] + " ")) for line in lines)
+    is_wrapped = sentences > 1.05 * len(lines) and ended < 0.5 * len(lines)
+    return is_wrapped or sentences > 1.5 * len(lines)

@@ -1,0 +1,25 @@
+"""Sentences end at punctuation, but not after an abbreviation."""
+
+import pytest
+
+from bert_jax.text.sentences import split_sentences
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "sentences"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("Dr. Smith met Mr. J. Doe. They left.", ["Dr. Smith met Mr. J. Doe.", "They left."]),
+        ("It cost 3.50 dollars, e.g. a lot. Yes.", ["It cost 3.50 dollars, e.g. a lot.", "Yes."]),
+        (
+            'He said "Stop." Then (it ended.) Fine.',
+            ['He said "Stop."', "Then (it ended.)", "Fine."],
+        ),
+        ("version 2. of it", ["version 2. of it"]),
+        ("これは文です。次の文です！終わり", ["これは文です。", "次の文です！", "終わり"]),
+        ("Wait... what? no.", ["Wait... what? no."]),
+        ("", []),
+    ],
+)
+def test_split_sentences(paragraph, sentences):
+    assert split_sentences(paragraph) == sentences
