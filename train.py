@@ -47,6 +47,7 @@ from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.text import prepare as prepare_lib
+from bert_jax.text.prepare import resolve_vocab_size
 from bert_jax.text.store import Corpus, is_store, open_store
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import loop
@@ -150,6 +151,12 @@ def read_flags() -> tuple[TrainConfig, Path, pretrained.Bert | None]:
         hosts.check_same(weights, "copy it once more")
         config.model = pretrained.model_to_train(init, config.model, cli.fields_given("model."))
     config_lib.validate(config)
+    # Where it is 0, the size of the tokenizer, which the first host has.
+    tokenizer = init.tokenizer if init else None
+    vocab_size = hosts.run_on_all_hosts(
+        lambda: resolve_vocab_size(config, tokenizer) if hosts.is_main() else 0
+    )
+    config.model.vocab_size = hosts.broadcast_from_main(lambda: vocab_size)
     if hosts.count() > 1 and config.parallel.mode == "pmap":
         raise UserError("parallel.mode pmap runs on one host; set it to mesh")
     hosts.run_on_all_hosts(lambda: workdir_lib.check(workdir, config))

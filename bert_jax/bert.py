@@ -272,6 +272,8 @@ def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> Mod
     """
     how = ("dtype", "remat", "scan_layers", "attention")
     kept = {name: getattr(config, name) for name in {*how, *given}}
+    if not kept.get("vocab_size"):  # 0 is the size that the checkpoint has
+        kept.pop("vocab_size", None)
     model = dataclasses.replace(init.config, **kept)
     validate_model(model, "config")
     shapes = jax.eval_shape(BertForPreTraining(model).init_params, jax.random.key(0))

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ def _prepare(args: argparse.Namespace) -> None:
             f"{name}: {len(split.tokens):,} pieces, {split.num_sentences:,} sentences, "
             f"{split.num_documents:,} documents"
         )
-    print(f"train on it with: python train.py --config.data.source={args.store}")
+    source = shlex.quote(f"--config.data.source={args.store}")
+    command = f"python train.py --config=configs/tiny.py {source} --config.model.vocab_size=0"
+    print(f"train on it with: {command}")
 
 
 def _fill_mask(args: argparse.Namespace) -> None:

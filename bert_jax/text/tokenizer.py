@@ -327,7 +327,7 @@ def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
         files = {p.name: p.read_bytes() for p in [*paths, *([settings] * settings.is_file())]}
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error})") from error
-    return _from_files(files, str(path), lowercase=lowercase)
+    return from_files(files, str(path), lowercase=lowercase)
 
 
 def from_json(files: Any, where: str) -> Tokenizer:
@@ -336,10 +336,10 @@ def from_json(files: Any, where: str) -> Tokenizer:
         content = {name: base64.b64decode(text) for name, text in files.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{where} holds no readable tokenizer ({error})") from error
-    return _from_files(content, where)
+    return from_files(content, where)
 
 
-def _from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True) -> Tokenizer:
+def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True) -> Tokenizer:
     """Build a tokenizer from the content of its files by name; `where` names them in an error."""
     try:
         settings = json.loads(files.get("tokenizer_config.json", b"{}"))

@@ -1,9 +1,14 @@
 """The `bert-jax` command: help, results, and mistakes in one line."""
 
+import json
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 def bert_jax(*words) -> subprocess.CompletedProcess:
@@ -30,7 +35,19 @@ def test_prepare_and_its_mistakes(tmp_path):
     made = bert_jax("prepare", tmp_path / "text.txt", tmp_path / "store", *options)
     assert made.returncode == 0, made.stderr
     assert "training: " in made.stdout
-    assert f"--config.data.source={tmp_path / 'store'}" in made.stdout
+    # The printed command trains on the store, whatever the size of its vocabulary.
+    command = shlex.split(made.stdout.partition("train on it with: ")[2])
+    options = {"steps": 2, "data.batch_size": 8, "model.hidden_size": 16}
+    flags = [f"--config.{name}={value}" for name, value in options.items()]
+    trained = subprocess.run(
+        [sys.executable, *command[1:], f"--workdir={tmp_path / 'run'}", *flags],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert trained.returncode == 0, trained.stderr
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    assert saved["model"]["vocab_size"] == 40
     for words, message in (
         (("prepare", tmp_path / "none.txt", tmp_path / "other"), "does not exist"),
         (("prepare", tmp_path / "text.txt", tmp_path / "store"), "another tokenizer"),
