@@ -63,7 +63,7 @@ def set_up(config: TrainConfig, phase: Phase, mesh: Mesh, masking: Masking | Non
         vocab_size=pieces,
         special_ids=_SPECIAL,
         mask_id=_SPECIAL[-1],
-        continues=np.zeros(pieces, bool) if config.data.whole_word_masking else None,
+        is_continuation=np.zeros(pieces, bool) if config.data.whole_word_masking else None,
     )
     step = make_train_step(Pretraining(model, masking), optimizer, config.optimizer.microbatches)
     return Setup(new_state, like, layout, step)
