@@ -26,7 +26,7 @@ from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.settings import flatten, from_dict, to_json
-from bert_jax.tasks import datasets, glue
+from bert_jax.tasks import glue, make_task
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
 from bert_jax.training.workdir import check_same_run
@@ -67,7 +67,7 @@ def test_finetuning_recipe(name):
     for config in map(module.get_config, glue.LAYOUTS) if name == "glue" else [module.get_config()]:
         validate_finetuning(dataclasses.replace(config, model=ModelConfig()))
         assert from_dict(FinetuneConfig, json.loads(to_json(config)), "here") == config
-        datasets.make_task(config.task)
+        make_task(config.task)
     assert "python finetune.py" in module.__doc__
     assert name in ("docstrings", "squad2") or "Published" in module.__doc__
 

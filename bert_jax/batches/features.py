@@ -1,29 +1,30 @@
-"""Examples as sequences of tokens, which the batches of a task are made of."""
+"""Examples as token ids and labels, from which the batches of a task are made."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 
-NO_LABEL = -1  # of a sequence or a token that is not scored
+NO_LABEL = -1  # of an example or a token that is not scored
 
 
 @dataclasses.dataclass
 class Features:
-    """Examples as pieces: a row is what the head scores at once.
+    """Token ids and labels of examples.
+
+    A feature is what the head scores at once. Long texts have several features an example.
 
     Attributes:
-      sequences: int32 pieces of each sequence, special ones included; a row has `choices` of them,
-        one after the other.
-      second_starts: where the second text of each sequence begins; its length where there is none.
-      example_indices: [n], which example each row is of.
-      labels: for each row a number, or an array of numbers; for `per_token` one for each piece.
-        NO_LABEL, or not a number, where there is none.
-      choices: sequences of a row.
-      per_token: whether labels are of pieces, and as many as these.
-      spans: what a task needs to read its predictions, of each row.
-      truncated: how many texts, or words of a sentence, lost pieces to the greatest length.
-      skipped: where an example is that has no usable label although it should, and why not.
+      sequences: int32 token ids, special tokens included; `choices` consecutive ones a feature.
+      second_starts: where the second text of each sequence starts; its length if there is none.
+      example_indices: [n] the example of each feature.
+      labels: [n] numbers or arrays of numbers; with `per_token` one number a token. NO_LABEL, or
+        NaN for a regression, where there is none.
+      choices: sequences of a feature.
+      per_token: whether each token has a label.
+      spans: what a task needs to read the predictions of each feature.
+      truncated: number of texts, or words of a sentence, that were truncated.
+      skipped: where each example is whose label cannot be used, and why.
     """
 
     sequences: list[np.ndarray]

@@ -160,7 +160,7 @@ def _predict(args: argparse.Namespace) -> None:
     from bert_jax.commands import process as programs
     from bert_jax.commands.process import keep_host_memory
     from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
-    from bert_jax.tasks import datasets
+    from bert_jax.tasks import datasets, make_task
     from bert_jax.training import evaluation as prediction
     from bert_jax.training.objectives import TaskObjective
     from bert_jax.training.step import make_predict_step
@@ -175,7 +175,7 @@ def _predict(args: argparse.Namespace) -> None:
     given = {"text": args.text, "label": args.label}
     data = dataclasses.replace(bert.data, **{k: v for k, v in given.items() if v})
     of_columns = {} if not (args.text or args.label) else {"glue": ""}  # named by the user
-    task = datasets.make_task(dataclasses.replace(bert.task, **of_columns))
+    task = make_task(dataclasses.replace(bert.task, **of_columns))
     examples, skipped = datasets.read_examples(task, args.file, data, labelled=False)
     if not task.labels:  # of multiple choice from elsewhere, whose choices have no names
         task = type(task)(task.config, task.label_names(examples))

@@ -1,1 +1,23 @@
-"""The kinds of task that BERT is fine-tuned on, a module each. NumPy alone, but for the heads."""
+"""Fine-tuning tasks, one file a kind. A new kind is a new file, and an entry of TASKS."""
+
+from collections.abc import Sequence
+
+from bert_jax.config import TaskConfig
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.classification import Classification, Regression
+from bert_jax.tasks.multiple_choice import MultipleChoice
+from bert_jax.tasks.question_answering import QuestionAnswering
+from bert_jax.tasks.token_classification import TokenClassification
+
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "token_classification": TokenClassification,
+    "question_answering": QuestionAnswering,
+    "multiple_choice": MultipleChoice,
+}
+
+
+def make_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
+    """Return the task of a config, with these labels if any are given."""
+    return TASKS[config.kind](config, labels)

@@ -1,17 +1,18 @@
-"""What every kind of task has: examples, rows of pieces, predictions and scores."""
+"""The interface of a fine-tuning task: examples, features, predictions and scores."""
 
 import abc
 import dataclasses
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
 import numpy as np
-from flax import linen as nn
 
 from bert_jax.batches.features import Features
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
+from bert_jax.models.heads import TaskModel
 from bert_jax.tasks.readers import Record
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -21,10 +22,10 @@ class Example:
     """What is to be labelled.
 
     Attributes:
-      id: its name in the predictions.
+      id: its name in the predictions; None for its index.
       where: file and line, for messages.
-      texts: one, or several that belong together; the words of a sentence.
-      label: of the task's kind; None where it is not known.
+      texts: one text or several; the words of a sentence.
+      label: of the task's own type; None if it is unknown.
     """
 
     id: Any
@@ -37,14 +38,17 @@ class Task(abc.ABC):
     """A kind of task.
 
     Args:
-      config: what is asked for.
-      labels: names of the head's outputs, where they are not those of `config`.
+      config: of the task.
+      labels: the names of the head's outputs; empty for those of `config`.
 
     Attributes:
       config: with the labels, and with what `tune` has chosen.
     """
 
+    model_class: ClassVar[type[TaskModel]]
+    num_outputs: ClassVar[int | None] = None  # of the head; None: one for each label
     suffix: ClassVar[str] = ".jsonl"  # of a file of predictions
+    value_form: ClassVar[str]  # what `example_from` takes, for messages
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
         self.config = dataclasses.replace(config, labels=tuple(labels or config.labels))
@@ -57,140 +61,173 @@ class Task(abc.ABC):
     @property
     @abc.abstractmethod
     def metrics(self) -> Sequence[str]:
-        """The scores whose mean tells which checkpoint is best: those of `config`, or the usual."""
+        """The scores whose mean chooses the best checkpoint: those of `config`, or the usual."""
 
     @abc.abstractmethod
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        """Yields what a file, or a TensorFlow dataset, holds."""
+        """Yield the records of a file or a TensorFlow dataset."""
 
     @abc.abstractmethod
     def make_example(self, record: Record, data: DataFiles) -> Example | None:
-        """Returns a record as an example; None for one that the format's own tools skip.
+        """Return the example of a record; None if the format's own tools skip it.
 
         Raises:
           UserError: a field is missing, empty or malformed.
         """
 
+    @abc.abstractmethod
+    def fields_from(self, value: Any, where: str, data: DataFiles) -> Mapping[str, Any] | None:
+        """Return a Python value as the fields of a record; None if it is of another form."""
+
+    def example_from(self, value: Any, index: int = 0, data: DataFiles | None = None) -> Example:
+        """Return the example of a Python value.
+
+        Args:
+          value: of the form that `value_form` says.
+          index: among the values, for messages.
+          data: its `text` and `label` name the keys of a dict.
+
+        Raises:
+          UserError: the value is of another form, or malformed.
+        """
+        where, data = f"examples[{index}]", data or DataFiles()
+        fields = self.fields_from(value, where, data)
+        example = self.make_example(Record(where, fields), data) if fields else None
+        if example is None:
+            raise UserError(f"{where} is {reprlib.repr(value)}; give {self.value_form}")
+        return example
+
     def example_labels(self, example: Example) -> Sequence[str]:
-        """Returns the labels of an example that have an output of the head each."""
+        """Return the labels of an example that are outputs of the head."""
         return ()
 
     def label_location(self, example: Example, label: str) -> str:
-        """Returns where a label of an example is, for messages."""
+        """Return where a label of an example is, for messages."""
         return example.where
 
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
-        """Returns the names of the labels of some examples, in the order of the head's outputs."""
-        return tuple(
-            sorted({label for example in examples for label in self.example_labels(example)})
-        )
+        """Return the names of all labels, in the order of the head's outputs."""
+        labels = (label for example in examples for label in self.example_labels(example))
+        return tuple(sorted(set(labels)))
 
     @abc.abstractmethod
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
-        """Returns the rows of some examples, of at most `max_length` pieces a sequence."""
+        """Return the features of examples, with at most `max_length` tokens a sequence."""
+
+    def model(self, config: ModelConfig, probe: str) -> TaskModel:
+        """Return the encoder with the head of this task; `probe` is that of `FinetuneConfig`."""
+        return self.model_class(config, self.num_outputs or len(self.labels), probe)
 
     @abc.abstractmethod
-    def model(self, config: ModelConfig, probe: str) -> nn.Module:
-        """Returns the encoder with the head of this task; `probe` is that of `FinetuneConfig`."""
-
-    @abc.abstractmethod
-    def collect(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
-        """Takes a row's logits into `found`, the prediction of each example, None at first.
+    def collect(
+        self, predictions: list[Any], features: Features, index: int, logits: np.ndarray
+    ) -> None:
+        """Put the logits of a feature into the prediction of its example, None at first.
 
         Args:
-          found: what this changes, at the row's example.
-          rows: all of them.
-          index: of the row.
-          logits: of it, without those of padding: [N]; [L, N] for pieces, [2, L] for spans.
+          predictions: of each example; changed.
+          features: of all examples.
+          index: of the feature.
+          logits: of the feature: [N]; [L, N] of tokens; [2, L] of starts and ends.
         """
 
     @abc.abstractmethod
-    def score(self, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
-        """Returns the metrics of the predictions for examples that all have labels."""
+    def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics of the predictions for examples that all have labels."""
 
     @abc.abstractmethod
     def constant_score(self, examples: Sequence[Example]) -> float:
-        """Returns the best mean of `metrics` that any constant prediction gets."""
-
-    def draw(  # noqa: B027 - not every kind of task has a picture
-        self, path: Path, examples: Sequence[Example], found: Sequence[Any]
-    ) -> None:
-        """Draws a picture of the predictions, for a kind of task that has one."""
+        """Return the best mean of `metrics` of any constant prediction."""
 
     @abc.abstractmethod
-    def write(self, file: TextIO, examples: Sequence[Example], found: Sequence[Any]) -> None:
-        """Writes the predictions, in the form that this kind of task has."""
+    def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
+        """Return a prediction as plain values: what is predicted, and its probability."""
+
+    def draw(  # noqa: B027 - not every kind of task has a picture
+        self, path: Path, examples: Sequence[Example], predictions: Sequence[Any]
+    ) -> None:
+        """Draw a picture of the predictions, if this kind of task has one."""
+
+    @abc.abstractmethod
+    def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
+        """Write the predictions in the format of this kind of task."""
 
     def writers(self) -> dict[str, Callable[[TextIO, Sequence[Example], Sequence[Any]], None]]:
-        """Returns what is written of predictions, by the ending of the file."""
+        """Return a function for each file of predictions, by its suffix."""
         return {self.suffix: self.write}
 
     def tune(self, scores: Mapping[str, float]) -> None:  # noqa: B027 - few kinds have any
-        """Datasets in `config` what is to be chosen on held-out examples, by their scores."""
+        """Set what `config` has to be chosen by the scores of held-out examples."""
 
     def mean_score(self, scores: Mapping[str, float]) -> float:
-        """Returns the mean of `metrics` among some scores: what the best checkpoint is best by."""
+        """Return the mean of `metrics` among the scores."""
         return float(np.mean([scores[name] for name in self.metrics]))
 
     def rank(self, values: Mapping[str, float]) -> float:
-        """Returns how good an evaluation is: by its mean score and, where that is equal, its loss.
+        """Return the mean score of an evaluation, less a little of the loss.
 
-        Scores of small sets are often equal, and which checkpoint is best must not be left open.
+        Scores of small sets are often equal; the loss then chooses the best checkpoint.
         """
         return self.mean_score(values) - 1e-9 * values["loss"]
 
 
 def choose_metrics(
-    asked: Sequence[str], usual: Sequence[str], known: Sequence[str]
+    chosen: Sequence[str], usual: Sequence[str], known: Sequence[str]
 ) -> Sequence[str]:
-    """Returns the metrics that were asked for, or else the usual ones.
+    """Return the chosen metrics, or else the usual ones.
 
     Raises:
-      UserError: one is not known for the task.
+      UserError: the task has no such metric.
     """
-    unknown = sorted(set(asked) - set(known))
+    unknown = sorted(set(chosen) - set(known))
     if unknown:
         raise UserError(f"task.metrics has {unknown[0]!r}; this task has {', '.join(known)}")
-    return asked or usual
+    return chosen or usual
 
 
-def join(
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities over the last dimension."""
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def build_sequence(
     texts: Sequence[Sequence[int]], tokenizer: Tokenizer, model: ModelConfig
 ) -> tuple[np.ndarray, int]:
-    """Returns one or two texts of pieces as a sequence, and where the second begins.
+    """Return the sequence of one or two texts of token ids, and where the second starts.
 
-    `[CLS] A [SEP] B [SEP]`; a RoBERTa's has two [SEP] between them (fairseq's `</s></s>`).
+    `[CLS] A [SEP] B [SEP]`; a RoBERTa has two [SEP] between the texts (fairseq's `</s></s>`).
     """
     first, *rest = texts
-    pieces = [tokenizer.cls_id, *first, tokenizer.sep_id]
+    ids = [tokenizer.cls_id, *first, tokenizer.sep_id]
     between = [tokenizer.sep_id] * (model.model_type == "roberta")
-    second = len(pieces) + len(between) if rest else len(pieces)
+    second_start = len(ids) + len(between) if rest else len(ids)
     for text in rest:
-        pieces += [*between, *text, tokenizer.sep_id]
-    return np.array(pieces, np.int32), second
+        ids += [*between, *text, tokenizer.sep_id]
+    return np.array(ids, np.int32), second_start
 
 
-def room_for(texts: int, model: ModelConfig, max_length: int) -> int:
-    """Returns how many pieces of text a sequence of one or two has room for."""
+def max_text_tokens(texts: int, model: ModelConfig, max_length: int) -> int:
+    """Return how many tokens one or two texts may have in a sequence of `max_length`."""
     return max_length - 1 - texts - (model.model_type == "roberta") * (texts - 1)
 
 
-def shorten(texts: Sequence[Sequence[int]], room: int) -> list[Sequence[int]]:
-    """Cuts the ends of one or two texts to `room` pieces together, of the longer one first.
+def truncate(texts: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
+    """Truncate one or two texts to `size` tokens in all, the longer one first.
 
     Source: `_truncate_seq_pair` in google-research/bert `run_classifier.py`.
     """
     sizes = [len(text) for text in texts]
     if len(sizes) == 2:
-        over = sum(sizes) - room
-        if over > 0:
+        excess = sum(sizes) - size
+        if excess > 0:
             # The longer is cut to the other's length, then both in turn, the second one first.
-            gap = min(over, abs(sizes[0] - sizes[1]))
+            gap = min(excess, abs(sizes[0] - sizes[1]))
             sizes[0 if sizes[0] > sizes[1] else 1] -= gap
-            sizes[1] -= (over - gap + 1) // 2
-            sizes[0] -= (over - gap) // 2
+            sizes[1] -= (excess - gap + 1) // 2
+            sizes[0] -= (excess - gap) // 2
     else:
-        sizes = [min(size, room) for size in sizes]
-    return [text[:size] for text, size in zip(texts, sizes, strict=True)]
+        sizes = [min(length, size) for length in sizes]
+    return [text[:length] for text, length in zip(texts, sizes, strict=True)]

@@ -20,4 +20,4 @@ def tfidf_scores(task: Classification, sets: Datasets) -> dict[str, float]:
     model = make_pipeline(words, LogisticRegression(max_iter=1000))
     model.fit(texts, [example.label for example in sets.train])
     predicted = [task.labels.index(label) for label in model.predict(other)]
-    return task.scores_of(held_out, predicted)
+    return task.class_scores(held_out, predicted)

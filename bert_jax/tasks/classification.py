@@ -1,44 +1,61 @@
-"""Texts, and pairs of texts, by class or by a number."""
+"""Classification and regression of texts and pairs of texts."""
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-from flax import linen as nn
 
 from bert_jax.batches.features import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
-from bert_jax.tasks import glue
-from bert_jax.tasks import readers as records
-from bert_jax.tasks.base import Example, Task, choose_metrics, join, room_for, shorten
+from bert_jax.tasks import glue, readers
+from bert_jax.tasks.base import (
+    Example,
+    Task,
+    build_sequence,
+    choose_metrics,
+    max_text_tokens,
+    softmax,
+    truncate,
+)
 from bert_jax.tasks.readers import Record
 from bert_jax.text import builtin
 from bert_jax.text.tokenizer import Tokenizer
 
-_GREATEST = float(np.finfo(np.float32).max)  # of a number to be learned
+_MAX_VALUE = float(np.finfo(np.float32).max)
 
 
 class TextTask(Task):
-    """What is said of a text or of a pair of texts as a whole."""
+    """A task whose examples are texts or pairs of texts."""
+
+    model_class = BertForSequenceClassification
+    value_form = "a text, a pair of texts, or a dict of the columns of data.text"
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        if source.partition("@")[0] == "builtin":
-            found = builtin.docstring_areas(source.partition("@")[2] or "train")
-            for index, (text, area) in enumerate(found):
+        name, _, split = source.partition("@")
+        if name == "builtin":
+            for index, (text, area) in enumerate(builtin.docstring_areas(split or "train")):
                 yield Record(f"{source} #{index}", {"texts": (text,), "label": area})
         elif self.config.glue:
             yield from glue.read(self.config.glue, source)
         else:
-            columns = [name.strip() for name in data.text.split(",")]
-            for record in records.table(source):
-                texts = tuple(record.field(name, "data.text") for name in columns)
-                fields = {"texts": texts, "label": record.fields.get(data.label)}
-                yield Record(record.where, {"id": record.fields.get("id"), **fields})
+            for record in readers.table(source):
+                yield Record(record.where, _fields(record, data))
+
+    def fields_from(self, value: Any, where: str, data: DataFiles) -> Mapping[str, Any] | None:
+        if isinstance(value, Mapping):
+            record = Record(where, value)
+            return (
+                glue.fields(self.config.glue, record) if self.config.glue else _fields(record, data)
+            )
+        texts = (value,) if isinstance(value, str) else value
+        if isinstance(texts, Sequence) and 1 <= len(texts) <= 2:
+            return {"texts": tuple(texts), "label": None}
+        return None
 
     def make_example(self, record: Record, data: DataFiles) -> Example | None:
         if not record.fields:
@@ -56,7 +73,7 @@ class TextTask(Task):
         return Example(record.fields.get("id"), record.where, texts, known)
 
     def read_label(self, label: Any, where: str) -> Any:
-        """Returns the label of an example from what its file has for it."""
+        """Return the label of an example from the value in its file."""
         if isinstance(label, bool) or not isinstance(label, str | int):
             raise UserError(f"{where}: the label {label!r} is no name; give a text or a number")
         return str(label)
@@ -64,26 +81,33 @@ class TextTask(Task):
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
-        texts = [text for example in examples for text in example.texts]
-        pieces = iter(tokenizer.encode(texts))
-        rows = Features([], [], np.arange(len(examples)), [])
+        encoded = iter(tokenizer.encode([text for example in examples for text in example.texts]))
+        features = Features([], [], np.arange(len(examples)), [])
         for example in examples:
-            whole = [next(pieces) for _ in example.texts]
-            cut = shorten(whole, room_for(len(whole), model, max_length))
-            sequence, second = join(cut, tokenizer, model)
-            rows.sequences.append(sequence)
-            rows.second_starts.append(second)
-            rows.labels.append(self.target(example))
-            rows.truncated += sum(map(len, cut)) < sum(map(len, whole))
-        return rows
+            texts = [next(encoded) for _ in example.texts]
+            truncated = truncate(texts, max_text_tokens(len(texts), model, max_length))
+            sequence, second_start = build_sequence(truncated, tokenizer, model)
+            features.sequences.append(sequence)
+            features.second_starts.append(second_start)
+            features.labels.append(self.target(example))
+            features.truncated += sum(map(len, truncated)) < sum(map(len, texts))
+        return features
 
     def target(self, example: Example) -> float:
-        """Returns the label as the loss takes it."""
+        """Return the label for the loss: the number of the class, or the value."""
         return NO_LABEL if example.label is None else self.labels.index(example.label)
 
 
+def _fields(record: Record, data: DataFiles) -> dict[str, Any]:
+    """Return the id, texts and label of a record by the columns that `data` names."""
+    columns = [name.strip() for name in data.text.split(",")]
+    texts = tuple(record.field(name, "data.text") for name in columns)
+    label = record.fields.get(data.label)
+    return {"id": record.fields.get("id"), "texts": texts, "label": label}
+
+
 class Classification(TextTask):
-    """Each text has one of several classes."""
+    """Each text or pair has one of several classes. A prediction is the logits, [N]."""
 
     @property
     def metrics(self) -> Sequence[str]:
@@ -92,28 +116,27 @@ class Classification(TextTask):
     def example_labels(self, example: Example) -> Sequence[str]:
         return () if example.label is None else (example.label,)
 
-    def model(self, config: ModelConfig, probe: str) -> nn.Module:
-        return BertForSequenceClassification(config, len(self.labels), probe)
+    def collect(
+        self, predictions: list[Any], features: Features, index: int, logits: np.ndarray
+    ) -> None:
+        predictions[features.example_indices[index]] = logits.copy()
 
-    def collect(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
-        best = int(logits.argmax())
-        found[rows.example_indices[index]] = best, float(1 / np.exp(logits - logits[best]).sum())
+    def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+        """Return the accuracy, Matthews's correlation and F1.
 
-    def score(self, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
-        """Returns the accuracy, Matthews's correlation and F1.
-
-        F1 is of the second class where there are two, as in GLUE, and else the mean of all.
+        F1 is of the second class if there are two, as in GLUE, and else the mean of all.
         """
-        predicted = [best for best, _ in found]
-        return self.scores_of(examples, predicted)
+        return self.class_scores(examples, [int(logits.argmax()) for logits in predictions])
 
-    def scores_of(self, examples: Sequence[Example], predicted: Sequence[int]) -> dict[str, float]:
-        """Returns the scores of some classes, by their numbers."""
+    def class_scores(
+        self, examples: Sequence[Example], predicted: Sequence[int]
+    ) -> dict[str, float]:
+        """Return the scores of predicted classes, by their numbers."""
         from sklearn import metrics
 
         actual = [self.labels.index(example.label) for example in examples]
         classes = list(range(len(self.labels)))
-        # Both take the classes that there are, whether or not these examples have them.
+        # The mean is over all classes, whether or not these examples have them.
         options: dict[str, Any] = {"average": "macro", "labels": classes, "zero_division": 0}
         if len(classes) == 2:
             options = {"average": "binary", "zero_division": 0}
@@ -125,24 +148,34 @@ class Classification(TextTask):
         }
 
     def constant_score(self, examples: Sequence[Example]) -> float:
-        each = range(len(self.labels))
-        return max(self.mean_score(self.scores_of(examples, [c] * len(examples))) for c in each)
+        constants = ([number] * len(examples) for number in range(len(self.labels)))
+        return max(self.mean_score(self.class_scores(examples, each)) for each in constants)
 
-    def write(self, file: TextIO, examples: Sequence[Example], found: Sequence[Any]) -> None:
-        for number, (example, (best, probability)) in enumerate(zip(examples, found, strict=True)):
+    def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
+        best, probabilities = int(prediction.argmax()), softmax(prediction).tolist()
+        return {
+            "label": self.labels[best],
+            "probability": probabilities[best],
+            "probabilities": dict(zip(self.labels, probabilities, strict=True)),
+        }
+
+    def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
+        for number, (example, logits) in enumerate(zip(examples, predictions, strict=True)):
+            best = int(logits.argmax())
             line = {"id": number if example.id is None else example.id}
-            line |= {"prediction": self.labels[best], "probability": round(probability, 6)}
+            line |= {"prediction": self.labels[best]}
+            line |= {"probability": round(float(softmax(logits)[best]), 6)}
             line |= {} if example.label is None else {"label": example.label}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    def draw(self, path: Path, examples: Sequence[Example], found: Sequence[Any]) -> None:
-        """Draws the confusion matrix: the share of each class that is taken for each."""
+    def draw(self, path: Path, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
+        """Draw the confusion matrix, as shares of each actual class."""
         # Imported here: it takes longer than reading the data.
         from matplotlib.figure import Figure
 
         counts = np.zeros((len(self.labels), len(self.labels)), int)
-        for example, (best, _) in zip(examples, found, strict=True):
-            counts[self.labels.index(example.label), best] += 1
+        for example, logits in zip(examples, predictions, strict=True):
+            counts[self.labels.index(example.label), logits.argmax()] += 1
         size = 2.5 + 0.55 * len(self.labels)
         figure = Figure(figsize=(size + 1, size), layout="constrained")
         axes = figure.subplots()
@@ -163,7 +196,9 @@ class Classification(TextTask):
 
 
 class Regression(TextTask):
-    """Each text, or pair, has a number, such as how similar the two are."""
+    """Each text or pair has a number, such as how similar the two are. So has a prediction."""
+
+    num_outputs = 1
 
     @property
     def metrics(self) -> Sequence[str]:
@@ -175,24 +210,23 @@ class Regression(TextTask):
             value = float("nan") if isinstance(label, bool) else float(label)
         except (TypeError, ValueError, OverflowError):
             value = float("nan")
-        if not abs(value) <= _GREATEST:
+        if not abs(value) <= _MAX_VALUE:
             raise UserError(f"{where}: the label {label!r} is no number; mend it, or the column")
         return value
 
     def target(self, example: Example) -> float:
         return float("nan") if example.label is None else example.label
 
-    def model(self, config: ModelConfig, probe: str) -> nn.Module:
-        return BertForSequenceClassification(config, 1, probe)
+    def collect(
+        self, predictions: list[Any], features: Features, index: int, logits: np.ndarray
+    ) -> None:
+        predictions[features.example_indices[index]] = float(logits[0])
 
-    def collect(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
-        found[rows.example_indices[index]] = float(logits[0])
-
-    def score(self, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
-        """Returns Pearson's and Spearman's correlation (0 for constant predictions), and MSE."""
+    def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+        """Return the MSE and the correlations, which are 0 for constant predictions."""
         from scipy import stats
 
-        actual, predicted = np.array([example.label for example in examples]), np.array(found)
+        actual, predicted = np.array([example.label for example in examples]), np.array(predictions)
         scores = {"mse": float(np.square(actual - predicted).mean())}
         varied = len(set(actual.tolist())) > 1 and len(set(predicted.tolist())) > 1
         measures: dict[str, Any] = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
@@ -203,8 +237,11 @@ class Regression(TextTask):
     def constant_score(self, examples: Sequence[Example]) -> float:
         return 0.0
 
-    def write(self, file: TextIO, examples: Sequence[Example], found: Sequence[Any]) -> None:
-        for number, (example, value) in enumerate(zip(examples, found, strict=True)):
+    def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
+        return {"value": prediction}
+
+    def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
+        for number, (example, value) in enumerate(zip(examples, predictions, strict=True)):
             line = {"id": number if example.id is None else example.id, "prediction": value}
             line |= {} if example.label is None else {"label": example.label}
             file.write(json.dumps(line) + "\n")

@@ -11,20 +11,9 @@ import numpy as np
 
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.tasks import glue
+from bert_jax.tasks import glue, make_task
 from bert_jax.tasks.base import Example, Task
-from bert_jax.tasks.classification import Classification, Regression
-from bert_jax.tasks.multiple_choice import MultipleChoice
-from bert_jax.tasks.question_answering import QuestionAnswering
-from bert_jax.tasks.token_classification import TokenClassification
 
-KINDS: dict[str, type[Task]] = {
-    "classification": Classification,
-    "regression": Regression,
-    "token_classification": TokenClassification,
-    "question_answering": QuestionAnswering,
-    "multiple_choice": MultipleChoice,
-}
 _SPLIT_SEED = 0  # of what is held out, the same whatever the run's own seed
 
 
@@ -54,11 +43,6 @@ class Datasets:
         return digest.hexdigest()
 
 
-def make_task(config: TaskConfig) -> Task:
-    """Returns the task that a config describes."""
-    return KINDS[config.kind](config)
-
-
 def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[Task, Datasets]:
     """Reads all files of a task, and settles the names of its labels.
 
@@ -73,7 +57,7 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
     if not data.train:
         raise UserError("data.train is empty; give a file, or tfds:NAME@SPLIT")
     names = config.task.labels or labels
-    task = KINDS[config.task.kind](config.task, names)
+    task = make_task(config.task, names)
     task.metrics  # noqa: B018 - refuses unknown ones before anything is read
 
     def read(source: str, *, labelled: bool) -> list[Example]:
@@ -98,7 +82,7 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
         raise UserError(f"{data.train} has too few examples to train on")
     if config.task.kind == "classification" and len(names) < 2:
         raise UserError(f"{data.train} has fewer than two labels; there is nothing to tell apart")
-    task = type(task)(task.config, names)
+    task = make_task(task.config, names)
     task.metrics  # noqa: B018 - again: whether tags have an F1 is known by their names
     for examples in (train, *evals.values(), *tests.values()):
         check_labels(task, examples)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.tasks import readers as records
+from bert_jax.tasks import readers
 from bert_jax.tasks.readers import Record
 
 _IDS = ("index", "id", "idx")  # in GLUE's files, QQP's, and TFDS
@@ -151,27 +151,37 @@ def read(name: str, source: str) -> Iterator[Record]:
     names, label = (task.texts, task.label) if is_glue else (task.fields, "label")
     headless = task.headless if is_glue else ()
     # Of a task whose files have no header, that of the test has one.
-    if headless and names[0] in records.first_row(source):
+    if headless and names[0] in readers.first_row(source):
         headless = ()
-    table = records.table(source, headless, skips_ragged=task.skips_ragged)
-    for place, record in enumerate(table):
-        fields = record.fields
-        if not fields or fields.get(label) == "-":
+    table = readers.table(source, headless, skips_ragged=task.skips_ragged)
+    for position, record in enumerate(table):
+        if not record.fields or record.fields.get(label) == "-":
             yield Record(record.where, {})
-            continue
-        missing = next((column for column in names if column not in fields), None)
-        if missing:
-            raise UserError(
-                f"{record.where} has no column {missing!r}, as {name} has; give that task's file, "
-                "or leave task.glue empty and set data.text and data.label"
-            )
-        number = str(next((fields[column] for column in _IDS if column in fields), place))
-        found = {
-            "id": int(number) if number.isdecimal() else number,
-            "texts": tuple(fields[column] for column in names),
-            "label": _label(task, fields.get(label), record.where),
-        }
-        yield Record(record.where, found)
+        else:
+            yield Record(record.where, _fields(name, record, names, label, position))
+
+
+def fields(name: str, record: Record) -> dict[str, Any]:
+    """Return the "id", "texts" and "label" of a record with the fields of `Layout.fields`."""
+    return _fields(name, record, layout(name).fields, "label", None)
+
+
+def _fields(
+    name: str, record: Record, columns: tuple[str, ...], label: str, position: int | None
+) -> dict[str, Any]:
+    values = record.fields
+    missing = next((column for column in columns if column not in values), None)
+    if missing:
+        raise UserError(
+            f"{record.where} has no column {missing!r}, as {name} has; give that task's file, "
+            "or leave task.glue empty and set data.text and data.label"
+        )
+    number = str(next((values[column] for column in _IDS if column in values), position))
+    return {
+        "id": int(number) if number.isdecimal() else number,
+        "texts": tuple(values[column] for column in columns),
+        "label": _label(layout(name), values.get(label), record.where),
+    }
 
 
 def _label(task: Layout, label: Any, where: str) -> str | float | None:

@@ -130,7 +130,7 @@ def squad(source: str) -> Iterator[Record]:
     Raises:
       UserError: the source is missing, empty or malformed, or two questions have the same id.
     """
-    flat = source.startswith("tfds:") or kind_of(Path(source)) == ".jsonl"
+    flat = source.startswith("tfds:") or file_type(Path(source)) == ".jsonl"
     seen = set()
     for record in _flat_questions(source) if flat else _nested_questions(source):
         name = record.fields["id"]
@@ -153,7 +153,7 @@ def _file(source: str) -> Path:
     return path
 
 
-def kind_of(source: str | Path) -> str:
+def file_type(source: str | Path) -> str:
     """Returns the ending of a file's name that tells its form, such as ".tsv" of "a.TSV.gz"."""
     path = Path(source)
     return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
@@ -171,9 +171,9 @@ def _rows_of(source: str, columns: Sequence[str], skips_ragged: bool) -> Iterato
         yield from _tfds(source)
         return
     path = _file(source)
-    if kind_of(path) == ".jsonl":
+    if file_type(path) == ".jsonl":
         yield from _json_lines(path)
-    elif kind_of(path) in (".tsv", ".csv"):
+    elif file_type(path) in (".tsv", ".csv"):
         yield from _delimited(path, columns, skips_ragged)
     else:
         raise UserError(
@@ -204,7 +204,7 @@ def _delimited(path: Path, columns: Sequence[str], skips_ragged: bool) -> Iterat
 
 def _split_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields each row with the line that it begins on."""
-    if kind_of(path) == ".tsv":
+    if file_type(path) == ".tsv":
         yield from ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(path))
         return
     # Strict, so that a quote that is never closed does not take in the rest of the file.
@@ -316,10 +316,11 @@ def _nested_questions(source: str) -> Iterator[Record]:
             place = f"{at}.paragraphs[{p}]"
             questions = _list(paragraph, "qas", place)
             context = _text(paragraph, "context", place)
-            for q, question in enumerate(questions):
-                if not isinstance(question, dict):
+            for q, fields in enumerate(questions):
+                if not isinstance(fields, dict):
                     raise UserError(f"{place}.qas[{q}] is no JSON object; mend or remove it")
-                yield _question(source, f"{place}.qas[{q}]", {**question, "context": context})
+                where = f"{place}.qas[{q}]"
+                yield _named_question(source, where, {**fields, "context": context})
 
 
 def _list(value: Any, key: str, where: str) -> list[Any]:
@@ -337,28 +338,37 @@ def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
 
 def _flat_questions(source: str) -> Iterator[Record]:
     for record in table(source):
-        answers = record.fields.get("answers")
-        if isinstance(answers, dict):
-            texts, starts = answers.get("text"), answers.get("answer_start")
-            if isinstance(texts, list) and isinstance(starts, list):
-                pairs = itertools.zip_longest(texts, starts)
-                answers = [{"text": text, "answer_start": start} for text, start in pairs]
-        yield _question(source, record.where, {**record.fields, "answers": answers})
+        yield _named_question(source, record.where, pair_answers(record.fields))
 
 
-def _question(source: str, place: str, fields: Mapping[str, Any]) -> Record:
-    name, answers = fields.get("id"), fields.get("answers")
+def pair_answers(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a question's fields in TFDS or Hugging Face with its answers as SQuAD has them."""
+    answers = fields.get("answers")
+    if isinstance(answers, dict):
+        texts, starts = answers.get("text"), answers.get("answer_start")
+        if isinstance(texts, list) and isinstance(starts, list):
+            pairs = itertools.zip_longest(texts, starts)
+            answers = [{"text": text, "answer_start": start} for text, start in pairs]
+    return {**fields, "answers": answers}
+
+
+def _named_question(source: str, place: str, fields: Mapping[str, Any]) -> Record:
+    name = fields.get("id")
     if not isinstance(name, str | int) or name == "":
         raise UserError(f"{place} has no id; give each question its own")
-    where = f"{source}: question {name}"
-    found: dict[str, Any] = {"id": str(name)}
-    found |= {key: _text(fields, key, where) for key in ("question", "context")}
+    return question(f"{source}: question {name}", str(name), fields)
+
+
+def question(where: str, name: str, fields: Mapping[str, Any]) -> Record:
+    """Return the record of a question by the fields of SQuAD."""
+    answers = fields.get("answers")
     if answers is not None:
         answers = [_answer(a, where) for a in (answers if isinstance(answers, list) else [answers])]
     impossible = fields.get("is_impossible", False)
     if not isinstance(impossible, bool):
         raise UserError(f"{where}: is_impossible is {impossible!r}; it must be true or false")
-    return Record(where, {**found, "answers": answers, "is_impossible": impossible})
+    texts = {key: _text(fields, key, where) for key in ("question", "context")}
+    return Record(where, {"id": name, **texts, "answers": answers, "is_impossible": impossible})
 
 
 def _answer(answer: Any, where: str) -> tuple[str, int]:

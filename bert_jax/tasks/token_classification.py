@@ -1,31 +1,40 @@
-"""Words of a sentence by class: named entities, parts of speech."""
+"""Token classification: a tag for each word, such as entities and parts of speech."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import numpy as np
-from flax import linen as nn
 
 from bert_jax.batches.features import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForTokenClassification
-from bert_jax.tasks import readers as records
-from bert_jax.tasks.base import Example, Task, choose_metrics, join, room_for
+from bert_jax.tasks import readers
+from bert_jax.tasks.base import (
+    Example,
+    Task,
+    build_sequence,
+    choose_metrics,
+    max_text_tokens,
+    softmax,
+)
 from bert_jax.tasks.readers import Record
 from bert_jax.text.tokenizer import Tokenizer
 
 _OUTSIDE = "O"  # the tag of a word of no entity
-_INSIDE = ("B-", "I-", "E-", "S-")  # what begins the tags of entities that seqeval reads
+_ENTITY_PREFIXES = ("B-", "I-", "E-", "S-")  # of the tags that seqeval reads
 
 
 class TokenClassification(Task):
-    """Each word has a tag, which its first piece carries (Devlin et al. 2019, section 5.3).
+    """Each word has a tag, predicted at its first token (Devlin et al. 2019, section 5.3).
 
-    A sentence that is too long becomes several rows, so that every word is predicted.
+    A long sentence becomes several features, so that every word is predicted. A prediction is the
+    number and the probability of the tag of each word, {word: (tag, probability)}.
     """
 
+    model_class = BertForTokenClassification
     suffix = ".conll"
+    value_form = "a list of words, or a dict of the columns of data.text and data.label"
 
     @property
     def metrics(self) -> Sequence[str]:
@@ -35,15 +44,20 @@ class TokenClassification(Task):
 
     @property
     def _has_entities(self) -> bool:
-        return all(tag == _OUTSIDE or tag.startswith(_INSIDE) for tag in self.labels)
+        return all(tag == _OUTSIDE or tag.startswith(_ENTITY_PREFIXES) for tag in self.labels)
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        if source.startswith("tfds:") or records.kind_of(source) == ".jsonl":
-            for record in records.table(source):
-                words = record.field(data.text, "data.text")
-                yield Record(record.where, {"tokens": words, "tags": record.fields.get(data.label)})
+        if source.startswith("tfds:") or readers.file_type(source) == ".jsonl":
+            for record in readers.table(source):
+                yield Record(record.where, _fields(record, data))
         else:
-            yield from records.conll(source)
+            yield from readers.conll(source)
+
+    def fields_from(self, value: Any, where: str, data: DataFiles) -> Mapping[str, Any] | None:
+        if isinstance(value, Mapping):
+            return _fields(Record(where, value), data)
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        return {"tokens": value, "tags": None} if is_list else None
 
     def make_example(self, record: Record, data: DataFiles) -> Example | None:
         words, tags = record.fields["tokens"], record.fields["tags"]
@@ -73,59 +87,60 @@ class TokenClassification(Task):
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
-        # A word within a text has a space before it, which byte-level pieces begin with.
+        # A word within a text has a space before it, which is a part of a byte-level token.
         space = " " if tokenizer.kind == "byte_bpe" else ""
         encoded = iter(tokenizer.encode([space + word for e in examples for word in e.texts]))
-        rows, of_rows = Features([], [], np.empty(0, int), [], per_token=True), []
+        features, example_indices = Features([], [], np.empty(0, int), [], per_token=True), []
         numbers = {name: number for number, name in enumerate(self.labels)}
-        room = room_for(1, model, max_length)
+        size = max_text_tokens(1, model, max_length)
 
-        def add(example: int, pieces: list[int], firsts: list[tuple[int, int]]) -> None:
-            sequence, second = join([pieces], tokenizer, model)
+        def add(index: int, ids: list[int], positions: list[tuple[int, int]]) -> None:
+            sequence, second_start = build_sequence([ids], tokenizer, model)
             labels = np.full(len(sequence), NO_LABEL, np.int32)
-            tags = examples[example].label
-            for word, place in firsts:
-                labels[place] = NO_LABEL if tags is None else numbers[tags[word]]
-            rows.sequences.append(sequence)
-            rows.second_starts.append(second)
-            rows.labels.append(labels)
-            rows.spans.append(firsts)
-            of_rows.append(example)
+            tags = examples[index].label
+            for word, position in positions:
+                labels[position] = NO_LABEL if tags is None else numbers[tags[word]]
+            features.sequences.append(sequence)
+            features.second_starts.append(second_start)
+            features.labels.append(labels)
+            features.spans.append(positions)
+            example_indices.append(index)
 
-        for number, example in enumerate(examples):
-            pieces: list[int] = []
-            firsts: list[tuple[int, int]] = []  # each word, and the place of its first piece
+        for index, example in enumerate(examples):
+            ids: list[int] = []
+            positions: list[tuple[int, int]] = []  # each word, and its first token
             for word in range(len(example.texts)):
-                of_word = list(next(encoded))
-                rows.truncated += len(of_word) > room
-                if len(pieces) + len(of_word[:room]) > room:
-                    add(number, pieces, firsts)
-                    pieces, firsts = [], []
-                if of_word:
-                    firsts.append((word, len(pieces) + 1))
-                    pieces += of_word[:room]
-            add(number, pieces, firsts)
-        rows.example_indices = np.array(of_rows, int)
-        return rows
+                word_ids = list(next(encoded))
+                features.truncated += len(word_ids) > size
+                if len(ids) + len(word_ids[:size]) > size:
+                    add(index, ids, positions)
+                    ids, positions = [], []
+                if word_ids:
+                    positions.append((word, len(ids) + 1))
+                    ids += word_ids[:size]
+            add(index, ids, positions)
+        features.example_indices = np.array(example_indices, int)
+        return features
 
-    def model(self, config: ModelConfig, probe: str) -> nn.Module:
-        return BertForTokenClassification(config, len(self.labels), probe)
+    def collect(
+        self, predictions: list[Any], features: Features, index: int, logits: np.ndarray
+    ) -> None:
+        example = features.example_indices[index]
+        if predictions[example] is None:
+            predictions[example] = {}
+        for word, position in features.spans[index]:
+            best = int(logits[position].argmax())
+            predictions[example][word] = best, float(softmax(logits[position])[best])
 
-    def collect(self, found: list[Any], rows: Features, index: int, logits: np.ndarray) -> None:
-        example = rows.example_indices[index]
-        if found[example] is None:
-            found[example] = {}
-        for word, place in rows.spans[index]:
-            found[example][word] = int(logits[place].argmax())
-
-    def _tags(self, example: Example, found: dict[int, int]) -> list[str]:
-        """Returns the tag of each word; of one that the tokenizer has no pieces for, no entity."""
+    def _tags(self, example: Example, prediction: Mapping[int, tuple[int, float]]) -> list[str]:
+        """Return the tag of each word; of a word without tokens, no entity."""
         other = self.labels.index(_OUTSIDE) if _OUTSIDE in self.labels else 0
-        return [self.labels[found.get(word, other)] for word in range(len(example.texts))]
+        numbers = [prediction.get(word, (other,))[0] for word in range(len(example.texts))]
+        return [self.labels[number] for number in numbers]
 
-    def score(self, examples: Sequence[Example], found: Sequence[Any]) -> dict[str, float]:
-        """Returns precision, recall and F1 of whole entities, and the accuracy of tags."""
-        predicted = [self._tags(*pair) for pair in zip(examples, found, strict=True)]
+    def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+        """Return precision, recall and F1 of whole entities, and the accuracy of tags."""
+        predicted = [self._tags(*pair) for pair in zip(examples, predictions, strict=True)]
         return self._scores([list(example.label) for example in examples], predicted)
 
     def _scores(self, actual: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:
@@ -140,13 +155,26 @@ class TokenClassification(Task):
 
     def constant_score(self, examples: Sequence[Example]) -> float:
         actual = [list(example.label) for example in examples]
-        constant = ([[tag] * len(tags) for tags in actual] for tag in self.labels)
-        return max(self.mean_score(self._scores(actual, predicted)) for predicted in constant)
+        constants = ([[tag] * len(tags) for tags in actual] for tag in self.labels)
+        return max(self.mean_score(self._scores(actual, predicted)) for predicted in constants)
 
-    def write(self, file: TextIO, examples: Sequence[Example], found: Sequence[Any]) -> None:
-        """Writes a word a line, its tag where that is known, and the one predicted."""
-        for example, of_words in zip(examples, found, strict=True):
-            columns = [example.texts, self._tags(example, of_words)]
+    def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
+        words = range(len(example.texts))
+        return {
+            "tokens": list(example.texts),
+            "labels": self._tags(example, prediction),
+            "probabilities": [prediction[w][1] if w in prediction else None for w in words],
+        }
+
+    def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
+        """Write a line for each word: the word, its tag if known, and the predicted tag."""
+        for example, prediction in zip(examples, predictions, strict=True):
+            columns = [example.texts, self._tags(example, prediction)]
             columns[1:1] = [] if example.label is None else [example.label]
             file.writelines("\t".join(line) + "\n" for line in zip(*columns, strict=True))
             file.write("\n")
+
+
+def _fields(record: Record, data: DataFiles) -> dict[str, Any]:
+    words = record.field(data.text, "data.text")
+    return {"tokens": words, "tags": record.fields.get(data.label)}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.tasks.base import choose_metrics, join, room_for, shorten
+from bert_jax.tasks.base import build_sequence, choose_metrics, max_text_tokens, truncate
 from bert_jax.tasks.classification import Classification
 
 MODELS = {name: model_config(model_type=name) for name in ("bert", "roberta")}
@@ -31,12 +31,12 @@ def google_truncate_seq_pair(tokens_a, tokens_b, max_length):
 def test_pairs_are_cut_as_google_does(first, second, room):
     expected = [list(first), list(second)]
     google_truncate_seq_pair(*expected, room)
-    assert shorten([first, second], room) == expected
+    assert truncate([first, second], room) == expected
 
 
 @given(PIECES, st.integers(0, 40))
 def test_one_text_keeps_its_beginning(text, room):
-    assert shorten([text], room) == [text[:room]]
+    assert truncate([text], room) == [text[:room]]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_one_text_keeps_its_beginning(text, room):
     ],
 )
 def test_join_by_hand(name, texts, expected, second):
-    sequence, begin = join(texts, TOKENIZER, MODELS[name])
+    sequence, begin = build_sequence(texts, TOKENIZER, MODELS[name])
     assert sequence.tolist() == expected
     assert sequence.dtype == np.int32
     assert begin == second
@@ -59,8 +59,8 @@ def test_join_by_hand(name, texts, expected, second):
 
 @given(st.lists(PIECES, min_size=1, max_size=2), st.sampled_from([*MODELS]), st.integers(8, 70))
 def test_a_cut_sequence_is_exactly_as_long_as_it_may_be(texts, name, max_length):
-    cut = shorten(texts, room_for(len(texts), MODELS[name], max_length))
-    sequence, second = join(cut, TOKENIZER, MODELS[name])
+    cut = truncate(texts, max_text_tokens(len(texts), MODELS[name], max_length))
+    sequence, second = build_sequence(cut, TOKENIZER, MODELS[name])
     if cut == texts:
         assert len(sequence) <= max_length
     else:

@@ -17,6 +17,7 @@ from bert_jax.batches.features import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
+from bert_jax.tasks import glue
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification, Regression
 from bert_jax.tasks.datasets import read_examples
@@ -49,6 +50,13 @@ def error_of(path, task=None, **fields):
         read(path, task, **fields)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def logits_of(number, count, probability=0.9):
+    """Logits by which a class has a probability, and the others share the rest."""
+    probabilities = np.full(count, (1 - probability) / max(1, count - 1) + 1e-30)
+    probabilities[number] = probability
+    return np.log(probabilities)
 
 
 def write(task, examples, found):
@@ -101,13 +109,13 @@ def test_scores_of_classes(drawn):
     count, actual, predicted = drawn
     names = "abcde"[:count]
     examples = labelled(*(names[number] for number in actual))
-    scores = classes(*names).score(examples, [(number, 0.5) for number in predicted])
+    scores = classes(*names).score(examples, [logits_of(number, count) for number in predicted])
     assert scores == pytest.approx(expected_scores(actual, predicted, count), abs=1e-12)
 
 
 def test_scores_by_hand():
     actual = labelled("no", "no", "no", "yes", "yes")
-    scores = classes("no", "yes").score(actual, [(n, 0.9) for n in (0, 0, 1, 1, 0)])
+    scores = classes("no", "yes").score(actual, [logits_of(n, 2) for n in (0, 0, 1, 1, 0)])
     # Of "yes" one is right, one wrong and one missed: 1·2 − 1·1 over √(2·2·3·3).
     assert scores == pytest.approx({"accuracy": 0.6, "f1": 0.5, "matthews": 1 / 6})
 
@@ -131,8 +139,12 @@ def test_a_prediction_has_its_probability():
     task.collect(found, features, 0, logits)
     task.collect(found, features, 1, np.array([1000.0, -1000.0, 0.0], np.float32))
     softmax = np.exp(logits) / np.exp(logits).sum()
-    assert found[1] == (1, pytest.approx(softmax[1], rel=1e-6))
-    assert found[0] == (0, 1.0)
+    assert task.to_json(labelled("a")[0], found[1]) == {
+        "label": "b",
+        "probability": pytest.approx(softmax[1], rel=1e-6),
+        "probabilities": pytest.approx(dict(zip("abc", softmax.tolist(), strict=True)), rel=1e-6),
+    }
+    assert task.to_json(labelled("a")[0], found[0])["probabilities"] == {"a": 1, "b": 0, "c": 0}
 
 
 def test_predictions_of_classes_as_json_lines():
@@ -141,16 +153,18 @@ def test_predictions_of_classes_as_json_lines():
         Example(None, "a:2", ("fox",), None),
         Example(0, "a:3", ("fox",), "日本"),
     ]
-    assert write(classes("a", "日本"), examples, [(0, 0.75), (1, 1 / 3), (0, 1.0)]) == [
+    found = [logits_of(0, 2, 0.75), logits_of(1, 2, 2 / 3), logits_of(0, 2, 1.0)]
+    assert write(classes("a", "日本"), examples, found) == [
         {"id": "x", "prediction": "a", "probability": 0.75, "label": "a"},
-        {"id": 1, "prediction": "日本", "probability": 0.333333},
+        {"id": 1, "prediction": "日本", "probability": 0.666667},
         {"id": 0, "prediction": "a", "probability": 1.0, "label": "日本"},
     ]
 
 
 @pytest.mark.parametrize("names", ["ab", [f"class {n}" for n in range(31)], ["$x^$", "1_2"]])
 def test_the_confusion_picture(tmp_path, names):
-    examples, found = labelled(names[0], names[1], names[1]), [(0, 1.0), (0, 0.6), (1, 0.9)]
+    examples = labelled(names[0], names[1], names[1])
+    found = [logits_of(number, len(names)) for number in (0, 0, 1)]
     classes(*names).draw(tmp_path / "picture", examples, found)
     picture = (tmp_path / "picture").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
@@ -192,6 +206,7 @@ def test_numbers():
         found, type("Features", (), {"example_indices": np.array([0])}), 0, np.float32([2.5])
     )
     examples = [Example(None, "a:1", ("fox",), 3.0), Example("x", "a:2", ("fox",), None)]
+    assert task.to_json(examples[0], found[0]) == {"value": 2.5}
     assert write(task, examples, [found[0], 1.0]) == [
         {"id": 0, "prediction": 2.5, "label": 3.0},
         {"id": "x", "prediction": 1.0},
@@ -310,3 +325,38 @@ def test_metrics_and_heads():
         head = task.model(MODEL, "mix")
         assert isinstance(head, BertForSequenceClassification)
         assert (head.num_labels, head.probe) == (size, "mix")
+
+
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        ("A fox", ("A fox",)),
+        (("A fox", "a dog"), ("A fox", "a dog")),
+        (["A fox"], ("A fox",)),
+        ({"sentence": "A fox", "label": "a", "other": 3}, ("A fox",)),
+    ],
+)
+def test_examples_of_plain_values(value, texts):
+    for task in (classes("a", "b"), numbers()):
+        if isinstance(value, dict) and task.num_outputs:
+            value = {**value, "label": 2.5}
+        example = task.example_from(value, 3)
+        assert (example.id, example.where, example.texts) == (None, "examples[3]", texts)
+
+
+def test_examples_of_dicts_have_the_columns_of_the_data():
+    data = DataFiles(text="a,b", label="y")
+    example = classes("x").example_from({"a": "A", "b": "B", "y": "x", "id": 7}, 0, data)
+    assert (example.id, example.texts, example.label) == (7, ("A", "B"), "x")
+    task = Classification(glue.task("mnli"))
+    example = task.example_from({"premise": "A", "hypothesis": "B"}, 0, data)
+    assert (example.texts, example.label) == (("A", "B"), None)
+    with pytest.raises(UserError, match=r"^examples\[2\] has no column 'premise'"):
+        task.example_from({"a": "A", "b": "B"}, 2, data)
+
+
+@pytest.mark.parametrize("value", [3, None, [], ("a", "b", "c"), {}, b"", "", " ", ["a", 3], b"ab"])
+def test_values_that_are_no_examples(value):
+    with pytest.raises(UserError, match=r"^examples\[5\]") as error:
+        classes("a", "b").example_from(value, 5)
+    assert "\n" not in str(error.value)

@@ -7,10 +7,10 @@ import pytest
 
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.tasks import datasets
+from bert_jax.tasks import TASKS, make_task
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
-from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets, make_task, named
+from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets, named
 
 
 @pytest.fixture
@@ -177,14 +177,14 @@ def test_a_file_that_has_an_equals_sign_in_its_name(tmp_path, monkeypatch):
 
 
 def test_make_task():
-    assert set(datasets.KINDS) == {
+    assert set(TASKS) == {
         "classification",
         "regression",
         "token_classification",
         "question_answering",
         "multiple_choice",
     }
-    for kind, cls in datasets.KINDS.items():
+    for kind, cls in TASKS.items():
         task = make_task(TaskConfig(kind, labels=("a", "b")))
         assert type(task) is cls
         assert task.labels == ("a", "b")

@@ -105,7 +105,7 @@ def test_what_a_table_lacks(tmp_path):
     assert read(path, text=text)[0].label == "1"  # how the choices begin may be empty
     with pytest.raises(UserError, match=r"a\.jsonl:1 has no column 'ending2'; set data\.text to"):
         read(path)
-    with pytest.raises(UserError, match=r"data\.text names 3 columns; multiple choice takes"):
+    with pytest.raises(UserError, match=r"a\.jsonl:1 has 3 texts; data\.text names a context"):
         read(path, text="sent1,sent2,ending0")
     for name, value in (("ending1", " "), ("sent1", ""), ("ending0", None), ("sent2", 3)):
         path.write_text(json.dumps({**row, name: value}))
@@ -118,7 +118,7 @@ def test_a_head_of_another_number_of_choices(tmp_path):
     path.write_text(f"{HEADER}\n{LINE}1\n")
     assert len(read(path, task("0", "1", "2", "3"))) == 1
     for labels in (("0", "1"), ("1", "0", "2", "3"), ("a", "b", "c", "d")):
-        with pytest.raises(UserError, match=r"names 4 choices, .* must be 0, 1, 2, 3$"):
+        with pytest.raises(UserError, match=r"has 4 choices, .* must be 0, 1, 2, 3$"):
             read(path, task(*labels))
 
 
@@ -130,6 +130,10 @@ def test_predictions(tmp_path):
     chooser.collect(found, features, 1, np.array([0, 0, 0, 9], np.float32))
     assert chooser.score(examples, found)["accuracy"] == 0.5
     assert chooser.constant_score([*examples, examples[0]]) == pytest.approx(2 / 3)
+    values = chooser.to_json(examples[1], found[1])
+    softmax = np.exp([0, 0, 0, 9]) / np.exp([0, 0, 0, 9]).sum()
+    assert (values["choice"], values["probability"]) == (3, pytest.approx(softmax[3], rel=1e-6))
+    assert values["probabilities"] == pytest.approx(softmax.tolist(), rel=1e-5)
     file = io.StringIO()
     chooser.write(file, examples, found)
     lines = [json.loads(line) for line in file.getvalue().splitlines()]
@@ -148,3 +152,24 @@ def test_metrics_and_head():
     head = task("0", "1", "2").model(MODEL, "mix")
     assert isinstance(head, BertForMultipleChoice)
     assert (head.num_labels, head.probe) == (1, "mix")
+
+
+def test_examples_of_plain_values():
+    chooser, data = task("0", "1"), DataFiles(text="sent1,sent2,ending0,ending1")
+    texts = ("The fox jumps.", "The dog", "jumped", "is lazy")
+    fields = {"context": texts[0], "start": texts[1], "choices": texts[2:]}
+    assert chooser.example_from(fields, 1).texts == texts
+    assert chooser.example_from({**fields, "start": ""}, 1).texts[1] == ""
+    columns = dict(zip(data.text.split(","), texts, strict=True))
+    assert chooser.example_from({**columns, "label": 1}, 1, data).label == "1"
+    wrong = [{**fields, "choices": ["a"]}, {**fields, "choices": "ab"}, {**fields, "context": ""}]
+    wrong += [
+        {"choices": ["a", "b"]},
+        {**fields, "choices": ["a", "b", "c"]},
+        "The fox",
+        {},
+        columns,
+    ]
+    for value in wrong:
+        with pytest.raises(UserError, match=r"^examples\[1\]"):
+            chooser.example_from(value, 1)

@@ -439,7 +439,7 @@ def test_an_answer_that_is_not_at_its_place_is_counted(tokenizer):
     assert (
         features.skipped[0] == "dev.json: q: the answer 'fox' is not at character 5 of the context"
     )
-    assert features.skipped[4] == "dev.json: q: the answer '\\u200b' has no pieces"
+    assert features.skipped[4] == "dev.json: q: the answer '\\u200b' has no tokens"
     logits = np.zeros((2, 16))
     logits[[0, 1], 7] = 1
     found = answer_all(reader, features, [logits])
@@ -460,13 +460,10 @@ def test_records_as_examples():
     for unanswerable in (impossible, record([]), record(None, is_impossible=True)):
         with pytest.raises(UserError, match=r"dev\.json: q: .* set task\.with_unanswerable=True"):
             task().make_example(unanswerable, DataFiles())
-    fox = [("fox", 4)]
-    for name, empty in (
-        ("question", record(fox, question=" \n")),
-        ("context", record(fox, context=" \n")),
-    ):
-        with pytest.raises(UserError, match=f"dev.json: q: the {name} is empty"):
-            task().make_example(empty, DataFiles())
+    for name in ("question", "context"):
+        fields = {"question": "Who?", "context": CONTEXT, name: " \n"}
+        with pytest.raises(UserError, match=rf"^examples\[3\] has no {name}; "):
+            task().example_from(fields, 3)
     with pytest.raises(UserError, match="an answer is empty"):
         task().make_example(record([("fox", 4), ("", 0)]), DataFiles())
 
@@ -482,3 +479,35 @@ def test_metrics_and_head():
     head = task().model(MODEL, "mix")
     assert isinstance(head, BertForQuestionAnswering)
     assert (head.num_labels, head.probe) == (2, "mix")
+
+
+def test_examples_of_plain_values():
+    fields = {"question": QUESTION, "context": CONTEXT}
+    asked = task().example_from(fields, 1)
+    assert (asked.id, asked.texts, asked.label) == ("examples[1]", (QUESTION, CONTEXT), None)
+    answers = {"text": ["fox"], "answer_start": [4]}
+    labelled = task().example_from({**fields, "id": "q", "answers": answers}, 1)
+    assert (labelled.id, labelled.label) == ("q", (("fox", 4),))
+    for value in ("Who?", (QUESTION, CONTEXT), {"question": QUESTION}, {}, 3):
+        with pytest.raises(UserError, match=r"^examples\[1\]"):
+            task().example_from(value, 1)
+
+
+def test_answers_as_plain_values(tokenizer):
+    asked = example([("fox", 4)])
+    features = task().features([asked], tokenizer, MODEL, 32)
+    logits = np.zeros((2, len(features.sequences[0])))
+    logits[[0, 1], [7, 7]] = 3  # "fox" with 6, and "no answer" with 4
+    logits[:, 0] = 2
+    for threshold, answer, span in ((0.0, "fox", (4, 7)), (-3.0, "", (None, None))):
+        reader = task(with_unanswerable=True, null_threshold=threshold)
+        (answers,) = answer_all(reader, features, [logits])
+        values = reader.to_json(asked, answers)
+        scores = np.exp([answers.null, *(candidate.score for candidate in answers.best)])
+        probability = (scores[1] if answer else scores[0]) / scores.sum()
+        assert values == {
+            "answer": answer,
+            "probability": pytest.approx(probability),
+            "start": span[0],
+            "end": span[1],
+        }

@@ -38,6 +38,11 @@ def read(path, **fields):
     return read_examples(task(), str(path), DataFiles(**fields), labelled=False)[0]
 
 
+def tagged(numbers):
+    """A prediction in which each word has the tag of a number."""
+    return {word: (number, 0.5) for word, number in enumerate(numbers)}
+
+
 def predict(task, features, tag_of):
     """Takes logits by which each piece has the tag that `tag_of` gives for row and place."""
     found = [None] * (int(features.example_indices.max()) + 1)
@@ -123,7 +128,7 @@ def test_every_word_is_predicted_once(wordpiece, sentences, max_length):
         labelled = [place for place, label in enumerate(features.labels[row]) if label != NO_LABEL]
         assert labelled == [place for _, place in features.spans[row]]
         for word, place in features.spans[row]:
-            assert found[features.example_indices[row]][word] == tags[row, place]
+            assert found[features.example_indices[row]][word][0] == tags[row, place]
             text = wordpiece.encode([examples[features.example_indices[row]].texts[word]])[0]
             piece = features.sequences[row][place : place + len(text)]
             assert piece.tolist() == list(text)
@@ -140,6 +145,12 @@ def test_words_without_pieces_are_no_entities(wordpiece):
     tagger.write(file, [example], found[:1])
     assert file.getvalue() == "fox\tB-PER\tB-PER\n\u200b\tI-PER\tO\ndog\tO\tB-PER\n\n"
     assert found[1] == {}
+    probability = pytest.approx(np.e / (np.e + 4), rel=1e-6)
+    assert tagger.to_json(example, found[0]) == {
+        "tokens": ["fox", "\u200b", "dog"],
+        "labels": ["B-PER", "O", "B-PER"],
+        "probabilities": [probability, None, probability],
+    }
     assert tagger.score([sentence(["\u200b"], ["O"])], found[1:])["accuracy"] == 1.0
 
 
@@ -184,7 +195,7 @@ def test_scores_of_entities(sentences):
     for pairs in sentences:
         actual, predicted = zip(*pairs, strict=True)
         examples.append(sentence(["fox"] * len(pairs), actual))
-        found.append({word: BIO.index(tag) for word, tag in enumerate(predicted)})
+        found.append(tagged(BIO.index(tag) for tag in predicted))
         right += len(entities(actual) & entities(predicted))
         there += len(entities(actual))
         taken += len(entities(predicted))
@@ -220,7 +231,7 @@ def test_tags_that_are_no_entities_have_an_accuracy():
         tagger = task(*names)
         assert list(tagger.metrics) == ["accuracy"]
         example = sentence(["a", "b", "c"], [names[0], names[1], names[1]])
-        assert tagger.score([example], [{0: 0, 1: 0, 2: 1}]) == {"accuracy": pytest.approx(2 / 3)}
+        assert tagger.score([example], [tagged([0, 0, 1])]) == {"accuracy": pytest.approx(2 / 3)}
         assert tagger.constant_score([example]) == pytest.approx(2 / 3)
         with pytest.raises(UserError, match=r"task\.metrics has 'f1'; this task has accuracy$"):
             _ = task(*names, metrics=("f1",)).metrics
@@ -250,7 +261,7 @@ def test_files_of_columns(tmp_path):
 def test_what_is_written_is_read_back(tmp_path):
     path, tagger = tmp_path / "a.conll", task(*BIO)
     examples = [sentence("The fox", "O B-PER"), sentence(["#", "New\u00a0York"], ["O", "B-LOC"])]
-    found = [{0: 0, 1: 1}, {0: 2, 1: 1}]
+    found = [tagged([0, 1]), tagged([2, 1])]
     with path.open("w") as file:
         tagger.write(file, examples, found)
     assert [record.fields for record in records.conll(str(path))] == [
@@ -292,5 +303,21 @@ def test_files_of_json_lines(tmp_path):
 
 def test_no_entities_at_all():
     with warnings.catch_warnings(action="error"):
-        scores = task(*BIO).score([sentence("a b", "O O")], [{0: 0, 1: 0}])
+        scores = task(*BIO).score([sentence("a b", "O O")], [tagged([0, 0])])
     assert scores == {"accuracy": 1.0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
+
+
+def test_examples_of_plain_values():
+    tagger = task(*BIO)
+    for value in (["The", "fox"], ("The", "fox"), {"sentence": ["The", "fox"]}):
+        example = tagger.example_from(value, 1)
+        assert (example.where, example.texts, example.label) == (
+            "examples[1]",
+            ("The", "fox"),
+            None,
+        )
+    data = DataFiles(text="tokens", label="ner_tags")
+    assert tagger.example_from({"tokens": ["a"], "ner_tags": ["O"]}, 0, data).label == ("O",)
+    for value in ("The fox", 3, [], ["fox", ""], {}, {"tokens": "The fox"}):
+        with pytest.raises(UserError, match=r"^examples\[2\]"):
+            tagger.example_from(value, 2, data)
