@@ -13,9 +13,8 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -101,7 +100,9 @@ def prepare(
     # A store that was started from other text, or with another tokenizer, is started again.
     is_resumed = progress.exists() and read_json(progress)["identity"] == identity
     if not is_resumed and isinstance(tokenizer, TokenizerConfig):
-        tokenizer = tokenizer_training.train(text.training_sentences(), tokenizer, vocab_size)
+        documents = (document for split, document in text.documents() if split == "train")
+        sentences = itertools.chain.from_iterable(documents)
+        tokenizer = tokenizer_training.train(sentences, tokenizer, vocab_size)
     try:
         if not is_resumed and isinstance(tokenizer, Tokenizer):
             shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
@@ -148,11 +149,10 @@ class _Text:
     """Documents to train on and held-out documents, in one stream."""
 
     def __init__(self, data: DataConfig):
-        self._source = open_source(data.source, data)
+        self.source = open_source(data.source, data)
         self._held_out = open_source(data.eval_source, data) if data.eval_source else None
-        self._sources = [source for source in (self._source, self._held_out) if source]
         self._eval_fraction = data.eval_fraction
-        self.name, self.form = self._source.name, self._source.form
+        self._sources = [source for source in (self.source, self._held_out) if source]
         self.size = sum(source.size for source in self._sources)
 
     @property
@@ -162,20 +162,16 @@ class _Text:
 
     def identity(self) -> dict[str, Any]:
         held_out = self._held_out.identity() if self._held_out else self._eval_fraction
-        return {"text": self._source.identity(), "held_out": held_out}
+        return {"text": self.source.identity(), "held_out": held_out}
 
     def documents(self) -> Iterator[tuple[str, list[str]]]:
         """Yield every document with its split; held-out ones are at even distances."""
         fraction = 0.0 if self._held_out else self._eval_fraction
-        for index, document in enumerate(self._source.documents()):
+        for index, document in enumerate(self.source.documents()):
             is_held_out = math.floor((index + 1) * fraction) > math.floor(index * fraction)
             yield "eval" if is_held_out else "train", document
         for document in self._held_out.documents() if self._held_out else ():
             yield "eval", document
-
-    def training_sentences(self) -> Iterator[str]:
-        """Yield what a tokenizer is trained on."""
-        return (s for split, document in self.documents() if split == "train" for s in document)
 
     def batches(self, start: int) -> Iterator[list[tuple[str, list[str]]]]:
         """Yield the documents from number `start` on, in batches of `_BATCH_CHARACTERS`."""
@@ -195,99 +191,81 @@ def _tokenize(text: _Text, folder: Path) -> None:
     progress = read_json(folder / "progress.json")
     tokenizer = tokenizer_lib.load(folder / "tokenizer")
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    num_documents, characters = progress.get("documents", 0), 0
-    start_time = time.monotonic()
-    batches = text.batches(num_documents)
-    with ExitStack() as stack:
-        writers = {
-            name: stack.enter_context(
-                closing(_SplitWriter(folder / name, dtype, progress["splits"].get(name)))
-            )
-            for name in ("train", "eval")
-        }
-        reader = stack.enter_context(ThreadPoolExecutor(1))
-        bar = stack.enter_context(
-            tqdm(total=text.size, desc="tokenizing", unit_scale=True, disable=None, leave=False)
-        )
+    num_documents, characters, start_time = progress.get("documents", 0), 0, time.monotonic()
+    batches, splits = text.batches(num_documents), progress["splits"]
+    for name in ("train", "eval"):
+        splits[name] = _open_split(folder / name, splits.get(name), dtype)
+    with (
+        ThreadPoolExecutor(1) as reader,
+        tqdm(total=text.size, desc="tokenizing", unit_scale=True, disable=None, leave=False) as bar,
+    ):
         # Tokenizers release the interpreter's lock, so that the next batch is read meanwhile.
         next_batch = reader.submit(next, batches, None)
         while batch := next_batch.result():
             next_batch = reader.submit(next, batches, None)
             ids = iter(tokenizer.encode([s for _, document in batch for s in document]))
             tokenized = [(split, [next(ids) for _ in document]) for split, document in batch]
-            for name, writer in writers.items():
-                writer.append([document for split, document in tokenized if split == name])
+            for name, sizes in splits.items():
+                _append(folder / name, sizes, [d for split, d in tokenized if split == name])
             num_documents += len(batch)
             characters += sum(len(s) for _, document in batch for s in document)
             progress["documents"] = num_documents
-            progress["splits"] = {name: writer.sizes() for name, writer in writers.items()}
             _write_json(folder / "progress.json", progress)
             bar.update(text.position - bar.n)
-    empty = [name for name in writers if not progress["splits"].get(name, {}).get("tokens")]
-    if empty:
+    name = text.source.name
+    if not (splits["train"]["tokens"] and splits["eval"]["tokens"]):
         (folder / "progress.json").unlink()
+        if not splits["train"]["tokens"]:
+            raise UserError(f"{name} has no text to train on; give more text")
         raise UserError(
-            f"{text.name} has no text to train on; give more text"
-            if "train" in empty
-            else f"data.eval_fraction holds out none of the {num_documents} documents of "
-            f"{text.name}; raise it, or give data.eval_source"
+            f"data.eval_fraction holds out none of the {num_documents} documents of {name}; raise "
+            "it, or give data.eval_source"
         )
     del progress["documents"]
     _write_json(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
     (folder / "progress.json").unlink()
     seconds = time.monotonic() - start_time
     print(
-        f"prepared {text.name} ({text.form}): {num_documents:,} documents, "
+        f"prepared {name} ({text.source.form}): {num_documents:,} documents, "
         f"{characters / 1e6:.1f} MB of text in {seconds:.1f} s "
         f"({characters / 1e6 / seconds:.1f} MB/s)",
         flush=True,
     )
 
 
-class _SplitWriter:
-    """Append to the three files of a split, from the sizes that were last recorded."""
+def _open_split(folder: Path, sizes: dict[str, Any] | None, dtype: np.dtype) -> dict[str, Any]:
+    """Return the size of each file of a split, without what was written but not recorded."""
+    folder.mkdir(exist_ok=True)
+    if sizes is None:
+        (folder / "tokens.bin").write_bytes(b"")
+        for name in FILES[1:]:
+            (folder / f"{name}.bin").write_bytes(np.int64(0).tobytes())
+        return {"tokens": 0, "sentences": 8, "documents": 8, "dtype": dtype.name}
+    for name in FILES:
+        path = folder / f"{name}.bin"
+        if not path.exists() or path.stat().st_size < sizes[name]:
+            raise UserError(f"{path} is shorter than progress.json records; {REMEDY}")
+        os.truncate(path, sizes[name])
+    return sizes
 
-    def __init__(self, folder: Path, dtype: np.dtype, sizes: dict[str, int] | None):
-        folder.mkdir(exist_ok=True)
-        self._dtype = dtype
-        self._files: dict[str, BinaryIO] = {}
-        paths = {name: folder / f"{name}.bin" for name in FILES}
-        for name, path in paths.items():  # truncate would fill a shorter file with zeros
-            if sizes and (not path.exists() or path.stat().st_size < sizes[name]):
-                raise UserError(f"{path} is shorter than progress.json records; {REMEDY}")
-        for name, path in paths.items():
-            self._files[name] = path.open("ab")
-            self._files[name].truncate(sizes[name] if sizes else 0)
-            if sizes is None and name != "tokens":
-                self._files[name].write(np.int64(0).tobytes())
-        size = self.sizes()
-        self._num_tokens = size["tokens"] // dtype.itemsize
-        self._num_sentences = size["sentences"] // 8 - 1
 
-    def sizes(self) -> dict[str, Any]:
-        """Flush, and return the size of each file in bytes."""
-        for file in self._files.values():
-            file.flush()
-            file.seek(0, os.SEEK_END)
-        sizes = {name: file.tell() for name, file in self._files.items()}
-        return {**sizes, "dtype": self._dtype.name}
-
-    def append(self, documents: list[list[Any]]) -> None:
-        """Append documents of sentences of token ids, without the empty ones."""
-        documents = [kept for d in documents if (kept := [s for s in d if len(s)])]
-        if not documents:
-            return
-        sentences = [sentence for document in documents for sentence in document]
-        self._files["tokens"].write(np.concatenate(sentences).astype(self._dtype).tobytes())
-        sentence_ends = self._num_tokens + np.cumsum([len(s) for s in sentences], dtype=np.int64)
-        self._files["sentences"].write(sentence_ends.tobytes())
-        document_ends = self._num_sentences + np.cumsum([len(d) for d in documents], dtype=np.int64)
-        self._files["documents"].write(document_ends.tobytes())
-        self._num_tokens, self._num_sentences = int(sentence_ends[-1]), int(document_ends[-1])
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+def _append(folder: Path, sizes: dict[str, Any], documents: list[list[Any]]) -> None:
+    """Append documents of sentences of token ids, without the empty ones, and update `sizes`."""
+    documents = [kept for d in documents if (kept := [s for s in d if len(s)])]
+    if not documents:
+        return
+    sentences = [sentence for document in documents for sentence in document]
+    tokens = np.concatenate(sentences).astype(sizes["dtype"])
+    num_tokens, num_sentences = sizes["tokens"] // tokens.itemsize, sizes["sentences"] // 8 - 1
+    arrays = {
+        "tokens": tokens,
+        "sentences": num_tokens + np.cumsum([len(s) for s in sentences], dtype=np.int64),
+        "documents": num_sentences + np.cumsum([len(d) for d in documents], dtype=np.int64),
+    }
+    for name, array in arrays.items():
+        with (folder / f"{name}.bin").open("ab") as file:
+            file.write(array.tobytes())
+        sizes[name] += array.nbytes
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,10 +1,9 @@
 """The token store: what it holds, when it is reused, how it survives being killed or damaged."""
 
-import os
+import json
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -40,7 +39,7 @@ def data(tmp_path):
 
 
 TOKENIZER = TokenizerConfig(kind="wordpiece")
-PIECES = 60
+VOCAB_SIZE = 60
 
 
 def texts(store, tokenizer) -> list[list[str]]:
@@ -53,7 +52,7 @@ def texts(store, tokenizer) -> list[list[str]]:
 
 
 def test_holds_the_text(data, tmp_path):
-    made = prepare(data, TOKENIZER, PIECES, tmp_path / "store")
+    made = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
     source = [d.splitlines() for d in (tmp_path / "text.txt").read_text().strip().split("\n\n")]
     expected = [[made.tokenizer.decode(made.tokenizer.encode([s])[0]) for s in d] for d in source]
     held_out = [i for i in range(60) if (i + 1) % 10 == 0]
@@ -62,22 +61,22 @@ def test_holds_the_text(data, tmp_path):
         d for i, d in enumerate(expected) if i not in held_out
     ]
     counts = made.train.token_counts(made.tokenizer.vocab_size)
-    np.testing.assert_array_equal(counts, np.bincount(made.train.tokens, minlength=PIECES))
+    np.testing.assert_array_equal(counts, np.bincount(made.train.tokens, minlength=VOCAB_SIZE))
 
 
 def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
     folder = tmp_path / "store"
-    prepare(data, TOKENIZER, PIECES, folder)
+    prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*.bin")}
-    prepare(data, TOKENIZER, PIECES, folder)
+    prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*.bin")} == before
     with pytest.raises(UserError, match="another tokenizer"):
-        prepare(data, TOKENIZER, PIECES + 1, folder)
+        prepare(data, TOKENIZER, VOCAB_SIZE + 1, folder)
     with pytest.raises(UserError, match="other held-out text"):
-        prepare(DataConfig(source=data.source, eval_fraction=0.2), TOKENIZER, PIECES, folder)
+        prepare(DataConfig(source=data.source, eval_fraction=0.2), TOKENIZER, VOCAB_SIZE, folder)
     write_text(tmp_path / "text.txt", 61)
     with pytest.raises(UserError, match="other text"):
-        prepare(data, TOKENIZER, PIECES, folder)
+        prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*.bin")} == before
     # A store is a source of its own, whatever has become of the text.
     assert prepare(DataConfig(source=str(folder)), TOKENIZER, 0, tmp_path / "no").train
@@ -86,7 +85,7 @@ def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
 def test_held_out_files(data, tmp_path):
     write_text(tmp_path / "dev.txt", 7)
     both = DataConfig(source=data.source, eval_source=str(tmp_path / "dev.txt"))
-    made = prepare(both, TOKENIZER, PIECES, tmp_path / "store")
+    made = prepare(both, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
     assert (made.train.num_documents, made.eval.num_documents) == (60, 7)
 
 
@@ -94,7 +93,7 @@ def test_held_out_files(data, tmp_path):
 def test_goes_on_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
     """The files end up the same as without interruption, and earlier work is not done again."""
     monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
-    prepare(data, TOKENIZER, PIECES, tmp_path / "whole")
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "whole")
     write_json, calls, encoded = prepare_lib._write_json, [], []
 
     def failing(path, content):
@@ -105,7 +104,7 @@ def test_goes_on_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
 
     monkeypatch.setattr(prepare_lib, "_write_json", failing)
     with pytest.raises(KeyboardInterrupt):
-        prepare(data, TOKENIZER, PIECES, tmp_path / "cut")
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "cut")
     with pytest.raises(UserError, match="unfinished"):
         open_store(tmp_path / "cut")
     # What has lost a part is found, and what was written but not recorded is cut off.
@@ -114,18 +113,19 @@ def test_goes_on_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
         (tmp_path / "cut/train/tokens.bin").write_bytes(tokens[: len(tokens) // 3])
         monkeypatch.setattr(prepare_lib, "_write_json", write_json)
         with pytest.raises(UserError, match="is shorter than"):
-            prepare(data, TOKENIZER, PIECES, tmp_path / "cut")
+            prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "cut")
         (tmp_path / "cut/train/tokens.bin").write_bytes(tokens)
     with (tmp_path / "cut/train/tokens.bin").open("ab") as file:
         file.write(b"rubbish")
     monkeypatch.setattr(prepare_lib, "_write_json", write_json)
-    append = prepare_lib._SplitWriter.append
-    monkeypatch.setattr(
-        prepare_lib._SplitWriter,
-        "append",
-        lambda self, pieces: (encoded.append(len(pieces)), append(self, pieces)),
-    )
-    prepare(data, TOKENIZER, PIECES, tmp_path / "cut")
+    append = prepare_lib._append
+
+    def counting(folder, sizes, documents):
+        encoded.append(len(documents))
+        append(folder, sizes, documents)
+
+    monkeypatch.setattr(prepare_lib, "_append", counting)
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "cut")
     assert fail_at == 1 or sum(encoded) < 60
     for path in (tmp_path / "whole").rglob("*.bin"):
         again = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
@@ -133,26 +133,36 @@ def test_goes_on_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
     assert not (tmp_path / "cut/progress.json").exists()
 
 
-def test_survives_sigkill(tmp_path):
-    """The real thing: `bert-jax prepare` killed without warning, then run again."""
-    write_text(tmp_path / "text.txt", 30_000)
-    command = [
-        sys.executable,
-        "-m",
-        "bert_jax",
-        "prepare",
-        str(tmp_path / "text.txt"),
-    ]
-    options = ["--tokenizer=wordpiece", "--vocab-size=60"]
-    subprocess.run([*command, str(tmp_path / "whole"), *options], check=True, capture_output=True)
-    process = subprocess.Popen([*command, str(tmp_path / "cut"), *options], stdout=-1, stderr=-1)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "cut/progress.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert not (tmp_path / "cut/store.json").exists()
-    subprocess.run([*command, str(tmp_path / "cut"), *options], check=True, capture_output=True)
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.text import prepare
+
+append, calls = prepare._append, []
+
+def killing(*args):
+    append(*args)
+    calls.append(args)
+    if len(calls) == 5:  # of the third batch, the training text alone
+        os.kill(os.getpid(), signal.SIGKILL)
+
+prepare._append, prepare._BATCH_CHARACTERS = killing, 500
+data = DataConfig(source=sys.argv[1], eval_fraction=0.1)
+prepare.prepare(data, TokenizerConfig(kind="wordpiece"), int(sys.argv[3]), Path(sys.argv[2]))
+"""
+
+
+def test_survives_sigkill(data, tmp_path, monkeypatch):
+    """A process that is killed in the middle of a batch loses only that batch."""
+    command = [sys.executable, "-c", KILLED, data.source, str(tmp_path / "cut"), str(VOCAB_SIZE)]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    assert json.loads((tmp_path / "cut/progress.json").read_text())["documents"] > 0
+    with pytest.raises(UserError, match="unfinished"):
+        open_store(tmp_path / "cut")
+    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "whole")
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "cut")
     for path in (tmp_path / "whole").rglob("*.bin"):
         again = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
         assert path.read_bytes() == again.read_bytes()
@@ -161,7 +171,7 @@ def test_survives_sigkill(tmp_path):
 @pytest.mark.parametrize("name", ["train/tokens.bin", "eval/documents.bin", "store.json"])
 def test_damage_is_found(data, tmp_path, name):
     folder = tmp_path / "store"
-    prepare(data, TOKENIZER, PIECES, folder)
+    prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     path = folder / name
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UserError, match="remove the folder to prepare it again"):
@@ -186,13 +196,13 @@ def test_texts_that_cannot_be_trained_on(tmp_path):
 def test_a_folder_that_cannot_be_written(data, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written"):
-        prepare(data, TOKENIZER, PIECES, tmp_path / "file" / "store")
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "file" / "store")
 
 
 def test_mended_text_is_begun_again(data, tmp_path):
     """Text that broke off at an error, with part of it tokenized, and was then put right."""
     text = (tmp_path / "text.txt").read_bytes()
-    prepare(data, TOKENIZER, PIECES, tmp_path / "first")
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first")
     given = tokenizer_lib.load(tmp_path / "first/tokenizer")
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
     data.sentences = "lines"  # or else the error shows when the form of the text is looked for
@@ -205,8 +215,8 @@ def test_mended_text_is_begun_again(data, tmp_path):
 
 
 def test_a_store_with_another_tokenizer_than_asked_for(data, tmp_path):
-    prepare(data, TOKENIZER, PIECES, tmp_path / "one")
-    prepare(data, TOKENIZER, PIECES - 1, tmp_path / "two")
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "one")
+    prepare(data, TOKENIZER, VOCAB_SIZE - 1, tmp_path / "two")
     source = DataConfig(source=str(tmp_path / "one"))
     same = tokenizer_lib.load(tmp_path / "one/tokenizer")
     assert prepare(source, same, 0, tmp_path / "no")
@@ -231,5 +241,5 @@ def test_begun_again_with_a_tokenizer_of_another_kind(data, tmp_path):
         prepare(data, given, 0, tmp_path / "store")
     assert (tmp_path / "store/progress.json").exists()
     (tmp_path / "text.txt").write_bytes(text)
-    made = prepare(data, TOKENIZER, PIECES, tmp_path / "store")
+    made = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
     assert made.tokenizer.kind == "wordpiece"
