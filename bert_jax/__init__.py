@@ -1,17 +1,72 @@
-"""BERT in JAX: pretrain an encoder from your own text, and use it."""
+"""Encoders in JAX: pretrain BERT from your own text, fine-tune it, and use it."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bert_jax.bert import Bert, load
+    from bert_jax.bert import Bert, Guess, load
+    from bert_jax.config import (
+        CheckpointConfig,
+        DataConfig,
+        DataFiles,
+        FinetuneConfig,
+        ModelConfig,
+        OptimizerConfig,
+        ParallelConfig,
+        Phase,
+        TaskConfig,
+        TokenizerConfig,
+        TrainConfig,
+    )
+    from bert_jax.errors import Interrupted, TrainingError, UserError
+    from bert_jax.finetuning import FinetuningResult, finetune
+    from bert_jax.predictions import Predictions
+    from bert_jax.pretraining import PretrainingResult, pretrain
+    from bert_jax.recipes import recipe
 
-__all__ = ["Bert", "load"]
+__version__ = "0.2.0"
+
+__all__ = [
+    "Bert",
+    "CheckpointConfig",
+    "DataConfig",
+    "DataFiles",
+    "FinetuneConfig",
+    "FinetuningResult",
+    "Guess",
+    "Interrupted",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "Phase",
+    "Predictions",
+    "PretrainingResult",
+    "TaskConfig",
+    "TokenizerConfig",
+    "TrainConfig",
+    "TrainingError",
+    "UserError",
+    "__version__",
+    "finetune",
+    "load",
+    "pretrain",
+    "recipe",
+]
+
+# Imported when first used: a command that only prepares text should not wait for JAX.
+_MODULES = {
+    "bert": ("Bert", "Guess", "load"),
+    "errors": ("Interrupted", "TrainingError", "UserError"),
+    "finetuning": ("FinetuningResult", "finetune"),
+    "predictions": ("Predictions",),
+    "pretraining": ("PretrainingResult", "pretrain"),
+    "recipes": ("recipe",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first used: a command that only prepares text should not wait for JAX.
-    if name in __all__:
-        from bert_jax import bert as pretrained
-
-        return getattr(pretrained, name)
-    raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")
+    module = importlib.import_module(f"bert_jax.{_MODULE_OF.get(name, 'config')}")
+    return getattr(module, name)

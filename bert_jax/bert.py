@@ -1,18 +1,17 @@
-"""A checkpoint, loaded to be used: `bert_jax.load`."""
+"""A checkpoint, loaded to be used: `bert = bert_jax.load(CHECKPOINT)`."""
 
 import dataclasses
 import functools
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
 from flax import linen as nn
-from flax import traverse_util
 
 from bert_jax.config import (
     DataFiles,
@@ -25,13 +24,17 @@ from bert_jax.config import (
 from bert_jax.convert import google, huggingface, names
 from bert_jax.embeddings import Encoder
 from bert_jax.errors import UserError
+from bert_jax.models.bert import BertModel, BertOutput
 from bert_jax.models.heads import BertForPreTraining, TaskModel, task_model
+from bert_jax.predictions import Predictions, predict
 from bert_jax.settings import from_dict
-from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
+from bert_jax.text import tokenizer as tokenizers
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 
-_ROW = 384  # pieces of a row of a foreign model's task, at most: that of `run_squad.py`
+# Tokens of a sequence of a foreign model's task, at most: those of google-research `run_squad.py`.
+_TASK_LENGTH = 384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,28 +42,36 @@ class Guess:
     """A token for a masked position.
 
     Attributes:
-      token: as it stands in the vocabulary.
-      probability: that the model gives it.
+      token: as the vocabulary has it.
+      probability: of the token, by the model.
       text: the whole text with the token filled in.
+      position: index of the masked token in the sequence, in which [CLS] is 0.
     """
 
     token: str
     probability: float
     text: str
+    position: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Bert:
-    """A pretrained or a fine-tuned model with its tokenizer.
+    """A pretrained or fine-tuned model with its tokenizer.
 
     Attributes:
-      config: of the model.
-      params: of `model`, float32.
-      tokenizer: that it was trained with.
-      model: encoder and pretraining heads, of which `params` may lack some; or the task's head.
+      config: the model's config, in the names of BERT's own `config.json`.
+      params: nested dictionaries of the float32 parameters of `model`.
+      tokenizer: the tokenizer that the model was trained with.
+      model: the Flax module: the encoder with pretraining heads, or with the head of a task.
       unused: names of tensors of a foreign checkpoint that the model has no place for.
-      task: what the model was fine-tuned for; None for a pretrained one.
-      data: how its examples were read: the columns, and how long a row may be.
+      task: the task that the model was fine-tuned for; None for a pretrained model.
+      data: how the task's examples were read: their columns, and the longest sequence.
+
+    >>> bert = getfixture("tiny_bert")
+    >>> bert
+    Bert(bert, 2 layers of 16, 2 heads, 7,362 parameters, wordpiece of 64 tokens)
+    >>> bert.config.num_hidden_layers
+    2
     """
 
     config: ModelConfig
@@ -71,41 +82,145 @@ class Bert:
     task: TaskConfig | None = None
     data: DataFiles = dataclasses.field(default_factory=DataFiles)
 
+    def __repr__(self) -> str:
+        c, size = self.config, sum(x.size for x in jax.tree.leaves(self.params))
+        task = f", {self.task.kind}" if self.task else ""
+        if self.task and self.task.labels:
+            task += f" of {len(self.task.labels)} labels"
+        return (
+            f"Bert({c.model_type}, {c.num_hidden_layers} layers of {c.hidden_size}, "
+            f"{c.num_attention_heads} heads, {size:,} parameters, {self.tokenizer.kind} of "
+            f"{self.tokenizer.vocab_size:,} tokens{task})"
+        )
+
+    def tokenize(
+        self,
+        texts: str | Sequence[str],
+        text_pairs: str | Sequence[str] | None = None,
+        max_length: int | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Return texts as padded arrays of tokens, with [CLS] and [SEP].
+
+        Args:
+          texts: one text or several.
+          text_pairs: the second text of each, if there is one.
+          max_length: tokens of a sequence, at most; the model's positions where it is None. What
+            exceeds it is truncated, the longer text of a pair first.
+
+        Returns:
+          `input_ids`, `token_type_ids` and `attention_mask`, [N, L] int32, L the longest sequence.
+
+        Raises:
+          UserError: there are no texts, or not as many pairs, or `max_length` cannot be served.
+
+        >>> arrays = getfixture("tiny_bert").tokenize(["A bank.", "A river bank."])
+        >>> arrays["input_ids"].shape == arrays["attention_mask"].shape
+        True
+        """
+        columns = [[texts] if isinstance(texts, str) else list(texts)]
+        if text_pairs is not None:
+            columns.append([text_pairs] if isinstance(text_pairs, str) else list(text_pairs))
+        if not columns[0] or len(columns[0]) != len(columns[-1]):
+            raise UserError(
+                f"there are {len(columns[0])} texts and {len(columns[-1])} second texts; give one "
+                "text or more, and as many second texts"
+            )
+        longest = self.config.max_position_embeddings
+        length = longest if max_length is None else max_length
+        room = max_text_tokens(len(columns), self.config, length)
+        if room < 1 or length > longest:
+            raise UserError(f"max_length is {length}; it must leave room and be at most {longest}")
+        encoded = [self.tokenizer.encode(column) for column in columns]
+        joined = [
+            build_sequence(truncate(example, room), self.tokenizer, self.config)
+            for example in zip(*encoded, strict=True)
+        ]
+        shape = len(joined), max(len(sequence) for sequence, _ in joined)
+        ids = np.full(shape, self.tokenizer.pad_id, np.int32)
+        types, mask = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        for index, (sequence, second) in enumerate(joined):
+            ids[index, : len(sequence)] = sequence
+            mask[index, : len(sequence)] = 1
+            if self.config.type_vocab_size > 1:
+                types[index, second : len(sequence)] = 1
+        return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+
+    def __call__(
+        self,
+        texts: str | Sequence[str],
+        text_pairs: str | Sequence[str] | None = None,
+        *,
+        max_length: int | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> BertOutput:
+        """Run the encoder on texts, tokenized as by `tokenize`.
+
+        Args:
+          texts: one text or several.
+          text_pairs: the second text of each, if there is one.
+          max_length: tokens of a sequence, at most.
+          output_hidden_states: return the embeddings and the output of every layer, [N, L, D].
+          output_attentions: return the attention map of every layer, [N, H, L, L].
+
+        Raises:
+          UserError: as `tokenize`.
+
+        >>> output = getfixture("tiny_bert")("A river bank.", output_attentions=True)
+        >>> len(output.attentions), output.last_hidden_state.shape[-1]
+        (2, 16)
+        """
+        arrays = self.tokenize(texts, text_pairs, max_length)
+        return self._encode(
+            {"params": self.params["bert"]},
+            **arrays,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+
+    @functools.cached_property
+    def _encode(self) -> Any:
+        model = BertModel(self.config, add_pooling_layer="pooler" in self.params["bert"])
+        return jax.jit(model.apply, static_argnames=("output_hidden_states", "output_attentions"))
+
     def encode(
         self, texts: str | Sequence[str], layer: int | Sequence[int] = -1, pooling: str = "mean"
     ) -> Any:
-        """Returns embeddings of texts; a text alone is taken for a list of one.
+        """Return embeddings of texts.
 
         Args:
-          texts: of any length; what exceeds the model's positions is left out, with a warning.
-          layer: whose output is taken: 0 for the embeddings, i for layer i, -1 for the last; or
-            several, whose outputs are added up.
+          texts: one text or several; what exceeds the model's positions is truncated, with a
+            warning.
+          layer: 0 for the embeddings, i for layer i, -1 for the last; or several, which are added.
           pooling: "mean", "max" or "cls" for a vector of each text; "tokens" or "words" for one of
-            each piece or word of it, as `features.Encoder` says.
+            each token or word, as `embeddings.Encoder` says.
 
         Returns:
-          [N, D] float32 for N texts; or a list of N arrays, [n, D], by piece or word.
+          [N, D] float32 for N texts; or a list of N arrays, [n, D], by token or word.
 
         Raises:
           UserError: there is no such layer or pooling.
+
+        >>> getfixture("tiny_bert").encode(["A river bank.", "A bank."]).shape
+        (2, 16)
         """
         texts = [texts] if isinstance(texts, str) else texts
         layers = (layer,) if isinstance(layer, int) else tuple(layer)
-        found = list(self.encoder(layers, pooling)(texts))
-        cut = sum(embedded.is_truncated for embedded in found)
-        if cut:
+        embeddings = list(self.encoder(layers, pooling)(texts))
+        truncated = sum(embedding.is_truncated for embedding in embeddings)
+        if truncated:
             warnings.warn(
-                f"{cut} of {len(texts)} texts are longer than the model's "
-                f"{self.config.max_position_embeddings} positions; their ends were left out",
+                f"{truncated} of {len(texts)} texts are longer than the model's "
+                f"{self.config.max_position_embeddings} positions and were truncated",
                 stacklevel=2,
             )
-        vectors = [embedded.vectors for embedded in found]
+        vectors = [embedding.vectors for embedding in embeddings]
         if pooling in ("tokens", "words"):
             return vectors
         return np.array(vectors, np.float32).reshape(len(texts), self.config.hidden_size)
 
     def encoder(self, layers: tuple[int, ...], pooling: str) -> Encoder:
-        """Returns what `encode` uses: the same one, with what it has compiled, each time."""
+        """Return the encoder that `encode` uses; it keeps what it has compiled."""
         if (layers, pooling) not in self._encoders:
             self._encoders[layers, pooling] = Encoder(
                 self.config, self.params["bert"], self.tokenizer, layers, pooling
@@ -116,119 +231,234 @@ class Bert:
     def _encoders(self) -> dict[tuple[tuple[int, ...], str], Encoder]:
         return {}
 
-    def fill_mask(self, text: str, top_k: int = 5) -> list[list[Guess]]:
-        """Returns the `top_k` most probable pieces for each "[MASK]" of a text, best first.
+    @overload
+    def fill_mask(self, text: str, top_k: int = 5) -> list[Guess]: ...  # pyright: ignore
+    @overload
+    def fill_mask(self, text: Sequence[str], top_k: int = 5) -> list[list[Guess]]: ...
+    def fill_mask(self, text: str | Sequence[str], top_k: int = 5) -> Any:
+        """Return the most probable tokens for each "[MASK]" of a text.
+
+        Args:
+          text: one text or several.
+          top_k: guesses for each mask.
+
+        Returns:
+          The guesses for a text, the first mask's first and each mask's best first; a list of such
+          for several texts.
 
         Raises:
-          UserError: the text has no "[MASK]", or is longer than the model's positions.
+          UserError: a text has no "[MASK]" or is too long, or the model has no masked LM head.
+
+        >>> guesses = getfixture("tiny_bert").fill_mask("The [MASK] bank.", top_k=3)
+        >>> len(guesses), guesses[0].position
+        (3, 2)
         """
+        if not isinstance(text, str):
+            return [self.fill_mask(each, top_k) for each in text]
         ids = self.tokenizer.encode_with_masks(text)
         if self.tokenizer.mask_id not in ids:
             raise UserError(
-                f"the text has no [MASK]: {text[:60]!r}; put one where a piece is wanted"
+                f"the text has no [MASK]: {text[:60]!r}; put one where a token is wanted"
             )
-        return self.fill_masked_pieces(ids, top_k)
+        return self.fill_masked_tokens(ids, top_k)
 
-    def fill_masked_pieces(self, ids: Sequence[int], top_k: int = 5) -> list[list[Guess]]:
-        """Does what `fill_mask` does, for the pieces of a text, without [CLS] and [SEP].
-
-        Raises:
-          UserError: the pieces are more than the model's positions, or it has no masked LM head.
-        """
+    def fill_masked_tokens(self, ids: Sequence[int], top_k: int = 5) -> list[Guess]:
+        """Return what `fill_mask` does, for the tokens of a text without [CLS] and [SEP]."""
         if "mlm_head" not in self.params:
             raise UserError(
                 "the checkpoint has no masked LM head; take one that was pretrained and not "
-                "fine-tuned, or train.py --init to train a head for it"
+                "fine-tuned, or pretrain from it to train a head"
             )
         if top_k < 1:
             raise UserError(f"top_k is {top_k}; it must be at least 1")
-        tokenizer = self.tokenizer
-        row = [tokenizer.cls_id, *ids, tokenizer.sep_id]
-        if len(row) > self.config.max_position_embeddings:
+        tokenizer, longest = self.tokenizer, self.config.max_position_embeddings
+        sequence = [tokenizer.cls_id, *ids, tokenizer.sep_id]
+        if len(sequence) > longest:
             raise UserError(
-                f"the text has {len(row)} pieces and the model only "
-                f"{self.config.max_position_embeddings} positions; shorten it"
+                f"the text has {len(sequence)} tokens and the model only {longest} positions; "
+                "shorten it"
             )
-        positions = [i for i, index in enumerate(row) if index == tokenizer.mask_id]
-        logits = self._mlm_logits(row, positions)
-        # Rows of the embedding table beyond the vocabulary are padding, and no pieces.
+        positions = [i for i, token in enumerate(sequence) if token == tokenizer.mask_id]
+        logits = self._mlm_logits(sequence, positions)
+        # Embeddings beyond the vocabulary are padding.
         probabilities = np.asarray(jax.nn.softmax(logits[:, : tokenizer.vocab_size]))
         guesses = []
-        for position, chances in zip(positions, probabilities, strict=True):
-            best = np.argsort(-chances)[:top_k].tolist()
-            filled = [[*row[:position], index, *row[position + 1 :]] for index in best]
-            guesses.append(
-                [
-                    Guess(
-                        tokenizer.id_to_token(index), float(chances[index]), self.text(pieces[1:-1])
-                    )
-                    for index, pieces in zip(best, filled, strict=True)
-                ]
-            )
+        for position, row in zip(positions, probabilities, strict=True):
+            for token in np.argsort(-row)[:top_k].tolist():
+                filled = [*sequence[1:position], token, *sequence[position + 1 : -1]]
+                name = tokenizer.id_to_token(token)
+                guesses.append(Guess(name, float(row[token]), self.text(filled), position))
         return guesses
 
     def text(self, ids: Sequence[int]) -> str:
-        """Returns the text of some pieces, in which masked ones show as [MASK]."""
-        parts, part = [], []
-        for index in ids:
-            if index == self.tokenizer.mask_id:
-                parts.append(self.tokenizer.decode(part))
-                part = []
+        """Return the text of some tokens, in which masked ones show as [MASK]."""
+        texts, tokens = [], []
+        for token in [*ids, self.tokenizer.mask_id]:
+            if token == self.tokenizer.mask_id:
+                texts.append(self.tokenizer.decode(tokens).strip())
+                tokens = []
             else:
-                part.append(index)
-        parts.append(self.tokenizer.decode(part))
-        return " [MASK] ".join(part.strip() for part in parts).strip()
+                tokens.append(token)
+        return " [MASK] ".join(texts).strip()
 
     @functools.cached_property
-    def _apply(self) -> Callable[..., Any]:
+    def _apply(self) -> Any:
         return jax.jit(self.model.apply)
 
     def _mlm_logits(self, ids: list[int], positions: list[int]) -> jax.Array:
-        """Returns the logits of some positions of one row, [len(positions), V]."""
+        """Return the logits of some positions of a sequence, [len(positions), V]."""
         # Padded to a few sizes, so that few programs are compiled.
         length = min(max(16, 1 << (len(ids) - 1).bit_length()), self.config.max_position_embeddings)
-        input_ids = np.zeros((1, length), np.int32)
+        input_ids = np.full((1, length), self.tokenizer.pad_id, np.int32)
         input_ids[0, : len(ids)] = ids
         mask = (np.arange(length) < len(ids)).astype(np.int32)[None]
-        chosen = np.zeros((1, -(-len(positions) // 16) * 16), np.int32)
-        chosen[0, : len(positions)] = positions
+        padded = np.zeros((1, -(-len(positions) // 16) * 16), np.int32)
+        padded[0, : len(positions)] = positions
         variables = {"params": self.params}
-        output = self._apply(variables, input_ids, np.zeros_like(input_ids), mask, chosen)
+        output = self._apply(variables, input_ids, np.zeros_like(input_ids), mask, padded)
         return output.mlm_logits[0, : len(positions)]
+
+    def predict(
+        self,
+        examples: Sequence[Any] | Path,
+        *,
+        text: str | None = None,
+        label: str | None = None,
+        batch_size: int = 32,
+    ) -> Predictions:
+        """Apply a fine-tuned model to examples of its task.
+
+        Args:
+          examples: plain values: a str for a text, two for a pair, a list of words; dictionaries
+            such as {"question": ..., "context": ...}; or the `Path` of a file, as fine-tuning
+            takes it.
+          text: column of a file's texts, where it is not that of the training data.
+          label: column of a file's labels, likewise.
+          batch_size: examples at a time, on each device.
+
+        Returns:
+          A sequence of dictionaries, one an example, with labels and probabilities.
+
+        Raises:
+          UserError: the model has no head of a task, or an example does not fit it.
+
+        >>> predictions = getfixture("tiny_classifier").predict(["A river bank.", "A bank."])
+        >>> len(predictions), sorted(predictions[0])
+        (2, ['label', 'probabilities', 'probability'])
+        """
+        if self.task is None or not isinstance(self.model, TaskModel):
+            raise UserError("the model has no head of a task; fine-tune it first")
+        columns = {"text": text, "label": label}
+        changed = {name: column for name, column in columns.items() if column}
+        data = dataclasses.replace(self.data, **changed)
+        # Columns that were named are not GLUE's own.
+        config = dataclasses.replace(self.task, **({"glue": ""} if changed else {}))
+        return predict(self.model, self.params, self.tokenizer, config, data, examples, batch_size)
+
+    def save(self, path: str | Path) -> None:
+        """Write a self-contained checkpoint, which `load` reads.
+
+        Raises:
+          UserError: something is at `path`, or it cannot be written.
+
+        >>> path = getfixture("tmp_path") / "checkpoint"
+        >>> getfixture("tiny_bert").save(path)
+        >>> load(path).config.hidden_size
+        16
+        """
+        path = Path(path)
+        _check_free(path)
+        run = TrainConfig(model=self.config)
+        if self.task:
+            probe = self._probe()
+            run = FinetuneConfig(model=self.config, task=self.task, data=self.data, probe=probe)
+        try:
+            checkpoint.write_params(path, self.params, dataclasses.asdict(run), self.tokenizer)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error})") from error
+
+    def export(self, path: str | Path, head: str | None = None) -> huggingface.Exported:
+        """Write a directory that Hugging Face's `transformers` loads, all of it or nothing.
+
+        Args:
+          path: the directory, where nothing may be.
+          head: "pretraining", "masked-lm" or "none" for the encoder alone; None for all heads.
+
+        Returns:
+          The class of `transformers` that it is, and what that class has no place for.
+
+        Raises:
+          UserError: `transformers` has no such model, or something is at `path`.
+
+        >>> path = getfixture("tmp_path") / "exported"
+        >>> getfixture("tiny_bert").export(path).architecture
+        'BertForPreTraining'
+        """
+        path = Path(path)
+        _check_free(path)
+        if self._probe() and head != "none":
+            raise UserError(
+                f"the checkpoint is a probe (of {self._probe()!r}), and no class of transformers "
+                "has such a head; export its encoder by head none, or fine-tune without a probe"
+            )
+        try:
+            path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error})") from error
+        try:
+            exported = huggingface.save(
+                self.config, self.params, self.tokenizer, temporary, head, self.task
+            )
+            temporary.chmod(0o755)
+            temporary.rename(path)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error})") from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return exported
+
+    def _probe(self) -> str:
+        return self.model.probe if isinstance(self.model, TaskModel) else ""
 
 
 def load(path: str | Path) -> Bert:
-    """Loads a checkpoint.
+    """Load a checkpoint.
 
     Args:
-      path: a workdir, for its latest checkpoint; one of its checkpoints; a directory of Hugging
-        Face's; or one of Google's.
+      path: a workdir, for its latest checkpoint; one of its checkpoints; or a Hugging Face or
+        Google checkpoint directory.
 
     Raises:
-      UserError: there is none, or it is damaged, or of another architecture.
+      UserError: there is no checkpoint, or it is damaged, or of another architecture.
+
+    >>> path = getfixture("tmp_path") / "tiny"
+    >>> getfixture("tiny_bert").save(path)
+    >>> load(path)
+    Bert(bert, 2 layers of 16, 2 heads, 7,362 parameters, wordpiece of 64 tokens)
     """
     path = Path(path)
-    for module, is_of in ((google, google.is_google), (huggingface, huggingface.is_huggingface)):
-        if is_of(path):
+    for module, is_its in ((google, google.is_google), (huggingface, huggingface.is_huggingface)):
+        if is_its(path):
             config, converted, tokenizer = module.load(path)
             params, task = converted.params, converted.task
-            model = _model(config, task, there=names.module_names(params))
-            data = DataFiles(max_length=min(_ROW, config.max_position_embeddings))
+            model = _model(config, task, modules=names.module_names(params))
+            data = DataFiles(max_length=min(_TASK_LENGTH, config.max_position_embeddings))
             return Bert(config, params, tokenizer, model, converted.unused, task, data)
-    found = checkpoint.find(path)
-    where, description = f"{found}/config", checkpoint.read_json(found, "config")
-    of_task = isinstance(description, dict) and "task" in description
-    run = from_dict(FinetuneConfig if of_task else TrainConfig, description, where)
+    folder = checkpoint.find(path)
+    where, description = f"{folder}/config", checkpoint.read_json(folder, "config")
+    has_task = isinstance(description, dict) and "task" in description
+    run = from_dict(FinetuneConfig if has_task else TrainConfig, description, where)
     validate_model(run.model, where)
-    task, probe, data = (run.task, run.probe, run.data) if of_task else (None, "", DataFiles())
+    task, probe, data = (run.task, run.probe, run.data) if has_task else (None, "", DataFiles())
     try:
         model = _model(run.model, task, probe)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    tokenizer = load_tokenizer(found)
-    like = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
-    params = checkpoint.read_params(found, like, () if task else names.OPTIONAL_MODULES)
-    model = _model(run.model, task, probe, there=names.module_names(params))
+    tokenizer = load_tokenizer(folder)
+    shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
+    params = checkpoint.read_params(folder, shapes, () if task else names.OPTIONAL_MODULES)
+    model = _model(run.model, task, probe, modules=names.module_names(params))
     return Bert(run.model, params, tokenizer, model, task=task, data=data)
 
 
@@ -236,135 +466,26 @@ def _model(
     config: ModelConfig,
     task: TaskConfig | None,
     probe: str = "",
-    there: Iterable[str] = names.OPTIONAL_MODULES,
+    modules: Iterable[str] = names.OPTIONAL_MODULES,
 ) -> BertForPreTraining | TaskModel:
+    """Return the module whose parameters a checkpoint has, which has some optional modules."""
     if task:
         return task_model(config, task.kind, task.labels, probe)
-    return BertForPreTraining(config, next_sentence={"bert/pooler", "nsp_head"} <= set(there))
+    return BertForPreTraining(config, next_sentence={"bert/pooler", "nsp_head"} <= set(modules))
 
 
 def load_tokenizer(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
-    """Reads the tokenizer of a checkpoint, or from one of its files, or the folder of these.
+    """Read the tokenizer of a checkpoint, or one from its own files or their folder.
 
     Raises:
       UserError: there is none, or it is damaged.
     """
     path = Path(path)
     if any((path / name).is_dir() for name in ("state", "best", "checkpoints")):
-        found = checkpoint.find(path)
-        content = checkpoint.read_json(found, "tokenizer")
-        return tokenizer_lib.from_json(content, f"{found}/tokenizer")
-    return tokenizer_lib.load(path, lowercase=lowercase)
-
-
-def model_to_train(init: Bert, config: ModelConfig, given: Iterable[str]) -> ModelConfig:
-    """Returns the model for training to go on with: that of `init`, but for how it is computed.
-
-    The head of a task has no say in it: its shape is not the encoder's.
-
-    Args:
-      init: the model to begin with.
-      config: the one that a recipe describes.
-      given: fields that were set by hand, which are kept, such as "hidden_dropout_prob".
-
-    Raises:
-      UserError: one of them asks for other parameters.
-    """
-    how = ("dtype", "remat", "scan_layers", "attention")
-    kept = {name: getattr(config, name) for name in {*how, *given}}
-    if not kept.get("vocab_size"):  # 0 is the size that the checkpoint has
-        kept.pop("vocab_size", None)
-    model = dataclasses.replace(init.config, **kept)
-    validate_model(model, "config")
-    shapes = jax.eval_shape(BertForPreTraining(model).init_params, jax.random.key(0))
-    pretrained = {k: v for k, v in init.params.items() if k not in names.TASK_MODULES}
-    there: Any = traverse_util.flatten_dict(pretrained, sep="/")
-    wanted: Any = traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
-    for name, param in there.items():
-        if name not in wanted or wanted[name].shape != param.shape:
-            raise UserError(
-                f"--init has {name} of shape {param.shape}, which the config does not ask for; "
-                "leave the shape of the model out of the command"
-            )
-    return model
-
-
-def fill(params: Any, given: Any) -> Any:
-    """Returns `params` with copies of those that are in `given` too, on the same devices.
-
-    Each host of a run has all of `given`, of which it copies what its own devices hold.
-    """
-    flat: Any = traverse_util.flatten_dict(given, sep="/")
-    own: Any = traverse_util.flatten_dict(params, sep="/")
-
-    def copied(name: str, like: jax.Array) -> jax.Array:
-        value = np.asarray(flat[name])
-        # Not the array itself: a step reuses the memory of the state that it is given.
-        return jax.make_array_from_callback(
-            value.shape, like.sharding, lambda index: np.array(value[index])
-        )
-
-    filled = {name: copied(name, v) if name in flat else v for name, v in own.items()}
-    return traverse_util.unflatten_dict(filled, sep="/")
-
-
-def save(bert: Bert, path: str | Path) -> None:
-    """Writes a checkpoint of a model, which `load` reads.
-
-    Raises:
-      UserError: something is at `path`, or it cannot be written.
-    """
-    path = Path(path)
-    _check_free(path)
-    run = TrainConfig(model=bert.config)
-    if bert.task:
-        run = FinetuneConfig(model=bert.config, task=bert.task, data=bert.data, probe=_probe(bert))
-    description = dataclasses.asdict(run)
-    try:
-        checkpoint.write_params(path, bert.params, description, bert.tokenizer)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error})") from error
-
-
-def export(bert: Bert, path: str | Path, head: str | None = None) -> huggingface.Exported:
-    """Writes a directory that Hugging Face's `transformers` loads, at once or not at all.
-
-    Args:
-      bert: the model.
-      path: the directory; nothing may be there.
-      head: "pretraining", "masked-lm" or "none", for the pooler alone; None for all there are, or
-        for that of the task.
-
-    Raises:
-      UserError: `transformers` has no such model, or something is at `path`.
-    """
-    path = Path(path)
-    _check_free(path)
-    if _probe(bert) and head != "none":
-        raise UserError(
-            f"the checkpoint is a probe (of {_probe(bert)!r}), and no class of transformers has "
-            "such a head; export its encoder by --head=none, or fine-tune without a probe"
-        )
-    try:
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error})") from error
-    try:
-        made = huggingface.save(
-            bert.config, bert.params, bert.tokenizer, temporary, head, bert.task
-        )
-        temporary.chmod(0o755)
-        temporary.rename(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error})") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return made
-
-
-def _probe(bert: Bert) -> str:
-    return bert.model.probe if isinstance(bert.model, TaskModel) else ""
+        folder = checkpoint.find(path)
+        content = checkpoint.read_json(folder, "tokenizer")
+        return tokenizers.from_json(content, f"{folder}/tokenizer")
+    return tokenizers.load(path, lowercase=lowercase)
 
 
 def _check_free(path: Path) -> None:

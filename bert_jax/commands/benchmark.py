@@ -23,8 +23,7 @@ def run(words: list[str]) -> None:
     from bert_jax.planning import benchmark_table as table
     from bert_jax.planning import measure
 
-    sys.argv[1:] = [f"--config={args.config}", *fields]
-    config, _ = cli.read_config(Path(args.config), TrainConfig)
+    config = cli.read_config(args.config, fields, TrainConfig).config
     validate(config)
     count = len(phases(config))
     if not 1 <= args.phase <= count:

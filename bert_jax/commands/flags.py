@@ -1,89 +1,97 @@
-"""How every command reads its flags and its config, and how it ends."""
+"""Flags that several commands share: `--config=RECIPE --config.FIELD=VALUE`, and those of hosts."""
 
-import os
-import re
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import argparse
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
-from bert_jax.errors import CommandError, UserError
-from bert_jax.settings import flatten
+from bert_jax import recipes, settings
+from bert_jax.errors import UserError
 
-
-def run(main: Callable[[], None]) -> None:
-    """Runs a command; an error of the user's, or of training, is one line and an exit code."""
-    try:
-        main()
-    except CommandError as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        # Not sys.exit: threads that still read a damaged checkpoint would print what they think of
-        # it. All that has to be closed has been, on the error's way here.
-        os._exit(error.exit_code)
-    except KeyboardInterrupt:
-        print(f"{Path(sys.argv[0]).name}: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
-        sys.stderr.close()
-        sys.exit(1)
+CHECKPOINT = "a workdir, one of its checkpoints, or a Hugging Face or Google checkpoint directory"
 
 
-def read_config(default: Path, kind: type) -> tuple[Any, str]:
-    """Parses the command line's absl flags: `--config=FILE` and `--config.FIELD=VALUE` among them.
+class Recipe(NamedTuple):
+    """A config as the command line describes it.
+
+    Attributes:
+      config: the recipe's config with the fields that were set.
+      name: of the recipe, such as "tiny" or "glue-mrpc".
+      fields: dotted names of the fields that the command line sets.
+    """
+
+    config: Any
+    name: str
+    fields: Sequence[str]
+
+    @property
+    def model_fields(self) -> list[str]:
+        """Names of the fields of the model that the command line sets."""
+        return [n.removeprefix("model.") for n in self.fields if n.startswith("model.")]
+
+
+def add_config(parser: argparse.ArgumentParser, default: str, kind: type) -> None:
+    """Add `--config` to a parser, and every field of a config to its help."""
+    parser.add_argument(
+        "--config",
+        default=default,
+        metavar="RECIPE",
+        help=f"the name of a recipe, or the path of a Python file with one ({default})",
+    )
+    lines = [
+        "Fields of the config, with their values where the recipe does not set them:",
+        "",
+        *(f"  --config.{field.name}={field.value}\n        {_describe(field)}"
+          for field in settings.fields(kind())),
+    ]  # fmt: skip
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(lines)
+
+
+def _describe(field: settings.Field) -> str:
+    choices = typing.get_args(field.hint) if typing.get_origin(field.hint) is Literal else ()
+    listed = f" ({', '.join(map(str, choices))})" if choices else ""
+    return field.metadata["help"] + listed
+
+
+def read_config(recipe: str, words: Sequence[str], kind: type) -> Recipe:
+    """Return the config of a recipe with the fields that the other words of the command set.
 
     Args:
-      default: the config file where none is given.
-      kind: what it must give, `TrainConfig` or `FinetuneConfig`.
-
-    Returns:
-      The config, and the name of its file without its folder and `.py`.
+      recipe: a name such as "tiny" or "finetune/glue:mrpc", or a path.
+      words: `--config.FIELD=VALUE`, `--config.FIELD VALUE`, or `--config.FIELD` for True.
+      kind: the class of the config.
 
     Raises:
-      UserError: a flag or a field is unknown, a value is of another type, or the file is not there.
+      UserError: there is no such recipe or field, or a value is of another type.
     """
-    from absl import flags
-    from ml_collections import config_flags
-
-    args = sys.argv[1:]
-    # The file must come before its fields, and is wanted even where only a field is given.
-    given = next((i for i, a in enumerate(args) if a in ("--config", "-config")), None)
-    if given is not None and given + 1 < len(args):
-        args[given : given + 2] = [f"--config={args[given + 1]}"]
-    files = [a for a in args if a.startswith("--config=")] or [f"--config={default}"]
-    sys.argv[1:] = [*files, *(a for a in args if a not in files)]  # where config_flags looks
-    path, _, argument = files[-1].removeprefix("--config=").partition(".py:")
-    path += ".py" if argument else ""
-    if {"-h", "--help", "-help", "--helpfull"} & set(args):
-        _print_help(kind)
-        sys.exit(0)
-    if not Path(path).is_file():
-        raise UserError(f"config {path} does not exist; give a Python file, as those in configs/")
-    try:
-        holder = config_flags.DEFINE_config_file("config", help_string="A recipe in configs/.")
-        rest = flags.FLAGS(sys.argv)[1:]
-        config = holder.value
-        if not isinstance(config, kind):
-            raise TypeError(f"get_config() of {path} gives no {kind.__name__}")
-    except flags.Error as error:
-        raise UserError(f"{' '.join(str(error).split())}; --help lists the flags") from error
-    except Exception as error:  # whatever running the config's own Python raises
-        reason = " ".join(str(error).strip("\"'").split()) or type(error).__name__
-        raise UserError(f"{reason}; bert_jax/config.py lists the fields") from error
-    if rest:
-        raise UserError(f"{rest[0]!r} is not a flag; write --config.FIELD=VALUE")
-    return config, "-".join(filter(None, (Path(path).stem, argument)))
+    path, argument = recipes.find(recipe)
+    config = recipes.recipe(recipe)
+    if not isinstance(config, kind):
+        raise UserError(f"recipe {path}: get_config() returns no {kind.__name__}")
+    names, rest = [], list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--config."):
+            raise UserError(f"{word!r} is not a flag; fields are set by --config.FIELD=VALUE")
+        name, equals, value = word.removeprefix("--config.").partition("=")
+        if not equals and rest and not rest[0].startswith("--"):
+            equals, value = "=", rest.pop(0)
+        settings.override(config, name, value if equals else None)
+        names.append(name)
+    return Recipe(config, "-".join(filter(None, (path.stem, argument))), names)
 
 
-def fields_given(prefix: str) -> list[str]:
-    """Returns the fields of a config that the command line sets, such as "dtype" of "model."."""
-    found = (re.match(rf"--?config\.{re.escape(prefix)}(\w+)", arg) for arg in sys.argv)
-    return [match[1] for match in found if match]
-
-
-def _print_help(kind: type) -> None:
-    """Prints the calling program's own account of itself, and every field of a config."""
-    print(sys.modules["__main__"].__doc__)
-    print("Fields, with their values where neither the recipe nor the command line sets them:\n")
-    for name, value in flatten(kind()).items():
-        print(f"  --config.{name}={value}")
+def add_hosts(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a run on several hosts."""
+    group = parser.add_argument_group("several hosts")
+    group.add_argument("--coordinator_address", metavar="HOST:PORT", help="of process 0")
+    group.add_argument("--num_processes", type=int, metavar="N", help="processes of the run")
+    group.add_argument("--process_id", type=int, metavar="I", help="of this process, from 0")
+    group.add_argument(
+        "--connect_timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="to wait for the other processes (120)",
+    )

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import sys
-from pathlib import Path
 
 from bert_jax.commands import flags as cli
 from bert_jax.config import TrainConfig
@@ -18,8 +17,7 @@ def run(words: list[str]) -> None:
     devices = targets.read(args.topology)
     from bert_jax.planning import plan, search, table
 
-    sys.argv[1:] = [f"--config={args.config}", *fields]
-    config, _ = cli.read_config(Path(args.config), TrainConfig)
+    config = cli.read_config(args.config, fields, TrainConfig).config
     if args.search:
         ranked = [(target, *search.search(config, target, _say)) for target in devices]
         if args.json:

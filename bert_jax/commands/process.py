@@ -1,82 +1,133 @@
-"""Programs that JAX has compiled, kept on disk for the next process that wants them."""
+"""All that a command sets for its whole process: how it ends, its cache, its memory, its signals.
 
+The library sets none of this: `import bert_jax` and its functions leave the process as it is.
+"""
+
+import argparse
 import contextlib
 import ctypes
+import itertools
 import os
 import re
+import signal
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
+from bert_jax.errors import CommandError
 
-from bert_jax.distributed import hosts
+_CACHE = "jax_compilation_cache_dir"
+# What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
+_CACHE_WARNING = re.compile(
+    r"Error (reading|writing) persistent compilation cache entry for '(.*?)'"
+)
 
-_FOLDER = "jax_compilation_cache_dir"
-# What JAX warns of, where it goes on without the entry.
-_WARNING = re.compile(r"Error (reading|writing) persistent compilation cache entry for '(.*?)'")
 
+def run(command: Callable[[], None], name: str) -> None:
+    """Run a command, and end the process with one line for an error of the user's or of training.
 
-def keep() -> None:
-    """Keeps compiled programs in the user's cache, where JAX has not been given a folder for them.
-
-    They save a run that goes on, or another of the same sizes, the time to compile. JAX tells
-    programs of other devices, versions and flags apart. What cannot be kept or read is compiled
-    again, without a word. Several hosts must share the folder, as the first one alone writes, and
-    those that wait for others while they compile would wait for ever: there it has to be given.
+    Args:
+      command: what to run.
+      name: of the command, which the line begins with.
     """
-    if getattr(jax.config, _FOLDER) is None and hosts.count() == 1:
+    try:
+        command()
+    except CommandError as error:
+        print(f"{name}: {error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        # Not sys.exit: threads that still read a damaged checkpoint would print their errors too.
+        os._exit(error.exit_code)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def run_on_hosts(args: argparse.Namespace, command: Callable[[], None]) -> None:
+    """Run a command as one of several processes, which end together."""
+    from bert_jax.distributed import hosts
+
+    def connected() -> None:
+        names = ("coordinator_address", "num_processes", "process_id", "connect_timeout")
+        given = {name: getattr(args, name) for name in names}
+        if hosts.connect.__code__.co_argcount:
+            hosts.connect(**given)
+        else:
+            from absl import flags
+
+            flags.FLAGS(["x", *(f"--{k}={v}" for k, v in given.items() if v is not None)])
+            hosts.connect()
+        cache_compiled_programs()
+        command()
+
+    hosts.run(connected)
+
+
+def cache_compiled_programs() -> None:
+    """Keep compiled programs in the user's cache, unless JAX has been given a folder for them.
+
+    They save a run that resumes, or another of the same sizes, the time to compile. JAX tells
+    programs of other devices, versions and flags apart. What cannot be kept or read is compiled
+    again in silence. Several hosts must share the folder, so there it has to be given.
+    """
+    import jax
+
+    if getattr(jax.config, _CACHE) is None and jax.process_count() == 1:
         try:
-            folder = _folder()
+            folder = _cache_folder()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except (OSError, RuntimeError):  # a disk that is full or read only, or no home
+        except (OSError, RuntimeError):  # a full or read-only disk, or no home
             return
-        jax.config.update(_FOLDER, str(folder))
+        jax.config.update(_CACHE, str(folder))
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    warnings.filterwarnings("always", _WARNING.pattern)  # not the first of its kind alone
-    warnings.showwarning = _show
+    warnings.filterwarnings("always", _CACHE_WARNING.pattern)  # not the first of its kind alone
+    warnings.showwarning = _show_warning
 
 
-def _folder() -> Path:
+def _cache_folder() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # By the XDG specification one that is no full path is to be passed over.
+    # The XDG specification says to ignore a path that is not absolute.
     return (base if base.is_absolute() else Path.home() / ".cache") / "bert-jax"
 
 
-_show_others = warnings.showwarning
+_show_other_warnings = warnings.showwarning
 
 
-def _show(message: Any, *args: Any, **options: Any) -> None:
-    """Shows a warning, but for those of programs; one that is damaged makes room for a new one."""
-    found = _WARNING.match(str(message))
-    if not found:
-        _show_others(message, *args, **options)
-    elif found[1] == "reading" and (folder := getattr(jax.config, _FOLDER)):
-        for path in Path(folder).glob(f"{found[2]}-*-cache"):
+def _show_warning(message: Any, *args: Any, **options: Any) -> None:
+    """Show a warning, unless it is of the cache; remove an entry that is damaged."""
+    import jax
+
+    match = _CACHE_WARNING.match(str(message))
+    if not match:
+        _show_other_warnings(message, *args, **options)
+    elif match[1] == "reading" and (folder := getattr(jax.config, _CACHE)):
+        for path in Path(folder).glob(f"{match[2]}-*-cache"):
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
 def keep_host_memory() -> None:
-    """Keeps memory that XLA frees on a CPU, so that the next step need not ask for it again.
+    """Keep memory that XLA frees on a CPU, so that the next step need not ask for it again.
 
     A step's temporaries are freed at its end. With the C library's defaults they go back to the
     system, and every page of the next step's is cleared and mapped anew: a third of the time of a
-    step of the default config. Threads that run already keep to what they have: it is called before
-    anything that asks JAX for its devices. Does nothing without glibc.
+    step of the default config. Does nothing without glibc.
     """
     # From malloc.h: M_ARENA_MAX, M_MMAP_MAX, and M_TRIM_THRESHOLD, of which -1 is none. Two steps
-    # of BERT-base are under way at once, and have more to give back than any threshold allows.
+    # of BERT-base are in flight at once, and free more memory than any threshold allows.
     _mallopt({-8: 1, -4: 0, -1: -1})
 
 
 def return_host_memory() -> None:
-    """Gives back the memory of every large array when it is freed: for a command that runs once.
+    """Return the memory of every large array when it is freed, for a command that runs once.
 
-    By default the C library keeps much of it, which is half as much again as a checkpoint takes.
-    Does nothing without glibc.
+    By default the C library keeps half as much again as a checkpoint takes. Does nothing without
+    glibc.
     """
     _mallopt({-3: 1 << 16})  # M_MMAP_THRESHOLD
 
@@ -88,3 +139,45 @@ def _mallopt(options: Mapping[int, int]) -> None:
         return
     for option, value in options.items():
         mallopt(option, value)
+
+
+# How often JAX has been asked whether to stop. Not the step: JAX counts the calls of a process.
+_ASKED = itertools.count(1)
+
+
+class StopSignals:
+    """Note SIGTERM and SIGINT instead of ending the process; a second one ends it.
+
+    Of several processes, JAX takes SIGTERM, which clusters send before a host is preempted, from
+    `jax.distributed.initialize` on. It tells the others, and all agree on the step to stop after.
+    SIGINT is handed to it.
+    """
+
+    def __enter__(self) -> "StopSignals":
+        import jax
+
+        self._received = ""
+        self._is_alone = jax.process_count() == 1
+        numbers = [signal.SIGTERM, signal.SIGINT] if self._is_alone else [signal.SIGINT]
+        self._previous = {number: signal.signal(number, self._note) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def reason(self) -> str:
+        """Return why to save and stop after this step, alike on all hosts; "" to train on."""
+        if self._is_alone:
+            return self._received
+        from jax.experimental import multihost_utils
+
+        stops = multihost_utils.reached_preemption_sync_point(next(_ASKED))
+        return "SIGTERM or SIGINT on one of the hosts" if stops else ""
+
+    def _note(self, number: int, _: object) -> None:
+        if self._received:
+            raise KeyboardInterrupt
+        self._received = signal.Signals(number).name
+        if not self._is_alone:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -108,7 +108,8 @@ def find(path: str | Path) -> Path:
     path = Path(path)
     if not path.exists():
         raise UserError(f"checkpoint {path} does not exist; give {_CHECKPOINT}")
-    for folder in (path, path / "best"):  # the latter is what fine-tuning leaves
+    # Fine-tuning leaves best, and best.new where it was killed between two renames.
+    for folder in (path, path / "best", path / "best.new"):
         if (folder / "state").is_dir():
             return folder
     for folder in (path / "checkpoints", path):

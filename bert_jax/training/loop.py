@@ -1,20 +1,15 @@
 """The training loop: steps, logs, evaluations, checkpoints, signals."""
 
 import dataclasses
-import itertools
 import math
-import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 
 from bert_jax.batches import Batch
-from bert_jax.distributed import hosts
 from bert_jax.errors import Interrupted, TrainingError
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Progress, Writer, describe, means
@@ -63,11 +58,12 @@ def fit(
     eval_every: int,
     save_every: int,
     patience: int = 0,
+    stop: Callable[[], str] = lambda: "",
 ) -> TrainState:
     """Trains from the state's own step to the end of the last stage.
 
-    The state is saved every `save_every` steps and at the end; SIGTERM and SIGINT save it too, on
-    whichever host they come. The device is waited for at log steps, evaluations and checkpoints
+    The state is saved every `save_every` steps, at the end, and where `stop`, asked after each
+    step, returns a reason. The device is waited for at log steps, evaluations and checkpoints
     only. Closes `checkpoints`.
 
     With `patience`, training ends after so many evaluations without one that is better than all
@@ -89,7 +85,7 @@ def fit(
 
     is_over = without_gain()
 
-    with _Signals() as signals, closing(checkpoints), closing(Progress(last, step)) as progress:
+    with closing(checkpoints), closing(Progress(last, step)) as progress:
         for stage in stages:
             if step < stage.end:
                 log.restart_clock_after_next()  # which compiles the stage's program
@@ -109,12 +105,12 @@ def fit(
                     writer.draw()
                     progress.say(f"step {step}/{last}  held-out: {describe(held_out)}")
                     is_over = without_gain()
-                stops = signals.stop_now()
-                if due(save_every) or stops or is_over:
+                reason = stop()
+                if due(save_every) or reason or is_over:
                     log.check()
                     checkpoints.save(step, state, held_out)
-                if stops:
-                    raise Interrupted(f"{signals.received} after step {step}: saved; {_GO_ON}")
+                if reason:
+                    raise Interrupted(f"{reason} after step {step}: saved; {_GO_ON}")
                 if due(eval_every) or due(save_every):
                     log.restart_clock()
     return state
@@ -180,46 +176,3 @@ class _Log:
         if timed:
             speed["tokens_per_second"] = sum(float(each.total) for each in timed) / seconds
         return speed
-
-
-# How often JAX has been asked whether to stop. Not the step: to a signal it answers at the number
-# after the last one asked, which is 1 before the first step of a process, wherever the run goes on.
-_ASKED = itertools.count(1)
-
-
-class _Signals:
-    """Notes SIGTERM and SIGINT instead of ending the process; a second one ends it.
-
-    Of several processes JAX takes SIGTERM, which clusters send before a host is preempted or
-    maintained, from `jax.distributed.initialize` on. It tells the others, and all agree on the
-    latest step that any of them has begun: after it they save and stop. Orbax's
-    `CheckpointManager.reached_preemption` asks JAX the same. SIGINT is handed to it.
-    """
-
-    received: str = ""
-
-    def __enter__(self) -> "_Signals":
-        self._several = hosts.count() > 1
-        taken = [signal.SIGINT] if self._several else [signal.SIGTERM, signal.SIGINT]
-        self._before = {s: signal.signal(s, self._note) for s in taken}
-        return self
-
-    def stop_now(self) -> bool:
-        """Whether to save and stop, which is asked after each step: alike on all hosts."""
-        if not self._several:
-            return bool(self.received)
-        if multihost_utils.reached_preemption_sync_point(next(_ASKED)):
-            self.received = "SIGTERM or SIGINT on one of the hosts"
-            return True
-        return False
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _: object) -> None:
-        if self.received:
-            raise KeyboardInterrupt
-        self.received = signal.Signals(number).name
-        if self._several:
-            os.kill(os.getpid(), signal.SIGTERM)

@@ -36,6 +36,20 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
         check_same_run(config, workdir / "config.json")
 
 
+def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None:
+    """Take from the config of a run that resumes what was resolved when it started.
+
+    That is the type that "auto" stood for on the first device, and the vocabulary size that 0
+    stood for.
+    """
+    path = workdir / "config.json"
+    if path.exists():
+        model = _saved_config(type(config), path).model
+        if config.model.dtype == "auto":
+            config.model.dtype = model.dtype
+        config.model.vocab_size = config.model.vocab_size or model.vocab_size
+
+
 def check_text(workdir: Path, fingerprint: str) -> None:
     """Refuses to go on with a run on other data than before.
 
@@ -120,17 +134,20 @@ def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
     Raises:
       UserError: `path`, a workdir's `config.json`, differs in a field that is not resumable.
     """
-    try:
-        saved = settings.flatten(
-            settings.from_dict(type(config), json.loads(path.read_text()), str(path))
-        )
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} is not JSON ({error}); mend it or choose another --workdir"
-        ) from error
+    saved = settings.flatten(_saved_config(type(config), path))
     for name, value, _, metadata in settings.fields(config):
         if saved[name] != value and not metadata["resumable"]:
             raise UserError(
                 f"{path.parent} belongs to another config: {name} is {saved[name]!r} there and "
                 f"{value!r} here; choose another --workdir or set the field back"
             )
+
+
+def _saved_config(kind: type, path: Path) -> Any:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is not JSON ({error}); mend it or choose another --workdir"
+        ) from error
+    return settings.from_dict(kind, values, str(path))

@@ -1,0 +1,117 @@
+"""Embed every line of a text file with the frozen encoder, into an .npz.
+
+It holds `vectors`, one a line. For tokens and words there is one vector each; `spans` has their
+first and end character in the line, and `ends` the vector at which each line ends.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax import console
+from bert_jax.commands import process
+from bert_jax.commands.flags import CHECKPOINT
+from bert_jax.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    parser.add_argument("file", metavar="FILE", help="one text a line; plain, .gz or .xz")
+    parser.add_argument("--output", required=True, metavar="OUT.npz", help="the file to write")
+    parser.add_argument(
+        "--layer",
+        default="-1",
+        help="0 for the embeddings, 1 for the first layer, -1 for the last; several are added, as "
+        "--layer=-1,-2 (-1)",
+    )
+    parser.add_argument(
+        "--pooling",
+        choices=("mean", "cls", "max", "tokens", "words"),
+        default="mean",
+        help="one vector a text: the mean or maximum over its tokens, or that of [CLS]; or one "
+        "for each token or word (mean)",
+    )
+
+
+def run(args: argparse.Namespace, _: list[str]) -> None:
+    """Embed the file."""
+    try:
+        layers = tuple(int(layer) for layer in args.layer.split(","))
+    except ValueError as error:
+        raise UserError(f"--layer {args.layer}: numbers are wanted, such as -2 or -1,-2") from error
+    path, output = Path(args.file), Path(args.output)
+    if not path.is_file():
+        raise UserError(f"{path} is no file; give one with a text a line")
+    if output.suffix != ".npz" or output.is_dir():
+        raise UserError(f"--output {output}: give a file that ends in .npz")
+    if not os.access(output.absolute().parent, os.W_OK):
+        raise UserError(f"--output {output} cannot be written there; make the folder first")
+    from bert_jax.bert import load
+    from bert_jax.embeddings import Embedding, Encoder, chunks
+    from bert_jax.text.sources import read_lines
+
+    process.keep_host_memory()
+    process.cache_compiled_programs()
+    encoder: Encoder = load(args.checkpoint).encoder(layers, args.pooling)
+    bar = console.progress_bar(total=path.stat().st_size, unit="B", unit_scale=True, leave=False)
+    count = truncated = end = 0
+
+    def lines() -> Iterator[str]:
+        for text, position in read_lines(path):
+            bar.update(position - bar.n)
+            yield text
+
+    def arrays() -> Iterator[Mapping[str, np.ndarray]]:
+        nonlocal count, truncated, end
+        for chunk in chunks(lines()):
+            embeddings: list[Embedding] = encoder.encode_chunk(chunk)
+            count += len(embeddings)
+            truncated += sum(embedding.is_truncated for embedding in embeddings)
+            spans = [e.spans for e in embeddings if e.spans is not None]
+            if spans:
+                ends = end + np.cumsum([len(each) for each in spans])
+                end = int(ends[-1])
+                vectors = np.concatenate([e.vectors for e in embeddings])
+                yield {"vectors": vectors, "spans": np.concatenate(spans), "ends": ends}
+            else:
+                yield {"vectors": np.stack([e.vectors for e in embeddings])}
+
+    with bar:
+        write_npz(output, arrays())
+    print(f"{output}: {count:,} texts")
+    if truncated:
+        print(f"{truncated:,} of them are longer than the model's positions and were truncated")
+
+
+def write_npz(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
+    """Write arrays that come part by part into an `.npz`, at once or not at all.
+
+    The parts are collected in files, so that memory does not grow with the text.
+
+    Raises:
+      UserError: there are no parts, or the file cannot be written.
+    """
+    shapes: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+    try:
+        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".embed.") as name:
+            folder = Path(name)
+            for part in parts:
+                for key, array in part.items():
+                    shapes[key] = array.dtype, array.shape[1:]
+                    with (folder / key).open("ab") as file:
+                        file.write(np.ascontiguousarray(array).data)
+            if not shapes:
+                raise UserError("the file has no lines; give a text a line")
+            whole = {
+                key: np.memmap(folder / key, dtype, "r").reshape(-1, *shape)
+                for key, (dtype, shape) in shapes.items()
+            }
+            np.savez(folder / "whole.npz", **whole)  # pyright: ignore[reportArgumentType]
+            os.replace(folder / "whole.npz", path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror})") from error

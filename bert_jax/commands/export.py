@@ -1,0 +1,32 @@
+"""Make a directory that `transformers` loads: config, model.safetensors and tokenizer."""
+
+import argparse
+
+from bert_jax.commands import process
+from bert_jax.commands.flags import CHECKPOINT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    parser.add_argument("destination", metavar="DST", help="the directory to write")
+    parser.add_argument(
+        "--head",
+        choices=("pretraining", "masked-lm", "none"),
+        help="heads to export with the encoder (default: all that the checkpoint has)",
+    )
+
+
+def run(args: argparse.Namespace, _: list[str]) -> None:
+    """Load the model and export it."""
+    from bert_jax.bert import load
+
+    process.return_host_memory()
+    exported = load(args.checkpoint).export(args.destination, args.head)
+    name = exported.architecture
+    print(f"{name}; load it with transformers.{name}.from_pretrained({args.destination!r})")
+    if exported.dropped:
+        print(f"dropped, as {name} has no place for them: {', '.join(exported.dropped)}")
+    if exported.newly_initialized:
+        names = ", ".join(exported.newly_initialized)
+        print(f"randomly initialized by transformers, as the model lacks them: {names}")

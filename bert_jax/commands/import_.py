@@ -1,0 +1,28 @@
+"""Make a checkpoint of a Hugging Face or Google checkpoint directory.
+
+Every command takes these directories as they are, too. A checkpoint loads faster and is
+self-contained.
+"""
+
+import argparse
+
+from bert_jax.commands import process
+from bert_jax.commands.flags import CHECKPOINT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.add_argument("source", metavar="SRC", help=CHECKPOINT)
+    parser.add_argument("destination", metavar="DST", help="the checkpoint to write")
+
+
+def run(args: argparse.Namespace, _: list[str]) -> None:
+    """Load the model and save it."""
+    from bert_jax.bert import load
+
+    process.return_host_memory()
+    bert = load(args.source)
+    bert.save(args.destination)
+    print(f"{args.destination}: {bert!r}")
+    if bert.unused:
+        print(f"dropped, as the model has no place for them: {', '.join(bert.unused)}")

@@ -1,0 +1,36 @@
+"""Lines and progress bars that a run shows, which a caller from Python may turn off."""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+from tqdm import tqdm
+
+_QUIET: contextvars.ContextVar[bool] = contextvars.ContextVar("quiet", default=False)
+
+
+@contextlib.contextmanager
+def quiet(is_quiet: bool = True) -> Iterator[None]:
+    """Show nothing, and draw no pictures, within this context."""
+    token = _QUIET.set(is_quiet)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
+
+
+def is_quiet() -> bool:
+    """Return whether nothing is to be shown."""
+    return _QUIET.get()
+
+
+def show(text: str = "") -> None:
+    """Print a text on stdout at once."""
+    if not is_quiet():
+        print(text, flush=True)
+
+
+def progress_bar(**options: Any) -> tqdm:
+    """Return a bar on stderr, which is disabled where stderr is no terminal."""
+    return tqdm(disable=True if is_quiet() else None, **options)

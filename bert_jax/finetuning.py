@@ -1,0 +1,425 @@
+"""Fine-tuning: from a checkpoint and a task's examples to scores, predictions and a model.
+
+`finetune` is `start`, which checks everything and reads the examples, and `train`.
+"""
+
+import copy
+import dataclasses
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax import console, initialization, report
+from bert_jax.batches import loader
+from bert_jax.batches.buckets import Batcher, BucketedBatches
+from bert_jax.bert import Bert, load
+from bert_jax.config import CheckpointConfig, FinetuneConfig, validate_finetuning
+from bert_jax.distributed import hosts
+from bert_jax.distributed.mesh import (
+    Layout,
+    check_divides,
+    check_model,
+    compile_step,
+    init_sharded,
+    make_layout,
+    make_mesh,
+    process_slices,
+)
+from bert_jax.distributed.precision import resolve_dtype
+from bert_jax.errors import UserError
+from bert_jax.models.heads import TaskModel
+from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.baseline import tfidf_scores
+from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
+from bert_jax.tasks.results import Table
+from bert_jax.training import checkpoint, evaluation, loop
+from bert_jax.training import workdir as workdirs
+from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.training.metrics import Writer
+from bert_jax.training.objectives import TaskObjective
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.step import init_state, make_predict_step, make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuningResult:
+    """The result of a fine-tuning run.
+
+    Attributes:
+      scores: of the best model, by the name of each held-out and test set with labels.
+      comparison: scores on the first held-out set of each seed and of each baseline: dictionaries
+        with "name" and "scores".
+      checkpoint: the best checkpoint.
+      bert: the best model.
+    """
+
+    scores: dict[str, dict[str, float]]
+    comparison: list[dict[str, Any]]
+    checkpoint: Path
+    bert: Bert
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run that is ready to train: its config, resolved and valid, its model and its examples."""
+
+    config: FinetuneConfig
+    workdir: Path
+    init: Bert
+    init_name: str
+    keeps_head: bool
+    task: Task
+    sets: Datasets
+    fingerprint: str
+
+
+def finetune(
+    config: FinetuneConfig, init: str | Path, workdir: str | Path, *, quiet: bool = False
+) -> FinetuningResult:
+    """Fine-tune a model for a task, with one seed or several, or resume.
+
+    Args:
+      config: every setting of the run; `bert_jax.recipe("finetune/classification")` returns one.
+        Fields of `config.model` that differ from their defaults must fit `init`.
+      init: the checkpoint to fine-tune.
+      workdir: folder of results, predictions, checkpoints and pictures. A run that is there
+        resumes.
+      quiet: whether to print nothing and draw nothing.
+
+    Raises:
+      UserError: a setting, a file, the workdir or `init` cannot be used.
+      TrainingError: a loss or a gradient is not finite.
+
+    >>> result = getfixture("tiny_finetuning")
+    >>> result.comparison[-1]["name"]
+    'best constant prediction'
+    >>> result.bert.task.labels
+    ('first', 'second')
+    """
+    with console.quiet(quiet or console.is_quiet()):
+        return train(start(config, init, Path(workdir)))
+
+
+def start(
+    config: FinetuneConfig,
+    init: str | Path,
+    workdir: Path,
+    model_fields: Iterable[str] | None = None,
+) -> Run:
+    """Check a run against its checkpoint, its workdir and the devices, and read its examples.
+
+    Args:
+      config: every setting of the run.
+      init: the checkpoint to fine-tune.
+      workdir: the run's folder.
+      model_fields: fields of `config.model` that `init` must fit; None for those that differ from
+        their defaults.
+
+    Raises:
+      UserError: something cannot be used.
+    """
+    config = copy.deepcopy(config)
+    initial = load(init)
+    config.model = initialization.model_config(initial, config.model, model_fields)
+    validate_finetuning(config)
+    workdirs.resume_settings(config, workdir)
+    config.model = resolve_dtype(config.model, jax.local_devices()[0])
+    hosts.check_same_run(config, workdir=str(workdir), init=str(init))
+    if hosts.count() > 1 and config.parallel.mode == "pmap":
+        raise UserError("parallel.mode pmap runs on one host; set it to mesh")
+    hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))
+    mesh = make_mesh(config.parallel)
+    check_model(config.model, mesh)
+    check_divides(config.data.batch_size, config.optimizer.microbatches, mesh)
+    # The head of a probe fits another kind of probe no better than a new one.
+    is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
+    head = initial.task if is_same_kind and not config.new_head else None
+    task, sets = hosts.run_on_all_hosts(lambda: load_datasets(config, head.labels if head else ()))
+    if head:
+        check_same_head(task, head)
+    fingerprint = f"{sets.fingerprint()}-{workdirs.checksum(initial.params)}"
+    hosts.check_same({"the training data": fingerprint}, "copy the files once more")
+    workdirs.check_text(workdir, fingerprint)
+    workdirs.check_shared(workdir)
+    workdirs.claim(workdir, config, initial.tokenizer, fingerprint)
+    config = dataclasses.replace(config, task=task.config)
+    return Run(config, workdir, initial, str(init), head is not None, task, sets, fingerprint)
+
+
+def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
+    """Train with each seed, predict everything with the best, and write the results.
+
+    Args:
+      run: what `start` returned.
+      stop: asked after each step for a reason to save and stop, such as "SIGTERM".
+
+    Raises:
+      TrainingError: a loss or a gradient is not finite.
+      Interrupted: `stop` returned a reason; the state has been saved.
+    """
+    config, workdir, sets = run.config, run.workdir, run.sets
+    setup = _set_up(run)
+    batches = setup.batches(config.seed)
+    report.finetuning_start(config, sets, setup.train, batches, setup.mesh, workdir)
+    init = run.init.params if run.keeps_head else {"bert": run.init.params["bert"]}
+    report.initialized_from(run.init_name, setup.abstract_state.params, init)
+
+    seeds = range(config.seed, config.seed + config.seeds)
+    results = [_train_seed(setup, s, init, workdir / f"seed-{s}", stop) for s in seeds]
+    random = []
+    if config.compare:
+        random = [_train_seed(setup, s, None, workdir / f"random-{s}", stop) for s in seeds]
+    best = max(results, key=lambda result: run.task.rank(result["best"]))
+    params = checkpoint.read_params(workdir / best["checkpoint"], setup.abstract_state.params)
+    params = initialization.copy_params(setup.abstract_state.params, params)
+    scores, truncated = _predict_all(setup, params)
+    bert = Bert(
+        config.model,
+        params,
+        run.init.tokenizer,
+        setup.model,
+        task=run.task.config,  # with what was tuned on the held-out examples
+        data=config.data,
+    )
+    _write_best(bert, config, workdir)
+    main_set = next(iter(sets.evals.values()))
+    table = Table(run.task, main_set, results)
+    if random:
+        table.add_runs("random weights", random)
+    if config.compare and type(run.task) is Classification:
+        table.add("TF-IDF, logistic regression", tfidf_scores(run.task, sets))
+    summary = {
+        "task": dataclasses.asdict(run.task.config),
+        "best": best["checkpoint"],
+        "scores": scores,
+        "summary": table.rows,
+        "seeds": results,
+        "random_weights": random,
+        "padding": {"before": setup.train.padding, "after": batches.padding},
+        "skipped": {"records": sets.skipped, "training_examples": setup.train.features.skipped},
+        "truncated": {"train": setup.train.features.truncated, **truncated},
+    }
+    workdirs.write(workdir / "results.json", json.dumps(summary, indent=2) + "\n")
+    report.finetuning_end(table, scores, truncated, workdir)
+    return FinetuningResult(scores, table.rows, workdir / "best", bert)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setup:
+    """What the seeds of a run share: batches, the model and the compiled steps."""
+
+    run: Run
+    mesh: jax.sharding.Mesh
+    train: Batcher
+    held_out: dict[str, Batcher]
+    steps: int
+    eval_every: int
+    model: TaskModel
+    new_state: Callable[[int, jax.Array], Any]
+    abstract_state: Any
+    layout: Layout
+    train_step: Callable[..., Any]
+    predict_step: Callable[..., Any]
+
+    def batches(self, seed: int) -> BucketedBatches:
+        """Return this process's slices of the training batches."""
+        size = self.run.config.data.batch_size
+        return BucketedBatches(
+            self.train, size, self.steps, seed, partial(process_slices, self.mesh)
+        )
+
+    def predict(
+        self, params: Any, examples: list[Example], batcher: Batcher
+    ) -> tuple[list[Any], dict[str, float]]:
+        """Return the prediction of each example and, where all have labels, the scores."""
+        return evaluation.predict(
+            self.predict_step,
+            params,
+            self.run.task,
+            examples,
+            batcher,
+            self.run.config.data.batch_size,
+            partial(process_slices, self.mesh),
+        )
+
+
+def _set_up(run: Run) -> _Setup:
+    config, task = run.config, run.task
+    train, size = _batcher(run, run.sets.train), config.data.batch_size
+    per_epoch = -(-len(train.features) // size)
+    steps = max(1, round(config.epochs * per_epoch))
+    model = task.model(config.model, config.probe)
+    optimizer = make_optimizer(
+        config.optimizer,
+        steps,
+        layer_decay=config.layer_decay,
+        freezes_encoder=bool(config.probe),
+    )
+
+    def new_state(seed: int, key: jax.Array) -> Any:
+        return init_state(model.init_params(key), optimizer, seed)
+
+    mesh = make_mesh(config.parallel)
+    abstract_state, layout = make_layout(partial(new_state, 0), mesh, config.parallel)
+    objective = TaskObjective(model, is_regression=config.task.kind == "regression")
+    compiled = partial(compile_step, mode=config.parallel.mode, layout=layout)
+    return _Setup(
+        run=run,
+        mesh=mesh,
+        train=train,
+        held_out={name: _batcher(run, examples) for name, examples in run.sets.evals.items()},
+        steps=steps,
+        eval_every=max(1, per_epoch // config.evaluations),
+        model=model,
+        new_state=new_state,
+        abstract_state=abstract_state,
+        layout=layout,
+        train_step=compiled(
+            make_train_step(objective, optimizer, config.optimizer.microbatches),
+            in_sharding=layout.state,
+            outputs=("state", "metrics"),
+        ),
+        predict_step=compiled(
+            make_predict_step(objective),
+            in_sharding=layout.params,
+            outputs=("per_example", "metrics"),
+        ),
+    )
+
+
+def _batcher(run: Run, examples: list[Example]) -> Batcher:
+    config, tokenizer = run.config, run.init.tokenizer
+    features = run.task.features(examples, tokenizer, config.model, config.data.max_length)
+    return Batcher(features, tokenizer, config.model.type_vocab_size, config.data.max_length)
+
+
+def _train_seed(
+    setup: _Setup, seed: int, params: Any, folder: Path, stop: Callable[[], str]
+) -> dict[str, Any]:
+    """Train with one seed, or resume, and return the result, which is kept as JSON.
+
+    Args:
+      setup: what the seeds share.
+      seed: of a new head, of the data order and of dropout.
+      params: to start from; None for random ones.
+      folder: of this seed.
+      stop: as in `train`.
+    """
+    run, path = setup.run, folder / "result.json"
+    config, task = run.config, run.task
+    earlier = hosts.broadcast_from_main(
+        lambda: json.loads(path.read_text()) if path.exists() else None
+    )
+    if earlier:
+        return earlier
+    if config.seeds > 1 or config.compare:
+        hosts.print_on_main(f"\n{folder.name}")
+    started = time.monotonic()
+    checkpoints = Checkpoints(
+        folder / "checkpoints",
+        CheckpointConfig(keep=1),
+        dataclasses.asdict(config),
+        run.init.tokenizer,
+        rank=task.rank,
+    )
+    hosts.keep_checkpoints_in(checkpoints.folder)
+    step = checkpoints.latest()
+    if step is None:
+        step = 0
+        new_state = partial(setup.new_state, seed)
+        state = init_sharded(new_state, setup.layout.state, jax.random.key(seed))
+        if params:
+            state = state.replace(params=initialization.copy_params(state.params, params))
+    else:
+        state = checkpoints.restore(step, setup.abstract_state)
+        hosts.print_on_main(f"resuming from step {step:,}")
+
+    def evaluate(state: Any) -> dict[str, float]:
+        name, batcher = next(iter(setup.held_out.items()))
+        return setup.predict(state.params, run.sets.evals[name], batcher)[1]
+
+    panels = {"loss": "loss", **{name: name for name in task.metrics}}
+    with closing(Writer(folder, step, panels)) as writer:
+        size = config.data.batch_size
+        loop.fit(
+            state,
+            [loop.Stage(setup.steps, size, setup.train_step, evaluate)],
+            loader.prefetch(setup.batches(seed), step),
+            checkpoints,
+            writer,
+            log_every=config.log_every,
+            eval_every=setup.eval_every,
+            save_every=setup.eval_every,
+            patience=config.patience,
+            stop=stop,
+        )
+        records = writer.records()
+    seconds = time.monotonic() - started if step == 0 else None
+    result = hosts.broadcast_from_main(lambda: _result(setup, seed, records, seconds, folder))
+    workdirs.write(path, json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _result(
+    setup: _Setup, seed: int, records: list[dict[str, Any]], seconds: float | None, folder: Path
+) -> dict[str, Any]:
+    """Return the best evaluation of a seed among those whose checkpoint was kept."""
+    task, kept = setup.run.task, (folder / "checkpoints").iterdir()
+    steps = {int(path.name) for path in kept if path.name.isdigit()}
+    evaluations = [r for r in records if r["split"] == "eval" and r["step"] in steps]
+    best = max(evaluations, key=lambda record: (task.rank(record), record["step"]))
+    speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
+    examples = next(iter(setup.run.sets.evals.values()))
+    return {
+        "seed": seed,
+        "best": best,
+        "degenerate": task.mean_score(best) <= task.constant_score(examples),
+        "seconds": seconds,
+        "sequences_per_second": statistics.median(speeds) if speeds else None,
+        "checkpoint": f"{folder.name}/checkpoints/{best['step']}",
+    }
+
+
+def _predict_all(setup: _Setup, params: Any) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
+    """Predict every held-out and test set, and return their scores and truncated texts."""
+    task, sets, workdir = setup.run.task, setup.run.sets, setup.run.workdir
+    main_set = next(iter(sets.evals))
+    scores, truncated = {}, {}
+    for name, examples in {**sets.evals, **sets.tests}.items():
+        batcher = setup.held_out.get(name) or _batcher(setup.run, examples)
+        truncated[name] = batcher.features.truncated
+        predictions, scores[name] = setup.predict(params, examples, batcher)
+        del scores[name]["sequences_per_second"]
+        if name == main_set:
+            if hosts.is_main() and not console.is_quiet():
+                task.draw(workdir / "confusion.png", examples, predictions)
+            task.tune(scores[name])
+            scores[name] |= task.score(examples, predictions)
+        stem = "predictions" if name == main_set else f"predictions.{name}"
+        evaluation.write(task, examples, predictions, workdir / stem)
+    return scores, truncated
+
+
+def _write_best(bert: Bert, config: FinetuneConfig, workdir: Path) -> None:
+    """Write the best model as a checkpoint; at any moment there is a complete one to load."""
+    new, best, old = (workdir / name for name in ("best.new", "best", "best.old"))
+    if hosts.is_main():
+        for path in (new, old):
+            shutil.rmtree(path, ignore_errors=True)
+    description = dataclasses.asdict(dataclasses.replace(config, task=bert.task))
+    checkpoint.write_params(new, bert.params, description, bert.tokenizer)
+    if hosts.is_main():
+        # `checkpoint.find` takes best.new where best is not there.
+        if best.exists():
+            best.rename(old)
+        new.rename(best)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,52 @@
+"""Recipes: Python files whose `get_config()` returns a config, found by name."""
+
+import difflib
+import runpy
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+
+_PACKAGE = Path(__file__).parent
+# A wheel has the recipes inside the package; a clone has them beside it.
+_FOLDER = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir())
+
+
+def recipe(name: str) -> Any:
+    """Return the config of a recipe, to be changed and passed to `pretrain` or `finetune`.
+
+    Args:
+      name: such as "tiny", "finetune/squad" or "finetune/glue:mrpc"; or the path of a file.
+
+    Raises:
+      UserError: there is no such recipe, or it cannot be run.
+
+    >>> recipe("tiny").model.hidden_size
+    128
+    """
+    path, argument = find(name)
+    try:
+        get_config = runpy.run_path(str(path))["get_config"]
+        return get_config(argument) if argument else get_config()
+    except UserError:
+        raise
+    except Exception as error:  # whatever the recipe's own Python raises
+        reason = " ".join(str(error).strip("\"'").split()) or type(error).__name__
+        raise UserError(f"recipe {path} cannot be read: {reason}") from error
+
+
+def find(name: str) -> tuple[Path, str]:
+    """Return the file of a recipe, and what follows a colon in its name.
+
+    Raises:
+      UserError: there is none.
+    """
+    stem, _, argument = name.partition(":")
+    if (_FOLDER / f"{stem}.py").is_file():
+        return _FOLDER / f"{stem}.py", argument
+    if Path(stem).is_file():
+        return Path(stem), argument
+    names = [p.relative_to(_FOLDER).with_suffix("").as_posix() for p in _FOLDER.rglob("*.py")]
+    close = difflib.get_close_matches(stem.removesuffix(".py").removeprefix("configs/"), names, 1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(names))}"
+    raise UserError(f"--config={name}: no such recipe or file; {hint}")
