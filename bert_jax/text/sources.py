@@ -60,11 +60,7 @@ class Source(abc.ABC):
 
 
 def open_source(name: str, data: DataConfig) -> Source:
-    """Return the text that `data.source` or `data.eval_source` names.
-
-    Raises:
-      UserError: there is none, or it cannot be read.
-    """
+    """Return the text that `data.source` or `data.eval_source` names."""
     if name == "builtin":
         return BuiltinSource()
     if name.startswith("tfds:"):
@@ -118,14 +114,11 @@ class TfdsSource(Source):
 def open_tfds(source: str) -> Any:
     """Return the records of a TensorFlow dataset, as a `tensorflow_datasets` data source.
 
-    Array records are read, without TensorFlow. The dataset is searched for, or else prepared, in
-    `TFDS_DATA_DIR` or TFDS's default folder.
+    They are array records, which need no TensorFlow, in `TFDS_DATA_DIR` or TFDS's default folder.
+    TFDS prepares them there if necessary.
 
     Args:
       source: `tfds:NAME[/CONFIG][:VERSION][@SPLIT]`; the default split is "train".
-
-    Raises:
-      UserError: TFDS does not know the dataset, or cannot prepare it.
     """
     # Imported in the function: it takes longer than all other imports of this module.
     import tensorflow_datasets as tfds
@@ -147,11 +140,10 @@ def open_tfds(source: str) -> Any:
 
 
 class FileSource(Source):
-    """Files of plain text or JSON lines, compressed or not.
+    """Files of plain text, or of JSON lines (`.jsonl`), which may be `.gz` or `.xz`.
 
     Args:
-      name: files and globs, comma separated. `.gz` and `.xz` are decompressed; `.jsonl` is JSON
-        lines.
+      name: files and globs, comma separated.
       text_field: the field of a JSON line that holds the text.
       sentences: "lines" where a line is a sentence and a blank line ends a document, "split" where
         lines are joined and split into sentences, "auto" to tell from the text.

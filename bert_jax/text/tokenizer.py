@@ -18,6 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bert_jax.errors import UserError
 from bert_jax.text.word_cache import WordCache
 
+_SETTINGS = "tokenizer_config.json"
 _FILE_KINDS = "sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with merges.txt"
 
 
@@ -215,10 +216,7 @@ class WordPieceTokenizer(_FastTokenizer):
     ):
         """Build BERT's tokenizer from the lines of a `vocab.txt`.
 
-        Args:
-          tokens: in the order of their ids.
-          lowercase: whether the text is lowercased and its accents are removed.
-          settings: the content of a `tokenizer_config.json`, which overrides `lowercase`.
+        `settings` are those of a `tokenizer_config.json`, which override `lowercase`.
         """
         ids = {token: i for i, token in enumerate(tokens)}
         if len(ids) != len(tokens):
@@ -306,25 +304,18 @@ def _check_special(special: Sequence[str], ids: Mapping[str, int]) -> None:
 
 
 def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
-    """Load a tokenizer from one of its files, or the folder that holds them.
+    """Load a tokenizer from one of its files, or from the folder that holds them.
 
-    Args:
-      path: a SentencePiece `.model`, a `tokenizer.json`, a `vocab.txt`, or a `vocab.json` with its
-        `merges.txt`. Of several the first kind is taken. A `tokenizer_config.json` overrides how
-        they normalize text.
-      lowercase: how to read a `vocab.txt`, which does not say.
+    `lowercase` is how to read a `vocab.txt`, which does not say.
 
     Raises:
       UserError: there is none at `path`, or it is damaged.
     """
     path = Path(path)
-    patterns = ("*.model", "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
-    paths = [path] if path.is_file() else [p for name in patterns for p in sorted(path.glob(name))]
-    if not paths:
-        raise UserError(f"{path} has no {_FILE_KINDS}")
-    settings = path / "tokenizer_config.json"
+    names = ("*.model", "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", _SETTINGS)
+    paths = [path] if path.is_file() else [p for name in names for p in sorted(path.glob(name))]
     try:
-        files = {p.name: p.read_bytes() for p in [*paths, *([settings] * settings.is_file())]}
+        files = {p.name: p.read_bytes() for p in paths}
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error})") from error
     return from_files(files, str(path), lowercase=lowercase)
@@ -340,11 +331,15 @@ def from_json(files: Any, where: str) -> Tokenizer:
 
 
 def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True) -> Tokenizer:
-    """Build a tokenizer from the content of its files by name; `where` names them in an error."""
+    """Build a tokenizer from the content of its files by name; `where` names them in an error.
+
+    Of several kinds the first is used: SentencePiece `.model`, `tokenizer.json`, `vocab.json` with
+    `merges.txt`, `vocab.txt`. A `tokenizer_config.json` overrides how they normalize text.
+    """
     try:
-        settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+        settings = json.loads(files.get(_SETTINGS, b"{}"))
         if not isinstance(settings, dict):
-            raise UserError("tokenizer_config.json holds no settings; fetch it again")
+            raise UserError(f"{_SETTINGS} holds no settings; fetch it again")
         for name, content in files.items():
             if name.endswith(".model"):
                 return SentencePieceTokenizer(content)

@@ -1,4 +1,4 @@
-"""The token store: what it holds, when it is reused, how it survives being killed or damaged."""
+"""Preparing text: what a store holds, when it is reused, and how it resumes after a kill."""
 
 import json
 import signal
@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import tokenizer as tokenizer_lib
-from bert_jax.text.prepare import prepare
+from bert_jax.text.prepare import DEFAULT_VOCAB_SIZE, prepare, read, resolve_vocab_size
 from bert_jax.text.store import open_store
 
 SENTENCES = [
@@ -60,8 +60,6 @@ def test_holds_the_text(data, tmp_path):
     assert texts(made.train, made.tokenizer) == [
         d for i, d in enumerate(expected) if i not in held_out
     ]
-    counts = made.train.token_counts(made.tokenizer.vocab_size)
-    np.testing.assert_array_equal(counts, np.bincount(made.train.tokens, minlength=VOCAB_SIZE))
 
 
 def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
@@ -78,7 +76,7 @@ def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
     with pytest.raises(UserError, match="other text"):
         prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*.bin")} == before
-    # A store is a source of its own, whatever has become of the text.
+    # A store is a source of its own, whatever happened to the text.
     assert prepare(DataConfig(source=str(folder)), TOKENIZER, 0, tmp_path / "no").train
 
 
@@ -90,8 +88,8 @@ def test_held_out_files(data, tmp_path):
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 7])
-def test_goes_on_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
-    """The files end up the same as without interruption, and earlier work is not done again."""
+def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
+    """The files are the same as without interruption, and earlier work is not repeated."""
     monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "whole")
     write_json, calls, encoded = prepare_lib._write_json, [], []
@@ -107,7 +105,7 @@ def test_goes_on_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "cut")
     with pytest.raises(UserError, match="unfinished"):
         open_store(tmp_path / "cut")
-    # What has lost a part is found, and what was written but not recorded is cut off.
+    # A file that has lost data is detected; data that was not recorded is truncated.
     tokens = (tmp_path / "cut/train/tokens.bin").read_bytes()
     if fail_at > 2:
         (tmp_path / "cut/train/tokens.bin").write_bytes(tokens[: len(tokens) // 3])
@@ -136,7 +134,7 @@ def test_goes_on_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.text import prepare
 
 append, calls = prepare._append, []
@@ -168,19 +166,6 @@ def test_survives_sigkill(data, tmp_path, monkeypatch):
         assert path.read_bytes() == again.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["train/tokens.bin", "eval/documents.bin", "store.json"])
-def test_damage_is_found(data, tmp_path, name):
-    folder = tmp_path / "store"
-    prepare(data, TOKENIZER, VOCAB_SIZE, folder)
-    path = folder / name
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(UserError, match="remove the folder to prepare it again"):
-        open_store(folder)
-    path.unlink()
-    with pytest.raises(UserError):
-        open_store(folder)
-
-
 def test_texts_that_cannot_be_trained_on(tmp_path):
     for name, content, message in (
         ("empty", "", "no text to train a tokenizer on"),
@@ -199,13 +184,13 @@ def test_a_folder_that_cannot_be_written(data, tmp_path):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "file" / "store")
 
 
-def test_mended_text_is_begun_again(data, tmp_path):
-    """Text that broke off at an error, with part of it tokenized, and was then put right."""
+def test_corrected_text_is_started_again(data, tmp_path):
+    """Text with an error, part of which was tokenized before it was corrected."""
     text = (tmp_path / "text.txt").read_bytes()
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first")
     given = tokenizer_lib.load(tmp_path / "first/tokenizer")
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
-    data.sentences = "lines"  # or else the error shows when the form of the text is looked for
+    data.sentences = "lines"  # or else the error is raised when the form of the text is detected
     with pytest.raises(UserError, match="is not UTF-8"):
         prepare(data, given, 0, tmp_path / "store")
     assert (tmp_path / "store/progress.json").exists()
@@ -230,16 +215,37 @@ def test_a_source_that_is_too_long_for_a_path(tmp_path):
         prepare(DataConfig(source=",".join(["a.txt"] * 900)), TOKENIZER, 9, tmp_path)
 
 
-def test_begun_again_with_a_tokenizer_of_another_kind(data, tmp_path):
-    """What an unfinished store left of the first one is not read in its place."""
+def test_started_again_with_a_tokenizer_of_another_kind(data, tmp_path):
+    """The first tokenizer of an unfinished store is not read in its place."""
     text = (tmp_path / "text.txt").read_bytes()
     prepare(data, TokenizerConfig(), 40, tmp_path / "first")
     given = tokenizer_lib.load(tmp_path / "first/tokenizer")
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
-    data.sentences = "lines"  # or else the error shows when the form of the text is looked for
+    data.sentences = "lines"  # or else the error is raised when the form of the text is detected
     with pytest.raises(UserError, match="is not UTF-8"):
         prepare(data, given, 0, tmp_path / "store")
     assert (tmp_path / "store/progress.json").exists()
     (tmp_path / "text.txt").write_bytes(text)
     made = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
     assert made.tokenizer.kind == "wordpiece"
+
+
+def test_the_size_of_the_vocabulary(data, tmp_path):
+    """`model.vocab_size` 0 is the tokenizer's size, known before a long preparation."""
+    config = TrainConfig(data=data, tokenizer=TOKENIZER)
+    assert resolve_vocab_size(config, None) == 30522
+    config.model.vocab_size = 0
+    assert resolve_vocab_size(config, None) == DEFAULT_VOCAB_SIZE
+    with pytest.raises(UserError, match=f"vocab_size {DEFAULT_VOCAB_SIZE} does not suit the text"):
+        read(config, None, tmp_path / "large")
+    config.model.vocab_size = VOCAB_SIZE
+    corpus = read(config, None, tmp_path / "store")
+    config.model.vocab_size = 0
+    assert resolve_vocab_size(config, corpus.tokenizer) == VOCAB_SIZE
+    config.data.source = str(tmp_path / "store")
+    assert resolve_vocab_size(config, None) == VOCAB_SIZE
+    assert read(config, None, tmp_path / "none").fingerprint == corpus.fingerprint
+    config.tokenizer = TokenizerConfig(path=str(tmp_path / "store/tokenizer"))
+    config.model.vocab_size = VOCAB_SIZE - 1
+    with pytest.raises(UserError, match="is smaller than the tokenizer's 60 tokens"):
+        read(config, None, tmp_path / "none")

@@ -9,7 +9,6 @@ import pytest
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text import builtin
 from bert_jax.text.sentences import MAX_SENTENCE_CHARACTERS
 from bert_jax.text.sources import open_source
 
@@ -130,19 +129,6 @@ def test_identity_follows_the_text(tmp_path):
     assert identity() == first
     (tmp_path / "a.txt").write_text(LINES.replace("One", "Own"))
     assert identity() != first
-
-
-def test_builtin_corpus_is_english_of_a_good_size():
-    documents = builtin.documents()
-    assert 400 < len(documents) < 2000
-    assert 1_500_000 < sum(map(len, documents)) < 4_000_000
-    words = " ".join(documents).split()
-    assert 0.03 < words.count("the") / len(words) < 0.1
-    source = open_source("builtin", DataConfig())
-    sentences = [s for d in source.documents() for s in d]
-    assert 15_000 < len(sentences) < 60_000
-    assert source.identity() == open_source("builtin", DataConfig()).identity()
-    assert source.position == source.size
 
 
 def test_tfds_without_tensorflow(tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def any_tokenizer(request):
 
 
 def published_words(text: str) -> list[str]:
-    """BERT's splitting into words, uncased, from its description, a character at a time."""
+    """BERT's uncased words, from the description of its splitter, a character at a time."""
     cleaned = ""
     for char in text:
         kind = unicodedata.category(char)
@@ -92,8 +92,8 @@ def published_words(text: str) -> list[str]:
     return [word for word in words if word]
 
 
-def published_pieces(word: str, vocabulary: set[str]) -> list[str]:
-    """The longest piece that fits, again and again; [UNK] for a word that does not come out."""
+def published_tokens(word: str, vocabulary: set[str]) -> list[str]:
+    """The longest token that fits, repeatedly; [UNK] for a word that cannot be covered."""
     if len(word) > 100:
         return ["[UNK]"]
     pieces, start = [], 0
@@ -111,7 +111,7 @@ def published_pieces(word: str, vocabulary: set[str]) -> list[str]:
 
 def check_agreement(tokenizer, text: str) -> None:
     vocabulary = {tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)}
-    expected = [p for w in published_words(text) for p in published_pieces(w, vocabulary)]
+    expected = [p for w in published_words(text) for p in published_tokens(w, vocabulary)]
     found = [tokenizer.id_to_token(i) for i in tokenizer.encode([text])[0]]
     assert found == expected
 
@@ -143,7 +143,7 @@ def _trained_once(cache=[]):  # noqa: B006
 @pytest.mark.skipif(not SHARED_VOCABULARY.exists(), reason="the published vocabulary is not here")
 @pytest.mark.parametrize("text", DIFFICULT)
 def test_wordpiece_agrees_with_hugging_face(text):
-    """Piece for piece over the 30,522 entries of BERT uncased."""
+    """Token for token over the 30,522 entries of BERT uncased."""
     transformers = pytest.importorskip("transformers")
     reference = transformers.BertTokenizer(str(SHARED_VOCABULARY))
     ours = tokenizer_lib.load(SHARED_VOCABULARY)
@@ -153,7 +153,7 @@ def test_wordpiece_agrees_with_hugging_face(text):
     check_agreement(ours, text)
 
 
-def test_special_pieces(any_tokenizer):
+def test_special_tokens(any_tokenizer):
     special = any_tokenizer.special_ids
     assert len({*special, any_tokenizer.unk_id}) == 5
     assert max(special) < any_tokenizer.vocab_size
@@ -163,8 +163,8 @@ def test_special_pieces(any_tokenizer):
     assert any_tokenizer.decode([any_tokenizer.cls_id, *ids]).lower().split()[0] == "the"
 
 
-def test_continuing_pieces_make_words(any_tokenizer):
-    """Joined at the pieces that continue, the pieces of plain words are those words again."""
+def test_continuation_tokens_make_words(any_tokenizer):
+    """Tokens joined where they continue a word are the words of the text."""
     text = "unaffable overtures replaying tokenizers"
     words: list[str] = []
     for index in any_tokenizer.encode([text])[0]:
@@ -176,7 +176,7 @@ def test_continuing_pieces_make_words(any_tokenizer):
     assert " ".join(words) == text
 
 
-def test_offsets_point_at_the_pieces(any_tokenizer):
+def test_offsets_are_those_of_the_tokens(any_tokenizer):
     text = "The encoder  reads Overtures, whole pieces"
     ids, offsets = any_tokenizer.encode_with_offsets(text)
     np.testing.assert_array_equal(ids, any_tokenizer.encode([text])[0])
@@ -221,9 +221,9 @@ def byte_level_of(*, lowercase: bool):
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60) | st.text(ALPHABET, max_size=60))
 def test_byte_level_gives_any_text_back(text):
-    """With the space that it puts before the first word."""
+    """With the space before the first word that it adds."""
     tokenizer = byte_level_of(lowercase=False)
-    assume(not any(name in text for name in tokenizer.special))  # which are read as the pieces
+    assume(not any(name in text for name in tokenizer.special))  # which are read as special tokens
     ids = tokenizer.encode([text])[0]
     assert tokenizer.unk_id not in ids
     assert tokenizer.decode(ids) == (text if text[:1] in ("", " ") else f" {text}")
@@ -240,7 +240,7 @@ def test_byte_level_case():
 
 
 def test_byte_level_words():
-    """As RoBERTa's: a piece with a space before it begins a word, and all others continue one."""
+    """As in RoBERTa, a token with a space before it starts a word, and all others continue one."""
     tokenizer = byte_level_of(lowercase=False)
     names = [tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size)]
     assert names[:5] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -260,7 +260,7 @@ def test_byte_level_offsets_are_of_characters():
     found = {place for begin, end in offsets for place in range(begin, end)}
     assert found == {place for place, char in enumerate(text) if char != " "}
     for begin, end in offsets:
-        # A piece of a part of a character is at the whole of it.
+        # A token of some bytes of a character has the offsets of the character.
         whole = [i for i, span in zip(ids, offsets, strict=True) if span == (begin, end)]
         if begin < end:
             assert tokenizer.decode(whole).strip() == text[begin:end]
@@ -275,7 +275,7 @@ def test_byte_level_vocabulary_holds_all_bytes():
     assert len(ids) == 1 + 1 + 3 + 4
 
 
-def test_a_sentencepiece_model_without_special_pieces_gets_them(tmp_path):
+def test_special_tokens_are_added_to_a_sentencepiece_model(tmp_path):
     path = tmp_path / "plain.model"
     with path.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
@@ -291,14 +291,14 @@ def test_a_sentencepiece_model_without_special_pieces_gets_them(tmp_path):
 
 
 def test_long_sentences_are_trained_on():
-    """SentencePiece leaves those over 4,192 bytes out unless it is told otherwise."""
+    """SentencePiece skips those over 4,192 bytes by default."""
     for kind, size in (("wordpiece", 13), ("sentencepiece", 11)):
-        lines = ["acgt" * 2000, *["tgca" * 2000] * 20]
+        lines = ["acgt" * 1100, *["tgca" * 1100] * 10]
         tokenizer = tokenizer_training.train(lines, TokenizerConfig(kind=kind), size)
         assert set("acgt") <= {tokenizer.id_to_token(i) for i in range(size)}
 
 
-def test_a_vocabulary_with_a_line_separator_in_a_piece(tmp_path):
+def test_a_vocabulary_with_a_line_separator_in_a_token(tmp_path):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##\u2028", "b"]
     (tmp_path / "vocab.txt").write_bytes("\r\n".join(pieces).encode())
     tokenizer = tokenizer_lib.load(tmp_path)
@@ -346,12 +346,12 @@ def test_the_sample_is_uniform():
 
 
 def library(made: tokenizer_lib.Tokenizer, texts: list[str]) -> list[list[int]]:
-    """What `tokenizers` gives, without words that are remembered."""
+    """The token ids of `tokenizers`, without the cache of words."""
     found = made._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [encoding.ids for encoding in found]
 
 
-def test_words_that_are_remembered_have_the_pieces_of_the_whole_text(monkeypatch):
+def test_cached_words_have_the_tokens_of_the_full_text(monkeypatch):
     letters = "aAbÉéΣς\u0301İıßﬁ\u200d\ufffd\0中가🙂'.,! \u00a0\u3000\t\n  "
     pieces = [
         *tokenizer_lib.WordPieceTokenizer.special,
@@ -363,7 +363,7 @@ def test_words_that_are_remembered_have_the_pieces_of_the_whole_text(monkeypatch
     ]
     made = tokenizer_lib.WordPieceTokenizer.from_vocabulary(pieces, lowercase=True)
     random = np.random.default_rng(0)
-    for most in (1000, 0):  # then forgotten each time
+    for most in (1000, 0):  # with 0 it is cleared each time
         monkeypatch.setattr("bert_jax.text.word_cache._MAX_CHARACTERS", most)
         for _ in range(40):
             texts = ["".join(random.choice(list(letters), n)) + "a[MASK]b" for n in range(20)]
@@ -374,7 +374,7 @@ def test_words_that_are_remembered_have_the_pieces_of_the_whole_text(monkeypatch
     assert [list(ids) for ids in made.encode(["a new"])] == library(made, ["a new"])
 
 
-def test_a_piece_that_takes_a_space_is_found_in_the_whole_text():
+def test_a_token_with_a_space_disables_the_cache():
     pieces = [*tokenizer_lib.WordPieceTokenizer.special, "a", "b"]
     made = tokenizer_lib.WordPieceTokenizer.from_vocabulary(pieces, lowercase=True)
     made._tokenizer.add_tokens([tokenizers.AddedToken("a b", normalized=False)])

@@ -1,0 +1,39 @@
+"""Opening a token store: its counts, and damage to it."""
+
+import numpy as np
+import pytest
+
+from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.errors import UserError
+from bert_jax.text.prepare import prepare
+from bert_jax.text.store import is_store, open_store
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A store of two words."""
+    (tmp_path / "text.txt").write_text("ab ba ab.\nba.\n\n" * 20)
+    data = DataConfig(source=str(tmp_path / "text.txt"), eval_fraction=0.1)
+    prepare(data, TokenizerConfig(kind="wordpiece"), 13, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def test_counts_of_tokens(folder):
+    assert is_store(folder)
+    corpus = open_store(folder)
+    size, tokens = corpus.tokenizer.vocab_size, corpus.train.tokens
+    np.testing.assert_array_equal(
+        corpus.train.token_counts(size), np.bincount(tokens, minlength=size)
+    )
+    assert (corpus.train.num_documents, corpus.train.num_sentences) == (18, 36)
+
+
+@pytest.mark.parametrize("name", ["train/tokens.bin", "eval/documents.bin", "store.json"])
+def test_damage_is_detected(folder, name):
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match="remove the folder to prepare it again"):
+        open_store(folder)
+    path.unlink()
+    with pytest.raises(UserError):
+        open_store(folder)
