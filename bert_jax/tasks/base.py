@@ -121,13 +121,11 @@ class Task(abc.ABC):
         return self.model_class(config, self.num_outputs or len(self.labels), probe)
 
     @abc.abstractmethod
-    def collect(
-        self, predictions: list[Any], features: Features, index: int, logits: np.ndarray
-    ) -> None:
-        """Put the logits of a feature into the prediction of its example, None at first.
+    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
+        """Return the prediction of an example from the logits of a feature.
 
         Args:
-          predictions: of each example; changed.
+          before: the prediction from other features of the same example; None at first.
           features: of all examples.
           index: of the feature.
           logits: of the feature: [N]; [L, N] of tokens; [2, L] of starts and ends.

@@ -1,5 +1,6 @@
 """Classification and regression of texts and pairs of texts."""
 
+import abc
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,6 +98,16 @@ class TextTask(Task):
         """Return the label for the loss: the number of the class, or the value."""
         return NO_LABEL if example.label is None else self.labels.index(example.label)
 
+    @abc.abstractmethod
+    def line(self, prediction: Any) -> dict[str, Any]:
+        """Return what a file of predictions has of one."""
+
+    def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
+        for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
+            line = {"id": number if example.id is None else example.id, **self.line(prediction)}
+            line |= {} if example.label is None else {"label": example.label}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
 
 def _fields(record: Record, data: DataFiles) -> dict[str, Any]:
     """Return the id, texts and label of a record by the columns that `data` names."""
@@ -116,10 +127,8 @@ class Classification(TextTask):
     def example_labels(self, example: Example) -> Sequence[str]:
         return () if example.label is None else (example.label,)
 
-    def collect(
-        self, predictions: list[Any], features: Features, index: int, logits: np.ndarray
-    ) -> None:
-        predictions[features.example_indices[index]] = logits.copy()
+    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
+        return logits.copy()  # a view would keep the batch
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return the accuracy, Matthews's correlation and F1.
@@ -159,14 +168,10 @@ class Classification(TextTask):
             "probabilities": dict(zip(self.labels, probabilities, strict=True)),
         }
 
-    def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
-        for number, (example, logits) in enumerate(zip(examples, predictions, strict=True)):
-            best = int(logits.argmax())
-            line = {"id": number if example.id is None else example.id}
-            line |= {"prediction": self.labels[best]}
-            line |= {"probability": round(float(softmax(logits)[best]), 6)}
-            line |= {} if example.label is None else {"label": example.label}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    def line(self, prediction: Any) -> dict[str, Any]:
+        best = int(prediction.argmax())
+        probability = round(float(softmax(prediction)[best]), 6)
+        return {"prediction": self.labels[best], "probability": probability}
 
     def draw(self, path: Path, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
         """Draw the confusion matrix, as shares of each actual class."""
@@ -217,10 +222,8 @@ class Regression(TextTask):
     def target(self, example: Example) -> float:
         return float("nan") if example.label is None else example.label
 
-    def collect(
-        self, predictions: list[Any], features: Features, index: int, logits: np.ndarray
-    ) -> None:
-        predictions[features.example_indices[index]] = float(logits[0])
+    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
+        return float(logits[0])
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return the MSE and the correlations, which are 0 for constant predictions."""
@@ -240,8 +243,5 @@ class Regression(TextTask):
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         return {"value": prediction}
 
-    def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
-        for number, (example, value) in enumerate(zip(examples, predictions, strict=True)):
-            line = {"id": number if example.id is None else example.id, "prediction": value}
-            line |= {} if example.label is None else {"label": example.label}
-            file.write(json.dumps(line) + "\n")
+    def line(self, prediction: Any) -> dict[str, Any]:
+        return {"prediction": prediction}

@@ -1,4 +1,4 @@
-"""Reading a task's data: training examples, those to be chosen by, and those to be predicted."""
+"""The datasets of a task: reading, splitting and checking its examples."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks import glue, make_task
 from bert_jax.tasks.base import Example, Task
 
-_SPLIT_SEED = 0  # of what is held out, the same whatever the run's own seed
+_SPLIT_SEED = 0  # the same held-out examples for every seed of a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Datasets:
     """A task's examples.
 
     Attributes:
-      train: to learn from.
-      evals: by name; the best checkpoint is chosen by the first of them.
-      tests: by name, with or without labels.
-      skipped: by source, how many records were left out, as the format's own tools do.
+      train: training examples.
+      evals: held-out examples by name; the first set chooses the best checkpoint.
+      tests: examples to predict by name, with or without labels.
+      skipped: by source, the number of records that the format's own tools skip, too.
     """
 
     train: list[Example]
@@ -34,7 +34,7 @@ class Datasets:
     skipped: dict[str, int]
 
     def fingerprint(self) -> str:
-        """Returns a hash of all that a run learns from and is chosen by."""
+        """Return a hash of the training and held-out examples."""
         digest = hashlib.sha256()
         for examples in (self.train, *self.evals.values()):
             for example in examples:
@@ -44,35 +44,34 @@ class Datasets:
 
 
 def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[Task, Datasets]:
-    """Reads all files of a task, and settles the names of its labels.
+    """Read all files of a task.
 
-    Args:
-      config: whose `task.labels`, where given, are the labels.
-      labels: those of the head that the run begins with, if any, which otherwise are.
+    The names of its labels are `config.task.labels`, or else `labels` (of the initial head), or
+    else those of the training examples.
 
     Raises:
-      UserError: a file is missing or malformed, or holds a label that training has not.
+      UserError: a file is missing or malformed, or has a label that training has not.
     """
-    data, skipped = _with_sources(config), {}
+    data, skipped = _resolve_sources(config), {}
     if not data.train:
         raise UserError("data.train is empty; give a file, or tfds:NAME@SPLIT")
-    names = config.task.labels or labels
-    task = make_task(config.task, names)
+    task = make_task(config.task, config.task.labels or labels)
     task.metrics  # noqa: B018 - refuses unknown ones before anything is read
 
     def read(source: str, *, labelled: bool) -> list[Example]:
-        examples, left_out = read_examples(task, source, data, labelled=labelled)
-        if left_out:
-            skipped[source] = left_out
+        examples, count = read_examples(task, source, data, labelled=labelled)
+        if count:
+            skipped[source] = count
         return examples
 
-    held_out, tested = named(data.eval, "eval"), named(data.test, "test")
-    for name in held_out.keys() & tested.keys():
+    eval_sources = parse_sources(data.eval, "eval")
+    test_sources = parse_sources(data.test, "test")
+    for name in eval_sources.keys() & test_sources.keys():
         raise UserError(f"data.eval and data.test both have a set {name}; give one another name")
     train = read(data.train, labelled=True)
-    evals = {name: read(source, labelled=True) for name, source in held_out.items()}
-    tests = {name: read(source, labelled=False) for name, source in tested.items()}
-    names = task.labels or task.label_names(train)  # those held out included
+    evals = {name: read(source, labelled=True) for name, source in eval_sources.items()}
+    tests = {name: read(source, labelled=False) for name, source in test_sources.items()}
+    names = task.labels or task.label_names(train)  # before some are held out
     if not evals:
         order = np.random.default_rng(_SPLIT_SEED).permutation(len(train))
         held_out = set(order[: max(1, round(data.eval_fraction * len(train)))].tolist())
@@ -83,37 +82,33 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
     if config.task.kind == "classification" and len(names) < 2:
         raise UserError(f"{data.train} has fewer than two labels; there is nothing to tell apart")
     task = make_task(task.config, names)
-    task.metrics  # noqa: B018 - again: whether tags have an F1 is known by their names
+    task.metrics  # noqa: B018 - whether tags have an F1 depends on their names
     for examples in (train, *evals.values(), *tests.values()):
         check_labels(task, examples)
     return task, Datasets(train, evals, tests, skipped)
 
 
-def _with_sources(config: FinetuneConfig) -> DataFiles:
-    """Returns where the data is: of GLUE and of TFDS, with what is left open filled in."""
+def _resolve_sources(config: FinetuneConfig) -> DataFiles:
+    """Return the data with the files of a GLUE task and the splits of TensorFlow datasets."""
     data, glue_task = config.data, config.task.glue
+    sources = {"train": data.train, "eval": data.eval, "test": data.test}
     if glue_task and (not data.train or os.path.isdir(os.path.expanduser(data.train))):
-        found = glue.sources(glue_task, data.train)
-        given = {"eval": data.eval, "test": data.test}
-        data = dataclasses.replace(data, **found | {k: v for k, v in given.items() if v})
-    usual = {"train": "train", "eval": "validation", "test": "test"}
-    return dataclasses.replace(
-        data,
-        **{
-            name: f"{getattr(data, name)}@{split}"
-            for name, split in usual.items()
-            if getattr(data, name).startswith("tfds:") and "@" not in getattr(data, name)
-        },
-    )
+        usual = glue.sources(glue_task, data.train)
+        sources = {**usual, "eval": data.eval or usual["eval"], "test": data.test or usual["test"]}
+    splits = {"train": "train", "eval": "validation", "test": "test"}
+    for name, source in sources.items():
+        if source.startswith("tfds:") and "@" not in source:
+            sources[name] = f"{source}@{splits[name]}"
+    return dataclasses.replace(data, **sources)
 
 
 def read_examples(
     task: Task, source: str, data: DataFiles, *, labelled: bool
 ) -> tuple[list[Example], int]:
-    """Returns the examples of a file, and how many records the format's own tools would skip.
+    """Return the examples of a file, and the number of records that the format's tools skip.
 
     Raises:
-      UserError: it has none, one is malformed, or, where `labelled`, has no label.
+      UserError: it has none, or one is malformed or, if `labelled`, has no label.
     """
     examples, skipped = [], 0
     for record in task.read_records(source, data):
@@ -132,28 +127,20 @@ def read_examples(
 
 
 def check_same_head(task: Task, head: TaskConfig) -> None:
-    """Refuses to begin with the head of another task.
-
-    Raises:
-      UserError: it is for another kind of task, or has other labels, or in another order.
-    """
+    """Raise UserError if a head is of another kind of task, or has other labels or order."""
     remedy = "begin with a new head by --config.new_head=True"
     if head.kind != task.config.kind:
         raise UserError(f"--init is for {head.kind}, the config for {task.config.kind}; {remedy}")
     if head.labels and head.labels != task.labels:
-        ours, theirs = ", ".join(task.labels), ", ".join(head.labels)
         raise UserError(
-            f"--init has the labels {theirs}, and the task {ours}: the order counts; set "
-            f"task.labels to the former, or {remedy}"
+            f"--init has the labels {', '.join(head.labels)}, and the task "
+            f"{', '.join(task.labels)}: the order counts; set task.labels to the former, or "
+            f"{remedy}"
         )
 
 
 def check_labels(task: Task, examples: Sequence[Example]) -> None:
-    """Refuses a label that the head has not.
-
-    Raises:
-      UserError: naming the file and line.
-    """
+    """Raise UserError, with file and line, at a label that is no output of the head."""
     known = set(task.labels)
     for example in examples:
         unknown = [label for label in task.example_labels(example) if label not in known]
@@ -166,17 +153,17 @@ def check_labels(task: Task, examples: Sequence[Example]) -> None:
             )
 
 
-def named(sources: str, default: str) -> dict[str, str]:
-    """Returns the sources of "NAME=SOURCE,NAME=SOURCE", or of one without a name."""
+def parse_sources(sources: str, default: str) -> dict[str, str]:
+    """Return the sources of "NAME=SOURCE,NAME=SOURCE", or of one without a name."""
     parts = [part.strip() for part in sources.split(",") if part.strip()]
     if len(parts) == 1:
         name, equals, _ = parts[0].partition("=")
         if not equals or not name.isidentifier() or Path(parts[0]).is_file():
             return {default: parts[0]}
-    found = {}
+    named = {}
     for part in parts:
         name, _, source = part.partition("=")
-        if not source or not name.isidentifier() or name in found:
+        if not source or not name.isidentifier() or name in named:
             raise UserError(f"{sources}: several sources are given as NAME=FILE,NAME=FILE")
-        found[name] = source
-    return found
+        named[name] = source
+    return named

@@ -22,17 +22,17 @@ _HIGHEST_SCORE = 5  # of two sentences that mean the same, in STS-B
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One of the tasks.
+    """The format of a task.
 
     Attributes:
       labels: names of the classes, in the order of their numbers; empty for a regression.
-      texts: their columns in GLUE's own .tsv files.
+      texts: the columns of the texts in GLUE's own .tsv files.
       fields: their names in TFDS and Hugging Face's datasets.
-      label: its column in the .tsv files; elsewhere it is "label".
-      metrics: whose mean is the task's score.
-      headless: names for the columns of the .tsv files that have no header.
-      parts: what evaluation and test are split into.
-      skips_ragged: whether the usual readers pass over lines with a wrong number of fields.
+      label: the column of the label in the .tsv files; elsewhere it is "label".
+      metrics: the scores whose mean is the task's score.
+      headless: the columns of .tsv files without a header.
+      parts: the subsets of evaluation and test.
+      skips_ragged: whether the usual readers skip lines with a wrong number of fields.
     """
 
     labels: tuple[str, ...]
@@ -46,7 +46,7 @@ class Layout:
 
     @property
     def kind(self) -> Literal["classification", "regression"]:
-        """What `TaskConfig.kind` is for it."""
+        """The `TaskConfig.kind` of the task."""
         return "classification" if self.labels else "regression"
 
 
@@ -87,87 +87,80 @@ LAYOUTS = {
 
 
 def layout(name: str) -> Layout:
-    """Returns the task of a name.
-
-    Raises:
-      UserError: there is none.
-    """
+    """Return the task of a name; UserError without one."""
     if name not in LAYOUTS:
         raise UserError(f"task.glue is {name!r}; choose one of {', '.join(LAYOUTS)}")
     return LAYOUTS[name]
 
 
 def task(name: str) -> TaskConfig:
-    """Returns the config of a task.
-
-    Raises:
-      UserError: there is none of that name.
-    """
-    found = layout(name)
-    return TaskConfig(found.kind, name, found.labels, found.metrics)
+    """Return the config of a task; UserError if there is none of that name."""
+    task = layout(name)
+    return TaskConfig(task.kind, name, task.labels, task.metrics)
 
 
 def sources(name: str, folder: str = "") -> dict[str, str]:
-    """Returns the "train", "eval" and "test" of a task's `DataFiles`.
+    """Return the "train", "eval" and "test" of a task's `DataFiles`.
 
-    They are the .tsv files of a folder, or in TFDS where that is "". The test is "" where the
-    folder has no files for it.
+    They are the .tsv files of a folder, or in TFDS if it is "". The test is "" if the folder has no
+    files for it.
 
     Raises:
-      UserError: there is no such task, or the folder's name cannot be part of a list of files.
+      UserError: there is no such task, or the folder's name cannot be in a list of files.
     """
-    parts = [f"_{part}" for part in layout(name).parts] or [""]
+    parts = layout(name).parts
     if "," in folder or "=" in folder:
         raise UserError(f"the folder {folder} has a comma or = in its name; rename it")
 
-    def place(split: str) -> str:
+    def source(split: str) -> str:
         return os.path.join(folder, f"{split}.tsv") if folder else f"tfds:glue/{name}@{split}"
 
-    def places(split: str, before: str = "") -> str:
-        return ",".join(
-            f"{before}{part[1:]}={place(split + part)}" if part else place(split) for part in parts
-        )
+    def list_of(split: str, prefix: str = "") -> str:
+        named = [f"{prefix}{part}={source(f'{split}_{part}')}" for part in parts]
+        return ",".join(named) or source(split)
 
-    files = [os.path.expanduser(place("test" + part)) for part in parts]
-    has_test = not folder or any(map(os.path.exists, files))
-    tests = places("test", "test_") if has_test else ""
-    held_out = places("dev" if folder else "validation")
-    return {"train": place("train"), "eval": held_out, "test": tests}
+    files = [source(f"test_{part}") for part in parts] or [source("test")]
+    has_test = not folder or any(os.path.exists(os.path.expanduser(file)) for file in files)
+    return {
+        "train": source("train"),
+        "eval": list_of("dev" if folder else "validation"),
+        "test": list_of("test", "test_") if has_test else "",
+    }
 
 
 def read(name: str, source: str) -> Iterator[Record]:
-    """Yields the examples of a task, the fields of each "id", "texts" and "label".
+    """Yield the examples of a task, the fields of each "id", "texts" and "label".
 
     A .tsv has GLUE's own columns; a TensorFlow dataset, .csv or .jsonl those of `Layout.fields`.
-    "id" is the example's number in the file, or else its place from 0; "texts" is one or two;
-    "label" a class's name, a number for a regression, None where there is none. A record without
-    fields is to be skipped and counted: of no agreed label ("-"), or `Layout.skips_ragged`.
+    "id" is the example's number in the file, or else its index; "label" a class's name, a number
+    for a regression, or None. A record that is to be skipped has no fields: without an agreed label
+    ("-"), or by `Layout.skips_ragged`.
 
     Raises:
       UserError: there is no such task, or the source is missing, malformed or of another task.
     """
     task = layout(name)
     is_glue = ".tsv" in Path(source.lower()).suffixes and not source.startswith("tfds:")
-    names, label = (task.texts, task.label) if is_glue else (task.fields, "label")
+    columns, label = (task.texts, task.label) if is_glue else (task.fields, "label")
     headless = task.headless if is_glue else ()
     # Of a task whose files have no header, that of the test has one.
-    if headless and names[0] in readers.first_row(source):
+    if headless and columns[0] in readers.first_row(source):
         headless = ()
     table = readers.table(source, headless, skips_ragged=task.skips_ragged)
-    for position, record in enumerate(table):
+    for index, record in enumerate(table):
         if not record.fields or record.fields.get(label) == "-":
             yield Record(record.where, {})
         else:
-            yield Record(record.where, _fields(name, record, names, label, position))
+            yield Record(record.where, _fields(name, record, columns, label, index))
 
 
 def fields(name: str, record: Record) -> dict[str, Any]:
     """Return the "id", "texts" and "label" of a record with the fields of `Layout.fields`."""
-    return _fields(name, record, layout(name).fields, "label", None)
+    return _fields(name, record, layout(name).fields, "label", 0)
 
 
 def _fields(
-    name: str, record: Record, columns: tuple[str, ...], label: str, position: int | None
+    name: str, record: Record, columns: tuple[str, ...], label: str, index: int
 ) -> dict[str, Any]:
     values = record.fields
     missing = next((column for column in columns if column not in values), None)
@@ -176,7 +169,7 @@ def _fields(
             f"{record.where} has no column {missing!r}, as {name} has; give that task's file, "
             "or leave task.glue empty and set data.text and data.label"
         )
-    number = str(next((values[column] for column in _IDS if column in values), position))
+    number = str(next((values[column] for column in _IDS if column in values), index))
     return {
         "id": int(number) if number.isdecimal() else number,
         "texts": tuple(values[column] for column in columns),
@@ -185,7 +178,7 @@ def _fields(
 
 
 def _label(task: Layout, label: Any, where: str) -> str | float | None:
-    """Returns a label by its name or number; None where there is none, or -1 hides it."""
+    """Return a label by its name or number; None without one, or with -1, which hides it."""
     if label is None or label in task.labels:
         return label
     try:

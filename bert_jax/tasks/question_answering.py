@@ -160,19 +160,16 @@ class QuestionAnswering(Task):
         features.example_indices = np.array(example_indices, np.int64)
         return features
 
-    def collect(
-        self, predictions: list[Any], features: Features, index: int, logits: np.ndarray
-    ) -> None:
-        """Put the logits of a window, [2, L], into the `Answers` of its example.
+    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
+        """Return the `Answers` of an example from the logits of a window, [2, L].
 
         A score is the sum of the logits of start and end. Only the `n_best` best ends and, among
         the central tokens, starts are tried. Of two answers with one score the first in the
         context, then the shorter, goes first. A logit that is NaN counts as the lowest.
         """
         config, window = self.config, features.spans[index]
-        second_start, example = features.second_starts[index], features.example_indices[index]
+        before, second_start = before or Answers(), features.second_starts[index]
         logits = np.nan_to_num(logits.astype(float), nan=-_LIMIT, posinf=_LIMIT, neginf=-_LIMIT)
-        before = predictions[example] or Answers()
         null = min(before.null, float(logits[0, 0] + logits[1, 0]))
         starts, ends = logits[:, second_start : second_start + len(window.offsets)]
         first = np.flatnonzero(window.is_central)
@@ -188,7 +185,7 @@ class QuestionAnswering(Task):
         if before.best:
             both = sorted([*before.best, *best], key=lambda c: (-c.score, c.start, c.end))
             best = _distinct(both, window.context, config.n_best)
-        predictions[example] = Answers(best, null)
+        return Answers(best, null)
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return "exact_match" and "f1".

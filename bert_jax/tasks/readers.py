@@ -1,6 +1,6 @@
-"""A task's data, in the files that people have: tables, CoNLL columns, SQuAD, TensorFlow datasets.
+"""Readers of a task's files: tables, CoNLL columns, SQuAD, TensorFlow datasets.
 
-Nothing is dropped in silence: what does not fit its format is an error that names file and line.
+Nothing is dropped silently: a malformed record is an error that names file and line.
 """
 
 import csv
@@ -24,22 +24,13 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a line, a sentence or a question of a file holds.
-
-    Attributes:
-      where: the file and the line, for messages.
-      fields: by name, as the file names them.
-    """
+    """A line, sentence or question of a file: where it is, for messages, and its fields."""
 
     where: str
     fields: Mapping[str, Any]
 
     def field(self, name: str, setting: str) -> Any:
-        """Returns a field that `setting` of the config names.
-
-        Raises:
-          UserError: there is none of that name.
-        """
+        """Return the field that `setting` of the config names; UserError without one."""
         if name not in self.fields:
             names = ", ".join(self.fields) or "no columns"
             raise UserError(f"{self.where} has no column {name!r}; set {setting} to one of {names}")
@@ -49,45 +40,52 @@ class Record:
 def table(
     source: str, columns: Sequence[str] = (), *, skips_ragged: bool = False
 ) -> Iterator[Record]:
-    """Yields the rows of a .tsv, .csv or .jsonl file (or .gz, .xz of it), or of tfds:NAME@SPLIT.
+    """Yield the rows of a .tsv, .csv or .jsonl file (or .gz, .xz of it), or of tfds:NAME@SPLIT.
 
-    A .tsv has no quotes and no escapes, as GLUE's files; a .csv has those of RFC 4180, and its
-    fields may hold line ends; both have text alone. A line of a .jsonl is an object, whose values
-    are as JSON has them. Of a TensorFlow dataset a class is its name, None where it is -1. Lines
-    with nothing on them are passed over, except where a .tsv has a single column.
+    A .tsv has no quotes and no escapes, as in GLUE; a .csv is of RFC 4180, and its fields may hold
+    newlines; both have text alone. A line of a .jsonl is an object with JSON's values. A class of a
+    TensorFlow dataset is its name, None for -1. Empty lines are skipped, except in a .tsv with a
+    single column.
 
     Args:
       source: the file or dataset.
-      columns: names for those of a .tsv or .csv without a header; empty where the first line
-        names them.
-      skips_ragged: yield a record without fields for a row that has more or fewer of them than
-        the header, instead of an error.
+      columns: their names in a .tsv or .csv without a header.
+      skips_ragged: a row with more or fewer fields than the header is a record without fields, not
+        an error.
 
     Raises:
-      UserError: the source is missing, empty, of an unknown kind or malformed.
+      UserError: the source is missing, empty, of an unknown type or malformed.
     """
+    if source.startswith("tfds:"):
+        rows = _tfds(source)
+    else:
+        path = _file(source)
+        if file_type(path) == ".jsonl":
+            rows = _json_lines(path)
+        elif file_type(path) in (".tsv", ".csv"):
+            rows = _delimited(path, columns, skips_ragged)
+        else:
+            raise UserError(
+                f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz of it"
+            )
     record = None
-    for record in _rows_of(source, columns, skips_ragged):
+    for record in rows:
         yield record
     if record is None:
         raise UserError(f"{source} has no rows; give one for each example")
 
 
 def first_row(source: str) -> list[str]:
-    """Returns the fields of the first row of a .tsv or .csv file, [] of an empty one.
-
-    Raises:
-      UserError: the file is missing or malformed.
-    """
+    """Return the fields of the first row of a .tsv or .csv file, [] if it is empty."""
     return next((row for _, row in _split_rows(_file(source)) if row != [""]), [])
 
 
 def conll(source: str) -> Iterator[Record]:
-    """Yields sentences of a CoNLL file: {"tokens": [...], "tags": [...]}, "tags" None without.
+    """Yield the sentences of a CoNLL file: {"tokens": [...], "tags": [...] or None}.
 
-    A word a line, its columns parted by tabs or else by spaces: the first is the word, the last
-    its tag, where there are two or more. A blank line ends a sentence, and so does `-DOCSTART-`,
-    which is left out. No sign marks a comment, because any may be a word.
+    Each line has columns, separated by tabs or else by spaces: the first is a word, the last of
+    several its tag. A blank line or `-DOCSTART-` ends a sentence. There are no comments, as any
+    sign may be a word.
 
     Raises:
       UserError: the file is missing, empty or damaged, or its lines differ in their columns.
@@ -100,9 +98,8 @@ def conll(source: str) -> Iterator[Record]:
         columns = _columns(line)
         if not columns or columns[0] == "-DOCSTART-":
             if tokens:
-                yield Record(
-                    f"{path}:{start}", {"tokens": tokens, "tags": tags if width > 1 else None}
-                )
+                fields = {"tokens": tokens, "tags": tags if width > 1 else None}
+                yield Record(f"{path}:{start}", fields)
             tokens, tags = [], []
             continue
         width = width or len(columns)
@@ -120,19 +117,28 @@ def conll(source: str) -> Iterator[Record]:
         raise UserError(f"{path} is empty; give one with a word and its tag a line")
 
 
-def squad(source: str) -> Iterator[Record]:
-    """Yields the questions of a SQuAD file, version 1.1 or 2.0, or of tfds:squad/...@SPLIT.
+def _columns(line: str) -> list[str]:
+    # Other white space than the two may be a word, or a part of one.
+    line = line.rstrip("\r\n")
+    if not line.strip(" \t"):
+        return []
+    if "\t" in line:
+        return [column.strip(" ") for column in line.split("\t")]
+    return re.split(" +", line.strip(" "))
 
-    The fields of each are "id", "question", "context", "answers", a list of texts and the
-    characters of the context that they begin at, None where the file does not give any, and
-    "is_impossible". A .jsonl has a question a line, in the fields of the TensorFlow dataset.
+
+def squad(source: str) -> Iterator[Record]:
+    """Yield the questions of a SQuAD file, version 1.1 or 2.0, or of tfds:squad/...@SPLIT.
+
+    The fields are those of `question`. A .jsonl has a question a line, with the fields of the
+    TensorFlow dataset.
 
     Raises:
       UserError: the source is missing, empty or malformed, or two questions have the same id.
     """
-    flat = source.startswith("tfds:") or file_type(Path(source)) == ".jsonl"
+    is_flat = source.startswith("tfds:") or file_type(source) == ".jsonl"
     seen = set()
-    for record in _flat_questions(source) if flat else _nested_questions(source):
+    for record in _flat_questions(source) if is_flat else _nested_questions(source):
         name = record.fields["id"]
         if name in seen:
             raise UserError(f"{record.where}: its id occurs twice; give each question its own")
@@ -146,7 +152,7 @@ def _file(source: str) -> Path:
     path = Path(os.path.expanduser(source))
     if os.path.isdir(path):
         raise UserError(f"{source} is a folder; give one of its files")
-    if not os.path.isfile(path):
+    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
         raise UserError(f"{source} does not exist; give a file, or tfds:NAME@SPLIT")
     if not os.access(path, os.R_OK):
         raise UserError(f"{source} cannot be read; see its permissions")
@@ -154,7 +160,7 @@ def _file(source: str) -> Path:
 
 
 def file_type(source: str | Path) -> str:
-    """Returns the ending of a file's name that tells its form, such as ".tsv" of "a.TSV.gz"."""
+    """Return the suffix of a file but for its compression: ".tsv" of "a.TSV.gz"."""
     path = Path(source)
     return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
 
@@ -164,21 +170,6 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         if "\0" in line:
             raise UserError(f"{path}:{number}: a NUL byte; this is no text, or a damaged one")
         yield number, line
-
-
-def _rows_of(source: str, columns: Sequence[str], skips_ragged: bool) -> Iterator[Record]:
-    if source.startswith("tfds:"):
-        yield from _tfds(source)
-        return
-    path = _file(source)
-    if file_type(path) == ".jsonl":
-        yield from _json_lines(path)
-    elif file_type(path) in (".tsv", ".csv"):
-        yield from _delimited(path, columns, skips_ragged)
-    else:
-        raise UserError(
-            f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz of it"
-        )
 
 
 def _delimited(path: Path, columns: Sequence[str], skips_ragged: bool) -> Iterator[Record]:
@@ -203,11 +194,11 @@ def _delimited(path: Path, columns: Sequence[str], skips_ragged: bool) -> Iterat
 
 
 def _split_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields each row with the line that it begins on."""
+    """Yield each row with the number of its first line."""
     if file_type(path) == ".tsv":
         yield from ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(path))
         return
-    # Strict, so that a quote that is never closed does not take in the rest of the file.
+    # Strict, so that a quote that is never closed is an error.
     reader = csv.reader((line for _, line in _lines(path)), strict=True)
     while True:
         number = reader.line_num + 1
@@ -239,14 +230,15 @@ def _json(text: str, where: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} stands there twice")
-    return found
+    return fields
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as JSON could hold it: bytes as text, arrays as lists."""
+    """Return a value as JSON has it: bytes as text, arrays as lists."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, bytes):
@@ -273,7 +265,7 @@ def _tfds(source: str) -> Iterator[Record]:
 
 
 def _named(value: Any, feature: Any) -> Any:
-    """Returns what a feature of a TensorFlow dataset holds, its classes by their names."""
+    """Return a value of a TensorFlow dataset with its classes by their names."""
     from tensorflow_datasets import features
 
     while isinstance(feature, features.Sequence):
@@ -291,18 +283,6 @@ def _class(value: Any, feature: Any) -> Any:
     if isinstance(value, list):
         return [_class(item, feature) for item in value]
     return None if value < 0 else feature.int2str(value)
-
-
-def _columns(line: str) -> list[str]:
-    # Other white space than the two may be a word, or a part of one.
-    line = line.rstrip("\r\n")
-    if not line.strip(" \t"):
-        return []
-    return (
-        [c.strip(" ") for c in line.split("\t")]
-        if "\t" in line
-        else re.split(" +", line.strip(" "))
-    )
 
 
 def _nested_questions(source: str) -> Iterator[Record]:
@@ -324,10 +304,10 @@ def _nested_questions(source: str) -> Iterator[Record]:
 
 
 def _list(value: Any, key: str, where: str) -> list[Any]:
-    found = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(found, list):
+    items = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(items, list):
         raise UserError(f"{where} has no list {key!r}; SQuAD's form is data > paragraphs > qas")
-    return found
+    return items
 
 
 def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
@@ -360,7 +340,11 @@ def _named_question(source: str, place: str, fields: Mapping[str, Any]) -> Recor
 
 
 def question(where: str, name: str, fields: Mapping[str, Any]) -> Record:
-    """Return the record of a question by the fields of SQuAD."""
+    """Return the record of a question by the fields of SQuAD.
+
+    Its fields are "id", "question", "context", "answers", a list of texts and where each starts in
+    the context, in characters, or None if unknown, and "is_impossible".
+    """
     answers = fields.get("answers")
     if answers is not None:
         answers = [_answer(a, where) for a in (answers if isinstance(answers, list) else [answers])]

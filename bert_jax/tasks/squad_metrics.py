@@ -1,4 +1,4 @@
-"""How good answers are by SQuAD's own measures: exact match and F1 of words, versions 1.1 and 2.0.
+"""SQuAD's exact match and F1 of words, versions 1.1 and 2.0.
 
 Source: Rajpurkar et al. 2016, section 6, and 2018, section 5; written from their definitions. All
 numbers are fractions of 1, where the official scripts print percents.
@@ -17,61 +17,52 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 class Score(NamedTuple):
-    """How good answers are, each from 0 to 1."""
+    """The scores of answers, from 0 to 1."""
 
     exact: float
     f1: float
 
 
 class Threshold(NamedTuple):
-    """The best that any threshold gives, and the threshold."""
+    """The best score of any threshold, and that threshold."""
 
     score: float
     threshold: float
 
 
 def normalize(text: str) -> str:
-    """Returns a text without what is not compared: case, ASCII punctuation, articles, spaces."""
+    """Return a text without case, ASCII punctuation, articles and extra spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def against(prediction: str, answers: Sequence[str]) -> Score:
-    """Returns the scores of a prediction against the true answer that it is nearest to, for each.
+    """Return the best scores of a prediction, "" for "no answer", against any true answer.
 
-    Args:
-      prediction: the text; "" for "no answer".
-      answers: the true ones; none where the question has no answer. Those of which nothing is left
-        when normalized are left out, as version 2.0 does.
+    True answers that are empty when normalized are dropped, as in version 2.0. Without any, "" is.
     """
-    found = normalize(prediction)
+    words = normalize(prediction)
     true = [text for text in map(normalize, answers) if text] or [""]
-    return Score(float(found in true), max(_f1(found.split(), text.split()) for text in true))
+    return Score(float(words in true), max(_f1(words.split(), text.split()) for text in true))
 
 
-def _f1(found: Sequence[str], true: Sequence[str]) -> float:
-    if not found or not true:
-        return float(not found and not true)
-    same = sum((Counter(found) & Counter(true)).values())
-    # Of precision and recall, the harmonic mean.
-    return 2 * same / (len(found) + len(true))
+def _f1(predicted: Sequence[str], true: Sequence[str]) -> float:
+    if not predicted or not true:
+        return float(not predicted and not true)
+    same = sum((Counter(predicted) & Counter(true)).values())
+    return 2 * same / (len(predicted) + len(true))  # the harmonic mean of precision and recall
 
 
 def summary(scores: Sequence[Score] | np.ndarray, has_answer: Sequence[bool]) -> dict[str, float]:
-    """Returns the means over all questions, and over those with and without an answer.
+    """Return the means of the scores [n, 2] over all questions: "exact_match" and "f1".
 
-    Args:
-      scores: of each question; [n, 2].
-      has_answer: whether the question has one.
-
-    Returns:
-      "exact_match" and "f1"; the same for the parts, by the official names, "HasAns_exact" and so
-      on; a part with no questions is left out.
+    Those over the questions with and without an answer have the official names, "HasAns_exact" and
+    so on; one over no questions is absent.
     """
     values, has = np.asarray(scores, float).reshape(-1, 2), np.asarray(has_answer, bool)
     result = {"exact_match": _mean(values[:, 0]), "f1": _mean(values[:, 1])}
-    for name, part in (("HasAns", values[has]), ("NoAns", values[~has])):
-        if len(part):
-            result |= {f"{name}_exact": _mean(part[:, 0]), f"{name}_f1": _mean(part[:, 1])}
+    for name, group in (("HasAns", values[has]), ("NoAns", values[~has])):
+        if len(group):
+            result |= {f"{name}_exact": _mean(group[:, 0]), f"{name}_f1": _mean(group[:, 1])}
     return result
 
 
@@ -80,16 +71,15 @@ def _mean(values: np.ndarray) -> float:
 
 
 def best_threshold(answered: np.ndarray, null: np.ndarray, odds: np.ndarray) -> Threshold:
-    """Returns the best mean score that giving some answers and withholding others can have.
+    """Return the best mean score of any threshold, above whose odds answers are withheld.
 
-    The answers given are those whose odds are not above the threshold. Unlike in the official
-    script, the threshold always has the score that it comes with: answers of equal odds are given
-    together, and where none should be given it is below all odds.
+    Unlike in the official script, the threshold always has the score that it comes with: answers of
+    equal odds are treated alike, and if all should be withheld it is below all odds.
 
     Args:
       answered: [n], the scores of the answers.
       null: [n], those of "no answer".
-      odds: [n], by how much "no answer" leads.
+      odds: [n], the lead of "no answer".
     """
     if not len(odds):
         return Threshold(0.0, 0.0)

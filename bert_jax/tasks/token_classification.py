@@ -122,15 +122,12 @@ class TokenClassification(Task):
         features.example_indices = np.array(example_indices, int)
         return features
 
-    def collect(
-        self, predictions: list[Any], features: Features, index: int, logits: np.ndarray
-    ) -> None:
-        example = features.example_indices[index]
-        if predictions[example] is None:
-            predictions[example] = {}
+    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
+        prediction = dict(before or {})
         for word, position in features.spans[index]:
             best = int(logits[position].argmax())
-            predictions[example][word] = best, float(softmax(logits[position])[best])
+            prediction[word] = best, float(softmax(logits[position])[best])
+        return prediction
 
     def _tags(self, example: Example, prediction: Mapping[int, tuple[int, float]]) -> list[str]:
         """Return the tag of each word; of a word without tokens, no entity."""

@@ -52,7 +52,8 @@ def predict(
         sums.append(jax.device_get(of_batch))
         for index, row in zip(indices.tolist(), host, strict=True):
             if index != FILL:
-                task.collect(found, batcher.features, index, row)
+                example = batcher.features.example_indices[index]
+                found[example] = task.collect(found[example], batcher.features, index, row)
 
     running: list[tuple[np.ndarray, Any, Metrics]] = []
     for indices, batch in eval_batches(batcher, batch_size):

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from helpers import FakeTokenizer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.batches import buckets
@@ -119,6 +119,7 @@ def test_no_padded_length_exceeds_the_maximum():
     assert BucketedBatches(batcher, 2, 1, 0).lengths == [30]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=40))
 def test_lengths_pad_least(sizes):
     longest = buckets.round_up(max(sizes))
@@ -134,6 +135,7 @@ def test_lengths_pad_least(sizes):
     assert buckets.pad_to(np.array(sizes), found).sum() == least
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=50), st.sampled_from([1, 4, 16]))
 def test_evaluation_sees_every_row_once_and_the_longest_first(sizes, batch_size):
     batcher = batcher_of(sizes)

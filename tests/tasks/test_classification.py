@@ -135,9 +135,8 @@ def test_the_best_constant_prediction(metrics):
 def test_a_prediction_has_its_probability():
     task, found = classes("a", "b", "c"), [None] * 2
     logits = np.array([1.0, 3.0, 2.0], np.float32)
-    features = type("Features", (), {"example_indices": np.array([1, 0])})
-    task.collect(found, features, 0, logits)
-    task.collect(found, features, 1, np.array([1000.0, -1000.0, 0.0], np.float32))
+    found[1] = task.collect(None, None, 0, logits)
+    found[0] = task.collect(None, None, 1, np.array([1000.0, -1000.0, 0.0], np.float32))
     softmax = np.exp(logits) / np.exp(logits).sum()
     assert task.to_json(labelled("a")[0], found[1]) == {
         "label": "b",
@@ -202,9 +201,7 @@ def test_numbers():
     assert list(task.metrics) == ["pearson", "spearman"]
     assert task.constant_score(labelled(1.0, 2.0)) == 0.0
     assert task.example_labels(labelled(1.0)[0]) == ()
-    task.collect(
-        found, type("Features", (), {"example_indices": np.array([0])}), 0, np.float32([2.5])
-    )
+    found[0] = task.collect(None, None, 0, np.float32([2.5]))
     examples = [Example(None, "a:1", ("fox",), 3.0), Example("x", "a:2", ("fox",), None)]
     assert task.to_json(examples[0], found[0]) == {"value": 2.5}
     assert write(task, examples, [found[0], 1.0]) == [

@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks import TASKS, make_task
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
-from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets, named
+from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets, parse_sources
 
 
 @pytest.fixture
@@ -158,22 +158,22 @@ def test_what_is_missing(table, tmp_path):
 
 
 def test_named_sources(tmp_path):
-    assert named("", "eval") == {}
-    assert named("matched=a,mismatched=b", "eval") == {"matched": "a", "mismatched": "b"}
+    assert parse_sources("", "eval") == {}
+    assert parse_sources("matched=a,mismatched=b", "eval") == {"matched": "a", "mismatched": "b"}
     for source in ("a.tsv", "tfds:glue/mnli@validation", "/lang=en/a.tsv", "../x=1/a=b.tsv"):
-        assert named(source, "eval") == {"eval": source}
+        assert parse_sources(source, "eval") == {"eval": source}
     for source in ("data/a.tsv", "a.tsv", "tfds:x@y", "a=b.tsv"):
-        assert named(f" dev={source} ", "eval") == {"dev": source}
+        assert parse_sources(f" dev={source} ", "eval") == {"dev": source}
     for wrong in ("a,b", "a=x,b", "a=x,a=y", "a b=x,c=y", "=x,b=y", "a=", "a=,b=x"):
         with pytest.raises(UserError, match=r"several sources are given as NAME=FILE,NAME=FILE$"):
-            named(wrong, "eval")
+            parse_sources(wrong, "eval")
 
 
 def test_a_file_that_has_an_equals_sign_in_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lang=en").mkdir()
     (tmp_path / "lang=en" / "a.tsv").touch()
-    assert named("lang=en/a.tsv", "eval") == {"eval": "lang=en/a.tsv"}
+    assert parse_sources("lang=en/a.tsv", "eval") == {"eval": "lang=en/a.tsv"}
 
 
 def test_make_task():

@@ -125,9 +125,8 @@ def test_a_head_of_another_number_of_choices(tmp_path):
 def test_predictions(tmp_path):
     examples = [Example(None, "a:1", TEXTS, "2"), Example("x", "a:2", TEXTS, "0")]
     chooser, found = task("0", "1", "2", "3"), [None] * 2
-    features = type("Features", (), {"example_indices": np.array([0, 1])})
-    chooser.collect(found, features, 0, np.array([0, 1, 4, 2], np.float32))
-    chooser.collect(found, features, 1, np.array([0, 0, 0, 9], np.float32))
+    found[0] = chooser.collect(None, None, 0, np.array([0, 1, 4, 2], np.float32))
+    found[1] = chooser.collect(None, None, 1, np.array([0, 0, 0, 9], np.float32))
     assert chooser.score(examples, found)["accuracy"] == 0.5
     assert chooser.constant_score([*examples, examples[0]]) == pytest.approx(2 / 3)
     values = chooser.to_json(examples[1], found[1])

@@ -56,7 +56,8 @@ def answer_all(task, features, logits):
     """Takes the logits of every row, and returns what is found for each example."""
     found: list[Any] = [None] * (int(features.example_indices.max()) + 1)
     for index, row in enumerate(logits):
-        task.collect(found, features, index, row)
+        example = features.example_indices[index]
+        found[example] = task.collect(found[example], features, index, row)
     return found
 
 
@@ -212,9 +213,8 @@ def test_every_answer_is_in_a_window_and_read_from_it(case, kind, room, stride):
         if label[0] and features.spans[index].is_central[first]:
             logits = np.zeros((2, len(features.sequences[index])))
             logits[[0, 1], label] = 1
-            found = [None]
-            reader.collect(found, features, index, logits)
-            assert reader.answer(of_example, found[0]) == answer
+            found = reader.collect(None, features, index, logits)
+            assert reader.answer(of_example, found) == answer
 
 
 def literal_answers(task, features, logits, context):
@@ -261,10 +261,10 @@ def test_answers_are_those_of_a_literal_search(words, length, stride, max_answer
     assert found == literal_answers(reader, features, logits, context)
     assert len(found.best) <= n_best
     assert len(set(texts(context, found))) == len(found.best)
-    backwards = [None]
+    backwards = None
     for index in reversed(range(len(features))):
-        reader.collect(backwards, features, index, logits[index])
-    assert backwards == [found]
+        backwards = reader.collect(backwards, features, index, logits[index])
+    assert backwards == found
 
 
 def test_with_enough_candidates_nothing_is_missed():

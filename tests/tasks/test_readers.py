@@ -10,7 +10,7 @@ import os
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
@@ -127,6 +127,7 @@ def names_of(rows):
     return [f"c{number}" for number in range(len(rows[0]))]
 
 
+@settings(deadline=None)
 @given(rows=TABLE)
 def test_csv_round_trip(tmp_path_factory, rows):
     file = io.StringIO(newline="")
@@ -135,6 +136,7 @@ def test_csv_round_trip(tmp_path_factory, rows):
     assert [list(record.values()) for record in fields(records.table(path))] == rows
 
 
+@settings(deadline=None)
 @given(rows=TABLE)
 def test_tsv_round_trip(tmp_path_factory, rows):
     rows = [["".join(set(field) - set("\t\r\n")) for field in row] for row in rows]
@@ -146,6 +148,7 @@ def test_tsv_round_trip(tmp_path_factory, rows):
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | TEXT, st.lists, max_leaves=5)
 
 
+@settings(deadline=None)
 @given(rows=st.lists(st.dictionaries(TEXT, JSON, max_size=4), min_size=1, max_size=4))
 def test_json_round_trip(tmp_path_factory, rows):
     content = "".join(json.dumps(row) + "\n" for row in rows)
@@ -153,6 +156,7 @@ def test_json_round_trip(tmp_path_factory, rows):
     assert fields(records.table(path)) == rows
 
 
+@settings(deadline=None)
 @given(content=st.binary(max_size=60), name=st.sampled_from([*TABLES, "a.tsv.gz", "a.csv.xz"]))
 def test_no_content_ends_in_a_traceback(tmp_path_factory, content, name):
     path = tmp_path_factory.mktemp("any") / name
@@ -270,6 +274,7 @@ WORD = st.text(st.characters(codec="utf-8", exclude_characters="\0\t\r\n "), min
 SENTENCE = st.lists(st.tuples(WORD, WORD), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(sentences=st.lists(SENTENCE, min_size=1, max_size=4), mark=st.sampled_from(["\t", " "]))
 def test_conll_round_trip(tmp_path_factory, sentences, mark):
     # A byte order mark before the first word is one of the file.

@@ -50,7 +50,8 @@ def predict(task, features, tag_of):
         logits = np.zeros((len(sequence), len(task.labels)), np.float32)
         for place in range(len(sequence)):
             logits[place, tag_of(index, place)] = 1
-        task.collect(found, features, index, logits)
+        example = features.example_indices[index]
+        found[example] = task.collect(found[example], features, index, logits)
     return found
 
 
