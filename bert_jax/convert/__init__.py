@@ -1,1 +1,1 @@
-"""Checkpoints of Hugging Face and of Google's BERT, both ways."""
+"""Checkpoints of Hugging Face, read and written, and of Google's BERT, read."""

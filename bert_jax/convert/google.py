@@ -1,90 +1,80 @@
-"""Google's own directories: `bert_config.json`, `bert_model.ckpt.*` and `vocab.txt`, read alone.
+"""Checkpoint directories of google-research/bert: config, TF1 checkpoint and vocabulary, read only.
 
-A checkpoint that google-research/bert fine-tuned (`model.ckpt-1234.*`) is read as well.
+Such a directory has `bert_config.json`, `bert_model.ckpt.*` and `vocab.txt`. A checkpoint that
+google-research/bert fine-tuned (`model.ckpt-1234.*`) is read as well.
 """
 
-import dataclasses
 import re
 from pathlib import Path
 
-import numpy as np
-
 from bert_jax.config import ModelConfig
-from bert_jax.convert import huggingface, names
-from bert_jax.convert.names import Converted, Tensor
+from bert_jax.convert import names
+from bert_jax.convert.config_json import check_tokenizer, read_config, read_json
+from bert_jax.convert.names import Converted, LazyTensor
 from bert_jax.convert.tensor_bundle import open_bundle
 from bert_jax.errors import UserError
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text.tokenizer import Tokenizer
 
-_USUAL = "bert_model.ckpt"
+_PREFIX = "bert_model.ckpt"
 _CONFIG = "bert_config.json"
 
 
 def is_google(path: Path) -> bool:
-    """Returns whether a directory is one of Google's, by its files."""
+    """Return whether a directory is a Google checkpoint, by its files."""
     return (path / _CONFIG).is_file()
 
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
-    """Reads a model and its tokenizer.
-
-    The vocabulary does not say whether it is of lower case: it is if hardly any piece has others.
-
-    Raises:
-      UserError: something is missing, damaged or does not fit.
-    """
-    values = huggingface.read_json(path / _CONFIG)
+    """Return a model's config, parameters and tokenizer."""
+    values = read_json(path / _CONFIG)
     if values.get("hidden_act", "gelu") == "gelu":
         values["hidden_act"] = "gelu_new"  # what Google's code has computed since February 2019
-    config = huggingface.read_config(values, str(path / _CONFIG))
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in open_bundle(_prefix(path)).items():
+    config = read_config(values, str(path / _CONFIG))
+    tensors = {}
+    for name, tensor in open_bundle(_find_prefix(path)).items():
         if name.endswith(("/adam_m", "/adam_v")) or name == "global_step":
-            continue  # of the optimizer
-        transposed = name.endswith("/kernel")
-        tensors[_standard(name)] = _Transposed(tensor) if transposed else tensor
+            continue  # the optimizer's
+        if name.endswith("/kernel"):
+            tensor = _transposed(tensor)
+        tensors[_standard_name(name)] = tensor
     converted = names.from_foreign(tensors, config, str(path))
-    tokenizer = tokenizer_lib.load(path / "vocab.txt", lowercase=_is_uncased(path / "vocab.txt"))
-    huggingface.check_vocabulary(path, tokenizer, config)
+    tokenizer = tokenizer_lib.load(path / "vocab.txt", lowercase=_is_lowercase(path / "vocab.txt"))
+    check_tokenizer(path, tokenizer, config)
     return config, converted, tokenizer
 
 
-def _prefix(path: Path) -> Path:
-    found = [p.with_suffix("") for p in sorted(path.glob("*.index"))]
-    usual = [p for p in found if p.name == _USUAL] or found
-    if len(usual) != 1:
-        held = f"several: {', '.join(p.name for p in usual)}" if usual else f"no {_USUAL}.index"
-        raise UserError(f"{path} must hold one checkpoint of TensorFlow; it has {held}")
-    return usual[0]
+def _find_prefix(path: Path) -> Path:
+    """Return the path of the directory's only checkpoint, without `.index`."""
+    prefixes = [index.with_suffix("") for index in sorted(path.glob("*.index"))]
+    prefixes = [prefix for prefix in prefixes if prefix.name == _PREFIX] or prefixes
+    if len(prefixes) != 1:
+        several = f"several: {', '.join(prefix.name for prefix in prefixes)}"
+        raise UserError(
+            f"{path} must have one TensorFlow checkpoint; it has "
+            f"{several if prefixes else f'no {_PREFIX}.index'}"
+        )
+    return prefixes[0]
 
 
-def _standard(name: str) -> str:
-    """Returns the standard name of one of Google's variables."""
+def _standard_name(name: str) -> str:
+    """Return the standard name of a Google variable."""
     name = re.sub(r"/layer_(\d+)/", r"/layer/\1/", name).replace("/", ".")
     name = re.sub(r"\.(kernel|gamma|output_weights)$", ".weight", name)
     name = re.sub(r"\.(beta|output_bias)$", ".bias", name)
     return f"{name}.weight" if name.endswith("_embeddings") else name
 
 
-@dataclasses.dataclass(frozen=True)
-class _Transposed:
-    """A dense layer's matrix, which TensorFlow keeps as [in, out]."""
-
-    tensor: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape[::-1]
-
-    def read(self) -> np.ndarray:
-        return self.tensor.read().T
+def _transposed(tensor: LazyTensor) -> LazyTensor:
+    """Return the matrix of a dense layer as [out, in]; TensorFlow stores [in, out]."""
+    return LazyTensor(tensor.shape[::-1], tensor.dtype, lambda: tensor.read().T)
 
 
-def _is_uncased(path: Path) -> bool:
+def _is_lowercase(path: Path) -> bool:
+    """Return whether a vocabulary is lowercase, which no file says: few tokens have capitals."""
     try:
-        pieces = path.read_text(encoding="utf-8").split("\n")
+        tokens = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); fetch it again") from error
-    upper = sum(piece != piece.lower() for piece in pieces if not piece.startswith("["))
-    return upper < 0.01 * len(pieces)
+    capitals = sum(token != token.lower() for token in tokens if not token.startswith("["))
+    return capitals < 0.01 * len(tokens)

@@ -100,7 +100,7 @@ def test_loss_and_every_gradient(golden):
     assert float(loss) == pytest.approx(golden.expected["loss"].item(), rel=1e-5)
     found = dict(names.to_foreign(gradients))
     wanted = {
-        names.standard(name.removeprefix("gradient/")): value
+        names.standard_name(name.removeprefix("gradient/")): value
         for name, value in golden.expected.items()
         if name.startswith("gradient/")
     }

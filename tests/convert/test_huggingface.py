@@ -257,7 +257,7 @@ def test_relative_positions_are_not_exported(kind, tmp_path):
 
 
 def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="--head=pretraining is not for a roberta"):
+    with pytest.raises(UserError, match="--head=pretraining does not fit a roberta"):
         pretrained.export(bert_jax.load(GOLDEN / "roberta"), tmp_path / "out", "pretraining")
     encoder = dataclasses.replace(golden, params={"bert": golden.params["bert"]})
     with pytest.raises(UserError, match=r"has no mlm_head, .* it has bert/pooler"):
@@ -363,7 +363,10 @@ def test_of_a_probe_the_encoder_alone_is_exported(probe, golden, tmp_path):
 
 def test_heads_that_a_fine_tuned_model_is_not_exported_with(either, tmp_path):
     bert = fine_tuned(either, TASKS[0])
-    for head, said in (("masked-lm", "has no mlm_head"), ("regression", "is not for a checkpoint")):
+    for head, said in (
+        ("masked-lm", "has no mlm_head"),
+        ("regression", "does not fit a checkpoint"),
+    ):
         with pytest.raises(UserError, match=said):
             pretrained.export(bert, tmp_path / "out", head)
     found = back(bert, tmp_path / "out", "none")
@@ -478,7 +481,7 @@ def test_labels_that_are_refused(labels, golden, tmp_path):
     values = {"id2label": labels, "problem_type": "single_label_classification"}
     foreign(golden, tmp_path / "model", SEVERAL, **values)
     is_of_another = isinstance(labels, dict) and labels.keys() in ({"0"}, {"0", "1", "2"})
-    said = "classifier.bias is of shape (2,)" if is_of_another else "id2label must give"
+    said = "classifier.bias is of shape (2,)" if is_of_another else "id2label must name"
     refused(tmp_path / "model", str(tmp_path / "model"), said)
 
 
@@ -523,7 +526,7 @@ def test_architectures_that_say_nothing(given, folder, golden):
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("task", {"kind": "ranking"}, "task.kind is 'ranking'"),
+        ("task", {"kind": "ranking"}, "kind is 'ranking'"),
         ("task", {"kind": "classification"}, "task.labels are []"),
         ("task", {"labels": ["a", "b", "a"]}, "task.labels are ['a', 'b', 'a']"),
         ("task", {"labels": ["a", 2]}, "labels is 2"),
@@ -561,7 +564,7 @@ def test_tensors_that_do_not_fit(folder):
     refused(folder, str(folder), "1 layers")
     for dtype, said in ((np.int32, "I32"), (np.int8, "I8"), (np.bool_, "BOOL")):
         write(folder, tensors | {name: tensors[name].astype(dtype)})
-        refused(folder, str(folder / WEIGHTS), name, said)
+        refused(folder, str(folder), name, said)
 
 
 def test_layers_that_are_only_named(folder):
@@ -644,7 +647,7 @@ def test_settings_of_the_tokenizer_that_are_none(folder):
 def test_a_vocabulary_of_another_size(folder):
     pieces = (folder / "vocab.txt").read_text()
     (folder / "vocab.txt").write_text(pieces + "more\n")
-    refused(folder, str(folder), "22 pieces", "21 embeddings")
+    refused(folder, str(folder), "22 tokens", "21 embeddings")
     (folder / "vocab.txt").unlink()
     refused(folder, str(folder), "vocab.txt")
 
@@ -659,7 +662,7 @@ def test_a_vocabulary_cut_short(folder):
         if fits:
             assert bert_jax.load(folder).tokenizer.vocab_size == 21
         else:
-            refused(folder, str(folder), "21 pieces", "300 embeddings")
+            refused(folder, str(folder), "21 tokens", "300 embeddings")
 
 
 def test_a_pickle_is_refused_with_the_way_to_convert_it(folder):

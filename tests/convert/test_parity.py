@@ -190,7 +190,7 @@ POSITIONS = "bert.embeddings.position_embeddings.weight"  # a RoBERTa's have a r
 
 def tensors_of(theirs) -> dict[str, np.ndarray]:
     """Their parameters by the standard names, without those that stand twice."""
-    found = {names.standard(name): value for name, value in theirs.named_parameters()}
+    found = {names.standard_name(name): value for name, value in theirs.named_parameters()}
     found.pop("cls.predictions.decoder.weight", None)
     return found
 

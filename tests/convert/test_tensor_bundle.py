@@ -158,13 +158,13 @@ def test_types_and_shapes(number, dtype, shape, tmp_path):
         ([], "no header"),
         ([(b"a", b"")], "no header"),
         ([(b"", field(1, 1) + field(2, 1))], "big-endian"),
-        ([HEADER, (b"a", entry(1, (1,), b"1234") + field(7, b"x"))], "in parts"),
+        ([HEADER, (b"a", entry(1, (1,), b"1234") + field(7, b"x"))], "partitioned"),
         ([HEADER, (b"a", entry(1, (2,), b"1234"))], "agree"),
-        ([HEADER, (b"a", entry(1, (1 << 62,), b"1234"))], "cannot be"),
-        ([HEADER, (b"a", entry(1, (1,) * 30, b"1234"))], "cannot be"),
-        ([HEADER, (b"a", entry(1, (1,), b"1234") + field(3, 9))], "cannot be"),
-        ([HEADER, (b"a", entry(1, (1,), b"1234") + field(3, b"x"))], "another kind"),
-        ([HEADER, (b"a", b"\x0f")], "unknown kind"),
+        ([HEADER, (b"a", entry(1, (1 << 62,), b"1234"))], "an impossible entry"),
+        ([HEADER, (b"a", entry(1, (1,) * 30, b"1234"))], "an impossible entry"),
+        ([HEADER, (b"a", entry(1, (1,), b"1234") + field(3, 9))], "an impossible entry"),
+        ([HEADER, (b"a", entry(1, (1,), b"1234") + field(3, b"x"))], "another type"),
+        ([HEADER, (b"a", b"\x0f")], "unknown type"),
         ([HEADER, (b"a", b"\x0a\x7f")], "without end"),
         ([HEADER, (b"a", b"\xff" * 20)], "without end"),
         ([HEADER, (b"\xff", entry(1, (1,), b"1234"))], "damaged"),
@@ -180,7 +180,7 @@ def test_tables_that_make_no_sense(entries, said, tmp_path):
 @pytest.mark.parametrize("offset", [1, 10**6, 1 << 62, (1 << 64) - 1])
 def test_values_beyond_the_file(offset, tmp_path):
     write(tmp_path, [HEADER, (b"a", entry(1, (1,), b"1234", offset))], b"1234")
-    with pytest.raises(UserError, match=f"{DATA} is cut short"):
+    with pytest.raises(UserError, match=f"{DATA} is truncated"):
         read_all(tmp_path)
     (tmp_path / DATA).unlink()
     with pytest.raises(UserError, match=f"{DATA} cannot be read"):

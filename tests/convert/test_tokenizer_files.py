@@ -284,7 +284,7 @@ def made_roberta():
     ("options", "message"),
     [
         ({"model_type": "char"}, "only unigram and bpe"),
-        ({"treat_whitespace_as_suffix": True}, "at their end"),
+        ({"treat_whitespace_as_suffix": True}, "the ends of words"),
         ({"model_type": "bpe", "user_defined_symbols": ["<num>"]}, "symbols"),
         ({"user_defined_symbols": ["①"]}, "symbol '①'"),
         ({"user_defined_symbols": ["a▁b"]}, "symbol 'a▁b'"),

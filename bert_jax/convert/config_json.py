@@ -1,0 +1,168 @@
+"""`config.json` of `transformers`: the model and its fine-tuning task, both ways."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import ModelConfig, TaskConfig, validate_model
+from bert_jax.errors import UserError
+from bert_jax.models.heads import NUM_OUTPUTS, TASK_MODELS
+from bert_jax.settings import from_dict
+from bert_jax.text.tokenizer import Tokenizer
+
+_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_new"}  # two names of one function
+_MAX_LABELS = 1 << 16  # a `num_labels` beyond it is damage
+
+
+def _classes(suffix: str) -> dict[str, str]:
+    return {"bert": f"Bert{suffix}", "roberta": f"Roberta{suffix}"}
+
+
+# What can be exported: the modules, and the class of `transformers` by model type. Tasks come last,
+# by kind.
+HEADS = {
+    "pretraining": (("bert/pooler", "mlm_head", "nsp_head"), {"bert": "BertForPreTraining"}),
+    "masked-lm": (("mlm_head",), _classes("ForMaskedLM")),
+    "none": (("bert/pooler",), _classes("Model")),
+    "classification": (("bert/pooler", "classifier"), _classes("ForSequenceClassification")),
+    "regression": (("bert/pooler", "classifier"), _classes("ForSequenceClassification")),
+    "token_classification": (("classifier",), _classes("ForTokenClassification")),
+    "question_answering": (("classifier",), _classes("ForQuestionAnswering")),
+    "multiple_choice": (("bert/pooler", "classifier"), _classes("ForMultipleChoice")),
+}
+# The `problem_type` of the kinds that share a class.
+_PROBLEM_TYPES = {"classification": "single_label_classification", "regression": "regression"}
+# Fields that only our exports have.
+_VOCAB_SIZE, _TASK = "tokenizer_pieces", "bert_jax_task"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error}); fetch it again") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} has no JSON object; fetch it again")
+    return values
+
+
+def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
+    """Return the model that a `config.json` describes; refuse what is not supported."""
+    model_type = values.get("model_type", "bert")  # the oldest files, and Google's, do not say
+    if model_type not in ("bert", "roberta"):
+        raise UserError(f"{where} is of model type {model_type!r}; only bert and roberta are read")
+    for name in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
+        if values.get(name):
+            raise UserError(f"{where} has {name}; only encoders are read")
+    for name in ("vocab_size", "hidden_size"):
+        if name not in values:
+            raise UserError(f"{where} has no {name}; it is not the config of a BERT")
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    # A missing value is the default of `transformers`: the erf form of GELU, for one.
+    known = {"hidden_act": "gelu", **{k: v for k, v in values.items() if k in fields}}
+    config = from_dict(ModelConfig, {**known, "model_type": model_type, "dtype": "float32"}, where)
+    config.hidden_act = _ACTIVATIONS.get(config.hidden_act, config.hidden_act)
+    if model_type == "roberta":
+        if config.position_embedding_type != "absolute":
+            raise UserError(f"{where}: relative positions are read of a bert only")
+        config.max_position_embeddings -= first_position(values)
+    validate_model(config, where)
+    return config
+
+
+def write_config(
+    config: ModelConfig, architecture: str, tokenizer: Tokenizer, task: TaskConfig | None
+) -> dict[str, Any]:
+    """Return the `config.json` of an export, from which `read_config` and `read_task` read."""
+    values = {"architectures": [architecture], **dataclasses.asdict(config)}
+    for name in ("remat", "scan_layers", "attention"):  # they change no result
+        del values[name]
+    values |= {"dtype": "float32", "pad_token_id": tokenizer.pad_id, "tie_word_embeddings": True}
+    values |= {"position_embedding_type": "absolute", _VOCAB_SIZE: tokenizer.vocab_size}
+    if config.model_type == "roberta":
+        values["max_position_embeddings"] += first_position(values)
+        values |= {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
+    if task:
+        values[_TASK] = dataclasses.asdict(task)
+        if task.kind in _PROBLEM_TYPES:
+            values["problem_type"] = _PROBLEM_TYPES[task.kind]
+        labels = ("LABEL_0",) if task.kind == "regression" else task.labels
+        if task.kind == "regression" or task.kind not in NUM_OUTPUTS:
+            values["id2label"] = dict(enumerate(labels))
+            values["label2id"] = {label: index for index, label in enumerate(labels)}
+    return values
+
+
+def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> TaskConfig | None:
+    """Return the task that a model was fine-tuned for.
+
+    A pretrained model has none, nor has one with several labels or numbers for each text: such
+    tasks are not supported.
+    """
+    classes = values.get("architectures")
+    name = classes[0] if isinstance(classes, list) and classes else None
+    kind = next((k for k in TASK_MODELS if HEADS[k][1][config.model_type] == name), None)
+    if kind is None:
+        return None
+    labels = () if kind in NUM_OUTPUTS else _read_labels(values, where)
+    if kind == "classification":
+        # The default of `transformers`.
+        default = _PROBLEM_TYPES["regression" if len(labels) == 1 else kind]
+        problem = values.get("problem_type") or default
+        kind = next((k for k, name in _PROBLEM_TYPES.items() if name == problem), None)
+        if kind is None or (kind == "regression" and len(labels) > 1):
+            return None
+        labels = () if kind == "regression" else labels
+    if _TASK in values:
+        task = from_dict(TaskConfig, values[_TASK], f"{where}: {_TASK}")
+        # With another kind or labels, `transformers` has trained the model again since the export.
+        if task.kind == kind and (kind in NUM_OUTPUTS or task.labels == labels):
+            return task
+    return from_dict(TaskConfig, {"kind": kind, "labels": list(labels)}, where)
+
+
+def _read_labels(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    names = values.get("id2label")
+    if names is None:  # the default names, of two labels unless the file says otherwise
+        number = values.get("num_labels", 2)
+        if not isinstance(number, int) or not 0 < number < _MAX_LABELS:
+            raise UserError(f"{where}: num_labels is {number!r}; fetch it again")
+        return tuple(f"LABEL_{index}" for index in range(number))
+    names = names if isinstance(names, dict) else {}
+    labels = [names.get(str(index)) for index in range(len(names))]
+    strings = tuple(label for label in labels if isinstance(label, str))
+    if not 0 < len(set(strings)) == len(names):
+        raise UserError(
+            f"{where}: id2label must name each of the numbers 0, 1, 2 … differently; correct it, "
+            "or fetch it again"
+        )
+    return strings
+
+
+def first_position(values: Mapping[str, Any]) -> int:
+    """Return the index of a text's first token in the position table of a RoBERTa.
+
+    The rows before it are for padding, and change nothing. Source: fairseq's
+    `LearnedPositionalEmbedding`, by way of `create_position_ids_from_input_ids`.
+    """
+    padding = values.get("pad_token_id", 1)
+    return padding + 1 if isinstance(padding, int) and padding >= 0 else 2
+
+
+def check_tokenizer(
+    path: Path, tokenizer: Tokenizer, config: ModelConfig, values: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse a vocabulary that does not fit the model's config, or its `config.json`.
+
+    It may have up to 127 tokens less than there are embeddings, whose number is often rounded up.
+    """
+    size = (values or {}).get(_VOCAB_SIZE)
+    least, most = (size, size) if size else (config.vocab_size - 127, config.vocab_size)
+    if not least <= tokenizer.vocab_size <= most:
+        raise UserError(
+            f"{path} has a vocabulary of {tokenizer.vocab_size} tokens for {most} embeddings; "
+            "fetch the one that goes with the model"
+        )
