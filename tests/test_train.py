@@ -233,7 +233,7 @@ def test_sigterm_saves_and_exits_with_its_own_code(finished, store, tmp_path):
     (step,) = [int(p.name) for p in (workdir / "checkpoints").iterdir()]
     assert 4 <= step < STEPS
     done = run(store, workdir, "--config.checkpoint.every=1000")
-    assert f"going on from step {step}" in done.stdout
+    assert f"resuming from step {step}" in done.stdout
     assert_same_state(workdir, finished[0])
 
 

@@ -31,8 +31,8 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
 
         workdir = Path(args.workdir or f"runs/{recipe.name}")
         run = start(recipe.config, args.init, workdir, recipe.model_fields)
-        process.keep_host_memory()
         with process.StopSignals() as signals:
             train(run, signals.reason)
 
+    process.keep_host_memory()
     process.run_on_hosts(args, command)

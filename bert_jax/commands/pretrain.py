@@ -33,8 +33,8 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
 
         workdir = Path(args.workdir or f"runs/{recipe.name}")
         run = start(recipe.config, workdir, args.init, recipe.model_fields)
-        process.keep_host_memory()  # after the text, whose threads want more than one arena
         with process.StopSignals() as signals:
             train(run, signals.reason)
 
+    process.keep_host_memory()
     process.run_on_hosts(args, command)

@@ -1,4 +1,4 @@
-"""The training loop: steps, logs, evaluations, checkpoints, signals."""
+"""The training loop: steps, logs, evaluations and checkpoints."""
 
 import dataclasses
 import math
@@ -19,13 +19,13 @@ from bert_jax.training.step import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A part of a run with programs of its own.
+    """A stretch of training with compiled steps of its own.
 
     Attributes:
       end: the step before which it ends.
-      batch_size: rows a step.
-      train_step: (state, what the loader gives for a step) -> (state, sums).
-      evaluate: state -> means over what is held out.
+      batch_size: sequences a step.
+      train_step: (state, batch) -> (state, metrics).
+      evaluate: state -> means over the held-out data.
     """
 
     end: int
@@ -40,11 +40,11 @@ def evaluate(
     batch_size: int,
     state: TrainState,
 ) -> dict[str, float]:
-    """Returns the means over all held-out rows, and how many a second were evaluated."""
+    """Return the means over all held-out sequences, and how many were evaluated a second."""
     started = time.monotonic()
-    sums = jax.device_get([eval_step(state.params, batch) for batch in batches()])
-    speed = len(sums) * batch_size / (time.monotonic() - started)
-    return {**means(sums), "sequences_per_second": speed}
+    metrics = jax.device_get([eval_step(state.params, batch) for batch in batches()])
+    speed = len(metrics) * batch_size / (time.monotonic() - started)
+    return {**means(metrics), "sequences_per_second": speed}
 
 
 def fit(
@@ -60,18 +60,17 @@ def fit(
     patience: int = 0,
     stop: Callable[[], str] = lambda: "",
 ) -> TrainState:
-    """Trains from the state's own step to the end of the last stage.
+    """Train from the state's own step to the end of the last stage.
 
-    The state is saved every `save_every` steps, at the end, and where `stop`, asked after each
-    step, returns a reason. The device is waited for at log steps, evaluations and checkpoints
-    only. Closes `checkpoints`.
+    The state is saved every `save_every` steps, at each evaluation that is the best so far, at the
+    end, and when `stop`, asked after each step, returns a reason. Nothing waits for the device but
+    logs, evaluations and checkpoints. Closes `checkpoints`.
 
-    With `patience`, training ends after so many evaluations without one that is better than all
-    before; evaluations are then saved, too.
+    With `patience`, training ends after that many evaluations in a row without a new best.
 
     Raises:
       TrainingError: a loss or a gradient is no longer finite.
-      Interrupted: a signal came; the state has been saved.
+      Interrupted: `stop` returned a reason; the state has been saved.
     """
     step, last = int(state.step), stages[-1].end
     log = _Log(checkpoints)
@@ -79,100 +78,114 @@ def fit(
     def due(every: int) -> bool:
         return step % every == 0 or step == last
 
-    def without_gain() -> bool:
+    def evaluations_since_best() -> int:
         ranks = [checkpoints.rank(r) for r in writer.records() if r["split"] == "eval"]
-        return bool(patience and ranks) and len(ranks) - 1 - ranks.index(max(ranks)) >= patience
+        return len(ranks) - 1 - ranks.index(max(ranks)) if ranks else 0
 
-    is_over = without_gain()
+    ends_early = bool(patience) and evaluations_since_best() >= patience
 
     with closing(checkpoints), closing(Progress(last, step)) as progress:
         for stage in stages:
             if step < stage.end:
-                log.restart_clock_after_next()  # which compiles the stage's program
-            while step < stage.end and not is_over:
-                state, sums = stage.train_step(state, next(batches))
+                log.restart_clock_after_next()  # the next step compiles the stage's program
+            while step < stage.end and not ends_early:
+                state, metrics = stage.train_step(state, next(batches))
                 step += 1
-                log.add(step, sums, stage.batch_size)
+                log.add(step, metrics, stage.batch_size)
                 progress.advance(step)
+
                 if due(log_every):
                     values = log.values()
                     writer.write(step, "train", values)
                     progress.show(step, values)
-                held_out = None
+
+                held_out, is_best = None, False
                 if due(eval_every):
                     held_out = stage.evaluate(state)
+                    for name, value in held_out.items():
+                        if name.endswith("loss"):
+                            check_finite(f"held-out {name}", value, step, checkpoints)
                     writer.write(step, "eval", held_out)
                     writer.draw()
                     progress.say(f"step {step}/{last}  held-out: {describe(held_out)}")
-                    is_over = without_gain()
-                reason = stop()
-                if due(save_every) or reason or is_over:
+                    is_best = evaluations_since_best() == 0
+                    ends_early = bool(patience) and evaluations_since_best() >= patience
+
+                stop_reason = stop()
+                if due(save_every) or is_best or ends_early or stop_reason:
                     log.check()
                     checkpoints.save(step, state, held_out)
-                if reason:
-                    raise Interrupted(f"{reason} after step {step}: saved; {_GO_ON}")
-                if due(eval_every) or due(save_every):
+                if stop_reason:
+                    raise Interrupted(
+                        f"{stop_reason} after step {step}: saved; the same command resumes from "
+                        "there"
+                    )
+                if held_out or due(save_every):
                     log.restart_clock()
     return state
 
 
-_GO_ON = "the same command goes on from there"
+def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -> None:
+    """Raise TrainingError if a value is not finite, with the step of the last good checkpoint."""
+    if math.isfinite(value):
+        return
+    latest = checkpoints.latest()
+    saved = f"checkpoint {checkpoints.folder / str(latest)}" if latest else "none"
+    raise TrainingError(
+        f"{name} is {value} at step {step}; the last good checkpoint is: {saved}; lower "
+        "optimizer.learning_rate or look at the data"
+    )
 
 
 class _Log:
-    """The sums of the steps since the last log, and the time that they took."""
+    """The metrics of the steps since the last log, and the time they took."""
 
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints
-        self._sums: list[tuple[int, Metrics]] = []
+        self._metrics: list[tuple[int, Metrics]] = []
         self._restart_after_next = False
         self._first_speed: dict[str, float] = {}
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Leaves out what went before, which was not training."""
-        self._rows, self._timed_from = 0, len(self._sums)
+        """Drop the time since the last restart, which was not all training."""
+        self._sequences, self._timed_from = 0, len(self._metrics)
         self._since = time.monotonic()
 
     def restart_clock_after_next(self) -> None:
         self._restart_after_next = True
 
-    def add(self, step: int, sums: Metrics, rows: int) -> None:
-        self._sums.append((step, sums))
-        self._rows += rows
+    def add(self, step: int, metrics: Metrics, sequences: int) -> None:
+        self._metrics.append((step, metrics))
+        self._sequences += sequences
         if self._restart_after_next:
-            jax.block_until_ready(sums)
+            jax.block_until_ready(metrics)
             self._restart_after_next = False
             self._first_speed = self._speed()
             self.restart_clock()
 
     def check(self) -> None:
-        """Waits for the steps so far, and stops the run at the first that is not finite."""
-        self._sums = jax.device_get(self._sums)
-        for step, sums in self._sums:
-            for name, part in sums.items():
-                if not math.isfinite(part.total):
-                    good = self._checkpoints.latest()
-                    kept = f"checkpoint {self._checkpoints.folder / str(good)}" if good else "none"
-                    raise TrainingError(
-                        f"{name} is {part.total} at step {step}; the last good checkpoint is: "
-                        f"{kept}; lower optimizer.learning_rate or look at the data"
-                    )
+        """Wait for the steps so far, and check that all their metrics are finite."""
+        self._metrics = jax.device_get(self._metrics)
+        for step, metrics in self._metrics:
+            for name, metric in metrics.items():
+                check_finite(name, float(metric.total), step, self._checkpoints)
 
     def values(self) -> dict[str, float]:
-        """Returns the means since the last call, and the rows and, of text, tokens a second."""
+        """Return the means since the last call, with sequences and, of text, tokens a second."""
         self.check()
-        values = means(sums for _, sums in self._sums)
-        # Where nothing but a step that was compiled has been taken, its own speed.
-        values |= self._speed() if self._rows else self._first_speed
-        self._sums = []
+        values = means(metrics for _, metrics in self._metrics)
+        # If the only step so far is the one that compiled, its own speed.
+        values |= self._speed() if self._sequences else self._first_speed
+        self._metrics = []
         self.restart_clock()
         return values
 
     def _speed(self) -> dict[str, float]:
         seconds = time.monotonic() - self._since
-        speed = {"sequences_per_second": self._rows / seconds}
-        timed = [sums[TOKENS] for _, sums in self._sums[self._timed_from :] if TOKENS in sums]
+        speed = {"sequences_per_second": self._sequences / seconds}
+        timed = [metrics for _, metrics in self._metrics[self._timed_from :] if TOKENS in metrics]
         if timed:
-            speed["tokens_per_second"] = sum(float(each.total) for each in timed) / seconds
+            tokens = sum(float(metrics[TOKENS].total) for metrics in timed)
+            speed["tokens_per_second"] = tokens / seconds
         return speed

@@ -1,4 +1,4 @@
-"""What a run reports: JSON lines, TensorBoard, a picture, a progress bar or plain lines."""
+"""What a run reports: JSON lines, TensorBoard events, a plot, a progress bar or plain lines."""
 
 import functools
 import json
@@ -18,39 +18,38 @@ from bert_jax.training.objectives import Metrics
 
 
 def means(batches: Iterable[Metrics]) -> dict[str, float]:
-    """Returns the mean of each quantity over batches on the host, but for those without weight.
+    """Return the mean of each metric over batches on the host, without those of weight 0.
 
-    `loss` is the sum of the means that end in `_loss`.
+    `loss` is the sum of the means whose names end in `_loss`.
     """
-    totals: dict[str, np.ndarray] = {}
-    for sums in batches:
-        for name, part in sums.items():
-            pair = np.array([part.total, part.weight], np.float64)
-            totals[name] = totals.get(name, 0) + pair
-    result = {name: float(value / weight) for name, (value, weight) in totals.items() if weight > 0}
-    losses = [value for name, value in result.items() if name.endswith("_loss")]
+    sums: dict[str, np.ndarray] = {}
+    for metrics in batches:
+        for name, metric in metrics.items():
+            pair = np.array([metric.total, metric.weight], np.float64)
+            sums[name] = sums.get(name, 0) + pair
+    result = {name: float(total / weight) for name, (total, weight) in sums.items() if weight > 0}
+    losses = [mean for name, mean in result.items() if name.endswith("_loss")]
     return {"loss": sum(losses), **result}
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
-    """Returns the entropy in nats of the distribution that some counts are: -Σ p log p."""
+    """Return the entropy in nats of a distribution given by counts: -Σ p log p."""
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())
 
 
-_SECONDS_OF_A_DRAWING = 30.0  # from one to the next; each takes one
+_SECONDS_BETWEEN_PLOTS = 30.0  # each takes about one
 
 
 class Writer:
     """The records of a run in its workdir: `metrics.jsonl`, TensorBoard events and `curves.png`.
 
-    The first process of a run writes them; the others know them, as what is decided by them must
-    be decided alike.
+    The first host writes them. The others keep the records too, so that all decide alike by them.
 
     Args:
-      workdir: where they are.
-      step: the step that the run goes on from; what an interrupted run recorded beyond is removed.
-      panels: what is drawn, by name, with its title.
+      workdir: the run's.
+      step: the step from which the run resumes; later records are removed.
+      panels: the title of each metric that is plotted, by name.
 
     Attributes:
       latest: the latest record of each split.
@@ -59,9 +58,9 @@ class Writer:
     def __init__(self, workdir: Path, step: int, panels: Mapping[str, str]):
         self._panels = panels
         self._path = workdir / "metrics.jsonl"
-        self._picture = workdir / "curves.png"
-        found = hosts.broadcast_from_main(self._read)
-        self._records = [record for record in found if record["step"] <= step]
+        self._plot = workdir / "curves.png"
+        records = hosts.broadcast_from_main(self._read)
+        self._records = [record for record in records if record["step"] <= step]
         self.latest = {record["split"]: record for record in self._records}
         self._writes = hosts.is_main()
         if not self._writes:
@@ -70,29 +69,29 @@ class Writer:
         temporary.write_text("".join(json.dumps(record) + "\n" for record in self._records))
         os.replace(temporary, self._path)
         self._lines = self._path.open("a")
-        self._purge, self._folder = step + 1, str(workdir / "tensorboard")
-        self._drawn = time.monotonic()
+        self._purge_step, self._events_folder = step + 1, str(workdir / "tensorboard")
+        self._plotted = time.monotonic()
 
     @functools.cached_property
     def _events(self) -> Any:
-        # Imported here: it imports PyTorch where there is one, for longer than a first step takes.
+        # Imported late: it imports PyTorch if that is installed, which takes longer than a step.
         import tensorboardX
 
-        return tensorboardX.SummaryWriter(self._folder, purge_step=self._purge)
+        return tensorboardX.SummaryWriter(self._events_folder, purge_step=self._purge_step)
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._path.exists():
             return []
-        # The last line is incomplete where a run was killed while it wrote.
+        # The last line is incomplete if the run was killed while writing it.
         lines = self._path.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("}\n")]
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns all that has been recorded."""
+        """Return all records so far."""
         return self._records
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        """Records values of "train" or "eval" after `step` steps."""
+        """Record the values of a split, "train" or "eval", after `step` steps."""
         self.latest[split] = {"step": step, "split": split, **values}
         self._records.append(self.latest[split])
         if not self._writes:
@@ -103,34 +102,33 @@ class Writer:
             self._events.add_scalar(f"{split}/{name}", value, step)
 
     def draw(self) -> None:
-        """Draws the course of the run so far, if that has not been done a moment ago."""
-        if self._writes and time.monotonic() - self._drawn > _SECONDS_OF_A_DRAWING:
+        """Plot the run so far, unless that was done a moment ago."""
+        if self._writes and time.monotonic() - self._plotted > _SECONDS_BETWEEN_PLOTS:
             self._draw()
-            self._drawn = time.monotonic()
+            self._plotted = time.monotonic()
 
     def _draw(self) -> None:
-        # Imported here: it takes longer than a small run's first step.
+        # Imported late: it takes longer than a small run's first step.
         from matplotlib.figure import Figure
 
         rows = -(-len(self._panels) // 2)
         figure = Figure(figsize=(9, 3 * rows), layout="constrained")
-        places = figure.subplots(rows, 2, squeeze=False).flat
-        for axes, (name, title) in zip(places, self._panels.items(), strict=False):
+        grid = figure.subplots(rows, 2, squeeze=False).flat
+        for axes, (name, title) in zip(grid, self._panels.items(), strict=False):
             for split, style in (("train", "-"), ("eval", "o-")):
-                found = [r for r in self._records if r["split"] == split and name in r]
+                records = [r for r in self._records if r["split"] == split and name in r]
+                steps, values = [r["step"] for r in records], [r[name] for r in records]
                 label = "training" if split == "train" else "held-out"
-                axes.plot(
-                    [r["step"] for r in found], [r[name] for r in found], style, ms=3, label=label
-                )
+                axes.plot(steps, values, style, ms=3, label=label)
             axes.set(title=title, xlabel="step")
             axes.grid(alpha=0.3)
             axes.legend()
-        temporary = self._picture.with_suffix(".tmp")
+        temporary = self._plot.with_suffix(".tmp")
         figure.savefig(temporary, format="png", dpi=120)
-        os.replace(temporary, self._picture)
+        os.replace(temporary, self._plot)
 
     def close(self) -> None:
-        """Draws, and closes the files."""
+        """Plot, and close the files."""
         if self._writes:
             self._draw()
             self._lines.close()
@@ -138,10 +136,7 @@ class Writer:
 
 
 class Progress:
-    """A bar where stderr is a terminal, plain lines on stdout where it is not.
-
-    Of several processes the first one shows them.
-    """
+    """A bar if stderr is a terminal, otherwise plain lines on stdout; on the first host alone."""
 
     def __init__(self, steps: int, step: int):
         self._steps = steps
@@ -152,14 +147,14 @@ class Progress:
             dynamic_ncols=True,
             disable=not (hosts.is_main() and sys.stderr.isatty()),
         )
-        self._started, self._first = time.monotonic(), step
+        self._started, self._first_step = time.monotonic(), step
 
     def advance(self, step: int) -> None:
-        """Moves the bar to `step`."""
+        """Move the bar to `step`."""
         self._bar.update(step - self._bar.n if not self._bar.disable else 0)
 
     def say(self, line: str) -> None:
-        """Prints a line above the bar."""
+        """Print a line above the bar."""
         if not hosts.is_main():
             return
         self._bar.clear()
@@ -167,7 +162,7 @@ class Progress:
         self._bar.refresh()
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
-        """Shows the training values of a log step."""
+        """Show the training values of a log step."""
         speed = f"{values['sequences_per_second']:.0f} sequences/s"
         if "tokens_per_second" in values:
             speed += f", {values['tokens_per_second']:,.0f} tokens/s"
@@ -175,20 +170,22 @@ class Progress:
             self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {speed}")
             return
         elapsed = time.monotonic() - self._started
-        left = elapsed / max(step - self._first, 1) * (self._steps - step)
+        left = elapsed / max(step - self._first_step, 1) * (self._steps - step)
         self.say(f"step {step}/{self._steps}  {describe(values)}  {speed}  {duration(left)} left")
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
+        """Leave the bar as it is."""
         self._bar.close()
 
 
-_NOT_SHOWN = ("step", "split", "loss", "gradient_norm", "sequences_per_second")
-_NOT_SHOWN += ("tokens_per_second", "token_share")
+_NOT_SHOWN = {
+    *("step", "split", "loss", "gradient_norm", "token_share"),
+    *("sequences_per_second", "tokens_per_second"),
+}
 
 
 def describe(values: Mapping[str, float]) -> str:
-    """Returns the losses, accuracies and scores of a log in one line."""
+    """Return the losses, accuracies and scores of a record in one line."""
     parts = [f"loss {values['loss']:.4f}"]
     for name in ("mlm", "nsp"):
         if f"{name}_loss" in values:
@@ -202,7 +199,7 @@ def describe(values: Mapping[str, float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns a time as a person writes it: `45s`, `3m 20s`, `2h 05m`."""
+    """Return a duration as `45s`, `3m 20s` or `2h 05m`."""
     seconds = math.ceil(seconds)
     if seconds < 60:
         return f"{seconds}s"

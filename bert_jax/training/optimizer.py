@@ -13,11 +13,11 @@ from bert_jax.config import OptimizerConfig
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Returns the learning rate by step: linear warm-up, then linear decay to 0 at `steps`.
+    """Return the learning rate by step: linear warm-up, then linear decay to 0 at `steps`.
 
-    As in google-research/bert `optimization.py`: the decay counts from step 0, so that the rate
-    falls by the warm-up's share of the steps where warm-up ends. During warm-up, step t has
-    `learning_rate * t / warmup`: the first step moves nothing.
+    As in google-research/bert `optimization.py`, the decay counts from step 0, so that the rate
+    drops where warm-up ends, by the warm-up's fraction of the steps. During warm-up step t has
+    `learning_rate * t / warmup`, so that the first step changes nothing.
     """
     warmup = round(config.warmup_fraction * steps)
 
@@ -43,7 +43,7 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
     """
 
     def init(params: optax.Params) -> _Moments:
-        # Two trees of zeros: a buffer that stands twice in the state cannot be donated.
+        # Two trees of zeros, since a buffer that is in the state twice cannot be donated.
         return _Moments(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
 
     def update(
@@ -58,7 +58,7 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 
 
 def decayed(params: optax.Params) -> optax.Params:
-    """Returns which parameters weight decay applies to: all but biases and LayerNorm's."""
+    """Return which parameters are decayed: all but biases and LayerNorm scales."""
 
     def is_decayed(path: tuple, _: Any) -> bool:
         return not any(getattr(key, "key", None) in ("bias", "scale") for key in path)
@@ -67,40 +67,39 @@ def decayed(params: optax.Params) -> optax.Params:
 
 
 def layer_rates(params: optax.Params, decay: float) -> optax.Params:
-    """Returns each parameter's share of the rate: 1 for heads and pooler, lower layer by layer.
+    """Return each parameter's multiplier of the rate: 1 for heads and pooler.
 
-    The last layer's is `decay`, each lower one's `decay` times that of the one above it, and so on
-    down to the embeddings'. Source: Howard and Ruder 2018, section 3.2; ELECTRA's fine-tuning.
+    The last layer has `decay`, each lower one `decay` times that of the layer above, and the
+    embeddings that of one more. Source: Howard and Ruder 2018, section 3.2; ELECTRA's fine-tuning.
     """
     flat: Any = traverse_util.flatten_dict(params, sep="/")
     layers = [re.match(r"bert/layer_(\d+)/", name) for name in flat]
     depth = len({match[1] for match in layers if match})
-    below = {}
+    powers = {}
     for name, match in zip(flat, layers, strict=True):
         is_embedding = name.startswith("bert/embeddings/")
-        below[name] = depth - int(match[1]) if match else (depth + 1) * is_embedding
-    return traverse_util.unflatten_dict({name: decay**n for name, n in below.items()}, sep="/")
+        powers[name] = depth - int(match[1]) if match else (depth + 1) * is_embedding
+    return traverse_util.unflatten_dict({name: decay**n for name, n in powers.items()}, sep="/")
 
 
 def make_optimizer(
     config: OptimizerConfig, steps: int, *, layer_decay: float = 1.0, freezes_encoder: bool = False
 ) -> optax.GradientTransformation:
-    """Returns clipping by the global norm, Adam, decoupled weight decay and the schedule.
+    """Return clipping by the global norm, Adam, decoupled weight decay and the schedule.
 
     Args:
-      config: of them.
+      config: their settings.
       steps: of the run.
-      layer_decay: as `layer_rates` takes it.
-      freezes_encoder: whether the parameters of "bert" stay as they are.
+      layer_decay: of `layer_rates`.
+      freezes_encoder: leave the parameters of "bert" as they are.
     """
-    moments = config.b1, config.b2, config.eps
     adam = scale_by_bert_adam if config.name == "bert_adamw" else optax.scale_by_adam
     by_layer = optax.stateless(
         lambda updates, _: jax.tree.map(jnp.multiply, updates, layer_rates(updates, layer_decay))
     )
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        adam(*moments),
+        adam(config.b1, config.b2, config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=decayed),
         by_layer if layer_decay < 1 else optax.identity(),
         optax.scale_by_learning_rate(schedule(config, steps)),

@@ -1,4 +1,7 @@
-"""The train step and the evaluation step, the same for every device layout."""
+"""The train, evaluation and prediction steps, the same for every device layout.
+
+Each takes the `Collectives` of its devices; `distributed.mesh.compile_step` gives it those.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,19 +15,19 @@ from jaxtyping import Array
 from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
 from bert_jax.training.objectives import Batch, Metrics, Objective, TaskObjective, WeightedSum
 
-# Named, so that neither a newer default nor a flag of JAX's changes what a seed means.
+# Named here, so that neither a flag nor a newer default of JAX changes what a seed means.
 _PRNG = "threefry2x32"
 
 
 @struct.dataclass
 class TrainState:
-    """Everything that a run carries from step to step: arrays only.
+    """All that a run carries from step to step: arrays only.
 
     Attributes:
       step: how many steps have been taken.
       params: of the model, float32.
       opt_state: of the optimizer.
-      rng: the run's key as raw words; step t uses it folded with t, so it never changes.
+      rng: the run's key as raw words; it never changes, step t folds t into it.
     """
 
     step: Any
@@ -34,7 +37,7 @@ class TrainState:
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
-    """Returns the state before the first step."""
+    """Return the state before the first step."""
     rng = jax.random.key_data(jax.random.key(seed, impl=_PRNG))
     return TrainState(jnp.int32(0), params, optimizer.init(params), rng)
 
@@ -45,108 +48,84 @@ def make_train_step(
     """Return `train_step(state, batch, collectives) -> (next state, metrics)`.
 
     The weights of the whole global batch are summed before any loss is divided by them, so that
-    one device, many, and any number of microbatches give the same gradient.
-
-    Args:
-      objective: what is trained.
-      optimizer: how.
-      microbatches: parts in which the rows are run, one after the other.
+    one device, many devices and any number of microbatches give the same gradient.
     """
     gradient = jax.grad(objective.loss, has_aux=True)
 
     def train_step(
         state: TrainState, batch: Batch, collectives: Collectives = SINGLE_DEVICE
     ) -> tuple[TrainState, Metrics]:
-        def of_rows(params: Any, draws: tuple[Array, Array], batch: Batch) -> tuple[Any, Metrics]:
-            mask_key, dropout_key = _keys(draws)
+        def run_shard(params: Any, rng: tuple[Array, Array], batch: Batch) -> tuple[Any, Metrics]:
+            key = jax.random.fold_in(jax.random.wrap_key_data(rng[0], impl=_PRNG), rng[1])
+            mask_key, dropout_key = jax.random.split(key)
             examples = objective.prepare(mask_key, batch)
             weights = collectives.psum(objective.weights(examples))
 
-            def accumulate(total: Any, part: Any) -> tuple[Any, None]:
-                found = gradient(params, part, weights, dropout_key)
-                return jax.tree.map(jnp.add, total, found), None
+            def microbatch_gradient(examples: Any) -> tuple[Any, Metrics]:
+                return gradient(params, examples, weights, dropout_key)
 
-            if microbatches == 1:
-                total = gradient(params, examples, weights, dropout_key)
-            else:
-                parts = jax.tree.map(lambda x: _split(x, microbatches), examples)
-                first = jax.tree.map(lambda x: x[0], parts)
-                shapes = jax.eval_shape(gradient, params, first, weights, dropout_key)
-                zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-                total, _ = jax.lax.scan(accumulate, zeros, parts)
-            gradients, sums = total
-            return collectives.reduce_gradients(gradients), collectives.psum(sums)
+            gradients, metrics = _sum_over(microbatch_gradient, examples, microbatches)
+            return collectives.reduce_gradients(gradients), collectives.psum(metrics)
 
-        run = collectives.run(of_rows, ("gradients", "metrics"))
-        gradients, sums = run(state.params, (state.rng, state.step), batch)
-        return _updated(state, gradients, sums, optimizer, collectives)
+        gradients, metrics = collectives.run(run_shard, ("gradients", "metrics"))(
+            state.params, (state.rng, state.step), batch
+        )
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = collectives.gather_params(optax.apply_updates(state.params, updates))
+        norm = WeightedSum(optax.tree.norm(gradients), jnp.float32(1))
+        new_state = TrainState(state.step + 1, params, opt_state, state.rng)
+        return new_state, {**metrics, "gradient_norm": norm}
 
     return train_step
 
 
-def _keys(draws: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Returns the keys of a step, for what `prepare` draws and for dropout.
+def _sum_over(function: Callable[[Any], Any], examples: Any, microbatches: int) -> Any:
+    """Return the sum of `function` over microbatches, run one after the other.
 
-    Args:
-      draws: the run's key as raw words, and the step.
+    Neighbours go to different microbatches, so that each takes sequences from every device.
     """
-    words, step = draws
-    key = jax.random.fold_in(jax.random.wrap_key_data(words, impl=_PRNG), step)
-    mask_key, dropout_key = jax.random.split(key)
-    return mask_key, dropout_key
+    if microbatches == 1:
+        return function(examples)
 
+    def split(x: Array) -> Array:
+        return jnp.swapaxes(x.reshape(-1, microbatches, *x.shape[1:]), 0, 1)
 
-def _updated(
-    state: TrainState,
-    gradients: Any,
-    sums: Metrics,
-    optimizer: optax.GradientTransformation,
-    collectives: Collectives = SINGLE_DEVICE,
-) -> tuple[TrainState, Metrics]:
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    params = collectives.gather_params(optax.apply_updates(state.params, updates))
-    norm = WeightedSum(optax.tree.norm(gradients), jnp.float32(1))
-    return (
-        TrainState(state.step + 1, params, opt_state, state.rng),
-        {**sums, "gradient_norm": norm},
-    )
+    def accumulate(total: Any, microbatch: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, function(microbatch)), None
+
+    batches = jax.tree.map(split, examples)
+    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], batches))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(accumulate, zeros, batches)[0]
 
 
 def make_eval_step(objective: Objective) -> Callable[..., Metrics]:
     """Return `eval_step(params, batch, collectives) -> metrics`, without dropout.
 
-    A row's masks depend on its `row` alone: they do not change from one evaluation to the next.
+    Masks depend on a sequence's `index` alone: they are the same in each evaluation.
     """
 
     def eval_step(params: Any, batch: Batch, collectives: Collectives = SINGLE_DEVICE) -> Metrics:
-        def of_rows(params: Any, _: Any, batch: Batch) -> Metrics:
+        def run_shard(params: Any, _: Any, batch: Batch) -> Metrics:
             examples = objective.prepare(jax.random.key(0, impl=_PRNG), batch)
-            _, sums = objective.loss(params, examples, objective.weights(examples), None)
-            return collectives.psum(sums)
+            _, metrics = objective.loss(params, examples, objective.weights(examples), None)
+            return collectives.psum(metrics)
 
-        return collectives.run(of_rows, "metrics")(params, (), batch)
+        return collectives.run(run_shard, "metrics")(params, (), batch)
 
     return eval_step
 
 
 def make_predict_step(objective: TaskObjective) -> Callable[..., tuple[Array, Metrics]]:
-    """Returns `predict(params, batch, collectives)`, which gives each row's logits and the sums."""
+    """Return `predict(params, batch, collectives) -> (logits, metrics)`, without dropout."""
 
     def predict(
         params: Any, batch: Batch, collectives: Collectives = SINGLE_DEVICE
     ) -> tuple[Array, Metrics]:
-        def of_rows(params: Any, _: Any, batch: Batch) -> tuple[Array, Metrics]:
+        def run_shard(params: Any, _: Any, batch: Batch) -> tuple[Array, Metrics]:
             logits = objective.logits(params, batch)
             return logits, collectives.psum(objective.metrics(logits, batch["labels"]))
 
-        return collectives.run(of_rows, ("per_example", "metrics"))(params, (), batch)
+        return collectives.run(run_shard, ("per_example", "metrics"))(params, (), batch)
 
     return predict
-
-
-def _split(x: Array, parts: int) -> Array:
-    """Splits the rows, [B, ...] to [parts, B / parts, ...].
-
-    Neighbours go to different parts, so that rows that lie evenly over devices still do.
-    """
-    return jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and that it stays so."""
+"""The workdir of a run: claim it, check it, write to it."""
 
 import json
 import os
@@ -18,15 +18,11 @@ from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer
 
 _TEXT = "text.sha256"
-_SEEN_WITHIN = 30.0  # seconds, in which a network file system shows one host's file to the others
+_SEEN_WITHIN = 30.0  # seconds in which a network file system shows one host's file to the others
 
 
 def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
-    """Refuses a folder that cannot be made or written, or is another run's; nothing is made yet.
-
-    Raises:
-      UserError: it is.
-    """
+    """Refuse a workdir that cannot be written, or belongs to another run; create nothing yet."""
     nearest = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"--workdir {workdir} cannot be made in {nearest}; choose another")
@@ -34,98 +30,6 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
         raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
     if (workdir / "config.json").exists():
         check_same_run(config, workdir / "config.json")
-
-
-def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None:
-    """Take from the config of a run that resumes what was resolved when it started.
-
-    That is the type that "auto" stood for on the first device, and the vocabulary size that 0
-    stood for.
-    """
-    path = workdir / "config.json"
-    if path.exists():
-        model = _saved_config(type(config), path).model
-        if config.model.dtype == "auto":
-            config.model.dtype = model.dtype
-        config.model.vocab_size = config.model.vocab_size or model.vocab_size
-
-
-def check_text(workdir: Path, fingerprint: str) -> None:
-    """Refuses to go on with a run on other data than before.
-
-    Args:
-      workdir: its folder.
-      fingerprint: a hash of what is learned from.
-
-    Raises:
-      UserError: the run has learned from something else so far.
-    """
-    path = workdir / _TEXT
-    if path.exists() and path.read_text().strip() != fingerprint:
-        raise UserError(
-            f"{workdir} was trained on other text, with another tokenizer or from another --init, "
-            "than the command now gives; choose another --workdir, or put back what was there"
-        )
-
-
-def check_shared(workdir: Path) -> None:
-    """Refuses a folder that is not the same one on every host.
-
-    Raises:
-      UserError: what the first host writes there, another does not see.
-    """
-    if hosts.count() == 1:
-        return
-    mark = workdir / f".{hosts.broadcast_from_main(lambda: secrets.token_hex(8))}"
-
-    def write_mark() -> None:
-        if hosts.is_main():
-            workdir.mkdir(parents=True, exist_ok=True)
-            mark.touch()
-
-    def look() -> None:
-        deadline = time.monotonic() + _SEEN_WITHIN
-        while not mark.exists():
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"--workdir {workdir} is not the folder that host 0 writes to; choose one on a "
-                    "file system that all hosts share"
-                )
-            time.sleep(0.1)
-
-    hosts.run_on_all_hosts(write_mark)
-    try:
-        hosts.run_on_all_hosts(look)
-    finally:
-        mark.unlink(missing_ok=True)
-
-
-def claim(
-    workdir: Path, config: TrainConfig | FinetuneConfig, tokenizer: Tokenizer, fingerprint: str
-) -> None:
-    """Writes the config and the tokenizer: from here on the folder belongs to this run."""
-    if not hosts.is_main():
-        return
-    tokenizer.save(workdir / "tokenizer")
-    write(workdir / _TEXT, fingerprint + "\n")
-    write(workdir / "config.json", settings.to_json(config))
-
-
-def write(path: Path, content: str) -> None:
-    """Writes a file at once, or not at all; of several processes the first one does."""
-    if not hosts.is_main():
-        return
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(content)
-    os.replace(temporary, path)
-
-
-def checksum(params: Any) -> str:
-    """Returns a checksum of some parameters."""
-    crc = 0
-    for value in jax.tree.leaves(params):
-        crc = google_crc32c.extend(crc, np.ascontiguousarray(value).tobytes())
-    return f"{crc:08x}"
 
 
 def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
@@ -143,6 +47,19 @@ def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
             )
 
 
+def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None:
+    """Set what a run that resumes had resolved when it began: `dtype` "auto", `vocab_size` 0.
+
+    So a run that moves to another processor computes as before.
+    """
+    path = workdir / "config.json"
+    if path.exists():
+        saved = _saved_config(type(config), path).model
+        if config.model.dtype == "auto":
+            config.model.dtype = saved.dtype
+        config.model.vocab_size = config.model.vocab_size or saved.vocab_size
+
+
 def _saved_config(kind: type, path: Path) -> Any:
     try:
         values = json.loads(path.read_text())
@@ -151,3 +68,69 @@ def _saved_config(kind: type, path: Path) -> Any:
             f"{path} is not JSON ({error}); mend it or choose another --workdir"
         ) from error
     return settings.from_dict(kind, values, str(path))
+
+
+def check_text(workdir: Path, fingerprint: str) -> None:
+    """Refuse to resume a run on other training data, whose hash is `fingerprint`."""
+    path = workdir / _TEXT
+    if path.exists() and path.read_text().strip() != fingerprint:
+        raise UserError(
+            f"{workdir} was trained on other text, with another tokenizer or from another --init; "
+            "choose another --workdir, or restore them"
+        )
+
+
+def check_shared(workdir: Path) -> None:
+    """Refuse a workdir that is not the same folder on every host."""
+    if hosts.count() == 1:
+        return
+    marker = workdir / f".{hosts.broadcast_from_main(lambda: secrets.token_hex(8))}"
+
+    def write_marker() -> None:
+        if hosts.is_main():
+            workdir.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+
+    def wait_for_marker() -> None:
+        deadline = time.monotonic() + _SEEN_WITHIN
+        while not marker.exists():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"--workdir {workdir} is not the folder that host 0 writes to; choose one on a "
+                    "file system that all hosts share"
+                )
+            time.sleep(0.1)
+
+    hosts.run_on_all_hosts(write_marker)
+    try:
+        hosts.run_on_all_hosts(wait_for_marker)
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+def claim(
+    workdir: Path, config: TrainConfig | FinetuneConfig, tokenizer: Tokenizer, fingerprint: str
+) -> None:
+    """Write the config and the tokenizer; from now on the workdir belongs to this run."""
+    if not hosts.is_main():
+        return
+    tokenizer.save(workdir / "tokenizer")
+    write(workdir / _TEXT, fingerprint + "\n")
+    write(workdir / "config.json", settings.to_json(config))
+
+
+def write(path: Path, content: str) -> None:
+    """Write a file under a temporary name and rename it; of several hosts only the first does."""
+    if not hosts.is_main():
+        return
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(content)
+    os.replace(temporary, path)
+
+
+def checksum(params: Any) -> str:
+    """Return a checksum of parameters."""
+    crc = 0
+    for value in jax.tree.leaves(params):
+        crc = google_crc32c.extend(crc, np.ascontiguousarray(value).tobytes())
+    return f"{crc:08x}"

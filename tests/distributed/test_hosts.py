@@ -201,7 +201,7 @@ def test_lost_stopped_and_resumed_on_other_hosts(store, tmp_path, monkeypatch):
             assert f"goes on from the last checkpoint, {tmp_path}/run/checkpoints/" in line
 
     two = start(command, 2, 4, tmp_path)
-    two[0].wait_for("going on from step 4")  # before its first step
+    two[0].wait_for("resuming from step 4")  # before its first step
     two[1].process.send_signal(signal.SIGTERM)
     codes, lines = end(two)
     assert codes == [75, 75]
@@ -213,7 +213,7 @@ def test_lost_stopped_and_resumed_on_other_hosts(store, tmp_path, monkeypatch):
     slurm = under_slurm(command, 2, 4, tmp_path)
     codes, lines = end(slurm)
     assert codes == [0, 0], lines
-    assert any(f"going on from step {saved}" in line for line in slurm[0].out)
+    assert any(f"resuming from step {saved}" in line for line in slurm[0].out)
     assert any("8 × cpu (cpu) on 2 hosts, mesh (data 4, fsdp 2" in line for line in slurm[0].out)
     assert any("NSP accuracy" in line for line in slurm[0].out)
     assert not any("step" in line or "devices" in line for line in slurm[1].out)

@@ -1,6 +1,7 @@
-"""Checkpoints: which are kept, what each holds, and what is said of one that cannot be read."""
+"""Checkpoints: which are kept, what each holds, and errors of those that cannot be read."""
 
 import gc
+import logging
 import shutil
 import sys
 from contextlib import closing
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from bert_jax.commands.process import quiet_libraries
 from bert_jax.config import CheckpointConfig, TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.text import tokenizer as tokenizer_lib
@@ -88,19 +90,22 @@ def test_what_cannot_be_read_is_named(tmp_path, tokenizer):
         checkpoint.find(tmp_path / "nowhere")
 
 
-def test_of_a_damaged_one_only_the_error_is_seen(tmp_path, tokenizer, monkeypatch, capfd):
+def test_a_damaged_checkpoint_prints_nothing_but_its_error(tmp_path, tokenizer, monkeypatch, capfd):
     """Its other arrays are still being read when the first fails."""
     params = {str(i): np.arange(1000.0, dtype=np.float32) for i in range(60)}
     checkpoint.write_params(tmp_path / "5", params, {}, tokenizer)
     for path in (tmp_path / "5/state").glob("**/d/*"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     printed: list[object] = []
-    monkeypatch.setattr(checkpoint, "_unraisable", printed.append)
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    levels = {name: logging.getLogger(name).level for name in ("absl", "asyncio")}
+    quiet_libraries()
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     for _ in range(10):
         with pytest.raises(UserError, match="5 cannot be read"):
             checkpoint.read_params(tmp_path / "5", like)
     gc.collect()
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
     assert printed == []
     assert capfd.readouterr().err == ""

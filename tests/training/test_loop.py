@@ -1,0 +1,57 @@
+"""The loop: which steps are saved, and values that are not finite."""
+
+import math
+
+import jax.numpy as jnp
+import pytest
+
+from bert_jax.config import CheckpointConfig, TokenizerConfig
+from bert_jax.errors import TrainingError
+from bert_jax.text import tokenizer_training
+from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.training.loop import Stage, fit
+from bert_jax.training.metrics import Writer
+from bert_jax.training.objectives import WeightedSum
+from bert_jax.training.step import TrainState
+
+STEPS = 12
+
+
+def train(folder, losses: dict[int, float], keep: int = 1, **intervals) -> list[int]:
+    """Train for twelve steps with given held-out losses; return the steps of the checkpoints."""
+    tokenizer = tokenizer_training.train(["a few words"] * 9, TokenizerConfig(kind="wordpiece"), 25)
+    checkpoints = Checkpoints(
+        folder / "checkpoints", CheckpointConfig(keep=keep), {}, tokenizer, lambda h: -h["loss"]
+    )
+
+    def train_step(state, _):
+        metrics = {"loss": WeightedSum(jnp.float32(1), jnp.float32(1))}
+        return state.replace(step=state.step + 1), metrics
+
+    def evaluate(state):
+        return {"loss": losses[int(state.step)], "sequences_per_second": 1.0}
+
+    state = TrainState(jnp.int32(0), {"w": jnp.ones(2)}, {}, jnp.zeros(2, jnp.uint32))
+    writer = Writer(folder, 0, {"loss": "loss"})
+    stages = [Stage(STEPS, 4, train_step, evaluate)]
+    try:
+        fit(state, stages, iter(range(STEPS)), checkpoints, writer, log_every=5, **intervals)
+    finally:
+        writer.close()
+    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+
+
+def test_the_best_is_kept_whatever_the_intervals(tmp_path):
+    losses = {3: 3.0, 6: 1.0, 9: 2.0, 12: 1.5}
+    assert train(tmp_path, losses, eval_every=3, save_every=5) == [6, 12]
+
+
+def test_the_best_is_kept_where_only_the_end_is_saved(tmp_path):
+    losses = {2: 3.0, 4: 2.0, 6: 5.0, 8: 4.0, 10: 3.0, 12: 2.5}
+    assert train(tmp_path, losses, eval_every=2, save_every=1000) == [4, 12]
+
+
+def test_a_held_out_loss_that_is_not_finite_ends_the_run(tmp_path):
+    with pytest.raises(TrainingError, match=r"held-out loss is nan at step 6; .*checkpoints/3;"):
+        train(tmp_path, {3: 1.0, 6: math.nan}, eval_every=3, save_every=100)
+    assert '"step": 6' not in (tmp_path / "metrics.jsonl").read_text()
