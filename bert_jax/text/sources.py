@@ -48,12 +48,12 @@ class Source(abc.ABC):
         """Return JSON that is equal if, and only if, the text is."""
 
     @abc.abstractmethod
-    def _texts(self) -> Iterator[list[str]]:
+    def texts(self) -> Iterator[list[str]]:
         """Yield documents as lists of sentences, of any size."""
 
     def documents(self) -> Iterator[list[str]]:
         """Yield documents as lists of sentences, both of bounded size, none of them empty."""
-        for text in self._texts():
+        for text in self.texts():
             document = [part for sentence in text for part in split_long_sentence(sentence)]
             for start in range(0, len(document), MAX_DOCUMENT_SENTENCES):
                 yield document[start : start + MAX_DOCUMENT_SENTENCES]
@@ -77,7 +77,7 @@ class BuiltinSource(Source):
     def identity(self) -> dict[str, Any]:
         return {"builtin": builtin.fingerprint()}
 
-    def _texts(self) -> Iterator[list[str]]:
+    def texts(self) -> Iterator[list[str]]:
         texts = builtin.documents()
         for number, text in enumerate(texts, start=1):
             self.position = self.size * number // len(texts)
@@ -104,7 +104,7 @@ class TfdsSource(Source):
         dataset = self._records.dataset_info.full_name
         return {"tfds": dataset, "split": self._split, "rows": self.size}
 
-    def _texts(self) -> Iterator[list[str]]:
+    def texts(self) -> Iterator[list[str]]:
         for index in range(self.size):
             self.position = index + 1
             text = self._records[index][self._text_field]
@@ -164,7 +164,7 @@ class FileSource(Source):
         files = [{"bytes": path.stat().st_size, "sha256": _digest(path)} for path in self.paths]
         return {"files": files, "text_field": self._text_field, "split": self._split}
 
-    def _texts(self) -> Iterator[list[str]]:
+    def texts(self) -> Iterator[list[str]]:
         previous_files = 0
         for path in self.paths:
             is_json = ".jsonl" in path.suffixes or ".json" in path.suffixes
