@@ -1,7 +1,7 @@
-"""Prepares text as transformers' `run_mlm.py` does, in a process of its own, and says how long.
+"""Prepare text as transformers' `run_mlm.py` does, in a process of its own, and print the seconds.
 
-Started by input.py with the files, the tokenizer's folder, a folder for the cache and the number of
-processes; this project need not be installed.
+input.py starts it with the files, the tokenizer's folder, a folder for the cache and the number of
+processes. This project need not be installed.
 """
 
 import itertools
@@ -15,32 +15,32 @@ import transformers
 LENGTH = 128
 
 
-def in_blocks(rows: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-    """Joins the texts of a batch and cuts them into blocks; what is left at its end is dropped."""
-    joined = {name: list(itertools.chain(*values)) for name, values in rows.items()}
+def in_blocks(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+    """Join the texts of a batch and split them into blocks; an incomplete block is dropped."""
+    joined = {name: list(itertools.chain(*values)) for name, values in examples.items()}
     end = len(joined["input_ids"]) // LENGTH * LENGTH
     starts = range(0, end, LENGTH)
     return {name: [values[i : i + LENGTH] for i in starts] for name, values in joined.items()}
 
 
 def main() -> None:
-    """Prepares the text once."""
+    """Prepare the text once."""
     files, folder, cache, processes = sys.argv[1:]
     datasets.disable_progress_bars()
-    started = time.perf_counter()
+    start = time.perf_counter()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     lines = datasets.load_dataset(
         "text", data_files=json.loads(files), cache_dir=cache, split="train"
     )
     tokenized = lines.map(
-        lambda rows: tokenizer(rows["text"], return_special_tokens_mask=True),
+        lambda examples: tokenizer(examples["text"], return_special_tokens_mask=True),
         batched=True,
         num_proc=int(processes),
         remove_columns=["text"],
     )
     blocks = tokenized.map(in_blocks, batched=True, num_proc=int(processes))
-    seconds = time.perf_counter() - started
-    print(json.dumps({"seconds": seconds, "rows": len(blocks)}))
+    seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "blocks": len(blocks)}))
 
 
 if __name__ == "__main__":
