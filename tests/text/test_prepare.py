@@ -52,12 +52,14 @@ def texts(store, tokenizer) -> list[list[str]]:
 
 
 def test_holds_the_text(data, tmp_path):
-    made = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    corpus = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
     source = [d.splitlines() for d in (tmp_path / "text.txt").read_text().strip().split("\n\n")]
-    expected = [[made.tokenizer.decode(made.tokenizer.encode([s])[0]) for s in d] for d in source]
+    expected = [
+        [corpus.tokenizer.decode(corpus.tokenizer.encode([s])[0]) for s in d] for d in source
+    ]
     held_out = [i for i in range(60) if (i + 1) % 10 == 0]
-    assert texts(made.eval, made.tokenizer) == [expected[i] for i in held_out]
-    assert texts(made.train, made.tokenizer) == [
+    assert texts(corpus.eval, corpus.tokenizer) == [expected[i] for i in held_out]
+    assert texts(corpus.train, corpus.tokenizer) == [
         d for i, d in enumerate(expected) if i not in held_out
     ]
 
@@ -83,15 +85,15 @@ def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
 def test_held_out_files(data, tmp_path):
     write_text(tmp_path / "dev.txt", 7)
     both = DataConfig(source=data.source, eval_source=str(tmp_path / "dev.txt"))
-    made = prepare(both, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
-    assert (made.train.num_documents, made.eval.num_documents) == (60, 7)
+    corpus = prepare(both, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    assert (corpus.train.num_documents, corpus.eval.num_documents) == (60, 7)
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 7])
 def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
     """The files are the same as without interruption, and earlier work is not repeated."""
     monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
-    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "whole")
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "uninterrupted")
     write_json, calls, encoded = prepare_lib._write_json, [], []
 
     def failing(path, content):
@@ -102,18 +104,18 @@ def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
 
     monkeypatch.setattr(prepare_lib, "_write_json", failing)
     with pytest.raises(KeyboardInterrupt):
-        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "cut")
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
     with pytest.raises(UserError, match="unfinished"):
-        open_store(tmp_path / "cut")
+        open_store(tmp_path / "interrupted")
     # A file that has lost data is detected; data that was not recorded is truncated.
-    tokens = (tmp_path / "cut/train/tokens.bin").read_bytes()
+    tokens = (tmp_path / "interrupted/train/tokens.bin").read_bytes()
     if fail_at > 2:
-        (tmp_path / "cut/train/tokens.bin").write_bytes(tokens[: len(tokens) // 3])
+        (tmp_path / "interrupted/train/tokens.bin").write_bytes(tokens[: len(tokens) // 3])
         monkeypatch.setattr(prepare_lib, "_write_json", write_json)
         with pytest.raises(UserError, match="is shorter than"):
-            prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "cut")
-        (tmp_path / "cut/train/tokens.bin").write_bytes(tokens)
-    with (tmp_path / "cut/train/tokens.bin").open("ab") as file:
+            prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
+        (tmp_path / "interrupted/train/tokens.bin").write_bytes(tokens)
+    with (tmp_path / "interrupted/train/tokens.bin").open("ab") as file:
         file.write(b"rubbish")
     monkeypatch.setattr(prepare_lib, "_write_json", write_json)
     append = prepare_lib._append
@@ -123,12 +125,12 @@ def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
         append(folder, sizes, documents)
 
     monkeypatch.setattr(prepare_lib, "_append", counting)
-    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "cut")
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
     assert fail_at == 1 or sum(encoded) < 60
-    for path in (tmp_path / "whole").rglob("*.bin"):
-        again = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
+    for path in (tmp_path / "uninterrupted").rglob("*.bin"):
+        again = tmp_path / "interrupted" / path.relative_to(tmp_path / "uninterrupted")
         assert path.read_bytes() == again.read_bytes()
-    assert not (tmp_path / "cut/progress.json").exists()
+    assert not (tmp_path / "interrupted/progress.json").exists()
 
 
 KILLED = """
@@ -153,16 +155,23 @@ prepare.prepare(data, TokenizerConfig(kind="wordpiece"), int(sys.argv[3]), Path(
 
 def test_survives_sigkill(data, tmp_path, monkeypatch):
     """A process that is killed in the middle of a batch loses only that batch."""
-    command = [sys.executable, "-c", KILLED, data.source, str(tmp_path / "cut"), str(VOCAB_SIZE)]
+    command = [
+        sys.executable,
+        "-c",
+        KILLED,
+        data.source,
+        str(tmp_path / "interrupted"),
+        str(VOCAB_SIZE),
+    ]
     assert subprocess.run(command).returncode == -signal.SIGKILL
-    assert json.loads((tmp_path / "cut/progress.json").read_text())["documents"] > 0
+    assert json.loads((tmp_path / "interrupted/progress.json").read_text())["documents"] > 0
     with pytest.raises(UserError, match="unfinished"):
-        open_store(tmp_path / "cut")
+        open_store(tmp_path / "interrupted")
     monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
-    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "whole")
-    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "cut")
-    for path in (tmp_path / "whole").rglob("*.bin"):
-        again = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "uninterrupted")
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
+    for path in (tmp_path / "uninterrupted").rglob("*.bin"):
+        again = tmp_path / "interrupted" / path.relative_to(tmp_path / "uninterrupted")
         assert path.read_bytes() == again.read_bytes()
 
 
@@ -188,15 +197,15 @@ def test_corrected_text_is_started_again(data, tmp_path):
     """Text with an error, part of which was tokenized before it was corrected."""
     text = (tmp_path / "text.txt").read_bytes()
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first")
-    given = tokenizer_lib.load(tmp_path / "first/tokenizer")
+    tokenizer = tokenizer_lib.load(tmp_path / "first/tokenizer")
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
     data.sentences = "lines"  # or else the error is raised when the form of the text is detected
     with pytest.raises(UserError, match="is not UTF-8"):
-        prepare(data, given, 0, tmp_path / "store")
+        prepare(data, tokenizer, 0, tmp_path / "store")
     assert (tmp_path / "store/progress.json").exists()
     (tmp_path / "text.txt").write_bytes(text)
-    made = prepare(data, given, 0, tmp_path / "store")
-    assert len(made.train.tokens) == len(open_store(tmp_path / "first").train.tokens)
+    corpus = prepare(data, tokenizer, 0, tmp_path / "store")
+    assert len(corpus.train.tokens) == len(open_store(tmp_path / "first").train.tokens)
 
 
 def test_a_store_with_another_tokenizer_than_asked_for(data, tmp_path):
@@ -216,18 +225,18 @@ def test_a_source_that_is_too_long_for_a_path(tmp_path):
 
 
 def test_started_again_with_a_tokenizer_of_another_kind(data, tmp_path):
-    """The first tokenizer of an unfinished store is not read in its place."""
+    """The first tokenizer of an unfinished store is not used."""
     text = (tmp_path / "text.txt").read_bytes()
     prepare(data, TokenizerConfig(), 40, tmp_path / "first")
-    given = tokenizer_lib.load(tmp_path / "first/tokenizer")
+    tokenizer = tokenizer_lib.load(tmp_path / "first/tokenizer")
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
     data.sentences = "lines"  # or else the error is raised when the form of the text is detected
     with pytest.raises(UserError, match="is not UTF-8"):
-        prepare(data, given, 0, tmp_path / "store")
+        prepare(data, tokenizer, 0, tmp_path / "store")
     assert (tmp_path / "store/progress.json").exists()
     (tmp_path / "text.txt").write_bytes(text)
-    made = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
-    assert made.tokenizer.kind == "wordpiece"
+    corpus = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    assert corpus.tokenizer.kind == "wordpiece"
 
 
 def test_the_size_of_the_vocabulary(data, tmp_path):

@@ -145,10 +145,10 @@ def test_tfds_without_tensorflow(tmp_path, monkeypatch):
 
     SpotText(data_dir=str(tmp_path / "data"), file_format="array_record").download_and_prepare()
     monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path / "data"))
-    found = read("tfds:spot_text")  # TFDS has shuffled it
+    documents = read("tfds:spot_text")  # TFDS has shuffled it
     numbers = [[f"Number {i}.", "Yes."] for i in range(1, 10)]
-    assert sorted(found) == [["Fiancé.", "Second."], *numbers]
-    assert read("tfds:spot_text:1.0.0@train[1:3]") == found[1:3]
+    assert sorted(documents) == [["Fiancé.", "Second."], *numbers]
+    assert read("tfds:spot_text:1.0.0@train[1:3]") == documents[1:3]
     assert "tensorflow" not in sys.modules
     for source, changes, message in (
         (

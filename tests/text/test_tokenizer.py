@@ -96,24 +96,24 @@ def published_tokens(word: str, vocabulary: set[str]) -> list[str]:
     """The longest token that fits, repeatedly; [UNK] for a word that cannot be covered."""
     if len(word) > 100:
         return ["[UNK]"]
-    pieces, start = [], 0
+    tokens, start = [], 0
     while start < len(word):
         for end in range(len(word), start, -1):
-            piece = ("##" if start else "") + word[start:end]
-            if piece in vocabulary:
-                pieces.append(piece)
+            token = ("##" if start else "") + word[start:end]
+            if token in vocabulary:
+                tokens.append(token)
                 start = end
                 break
         else:
             return ["[UNK]"]
-    return pieces
+    return tokens
 
 
 def check_agreement(tokenizer, text: str) -> None:
     vocabulary = {tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)}
     expected = [p for w in published_words(text) for p in published_tokens(w, vocabulary)]
-    found = [tokenizer.id_to_token(i) for i in tokenizer.encode([text])[0]]
-    assert found == expected
+    tokens = [tokenizer.id_to_token(i) for i in tokenizer.encode([text])[0]]
+    assert tokens == expected
 
 
 @pytest.mark.parametrize("text", DIFFICULT)
@@ -168,11 +168,11 @@ def test_continuation_tokens_make_words(any_tokenizer):
     text = "unaffable overtures replaying tokenizers"
     words: list[str] = []
     for index in any_tokenizer.encode([text])[0]:
-        piece = any_tokenizer.id_to_token(index).removeprefix("##").lstrip("▁Ġ")
+        token = any_tokenizer.id_to_token(index).removeprefix("##").lstrip("▁Ġ")
         if any_tokenizer.is_continuation[index]:
-            words[-1] += piece
+            words[-1] += token
         else:
-            words.append(piece)
+            words.append(token)
     assert " ".join(words) == text
 
 
@@ -180,9 +180,9 @@ def test_offsets_are_those_of_the_tokens(any_tokenizer):
     text = "The encoder  reads Overtures, whole pieces"
     ids, offsets = any_tokenizer.encode_with_offsets(text)
     np.testing.assert_array_equal(ids, any_tokenizer.encode([text])[0])
-    for index, (begin, end) in zip(ids, offsets, strict=True):
-        piece = any_tokenizer.id_to_token(index).removeprefix("##").lstrip("▁Ġ")
-        assert text[begin:end].lower() == piece
+    for index, (start, end) in zip(ids, offsets, strict=True):
+        token = any_tokenizer.id_to_token(index).removeprefix("##").lstrip("▁Ġ")
+        assert text[start:end].lower() == token
     assert [b for b, _ in offsets] == sorted(b for b, _ in offsets)
 
 
@@ -244,8 +244,8 @@ def test_byte_level_words():
     tokenizer = byte_level_of(lowercase=False)
     names = [tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size)]
     assert names[:5] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    begins = {name for name, more in zip(names, tokenizer.is_continuation, strict=True) if not more}
-    assert begins == {*names[:5], *(name for name in names if name[0] == "Ġ")}
+    starts = {name for name, more in zip(names, tokenizer.is_continuation, strict=True) if not more}
+    assert starts == {*names[:5], *(name for name in names if name[0] == "Ġ")}
     ids = tokenizer.encode(["whole words, whole"])[0]
     word = tokenizer.encode(["whole"])[0]
     assert ids[: len(word)] == word == ids[-len(word) :]  # the first word as any other
@@ -257,13 +257,13 @@ def test_byte_level_offsets_are_of_characters():
     tokenizer = byte_level_of(lowercase=False)
     ids, offsets = tokenizer.encode_with_offsets(text)
     assert ids == tokenizer.encode([text])[0]
-    found = {place for begin, end in offsets for place in range(begin, end)}
-    assert found == {place for place, char in enumerate(text) if char != " "}
-    for begin, end in offsets:
+    positions = {i for start, end in offsets for i in range(start, end)}
+    assert positions == {i for i, char in enumerate(text) if char != " "}
+    for start, end in offsets:
         # A token of some bytes of a character has the offsets of the character.
-        whole = [i for i, span in zip(ids, offsets, strict=True) if span == (begin, end)]
-        if begin < end:
-            assert tokenizer.decode(whole).strip() == text[begin:end]
+        character = [i for i, span in zip(ids, offsets, strict=True) if span == (start, end)]
+        if start < end:
+            assert tokenizer.decode(character).strip() == text[start:end]
 
 
 def test_byte_level_vocabulary_holds_all_bytes():
@@ -299,10 +299,10 @@ def test_long_sentences_are_trained_on():
 
 
 def test_a_vocabulary_with_a_line_separator_in_a_token(tmp_path):
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##\u2028", "b"]
-    (tmp_path / "vocab.txt").write_bytes("\r\n".join(pieces).encode())
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##\u2028", "b"]
+    (tmp_path / "vocab.txt").write_bytes("\r\n".join(tokens).encode())
     tokenizer = tokenizer_lib.load(tmp_path)
-    assert [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)] == pieces
+    assert [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)] == tokens
 
 
 def test_bad_files(tmp_path):
@@ -345,15 +345,15 @@ def test_the_sample_is_uniform():
     assert counts.std() < 3 * np.sqrt(80)
 
 
-def library(made: tokenizer_lib.Tokenizer, texts: list[str]) -> list[list[int]]:
+def library(tokenizer: tokenizer_lib.Tokenizer, texts: list[str]) -> list[list[int]]:
     """The token ids of `tokenizers`, without the cache of words."""
-    found = made._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [encoding.ids for encoding in found]
+    encodings = tokenizer._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]
 
 
 def test_cached_words_have_the_tokens_of_the_full_text(monkeypatch):
     letters = "aAbÉéΣς\u0301İıßﬁ\u200d\ufffd\0中가🙂'.,! \u00a0\u3000\t\n  "
-    pieces = [
+    tokens = [
         *tokenizer_lib.WordPieceTokenizer.special,
         *"abeσßi中.,!'",
         "##a",
@@ -361,22 +361,22 @@ def test_cached_words_have_the_tokens_of_the_full_text(monkeypatch):
         "##σ",
         "##i",
     ]
-    made = tokenizer_lib.WordPieceTokenizer.from_vocabulary(pieces, lowercase=True)
+    tokenizer = tokenizer_lib.WordPieceTokenizer.from_vocabulary(tokens, lowercase=True)
     random = np.random.default_rng(0)
     for most in (1000, 0):  # with 0 it is cleared each time
         monkeypatch.setattr("bert_jax.text.word_cache._MAX_CHARACTERS", most)
         for _ in range(40):
             texts = ["".join(random.choice(list(letters), n)) + "a[MASK]b" for n in range(20)]
-            assert [list(ids) for ids in made.encode(texts)] == library(made, texts)
-    assert made.encode([]) == []
+            assert [list(ids) for ids in tokenizer.encode(texts)] == library(tokenizer, texts)
+    assert tokenizer.encode([]) == []
     with pytest.raises(TypeError):
-        made.encode(["a new", "lone \ud800"])
-    assert [list(ids) for ids in made.encode(["a new"])] == library(made, ["a new"])
+        tokenizer.encode(["a new", "lone \ud800"])
+    assert [list(ids) for ids in tokenizer.encode(["a new"])] == library(tokenizer, ["a new"])
 
 
 def test_a_token_with_a_space_disables_the_cache():
-    pieces = [*tokenizer_lib.WordPieceTokenizer.special, "a", "b"]
-    made = tokenizer_lib.WordPieceTokenizer.from_vocabulary(pieces, lowercase=True)
-    made._tokenizer.add_tokens([tokenizers.AddedToken("a b", normalized=False)])
-    again = tokenizer_lib.WordPieceTokenizer(made._tokenizer)
+    tokens = [*tokenizer_lib.WordPieceTokenizer.special, "a", "b"]
+    tokenizer = tokenizer_lib.WordPieceTokenizer.from_vocabulary(tokens, lowercase=True)
+    tokenizer._tokenizer.add_tokens([tokenizers.AddedToken("a b", normalized=False)])
+    again = tokenizer_lib.WordPieceTokenizer(tokenizer._tokenizer)
     assert list(again.encode(["a b a"])[0]) == [7, 5]
