@@ -1,54 +1,55 @@
-"""Attention of a row to itself; shape letters are those of `models.bert`."""
+"""Self-attention: the plain form, and the fused forms of TPUs and GPUs.
+
+Plain attention runs everywhere and is the default. With `model.attention` "fused" a TPU runs the
+kernels of `attention_tpu` and an NVIDIA GPU those of cuDNN, where they can serve: `check_attention`
+says so before training. Shape letters are those of `models.bert`.
+"""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
-from jaxtyping import Array, Float
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.attention_tile import LARGE_BIAS
-from bert_jax.models.fused_attention import fused_attention, platform, serves
-from bert_jax.models.layers import Dense, DropoutKey, apply_dropout
-from bert_jax.models.matmul import affines, attention_mix, attention_scores
+from bert_jax.errors import UserError
+from bert_jax.models import attention_tpu
+from bert_jax.models.attention_tpu import target_platform
+from bert_jax.models.layers import MASKED_SCORE, Dense, DropoutKey, apply_dropout, sequence_keys
+from bert_jax.models.matmul import attention_context, attention_scores, dense_group
 from bert_jax.models.positions import RelativePositions
+
+_MAX_CUDNN_HEAD_SIZE = 128  # of GPUs before Hopper, by JAX's own check
 
 
 @struct.dataclass
 class AttentionMask:
-    """Which pieces of a row attend to which.
+    """Which tokens attend to which.
 
     Attributes:
-      segment_ids: [B, L] int32, 0 for padding, to which nothing attends. In packed rows each
-        segment has another number from 1 on, and its tokens attend to each other alone.
-      packed: whether there may be several texts in a row; else every piece is of the same.
+      segment_ids: [B, L] int32; 0 for padding, to which nothing attends. In packed sequences the
+        segments are numbered from 1 on, and a token attends to its own segment.
+      packed: whether a sequence may have several segments.
     """
 
     segment_ids: Any
     packed: bool = struct.field(pytree_node=False, default=False)
 
     def bias(self) -> Float[Array, "B 1 L_or_1 M"]:
-        """Returns what is added to the scores: 0, or -10000 where a piece does not attend.
-
-        As in the original it is large and finite, so that a row of padding alone gives no NaN.
-        """
+        """Return the mask's term of the scores: 0, or -10000 where a token does not attend."""
         attends = self.segment_ids[:, None, None, :] > 0
         if self.packed:
             attends &= self.segment_ids[:, None, :, None] == self.segment_ids[:, None, None, :]
-        return jnp.where(attends, 0.0, LARGE_BIAS)
-
-
-# By the TPU compiler's count, the kernel moves a third of the bytes here, and less of longer rows.
-_FUSED_FROM = 128
-
-_PROJECTIONS = ("query", "key", "value")
+        return jnp.where(attends, 0.0, MASKED_SCORE)
 
 
 class BertSelfAttention(nn.Module):
-    """Multi-head attention of a row to itself, with its output projection."""
+    """Multi-head self-attention with its output projection."""
 
     config: ModelConfig
 
@@ -58,63 +59,158 @@ class BertSelfAttention(nn.Module):
         hidden: Float[Array, "B L D"],
         mask: AttentionMask,
         dropout_key: DropoutKey | None,
-        output_attentions: bool = True,
+        output_attentions: bool,
     ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"] | None]:
-        """Returns the attended values, and the attention map before dropout, if it is wanted."""
+        """Return the output, and the attention map before dropout where it was computed."""
         c = self.config
         length, size = hidden.shape[1:]
-        parts = [Dense(c, (size, size), ("embed", "heads"), name=name) for name in _PROJECTIONS]
-        projected = affines(hidden, [part.kernel for part in parts], [part.bias for part in parts])
-        rate, positions = c.attention_probs_dropout_prob, c.max_position_embeddings
-        how: Any = {"rate": rate, "bounds": (c.num_attention_heads, positions, positions)}
-        if is_fused(c, length) and not output_attentions:
-            texts, packed = mask.segment_ids, mask.packed
-            mixed = fused_attention(projected, texts, dropout_key, packed=packed, **how)
-            attention = None
+        names, axes = ("query", "key", "value"), ("embed", "heads")
+        layers = [Dense(c, (size, size), axes, name=name) for name in names]
+        projected = dense_group(hidden, [x.kernel for x in layers], [x.bias for x in layers])
+        relative = None
+        if c.position_embedding_type.startswith("relative"):
+            relative = RelativePositions(c, name="distance")
+        attention = None
+        if (
+            c.attention == "fused"
+            and not output_attentions
+            and not unsupported(
+                c, target_platform(), length, packed=mask.packed, training=dropout_key is not None
+            )
+        ):
+            context = fused_attention(c, projected, mask, dropout_key)
         else:
-            relative = None
-            if c.position_embedding_type.startswith("relative"):
-                relative = RelativePositions(c, name="distance")
-            mixed, attention = plain_attention(projected, mask, dropout_key, relative, **how)
-        return Dense(c, (size, size), ("heads", "embed"), name="output")(mixed), attention
+            context, attention = plain_attention(c, projected, mask, dropout_key, relative)
+        return Dense(c, (size, size), ("heads", "embed"), name="output")(context), attention
 
 
 def plain_attention(
-    projected: Sequence[Array],
+    config: ModelConfig,
+    projected: Sequence[Float[Array, "B L D"]],
     mask: AttentionMask,
     dropout_key: DropoutKey | None,
     relative: Callable[[Array, Array], Array] | None = None,
-    *,
-    rate: float,
-    bounds: tuple[int, int, int],
 ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"]]:
-    """Returns the values that each place attends to, and the attention map before dropout.
+    """Return the context of each query, and the attention map before dropout.
 
     Args:
-      projected: queries, keys and values, each [B, L, D], the heads side by side.
-      mask: which pieces attend to which.
-      dropout_key: as in `Dropout`.
-      relative: what positions add to the scores, of queries and keys; None for nothing.
-      rate: of dropout.
-      bounds: as in `Dropout`: heads, queries and keys.
+      config: of the model.
+      projected: queries, keys and values, with the heads side by side.
+      mask: which tokens attend to which.
+      dropout_key: as in `apply_dropout`.
+      relative: the positions' term of the scores, as a function of queries and keys.
     """
-    (batch, length, size), heads = projected[0].shape, bounds[0]
+    batch, length, size = projected[0].shape
+    heads, most = config.num_attention_heads, config.max_position_embeddings
     query, key, value = (
-        each.reshape(batch, length, heads, size // heads).swapaxes(1, 2) for each in projected
+        x.reshape(batch, length, heads, size // heads).swapaxes(1, 2) for x in projected
     )
     scores = attention_scores(query, key)
     if relative:
         scores += relative(query, key)
     attention = jax.nn.softmax(scores * (size // heads) ** -0.5 + mask.bias(), axis=-1)
-    kept = apply_dropout(attention, dropout_key, rate, bounds)
-    mixed = attention_mix(kept.astype(value.dtype), value)
-    return mixed.swapaxes(1, 2).reshape(batch, length, size), attention
+    kept = apply_dropout(
+        attention, dropout_key, config.attention_probs_dropout_prob, (heads, most, most)
+    )
+    context = attention_context(kept.astype(value.dtype), value)
+    return context.swapaxes(1, 2).reshape(batch, length, size), attention
 
 
-def is_fused(config: ModelConfig, length: int) -> bool:
-    """Returns whether rows of a length are attended to in one kernel, where no map is wanted."""
-    if config.attention == "plain" or config.position_embedding_type.startswith("relative"):
-        return False
-    if not serves(length, config.hidden_size // config.num_attention_heads):
-        return False
-    return config.attention == "fused" or (platform() == "tpu" and length >= _FUSED_FROM)
+def fused_attention(
+    config: ModelConfig,
+    projected: Sequence[Float[Array, "B L D"]],
+    mask: AttentionMask,
+    dropout_key: DropoutKey | None,
+) -> Float[Array, "B L D"]:
+    """Return the context of each query, by a kernel of the platform; see `plain_attention`."""
+    heads, most = config.num_attention_heads, config.max_position_embeddings
+    head_size = config.hidden_size // heads
+    axes = jax.sharding.get_abstract_mesh().auto_axes
+    head_spec = P(None, None, axes)
+    if target_platform() == "gpu":
+        function = partial(cudnn_attention, head_size=head_size)
+        operands, specs = ((mask.segment_ids > 0).sum(1, dtype=jnp.int32),), (P(),)
+    else:
+        rate = config.attention_probs_dropout_prob if dropout_key else 0.0
+        head_keys = jnp.zeros((len(mask.segment_ids), heads, 2), jnp.uint32)
+        if dropout_key and rate:
+            first, second = sequence_keys(dropout_key.key, dropout_key.indices)
+            # Adding to the first word adds to the counter of positions; a head has its own range.
+            first = first[:, None] + jnp.arange(heads, dtype=jnp.uint32) * jnp.uint32(most * most)
+            head_keys = jnp.stack(jnp.broadcast_arrays(first, second[:, None]), axis=-1)
+        # Tests run these kernels on a CPU, in Pallas's interpreter.
+        interpret = attention_tpu.target_platform() != "tpu"
+        options = attention_tpu.KernelOptions(head_size, mask.packed, rate, most, interpret)
+        function = partial(attention_tpu.tpu_attention, options)
+        operands, specs = (mask.segment_ids, head_keys), (P(), P(None, axes))
+    if axes:  # The compiler cannot partition a kernel: each device runs it for its own heads.
+        function = jax.shard_map(
+            function,
+            in_specs=(head_spec, head_spec, head_spec, *specs),
+            out_specs=head_spec,
+            axis_names=set(axes),
+            check_vma=False,
+        )
+    return function(*projected, *operands)
+
+
+def cudnn_attention(
+    query: Float[Array, "B L D"],
+    key: Float[Array, "B L D"],
+    value: Float[Array, "B L D"],
+    lengths: Int[Array, "B"],
+    *,
+    head_size: int,
+    implementation: str = "cudnn",
+) -> Float[Array, "B L D"]:
+    """Return the context of each query, by cuDNN; padding is at the end of each sequence."""
+    heads = (x.reshape(*x.shape[:2], -1, head_size) for x in (query, key, value))
+    context = jax.nn.dot_product_attention(
+        *heads,
+        # A sequence of padding alone keeps one key, since a softmax over none is NaN.
+        key_value_seq_lengths=jnp.maximum(lengths, 1),
+        implementation=implementation,  # pyright: ignore[reportArgumentType]
+    )
+    return context.reshape(query.shape)
+
+
+def check_attention(config: ModelConfig, platform: str, length: int, *, packed: bool) -> None:
+    """Refuse a fused attention that cannot serve in training, on a platform "cpu", "gpu" or "tpu".
+
+    Raises:
+      UserError: `model.attention` is "fused", and no kernel takes such sequences.
+    """
+    reason = unsupported(config, platform, length, packed=packed, training=True)
+    if config.attention == "fused" and reason:
+        raise UserError(f"model.attention fused {reason}, or set model.attention to plain")
+
+
+def unsupported(
+    config: ModelConfig, platform: str, length: int, *, packed: bool, training: bool
+) -> str:
+    """Return why fused attention cannot serve and what to change, or "" where it can."""
+    head_size = config.hidden_size // config.num_attention_heads
+    if platform not in ("tpu", "gpu"):
+        return f"is for a TPU or a GPU, not for a {platform}; train on one"
+    if config.position_embedding_type.startswith("relative"):
+        kind = config.position_embedding_type
+        return f"has no {kind} positions; set model.position_embedding_type to absolute"
+    if platform == "tpu":
+        if attention_tpu.supports_length(length):
+            return ""
+        return (
+            "takes up to 512 tokens, or a multiple of 128 up to 2048, on a TPU, not "
+            f"{length}; set data.max_length to such a length"
+        )
+    if config.dtype == "float32":
+        return "needs bfloat16 on a GPU; set model.dtype to bfloat16"
+    if packed:
+        return "takes no packed sequences on a GPU; set data.packing to False"
+    if training and config.attention_probs_dropout_prob:
+        return "has no dropout on a GPU; set model.attention_probs_dropout_prob to 0"
+    if head_size % 8 or head_size > _MAX_CUDNN_HEAD_SIZE:
+        return (
+            f"takes heads of a multiple of 8 up to {_MAX_CUDNN_HEAD_SIZE} on a GPU, not of "
+            f"{head_size}; change model.num_attention_heads"
+        )
+    return ""

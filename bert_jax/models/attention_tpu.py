@@ -1,10 +1,13 @@
-"""The kernels of fused attention on a TPU, in Pallas.
+"""Fused attention for TPUs: Pallas kernels of the forward and the backward pass.
 
-One step of theirs takes some heads of a row, some of its queries, and all of its keys, which lie in
-the core's own memory.
+They compute what `attention.plain_attention` computes and drop the same elements, but never write
+the scores to main memory. One step of a kernel takes a group of heads of one sequence, a tile of
+its queries and all of its keys, which stay in the core's memory. Nothing but the operands is saved
+for the gradient: the backward kernel computes the probabilities again.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,164 +15,197 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int, UInt32
 
-from bert_jax.models.attention_tile import LARGE_BIAS, Form, Kernels, apply_dropout, dot, scores
+from bert_jax.models.layers import MASKED_SCORE, hash_counter, keep_mask
 
-_LANES = 128  # of a TPU's vector unit, which the last dimension of a block fills
-_SCORES = 512 * 512  # elements, float32, at a time: some arrays of that size fit beside each other
-_LONGEST = 2048  # so many keys and values, their gradients and a tile of scores fit beside
+_LANES = 128  # of a TPU's vector unit, which the last axis of a block fills
+_MAX_SCORES = 512 * 512  # float32 elements of a tile; several such arrays fit in a core's memory
+_MAX_LENGTH = 2048  # so many keys and values, their gradients and a tile of scores fit
 
 
-def _run(
-    kernel: Callable[..., None],
-    form: Form,
-    query: Array,
-    key: Array,
-    value: Array,
-    texts: Array,
-    words: Array,
-    *gradient: Array,
-) -> Any:
-    """Runs a kernel over (rows, groups of heads, tiles of queries).
+@dataclasses.dataclass(frozen=True)
+class KernelOptions:
+    """The static options of a kernel."""
 
-    All tiles of a group find its keys and values in place, and one after the other add to their
-    gradients.
+    head_size: int
+    packed: bool  # a sequence may have several segments
+    rate: float  # of dropout
+    key_bound: int  # the largest number of keys, by which dropout counts positions
+    interpret: bool  # run in Pallas's interpreter
+
+
+def target_platform() -> str:
+    """Return the platform that the program is traced for: of the current mesh, or JAX's own."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device else jax.default_backend()
+
+
+def supports_length(length: int) -> bool:
+    """Return whether the kernels take sequences of a length."""
+    return length**2 <= _MAX_SCORES or (length <= _MAX_LENGTH and length % _LANES == 0)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def tpu_attention(
+    options: KernelOptions,
+    query: Float[Array, "B L D"],
+    key: Float[Array, "B L D"],
+    value: Float[Array, "B L D"],
+    segment_ids: Int[Array, "B L"],
+    head_keys: UInt32[Array, "B H 2"],
+) -> Float[Array, "B L D"]:
+    """Return the context of each query; `head_keys` are the dropout key words of each head."""
+    (context,) = _call(_forward, options, query, key, value, segment_ids, head_keys)
+    return context
+
+
+def _vjp_forward(options: KernelOptions, *operands: Array) -> tuple[Array, tuple[Array, ...]]:
+    return tpu_attention(options, *operands), operands
+
+
+def _vjp_backward(options: KernelOptions, operands: tuple[Array, ...], gradient: Array) -> Any:
+    return *_call(_backward, options, *operands, gradient), None, None
+
+
+tpu_attention.defvjp(_vjp_forward, _vjp_backward)
+
+
+def _call(kernel: Callable[..., None], options: KernelOptions, *operands: Array) -> Any:
+    """Run a kernel over the grid (sequences, groups of heads, tiles of queries).
+
+    The tiles of a group run one after the other and accumulate the gradients of its keys.
     """
+    query, key, value, segment_ids, head_keys, *gradient = operands
     batch, length, size = query.shape
-    tile, heads = _tile(length), size // form.size
-    together = _together(heads, form.size, tile * length)
-    wide = together * form.size
-    of_queries = pl.BlockSpec((1, tile, wide), lambda row, group, step: (row, step, group))
-    of_keys = pl.BlockSpec((1, length, wide), lambda row, group, step: (row, 0, group))
-    of_texts = pl.BlockSpec((1, 1, length), lambda row, group, step: (row, 0, 0))
-    of_words = pl.BlockSpec(
-        (1, 1, together, 2), lambda row, group, step: (row, group, 0, 0), memory_space=pltpu.SMEM
+    tile, heads = _query_tile(length), size // options.head_size
+    group = _head_group(heads, options.head_size, tile * length)
+    width = group * options.head_size
+    query_spec = pl.BlockSpec((1, tile, width), lambda b, group, step: (b, step, group))
+    key_spec = pl.BlockSpec((1, length, width), lambda b, group, step: (b, 0, group))
+    segment_spec = pl.BlockSpec((1, 1, length), lambda b, group, step: (b, 0, 0))
+    head_key_spec = pl.BlockSpec(
+        (1, 1, group, 2), lambda b, group, step: (b, group, 0, 0), memory_space=pltpu.SMEM
     )
-    like = jax.ShapeDtypeStruct(query.shape, query.dtype)
-    sum_of_keys = pltpu.VMEM((length, wide), jnp.float32)
-    products = 5 if gradient else 2
+    in_specs = [head_key_spec, segment_spec, query_spec, key_spec, key_spec]
+    out_specs, scratch_shapes, matmuls, transfers = [query_spec], [], 2, 4
+    if gradient:
+        in_specs.append(query_spec)
+        out_specs += [key_spec, key_spec]
+        scratch_shapes = [pltpu.VMEM((length, width), jnp.float32)] * 2
+        matmuls, transfers = 5, 7
     return pl.pallas_call(
-        partial(kernel, form),
-        grid=(batch, heads // together, length // tile),
-        in_specs=[of_words, of_texts, of_queries, of_keys, of_keys, *[of_queries] * len(gradient)],
-        out_specs=(of_queries, of_keys, of_keys) if gradient else (of_queries,),
-        out_shape=(like,) * 3 if gradient else (like,),
-        scratch_shapes=(sum_of_keys,) * 2 if gradient else (),
+        partial(kernel, options),
+        grid=(batch, heads // group, length // tile),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        out_shape=[jax.ShapeDtypeStruct(query.shape, query.dtype)] * len(out_specs),
+        scratch_shapes=scratch_shapes,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary")
         ),
         cost_estimate=pl.CostEstimate(
-            flops=2 * products * batch * length * length * size,
+            flops=2 * matmuls * batch * length * length * size,
             transcendentals=batch * heads * length * length,
-            bytes_accessed=(7 if gradient else 4) * query.nbytes,
+            bytes_accessed=transfers * query.nbytes,
         ),
-        interpret=form.interpret,
+        interpret=options.interpret,
     )(
-        words.reshape(batch, heads // together, together, 2),
-        texts[:, None],
-        query,
-        key,
-        value,
-        *gradient,
+        head_keys.reshape(batch, heads // group, group, 2),
+        segment_ids[:, None],
+        *(query, key, value, *gradient),
     )
 
 
-def _tile(length: int) -> int:
-    """Returns how many queries a kernel takes at a time: all, or the most 128s that will do."""
-    if length**2 <= _SCORES:
+def _query_tile(length: int) -> int:
+    """Return the queries of a tile: all, or the largest multiple of 128 that fits and divides."""
+    if length**2 <= _MAX_SCORES:
         return length
-    most = max(1, _SCORES // length // _LANES)
+    most = max(1, _MAX_SCORES // length // _LANES)
     return _LANES * next(n for n in range(most, 0, -1) if length % (n * _LANES) == 0)
 
 
-def _together(heads: int, size: int, scores: int) -> int:
-    """Returns how many heads a kernel takes at a time: whole lanes' worth, and not too much."""
-    fitting = [
-        n for n in range(1, heads + 1) if heads % n == 0 and (n * size % _LANES == 0 or n == heads)
-    ]
-    return max((n for n in fitting if n * scores <= _SCORES), default=fitting[0])
+def _head_group(heads: int, head_size: int, scores: int) -> int:
+    """Return the heads of a group: as many as fit, filling whole lanes."""
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    aligned = [n for n in divisors if n * head_size % _LANES == 0 or n == heads]
+    return max((n for n in aligned if n * scores <= _MAX_SCORES), default=aligned[0])
 
 
-def _forward(
-    form: Form, words: Any, texts: Any, query: Any, key: Any, value: Any, mixed: Any
-) -> None:
-    bias = _bias(form, texts, query.shape[1])
-    for head in range(words.shape[2]):
-        at = (0, slice(None), slice(head * form.size, (head + 1) * form.size))
-        drop = partial(_dropped, form, words=(words[0, 0, head, 0], words[0, 0, head, 1]))
-        weights = drop(_softmax(form, query[at], key[at], bias)).astype(value.dtype)
-        mixed[at] = dot(weights, value[at], 1, 0).astype(mixed.dtype)
+def _heads(options: KernelOptions, head_keys: Any) -> Iterator[tuple[Any, Callable[..., Array]]]:
+    """Yield the block of each head of a group, and its dropout."""
+    for head in range(head_keys.shape[2]):
+        block = (0, slice(None), slice(head * options.head_size, (head + 1) * options.head_size))
+        yield block, partial(_dropout, options, [head_keys[0, 0, head, word] for word in range(2)])
 
 
-def _backward(
-    form: Form,
-    words: Any,
-    texts: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    gradient: Any,
-    of_query: Any,
-    of_key: Any,
-    of_value: Any,
-    sum_of_key: Any,
-    sum_of_value: Any,
-) -> None:
+def _forward(options: KernelOptions, head_keys: Any, segment_ids: Any, *refs: Any) -> None:
+    query, key, value, context = refs
+    bias = _mask_bias(options, segment_ids, query.shape[1])
+    for block, drop in _heads(options, head_keys):
+        probabilities = drop(_softmax(options, query[block], key[block], bias)).astype(value.dtype)
+        context[block] = _dot(probabilities, value[block], 1, 0).astype(context.dtype)
+
+
+def _backward(options: KernelOptions, head_keys: Any, segment_ids: Any, *refs: Any) -> None:
+    query, key, value, gradient, *outputs = refs
+    query_gradient, key_gradient, value_gradient, key_sum, value_sum = outputs
     step, dtype = pl.program_id(2), query.dtype
-    bias = _bias(form, texts, query.shape[1])
+    bias = _mask_bias(options, segment_ids, query.shape[1])
 
     @pl.when(step == 0)
     def _() -> None:
-        sum_of_key[...] = jnp.zeros_like(sum_of_key)
-        sum_of_value[...] = jnp.zeros_like(sum_of_value)
+        key_sum[...] = jnp.zeros_like(key_sum)
+        value_sum[...] = jnp.zeros_like(value_sum)
 
-    for head in range(words.shape[2]):
-        at = (0, slice(None), slice(head * form.size, (head + 1) * form.size))
-        drop = partial(_dropped, form, words=(words[0, 0, head, 0], words[0, 0, head, 1]))
-        weights = _softmax(form, query[at], key[at], bias)
-        sum_of_value[at[1:]] += dot(drop(weights).astype(dtype), gradient[at], 0, 0)
-        of_weights = drop(dot(gradient[at], value[at], 1, 1))
-        mean = (of_weights * weights).sum(axis=1, keepdims=True)
-        of_scores = (weights * (of_weights - mean) * form.size**-0.5).astype(dtype)
-        of_query[at] = dot(of_scores, key[at], 1, 0).astype(dtype)
-        sum_of_key[at[1:]] += dot(of_scores, query[at], 0, 0)
+    for block, drop in _heads(options, head_keys):
+        probabilities = _softmax(options, query[block], key[block], bias)
+        value_sum[block[1:]] += _dot(drop(probabilities).astype(dtype), gradient[block], 0, 0)
+        # The gradient of the softmax: p * (dp - sum(dp * p)).
+        upstream = drop(_dot(gradient[block], value[block], 1, 1))
+        mean = (upstream * probabilities).sum(axis=1, keepdims=True)
+        scores = (probabilities * (upstream - mean) * options.head_size**-0.5).astype(dtype)
+        query_gradient[block] = _dot(scores, key[block], 1, 0).astype(dtype)
+        key_sum[block[1:]] += _dot(scores, query[block], 0, 0)
 
     @pl.when(step == pl.num_programs(2) - 1)
     def _() -> None:
-        of_key[0] = sum_of_key[...].astype(dtype)
-        of_value[0] = sum_of_value[...].astype(dtype)
+        key_gradient[0] = key_sum[...].astype(dtype)
+        value_gradient[0] = value_sum[...].astype(dtype)
 
 
-def _bias(form: Form, texts: Any, tile: int) -> Array:
-    """Returns what is added to the scores of a tile of queries, [tile or 1, L]."""
-    of_keys = texts[0]
-    attends = of_keys > 0
-    if form.packed:
-        is_all = tile == of_keys.shape[1]
-        of_tile = of_keys if is_all else texts[0, :, pl.ds(pl.program_id(2) * tile, tile)]
-        # Turned to lie along the rows, which takes whole tiles.
-        of_queries = jnp.broadcast_to(of_tile, (_LANES, tile)).T[:, :1]
-        attends &= of_queries == of_keys
-    return jnp.where(attends, 0.0, LARGE_BIAS)
+def _mask_bias(options: KernelOptions, segment_ids: Any, tile: int) -> Array:
+    """Return the mask's term of the scores of a tile of queries, [tile or 1, M]."""
+    key_ids = segment_ids[0]
+    attends = key_ids > 0
+    if options.packed:
+        is_whole = tile == key_ids.shape[1]
+        tile_ids = key_ids if is_whole else segment_ids[0, :, pl.ds(pl.program_id(2) * tile, tile)]
+        # A transpose takes whole tiles of the vector unit, so the ids are broadcast first.
+        query_ids = jnp.broadcast_to(tile_ids, (_LANES, tile)).T[:, :1]
+        attends &= query_ids == key_ids
+    return jnp.where(attends, 0.0, MASKED_SCORE)
 
 
-def _softmax(form: Form, query: Array, key: Array, bias: Array) -> Array:
-    found = scores(form, query, key, bias)
-    powers = jnp.exp(found - found.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+def _softmax(options: KernelOptions, query: Array, key: Array, bias: Array) -> Array:
+    """Return the float32 attention probabilities of a tile, [tile, M]."""
+    scores = _dot(query, key, 1, 1) * options.head_size**-0.5 + bias
+    exponentials = jnp.exp(scores - scores.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
-def _dropped(form: Form, x: Array, words: tuple[Array, Array]) -> Array:
-    before = (pl.program_id(2) * x.shape[0]).astype(jnp.uint32)
-    return apply_dropout(form, x, words, (before, jnp.uint32(0)))
+def _dropout(options: KernelOptions, head_key: Sequence[Array], x: Array) -> Array:
+    """Apply the dropout of `layers.apply_dropout` to a tile of probabilities, [tile, M]."""
+    if not options.rate:
+        return x
+    first_query = (pl.program_id(2) * x.shape[0]).astype(jnp.uint32)
+    query, key = (jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in range(2))
+    counter = (first_query + query) * jnp.uint32(options.key_bound) + key
+    bits = hash_counter(counter, *head_key)
+    return jnp.where(keep_mask(bits, options.rate), x / (1.0 - options.rate), 0.0)
 
 
-def _serves(length: int, size: int) -> bool:
-    """Up to 512, or in tiles of 128; heads of any size."""
-    del size
-    return length**2 <= _SCORES or (length <= _LONGEST and length % _LANES == 0)
-
-
-# Nothing is saved but the operands: the rest is computed anew.
-KERNELS = Kernels(_serves, partial(_run, _forward), partial(_run, _backward))
+def _dot(x: Array, y: Array, x_axis: int, y_axis: int) -> Array:
+    """Return the float32 contraction of one axis of each."""
+    numbers = (((x_axis,), (y_axis,)), ((), ()))
+    return jax.lax.dot_general(x, y, numbers, preferred_element_type=jnp.float32)

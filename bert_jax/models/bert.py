@@ -2,13 +2,18 @@
 
 Shapes, here and in every module of the package:
 
-    B  rows of a batch          H  attention heads           V  vocabulary
-    L  tokens of a row          K  size of a head            P  predicted positions of a row
-    M  the same, of the keys    F  size of the feed-forward
-    D  hidden size, H * K       T  texts of a packed row
+    B  sequences of a batch     H  attention heads      V  vocabulary
+    L  tokens of a sequence     K  head size, D / H     P  predicted positions of a sequence
+    M  the same, as keys        N  labels               T  segments of a packed sequence
+    D  hidden size              C  choices              I, O  inputs and outputs of a dense layer
+
+Matrix products and the fused kernels have gradients written by hand: `jax.grad` works through the
+model, and forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises a TypeError.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,9 +27,9 @@ from bert_jax.models.attention import AttentionMask, BertSelfAttention
 from bert_jax.models.layers import (
     ACTIVATIONS,
     Dense,
-    Dropout,
     DropoutKey,
     LayerNorm,
+    apply_dropout,
     param,
     round_to_dtype,
     truncated_normal,
@@ -34,14 +39,14 @@ from bert_jax.models.positions import sinusoidal_positions
 
 @struct.dataclass
 class BertOutput:
-    """What the encoder gives.
+    """The output of the encoder.
 
     Attributes:
       last_hidden_state: [B, L, D].
-      pooled: [B, D], tanh of a dense layer on the first token; [B, T, D] of packed rows, on the
-        first of each text; None without that layer.
-      hidden_states: where asked for, the embeddings and the output of each layer, each [B, L, D].
-      attentions: where asked for, the attention map of each layer before dropout, [B, H, L, L].
+      pooled: tanh of a dense layer on the first token, [B, D]; in packed sequences on the first
+        token of each segment, [B, T, D]; None without that layer.
+      hidden_states: if requested, the embeddings and the output of each layer, each [B, L, D].
+      attentions: if requested, the attention map of each layer before dropout, [B, H, L, M].
     """
 
     last_hidden_state: Any
@@ -64,16 +69,15 @@ class BertEmbeddings(nn.Module):
         if c.position_embedding_type == "absolute":
             tables["position_embeddings"] = (c.max_position_embeddings, "position")
         for name, (size, axis) in tables.items():
-            spread = c.initializer_range
+            stddev = c.initializer_range
             if name == "word_embeddings" and c.position_embedding_type == "sinusoidal":
-                # Or positions of amplitude 1 drown the words, and next to nothing is learned;
-                # Vaswani et al. 2017 (3.4) multiply the embeddings by as much.
-                spread *= math.sqrt(c.hidden_size)
-            init = truncated_normal(spread)
+                # Positions of amplitude 1 would drown the words, and almost nothing is learned.
+                # Vaswani et al. 2017 (3.4) scale the embeddings by the same factor.
+                stddev *= math.sqrt(c.hidden_size)
+            init = truncated_normal(stddev)
             shape, axes = (size, c.hidden_size), (axis, "embed")
             setattr(self, name, param(self, name, init, shape, axes, c.dtype))
         self.layer_norm = LayerNorm(c)
-        self.dropout = Dropout(c.hidden_dropout_prob)
 
     def __call__(
         self,
@@ -83,23 +87,22 @@ class BertEmbeddings(nn.Module):
         position_ids: Int[Array, "B L"] | None = None,
     ) -> Float[Array, "B L D"]:
         c, length = self.config, input_ids.shape[1]
-        hidden: Any = round_to_dtype(jnp.take(self.word_embeddings, input_ids, axis=0), c.dtype)
-        positions: Any = None
+        hidden = round_to_dtype(jnp.take(self.word_embeddings, input_ids, axis=0), c.dtype)
+        positions = None
         if c.position_embedding_type == "absolute":
             positions = round_to_dtype(self.position_embeddings[:length], c.dtype)
         elif c.position_embedding_type == "sinusoidal":
             positions = jnp.asarray(sinusoidal_positions(length, c.hidden_size))
         if positions is not None:
             hidden += positions if position_ids is None else positions[position_ids]
-        # As a product: the gradient of a lookup in so short a table is a slow scatter.
+        # As a matrix product: the gradient of a lookup in so short a table is a slow scatter.
         types = jax.nn.one_hot(token_type_ids, c.type_vocab_size, dtype=jnp.float32)
-        of_types: Any = round_to_dtype(self.token_type_embeddings, c.dtype)
-        hidden += types @ of_types
-        return self.dropout(self.layer_norm(hidden), key)
+        hidden += types @ round_to_dtype(self.token_type_embeddings, c.dtype)
+        return apply_dropout(self.layer_norm(hidden), key, c.hidden_dropout_prob)
 
 
 class BertLayer(nn.Module):
-    """Attention and feed-forward, each added to its input and then normalized."""
+    """Attention and feed-forward, each with a residual connection and then normalized."""
 
     config: ModelConfig
 
@@ -109,25 +112,26 @@ class BertLayer(nn.Module):
         hidden: Float[Array, "B L D"],
         mask: AttentionMask,
         key: DropoutKey | None,
-        output_attentions: bool = True,
+        output_attentions: bool,
     ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"] | None]:
-        """Returns the layer's output, and its attention map before dropout, if it is wanted."""
+        """Return the layer's output, and its attention map before dropout where it was computed."""
         c = self.config
-        inside, first, second = (key and key.fold(place) for place in range(3))
+        keys = [key and key.fold(number) for number in range(3)]
 
-        def add(name: str, update: Array, to: Array, key: DropoutKey | None) -> Array:
-            dropped = Dropout(c.hidden_dropout_prob, name=f"{name}_dropout")(update, key)
-            return LayerNorm(c, name=f"{name}_layer_norm")(dropped + to)
+        def add(update: Array, hidden: Array, key: DropoutKey | None, name: str) -> Array:
+            update = apply_dropout(update, key, c.hidden_dropout_prob)
+            return LayerNorm(c, name=name)(update + hidden)
 
-        attend = BertSelfAttention(c, name="attention")
-        attended, attention = attend(hidden, mask, inside, output_attentions)
-        hidden = add("attention", attended, hidden, first)
-        wide = Dense(c, (c.hidden_size, c.intermediate_size), ("embed", "feed_forward"), name="up")
-        narrow = Dense(
+        update, attention = BertSelfAttention(c, name="attention")(
+            hidden, mask, keys[0], output_attentions
+        )
+        hidden = add(update, hidden, keys[1], "attention_layer_norm")
+        up = Dense(c, (c.hidden_size, c.intermediate_size), ("embed", "feed_forward"), name="up")
+        down = Dense(
             c, (c.intermediate_size, c.hidden_size), ("feed_forward", "embed"), name="down"
         )
-        update = narrow(ACTIVATIONS[c.hidden_act](wide(hidden)))
-        return add("feed_forward", update, hidden, second), attention
+        update = down(ACTIVATIONS[c.hidden_act](up(hidden)))
+        return add(update, hidden, keys[2], "feed_forward_layer_norm"), attention
 
 
 class BertModel(nn.Module):
@@ -139,9 +143,9 @@ class BertModel(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.embeddings = BertEmbeddings(c)
-        kind = nn.remat(BertLayer, static_argnums=(4,)) if c.remat else BertLayer
-        self.layers = [kind(c, name=f"layer_{i}") for i in range(c.num_hidden_layers)]
-        self.any_layer = kind(c, parent=None)
+        layer = nn.remat(BertLayer, static_argnums=(4,)) if c.remat else BertLayer
+        self.layers = [layer(c, name=f"layer_{i}") for i in range(c.num_hidden_layers)]
+        self.any_layer = layer(c, parent=None)
         if self.add_pooling_layer:
             self.pooler = Dense(c, (c.hidden_size, c.hidden_size), ("embed", "hidden"))
 
@@ -157,31 +161,42 @@ class BertModel(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertOutput:
-        """Encodes a batch.
+        """Encode a batch.
 
         Args:
-          input_ids: pieces, below V.
-          token_type_ids: the segment of each piece, below `type_vocab_size`.
-          attention_mask: 1 for pieces and 0 for padding, to which nothing attends; in packed rows
-            the number of the text from 1 on, whose pieces attend to each other alone.
-          dropout_key: in training, what dropout is keyed to; None turns it off.
-          position_ids: of packed rows, the place of each piece in its text.
-          segment_starts: of packed rows, where each text begins; any place where there are fewer.
-          output_hidden_states: whether to return the embeddings and every layer's output.
-          output_attentions: whether to return every layer's attention map.
+          input_ids: token ids, below V.
+          token_type_ids: which text of a pair each token is of, below `type_vocab_size`.
+          attention_mask: 1 for tokens and 0 for padding, to which nothing attends. In packed
+            sequences, the number of the segment from 1 on; tokens attend to their own segment.
+            cuDNN's attention takes padding at the end of a sequence only.
+          dropout_key: the key of dropout in training; None turns dropout off.
+          position_ids: in packed sequences, the position of each token in its segment.
+          segment_starts: in packed sequences, the position of each segment's first token; any
+            position where there are fewer segments.
+          output_hidden_states: whether to return the embeddings and the output of every layer.
+          output_attentions: whether to return the attention map of every layer.
         """
         mask = AttentionMask(attention_mask, packed=position_ids is not None)
-        embedded = self.embeddings(
-            input_ids,
-            token_type_ids,
-            dropout_key and dropout_key.fold(self.config.num_hidden_layers),
-            position_ids,
-        )
-        encode = self._loop if self.is_initializing() or not self.config.scan_layers else self._scan
-        hidden, (states, attentions) = encode(
-            embedded, mask, dropout_key, (output_hidden_states, output_attentions)
-        )
-        first = hidden[:, 0] if segment_starts is None else gather_positions(hidden, segment_starts)
+        embedding_key = dropout_key and dropout_key.fold(self.config.num_hidden_layers)
+        embedded = self.embeddings(input_ids, token_type_ids, embedding_key, position_ids)
+
+        def run(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
+            key = dropout_key and dropout_key.fold(index)
+            hidden, attention = layer(hidden, mask, key, output_attentions)
+            state = hidden if output_hidden_states else ()
+            return hidden, (state, attention if output_attentions else ())
+
+        if self.config.scan_layers and not self.is_initializing():
+            hidden, (states, attentions) = self._scan(run, embedded)
+        else:
+            hidden, outputs = embedded, []
+            for index, layer in enumerate(self.layers):
+                hidden, output = run(layer, hidden, index)
+                outputs.append(output)
+            states, attentions = zip(*outputs, strict=True)
+        first = hidden[:, 0]
+        if segment_starts is not None:
+            first = gather_positions(hidden, segment_starts)
         return BertOutput(
             last_hidden_state=hidden,
             pooled=jnp.tanh(self.pooler(first)) if self.add_pooling_layer else None,
@@ -189,36 +204,19 @@ class BertModel(nn.Module):
             attentions=tuple(attentions) if output_attentions else None,
         )
 
-    def _loop(
-        self, hidden: Array, mask: AttentionMask, key: DropoutKey | None, wanted: tuple[bool, bool]
-    ) -> tuple[Array, Any]:
-        """Returns the last layer's output and, where wanted, every layer's and its attention."""
-        states, attentions = [], []
-        for index, layer in enumerate(self.layers):
-            hidden, attention = layer(hidden, mask, key and key.fold(index), wanted[1])
-            states.append(hidden)
-            attentions.append(attention)
-        return hidden, (states, attentions)
-
-    def _scan(
-        self, hidden: Array, mask: AttentionMask, key: DropoutKey | None, wanted: tuple[bool, bool]
-    ) -> tuple[Array, Any]:
-        """Does what `_loop` does with one program for all layers, which compiles faster."""
+    def _scan(self, run: Callable[..., tuple[Array, Any]], hidden: Array) -> tuple[Array, Any]:
+        """Run the layers by a scan over their stacked parameters, which compiles faster."""
         params = [layer.variables["params"] for layer in self.layers]
-        stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *params)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
 
-        def run(hidden: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
-            of_layer, index = layer
-            hidden, attention = self.any_layer.apply(
-                {"params": of_layer}, hidden, mask, key and key.fold(index), wanted[1]
-            )
-            return hidden, (hidden if wanted[0] else (), attention if wanted[1] else ())
+        def step(hidden: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
+            return run(partial(self.any_layer.apply, {"params": layer[0]}), hidden, layer[1])
 
-        return jax.lax.scan(run, hidden, (stacked, jnp.arange(len(params))))
+        return jax.lax.scan(step, hidden, (stacked, jnp.arange(len(params))))
 
 
 def gather_positions(
-    hidden: Float[Array, "B L D"], places: Int[Array, "B P"]
+    hidden: Float[Array, "B L D"], positions: Int[Array, "B P"]
 ) -> Float[Array, "B P D"]:
-    """Returns what stands at some places of each row."""
-    return jnp.take_along_axis(hidden, places[:, :, None], axis=1)
+    """Return the hidden states at some positions of each sequence."""
+    return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)

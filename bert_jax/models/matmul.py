@@ -1,225 +1,196 @@
-"""Matrix products, each asked for in the form in which the platform is fast.
+"""Matrix products with gradients, written in the form that each platform computes fastest.
 
-Accelerators take them as they come. A CPU with bfloat16 instructions (AVX-512 BF16, AMX) uses them
-for `x @ y` of bfloat16 with a float32 result and rows that lie one after the other, and for little
-else; a product in another form is converted to float32 first.
+Accelerators take a product as it is. A CPU with bfloat16 instructions (AVX-512 BF16, AMX) uses them
+for `x @ y` of bfloat16 operands with a float32 result and a contiguous last axis, and for little
+else: any other product is converted to float32 first. benchmarks/records has the measurements.
+
+The gradients are written by hand (`jax.custom_vjp`). So `jax.grad` and `jax.vjp` work, and forward
+mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises a TypeError.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.lax import optimization_barrier, platform_dependent
 from jaxtyping import Array, Float
 
-T = TypeVar("T")
+
+def _save_operands(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward pass of a function whose gradient needs its operands."""
+    return lambda *operands: (function(*operands), operands)
 
 
-def affine(x: Float[Array, "*any N"], kernel: Array, bias: Array) -> Float[Array, "*any M"]:
-    """Returns `x @ kernel + bias` over the last dimension, in the type of `x`.
+def dense(x: Float[Array, "*any I"], kernel: Array, bias: Array) -> Float[Array, "*any O"]:
+    """Return `x @ kernel + bias` in the dtype of `x`.
 
-    The gradients of kernel and bias are float32. By itself, JAX would round them to the type that
-    these are cast to, before they are added up over devices and over other uses.
-
-    Args:
-      x: float32 or bfloat16, [..., N].
-      kernel: float32, [N, M].
-      bias: float32, [M].
+    The kernel [I, O] and the bias [O] are float32, and so are their gradients. JAX alone would
+    round these to the dtype of `x` before they are summed over devices.
     """
-    found: Any = affines(x, [kernel], [bias])
-    return found[0]
+    outputs: Any = dense_group(x, [kernel], [bias])
+    return outputs[0]
 
 
 @jax.custom_vjp
-def affines(
-    x: Float[Array, "*any N"], kernels: Sequence[Array], biases: Sequence[Array]
+def dense_group(
+    x: Float[Array, "*any I"], kernels: Sequence[Array], biases: Sequence[Array]
 ) -> tuple[Array, ...]:
-    """Returns what `affine` does for several kernels of one shape, [N, M].
+    """Return `dense` of one input for several kernels of one shape.
 
-    The gradient by `x` is one product for all of them: devices that have parts of the kernels add
-    it up once.
+    The gradient by `x` is a single product, so that tensor parallelism sums it once.
     """
-
-    def at_once(x: Array, *kernels: Array) -> tuple[Array, ...]:
-        found = _dot(x, jnp.stack(kernels, axis=1), (-1,), (0,))
-        return tuple(found[..., number, :] for number in range(len(kernels)))
 
     def one_by_one(x: Array, *kernels: Array) -> tuple[Array, ...]:
         return tuple(_dot(x, kernel, (-1,), (0,)) for kernel in kernels)
 
-    narrow = (kernel.astype(x.dtype) for kernel in kernels)
-    found = _on_cpu(one_by_one, at_once, x, *narrow)
-    return tuple(each + bias.astype(x.dtype) for each, bias in zip(found, biases, strict=True))
+    def stacked(x: Array, *kernels: Array) -> tuple[Array, ...]:
+        outputs = _dot(x, jnp.stack(kernels, axis=1), (-1,), (0,))
+        return tuple(outputs[..., i, :] for i in range(len(kernels)))
+
+    cast = (kernel.astype(x.dtype) for kernel in kernels)
+    outputs = platform_dependent(x, *cast, cpu=one_by_one, default=stacked)
+    return tuple(y + bias.astype(x.dtype) for y, bias in zip(outputs, biases, strict=True))
 
 
-def _affines_forward(x: Array, kernels: Any, biases: Any) -> tuple[Any, Any]:
-    return affines(x, kernels, biases), (x, kernels)
+def _dense_group_backward(saved: Any, gradients: tuple[Array, ...]) -> tuple[Array, Any, Any]:
+    x, kernels, _ = saved
+    # Without the barrier a CPU's compiler casts the kernels again inside the loop that stacks them.
+    cast = optimization_barrier(tuple(kernel.astype(x.dtype) for kernel in kernels))
+    x_gradient = _dot(jnp.stack(gradients, axis=-2), jnp.stack(cast, axis=1), (-2, -1), (1, 2))
+    kernel_gradients = [weight_gradient(x, gradient) for gradient in gradients]
+    bias_gradients = [
+        gradient.astype(jnp.float32).reshape(-1, gradient.shape[-1]).sum(0)
+        for gradient in gradients
+    ]
+    return x_gradient, kernel_gradients, bias_gradients
 
 
-def _affines_backward(saved: Any, gradients: tuple[Array, ...]) -> tuple[Array, Any, Any]:
-    x, kernels = saved
-    # Cast before, since a CPU's compiler would do it within the loop that puts them side by side.
-    narrow = _keep(tuple(kernel.astype(x.dtype) for kernel in kernels))
-    side_by_side = jnp.stack(gradients, axis=-2), jnp.stack(narrow, axis=1)
-    of_x = _dot(*side_by_side, (-2, -1), (1, 2))
-    of_kernels = [_sum_of_outer(x, gradient, x.ndim - 1) for gradient in gradients]
-    return of_x, of_kernels, [_sum_of_rows(gradient, x.ndim - 1) for gradient in gradients]
+dense_group.defvjp(_save_operands(dense_group), _dense_group_backward)
 
 
-affines.defvjp(_affines_forward, _affines_backward)
+@jax.custom_vjp
+def logits_from_embeddings(
+    hidden: Float[Array, "*any D"], embeddings: Float[Array, "V D"]
+) -> Float[Array, "*any V"]:
+    """Return the float32 product with each token's embedding, computed in the dtype of `hidden`.
 
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def product_with_rows(x: Float[Array, "*any N"], table: Array, dtype: Any = None) -> Array:
-    """Returns the products of `x` with each row of a table, computed in the type of `x`.
-
-    The gradient by the table is float32.
-
-    Args:
-      x: float32 or bfloat16, [..., N].
-      table: float32, [M, N].
-      dtype: of the result, [..., M]; that of `x` where there is none.
+    The embeddings and their gradient are float32.
     """
-    return _dot(x, table.astype(x.dtype), (-1,), (1,), dtype)
+    return _dot(hidden, embeddings.astype(hidden.dtype), (-1,), (1,), jnp.float32)
 
 
-def _rows_forward(x: Array, table: Array, dtype: Any) -> tuple[Array, tuple[Array, Array]]:
-    return product_with_rows(x, table, dtype), (x, table)
+def _logits_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    hidden, embeddings = saved
+    gradient = gradient.astype(hidden.dtype)
+    hidden_gradient = _dot(gradient, embeddings.astype(hidden.dtype), (-1,), (0,))
+    return hidden_gradient, weight_gradient(gradient, hidden)
 
 
-def _rows_backward(_: Any, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, table = saved
-    gradient = gradient.astype(x.dtype)
-    of_x = _dot(gradient, table.astype(x.dtype), (-1,), (0,))
-    return of_x, _sum_of_outer(gradient, x, x.ndim - 1)
-
-
-product_with_rows.defvjp(_rows_forward, _rows_backward)
+logits_from_embeddings.defvjp(_save_operands(logits_from_embeddings), _logits_backward)
 
 
 @jax.custom_vjp
 def attention_scores(
     query: Float[Array, "B H L K"], key: Float[Array, "B H M K"]
 ) -> Float[Array, "B H L M"]:
-    """Returns the products of queries and keys, float32, computed in their type."""
+    """Return the product of queries and keys in float32, computed in their dtype."""
     return _dot(query, key, (3,), (3,), jnp.float32, batch=2)
-
-
-def _scores_forward(query: Array, key: Array) -> tuple[Array, tuple[Array, Array]]:
-    return attention_scores(query, key), (query, key)
 
 
 def _scores_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     query, key = saved
     gradient = gradient.astype(query.dtype)
-    return _dot(gradient, key, (3,), (2,), batch=2), _turned(gradient, query)
+    return _dot(gradient, key, (3,), (2,), batch=2), _transposed_matmul(gradient, query)
 
 
-attention_scores.defvjp(_scores_forward, _scores_backward)
+attention_scores.defvjp(_save_operands(attention_scores), _scores_backward)
 
 
 @jax.custom_vjp
-def attention_mix(
-    attention: Float[Array, "B H L M"], value: Float[Array, "B H M K"]
+def attention_context(
+    probabilities: Float[Array, "B H L M"], value: Float[Array, "B H M K"]
 ) -> Float[Array, "B H L K"]:
-    """Returns the values that each place attends to, in their type, and computed in it."""
-    return _dot(attention, value, (3,), (2,), batch=2)
+    """Return the values weighted by attention probabilities, in their dtype."""
+    return _dot(probabilities, value, (3,), (2,), batch=2)
 
 
-def _mix_forward(attention: Array, value: Array) -> tuple[Array, tuple[Array, Array]]:
-    return attention_mix(attention, value), (attention, value)
+def _context_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    probabilities, value = saved
+    probabilities_gradient = _dot(gradient, value, (3,), (3,), batch=2)
+    return probabilities_gradient, _transposed_matmul(probabilities, gradient)
 
 
-def _mix_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    attention, value = saved
-    return _dot(gradient, value, (3,), (3,), batch=2), _turned(attention, gradient)
-
-
-attention_mix.defvjp(_mix_forward, _mix_backward)
+attention_context.defvjp(_save_operands(attention_context), _context_backward)
 
 
 def _dot(
     x: Array,
     y: Array,
-    of_x: tuple[int, ...],
-    of_y: tuple[int, ...],
+    x_axes: tuple[int, ...],
+    y_axes: tuple[int, ...],
     dtype: Any = None,
     *,
     batch: int = 0,
 ) -> Array:
-    """Returns the sum of products over the last dimensions of `x` and some of `y`.
+    """Return the contraction of the last axes of `x` with some of `y`, in `dtype` or that of `x`.
 
-    Args:
-      x: [*batch, ..., *summed].
-      y: of the same type, [*batch, ...] with the summed among them.
-      of_x: the dimensions of `x` that are summed over.
-      of_y: those of `y`.
-      dtype: of the result; that of `x` where there is none.
-      batch: how many leading dimensions the two have in common.
+    The first `batch` axes of both are batch axes.
     """
     dtype = dtype or x.dtype
-    shared = tuple(range(batch))
-    numbers = ((tuple(n % x.ndim for n in of_x), of_y), (shared, shared))
+    batch_axes = tuple(range(batch))
+    numbers = ((tuple(axis % x.ndim for axis in x_axes), y_axes), (batch_axes, batch_axes))
     dot = partial(jax.lax.dot_general, dimension_numbers=numbers)
-    return _on_cpu(
-        lambda x, y: _keep(dot(x, y, preferred_element_type=jnp.float32)).astype(dtype),
-        lambda x, y: dot(x, y, preferred_element_type=dtype),
-        x,
-        y,
-    )
+
+    def on_cpu(x: Array, y: Array) -> Array:
+        # The barrier keeps the float32 result, without which the instructions are not used.
+        return optimization_barrier(dot(x, y, preferred_element_type=jnp.float32)).astype(dtype)
+
+    return platform_dependent(x, y, cpu=on_cpu, default=partial(dot, preferred_element_type=dtype))
 
 
-def _sum_of_outer(x: Array, y: Array, rows: int) -> Array:
-    """Returns the sum of outer products over the leading `rows` dimensions, float32."""
-    x, y = (each.reshape(-1, *each.shape[rows:]) for each in (x, y))
+def weight_gradient(x: Float[Array, "*any I"], y: Float[Array, "*any O"]) -> Float[Array, "I O"]:
+    """Return the sum over tokens of the outer products of `x` and `y`, in float32."""
+    x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
 
-    def summed(x: Array, y: Array, rows: int) -> Array:
-        over = list(range(rows))
-        return jnp.tensordot(x, y, [over, over], preferred_element_type=jnp.float32)
+    def product(x: Array, y: Array) -> Array:
+        return jnp.einsum("tI,tO->IO", x, y, preferred_element_type=jnp.float32)
 
-    def split(x: Array, y: Array) -> Array:
-        return _keep(summed(_split(x, 0), _split(y, 0), 2))
+    def on_cpu(x: Array, y: Array) -> Array:
+        x, y = _split_axis(x, 0), _split_axis(y, 0)
+        return optimization_barrier(
+            jnp.einsum("tsI,tsO->IO", x, y, preferred_element_type=jnp.float32)
+        )
 
-    plain = partial(summed, rows=1)
-    return _on_cpu(split if x.dtype == jnp.bfloat16 else plain, plain, x, y)
-
-
-def _sum_of_rows(x: Array, rows: int) -> Array:
-    """Returns the sum over the leading `rows` dimensions, float32."""
-    return x.reshape(-1, *x.shape[rows:]).astype(jnp.float32).sum(0)
+    cpu = on_cpu if x.dtype == jnp.bfloat16 else product
+    return platform_dependent(x, y, cpu=cpu, default=product)
 
 
-def _turned(x: Float[Array, "B H L M"], y: Float[Array, "B H L K"]) -> Float[Array, "B H M K"]:
-    """Returns `x.T @ y` of each head, in their type; of which `y` is the narrower."""
+def _transposed_matmul(
+    x: Float[Array, "B H L M"], y: Float[Array, "B H L K"]
+) -> Float[Array, "B H M K"]:
+    """Return `x.T @ y` of each head, in their dtype."""
 
-    def narrow_first(x: Array, y: Array) -> Array:
-        x, y = _split(x, 2), _split(y, 2)
-        found = jnp.einsum("BHLSK,BHLSM->BHKM", y, x, preferred_element_type=jnp.float32)
-        return _keep(found).swapaxes(2, 3).astype(y.dtype)
-
-    def plain(x: Array, y: Array) -> Array:
+    def product(x: Array, y: Array) -> Array:
         return jnp.einsum("BHLM,BHLK->BHMK", x, y)
 
-    return _on_cpu(narrow_first if x.dtype == jnp.bfloat16 else plain, plain, x, y)
+    def on_cpu(x: Array, y: Array) -> Array:
+        x, y = _split_axis(x, 2), _split_axis(y, 2)
+        # The narrower operand comes first.
+        result = jnp.einsum("BHLsK,BHLsM->BHKM", y, x, preferred_element_type=jnp.float32)
+        return optimization_barrier(result).swapaxes(2, 3).astype(y.dtype)
+
+    cpu = on_cpu if x.dtype == jnp.bfloat16 else product
+    return platform_dependent(x, y, cpu=cpu, default=product)
 
 
-def _on_cpu(form: Callable[..., T], other: Callable[..., T], *operands: Array) -> T:
-    """Returns what `form` gives on a CPU and what `other` gives elsewhere, which is the same."""
-    return jax.lax.platform_dependent(*operands, cpu=form, default=other)
+def _split_axis(x: Array, axis: int) -> Array:
+    """Return `x` with an axis split in two, for a contraction over both.
 
-
-def _split(x: Array, axis: int) -> Array:
-    """Returns `x` with an axis split in two, for a sum over it.
-
-    Of a sum over two dimensions a CPU's compiler makes a copy that is summed over its last one, as
-    bfloat16 instructions want it; of one over one it does not.
+    For a contraction over two axes a CPU's compiler copies the operand so that they are contiguous,
+    as bfloat16 instructions need them; for one over a single axis it does not.
     """
     size = x.shape[axis]
     inner = 1 + (size % 2 == 0)
     return x.reshape(*x.shape[:axis], size // inner, inner, *x.shape[axis + 1 :])
-
-
-def _keep(x: T) -> T:
-    """Returns `x`, which the compiler is not to compute together with what uses it."""
-    return jax.lax.optimization_barrier(x)

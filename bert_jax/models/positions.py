@@ -1,4 +1,7 @@
-"""How the encoder knows where a token stands; shape letters are those of `models.bert`."""
+"""Position embeddings that BERT has not: sinusoidal, and relative ones in the attention scores.
+
+Shape letters are those of `models.bert`; besides, R = 2 L - 1 distances.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,21 +13,21 @@ from bert_jax.models.layers import param, truncated_normal
 
 
 def sinusoidal_positions(length: int, size: int) -> np.ndarray:
-    """Returns a fixed embedding of each position, [length, size] float32.
+    """Return the fixed embedding of each position, [length, size] float32.
 
-    `PE(p, 2i) = sin(p / 10000^(2i / size))` and `PE(p, 2i + 1)` its cosine. Source: Vaswani et al.
-    2017, section 3.5.
+    `PE(p, 2i) = sin(p / 10000^(2i / size))`, and `PE(p, 2i + 1)` is its cosine. Source: Vaswani et
+    al. 2017, section 3.5.
     """
-    place = np.arange(size)
-    angles = np.arange(length)[:, None] / 10000.0 ** (place // 2 * 2 / size)
-    return np.where(place % 2, np.cos(angles), np.sin(angles)).astype(np.float32)
+    feature = np.arange(size)
+    angles = np.arange(length)[:, None] / 10000.0 ** (feature // 2 * 2 / size)
+    return np.where(feature % 2, np.cos(angles), np.sin(angles)).astype(np.float32)
 
 
 class RelativePositions(nn.Module):
-    """Attention scores from the distance of query and key, one embedding for each distance.
+    """A term of the attention scores, from an embedding of the distance of query and key.
 
     `relative_key` adds the product of the query with the embedding of its distance to the key (Shaw
-    et al. 2018); `relative_key_query` that of the key as well (Huang et al. 2020, method 4).
+    et al. 2018); `relative_key_query` adds that of the key too (Huang et al. 2020, method 4).
     """
 
     config: ModelConfig
@@ -33,31 +36,31 @@ class RelativePositions(nn.Module):
     def __call__(
         self, query: Float[Array, "B H L K"], key: Float[Array, "B H L K"]
     ) -> Float[Array, "B H L L"]:
-        """Returns what is to be added to the product of queries and keys, float32."""
+        """Return the term of the scores before scaling, in float32."""
         c, length = self.config, query.shape[2]
         longest = c.max_position_embeddings
         shape = (2 * longest - 1, query.shape[3])
         init = truncated_normal(c.initializer_range)
-        # Row d is of the distance d - (longest - 1), of the query's place minus the key's.
+        # Row `longest - 1 + d` embeds the distance d, the query's position minus the key's.
         table = param(self, "embeddings", init, shape, ("position", "hidden"))
-        near = table[longest - length : longest + length - 1].astype(query.dtype)
+        distances = table[longest - length : longest + length - 1].astype(query.dtype)
 
-        def products(x: Array, embeddings: Array) -> Array:
+        def scores_by_distance(x: Array, embeddings: Array) -> Array:
             return jnp.einsum("BHLK,RK->BHLR", x, embeddings, preferred_element_type=jnp.float32)
 
-        scores = _pick_diagonals(products(query, near[::-1]))
+        scores = _relative_shift(scores_by_distance(query, distances[::-1]))
         if c.position_embedding_type == "relative_key_query":
-            scores += _pick_diagonals(products(key, near)).swapaxes(2, 3)
+            scores += _relative_shift(scores_by_distance(key, distances)).swapaxes(2, 3)
         return scores
 
 
-def _pick_diagonals(x: Float[Array, "B H L R"]) -> Float[Array, "B H L L"]:
-    """Returns `y[..., l, m] = x[..., l, m - l + L - 1]`, for R = 2 L - 1, by moves alone.
+def _relative_shift(x: Float[Array, "B H L R"]) -> Float[Array, "B H L L"]:
+    """Return `y[..., l, m] = x[..., l, m - l + L - 1]`, by reshapes alone.
 
-    A row more wide by one makes each row begin one later than the last when they are laid end to
-    end and cut again at R. A gather of the same would be slow, above all its gradient.
+    Padding each line by one and reading the flat array in lines of R shifts each line by one more.
+    A gather would be slow, above all its gradient. Source: Dai et al. 2019, appendix B.
     """
-    batch, heads, length, width = x.shape
+    batch, heads, length, distances = x.shape
     flat = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(batch, heads, -1)
-    cut = flat[:, :, length - 1 : length - 1 + length * width]
-    return cut.reshape(batch, heads, length, width)[:, :, :, :length]
+    shifted = flat[:, :, length - 1 : length - 1 + length * distances]
+    return shifted.reshape(batch, heads, length, distances)[:, :, :, :length]
