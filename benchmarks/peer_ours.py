@@ -12,8 +12,7 @@ from bert_jax import config as config_lib
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
 from bert_jax.distributed.mesh import compile_step, init_sharded, make_mesh
-from bert_jax.models import layers
-from bert_jax.models import matmul as products
+from bert_jax.models import layers, matmul
 from bert_jax.planning import synthetic
 from bert_jax.settings import from_dict
 
@@ -27,19 +26,13 @@ def _threefry_dropout() -> None:
 
 def _one_form_of_products() -> None:
     """Asks a CPU for products as an accelerator is asked."""
-    products._on_cpu = lambda form, other, *operands: other(*operands)
-
-
-def _automatic_norm_gradient() -> None:
-    """Leaves LayerNorm's gradient to JAX."""
-    layers._normalized = layers._normalized.fun
+    matmul.platform_dependent = lambda *operands, cpu, default: default(*operands)
 
 
 # The plain form in place of a technique, by its name.
 PLAIN = {
     "hashed-dropout": _threefry_dropout,
     "cpu-products": _one_form_of_products,
-    "norm-gradient": _automatic_norm_gradient,
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 # What `peer_ours.py` can leave out of our step.
-TECHNIQUES = ("hashed-dropout", "cpu-products", "norm-gradient", "masked-head", "kept-memory")
+TECHNIQUES = ("hashed-dropout", "cpu-products", "masked-head", "kept-memory")
 
 _UNTIMED = 6  # steps that compile, and settle the memory
 

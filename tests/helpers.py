@@ -64,13 +64,19 @@ def objective(**changes) -> Pretraining:
 def params(objective: Pretraining, seed: int = 0):
     """Parameters large enough for every gradient to be well above rounding."""
     ids = jnp.zeros((1, LENGTH), jnp.int32)
-    variables = objective.model.init(
-        jax.random.key(seed), ids, ids, ids, jnp.zeros((1, PREDICTIONS), jnp.int32)
-    )
-    noise = iter(jax.random.split(jax.random.key(seed + 1), 1000))
-    return jax.tree.map(
-        lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape), nn.unbox(variables["params"])
-    )
+
+    @jax.jit
+    def init():
+        variables = objective.model.init(
+            jax.random.key(seed), ids, ids, ids, jnp.zeros((1, PREDICTIONS), jnp.int32)
+        )
+        noise = iter(jax.random.split(jax.random.key(seed + 1), 1000))
+        return jax.tree.map(
+            lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape),
+            nn.unbox(variables["params"]),
+        )
+
+    return init()
 
 
 class FakeTokenizer:

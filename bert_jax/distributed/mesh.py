@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from bert_jax.config import ModelConfig, ParallelConfig
 from bert_jax.distributed.fsdp import BATCH_AXES, RULES, MeshCollectives, PmapCollectives
 from bert_jax.errors import UserError
+from bert_jax.models.attention import check_attention
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -45,13 +46,12 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
     return Mesh(ordered, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def check_model(model: ModelConfig, mesh: Mesh) -> None:
-    """Refuse a model whose sizes the mesh does not divide, or whose attention it cannot run."""
-    platform = mesh.devices.flat[0].platform
-    if model.attention == "fused" and platform not in ("tpu", "gpu"):
-        raise UserError(
-            f"model.attention fused is for a TPU or a GPU, not for a {platform}; set it to auto"
-        )
+def check_model(
+    model: ModelConfig, mesh: Mesh, lengths: Sequence[int], *, packed: bool = False
+) -> None:
+    """Refuse a model that the mesh does not divide, or whose attention cannot take the lengths."""
+    for length in lengths:
+        check_attention(model, mesh.devices.flat[0].platform, length, packed=packed)
     split = {
         "num_attention_heads": "tensor",
         "intermediate_size": "tensor",

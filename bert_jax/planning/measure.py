@@ -167,7 +167,7 @@ def measure(
     mesh = make_mesh(config.parallel)
     device = mesh.devices.flat[0]
     config = dataclasses.replace(config, model=resolve_dtype(config.model, device))
-    check_model(config.model, mesh)
+    check_model(config.model, mesh, [phase.max_length], packed=config.data.packing)
     check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder, memory.fits(phase, device):
         say(f"reading {config.data.source}")

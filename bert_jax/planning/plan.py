@@ -110,9 +110,10 @@ def make_plans(
     """
     config_lib.validate(config)
     meshes = []
+    lengths = [phase.max_length for _, phase in config_lib.phases(config)]
     for target in targets:  # all are checked before the first is compiled
         meshes.append(make_mesh(config.parallel, target.devices))
-        check_model(config.model, meshes[-1])
+        check_model(config.model, meshes[-1], lengths, packed=config.data.packing)
         for _, phase in config_lib.phases(config):
             check_divides(phase.batch_size, config.optimizer.microbatches, meshes[-1])
     plans = []

@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_refused(parallel_config, model, message):
 
     def begin():
         validate(config)
-        check_model(config.model, make_mesh(config.parallel))
+        check_model(config.model, make_mesh(config.parallel), [16])
 
     with pytest.raises(UserError, match=message):
         begin()

@@ -1,17 +1,19 @@
-"""Products in the form of each platform against the plain one, values and gradients."""
+"""Matrix products in the form of each platform beside plain ones: values and gradients."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from bert_jax.models import matmul as products
+from bert_jax.models import matmul
 
-SIZES = st.integers(1, 9)
-# Of the largest value: float32 adds up in another order; bfloat16 rounds to 8 bits, once or twice.
-CLOSE = {"float32": 1e-5, "bfloat16": 2**-7}
+SHAPES = [(1, 1, 1, 1), (2, 4, 6, 3), (3, 7, 5, 9)]
+# Of the largest value: float32 sums in another order; bfloat16 rounds to 8 bits, once or twice.
+TOLERANCES = {"float32": 1e-5, "bfloat16": 2**-7}
+
+cases = pytest.mark.parametrize(
+    ("dtype", "shape"), [(dtype, shape) for dtype in TOLERANCES for shape in SHAPES]
+)
 
 
 def draw(seed: int, dtype: str, *shapes: tuple[int, ...]) -> list[jax.Array]:
@@ -19,62 +21,88 @@ def draw(seed: int, dtype: str, *shapes: tuple[int, ...]) -> list[jax.Array]:
     return [jnp.asarray(random.normal(size=shape), dtype) for shape in shapes]
 
 
-def check(form, plain, seed, dtype, *operands):
+def check(function, plain, dtype, *operands):
     """Compares values, and the gradients by every operand of a random sum of them."""
-    expected, back = jax.vjp(plain, *(x.astype(jnp.float32) for x in operands))
-    found, own_back = jax.vjp(jax.jit(form), *operands)
-    (gradient,) = draw(seed + 1, dtype, expected.shape)
-    all_expected = [expected, *back(gradient.astype(jnp.float32))]
-    all_found = [found, *own_back(gradient.astype(found.dtype))]
-    for ours, right in zip(all_found, all_expected, strict=True):
-        assert ours.shape == right.shape
-        scale = max(float(jnp.abs(right).max()), 1.0)
-        np.testing.assert_allclose(ours.astype(jnp.float32), right, atol=CLOSE[dtype] * scale)
+    shape = jax.eval_shape(plain, *operands).shape
+    (cotangent,) = draw(9, dtype, shape)
+
+    @jax.jit
+    def run(operands, cotangent):
+        found, pull = jax.vjp(function, *operands)
+        found_gradients = pull(cotangent.astype(found.dtype))
+        wide = [x.astype(jnp.float32) for x in operands]
+        expected, pull = jax.vjp(plain, *wide)
+        return (found, *found_gradients), (expected, *pull(cotangent.astype(jnp.float32)))
+
+    for actual, expected in zip(*run(operands, cotangent), strict=True):
+        assert actual.shape == expected.shape
+        atol = TOLERANCES[dtype] * max(float(np.abs(expected).max()), 1.0)
+        np.testing.assert_allclose(np.asarray(actual, np.float32), expected, atol=atol)
 
 
-@pytest.mark.parametrize("dtype", CLOSE)
-@settings(max_examples=15, deadline=None)
-@given(shape=st.tuples(SIZES, SIZES, SIZES, SIZES), seed=st.integers(0, 99))
-def test_affine(dtype, shape, seed):
-    b, length, n, m = shape
-    (x,) = draw(seed, dtype, (b, length, n))
-    # Of values that both types have: the kernel is cast to that of x.
-    kernel, bias = (y.astype(jnp.float32) for y in draw(seed + 2, dtype, (n, m), (m,)))
-    check(products.affine, lambda x, k, b: x @ k + b, seed, dtype, x, kernel, bias)
+@cases
+def test_dense(dtype, shape):
+    batch, length, inputs, outputs = shape
+    (x,) = draw(0, dtype, (batch, length, inputs))
+    # Of values that both dtypes have: the kernel is cast to that of x.
+    kernel, bias = (y.astype(jnp.float32) for y in draw(1, dtype, (inputs, outputs), (outputs,)))
+    check(matmul.dense, lambda x, k, b: x @ k + b, dtype, x, kernel, bias)
 
 
-@pytest.mark.parametrize("dtype", CLOSE)
-@settings(max_examples=15, deadline=None)
-@given(shape=st.tuples(SIZES, SIZES, SIZES, SIZES), seed=st.integers(0, 99))
-def test_product_with_rows(dtype, shape, seed):
-    b, length, n, m = shape
-    (x,) = draw(seed, dtype, (b, length, n))
-    (table,) = (y.astype(jnp.float32) for y in draw(seed + 2, dtype, (m, n)))
-    check(products.product_with_rows, lambda x, t: x @ t.T, seed, dtype, x, table)
+@cases
+def test_dense_group(dtype, shape):
+    batch, length, inputs, outputs = shape
+    (x,) = draw(0, dtype, (batch, length, inputs))
+    parameters = draw(1, dtype, *[(inputs, outputs), (outputs,)] * 3)
+    parameters = [y.astype(jnp.float32) for y in parameters]
+
+    def group(x, *parameters):
+        return jnp.stack(matmul.dense_group(x, list(parameters[::2]), list(parameters[1::2])))
+
+    def plain(x, *parameters):
+        pairs = zip(parameters[::2], parameters[1::2], strict=True)
+        return jnp.stack([x @ kernel + bias for kernel, bias in pairs])
+
+    check(group, plain, dtype, x, *parameters)
 
 
-@pytest.mark.parametrize("dtype", CLOSE)
-@settings(max_examples=15, deadline=None)
-@given(shape=st.tuples(SIZES, SIZES, SIZES, SIZES), seed=st.integers(0, 99))
-def test_attention(dtype, shape, seed):
-    b, heads, length, size = shape
-    query, key = draw(seed, dtype, *[(b, heads, length, size)] * 2)
-    check(products.attention_scores, lambda q, k: q @ k.mT, seed, dtype, query, key)
-    (attention,) = draw(seed + 2, dtype, (b, heads, length, length))
-    check(products.attention_mix, lambda a, v: a @ v, seed, dtype, attention, key)
+@cases
+def test_logits_from_embeddings(dtype, shape):
+    batch, length, size, vocab = shape
+    (hidden,) = draw(0, dtype, (batch, length, size))
+    (embeddings,) = (y.astype(jnp.float32) for y in draw(1, dtype, (vocab, size)))
+    check(matmul.logits_from_embeddings, lambda x, e: x @ e.T, dtype, hidden, embeddings)
+    assert matmul.logits_from_embeddings(hidden, embeddings).dtype == jnp.float32
 
 
-@pytest.mark.parametrize("rows", [(8, 20), (3, 7)])
-def test_a_vocabulary_of_odd_size_in_bfloat16(rows):
-    """A CPU's compiler, left to itself, makes a product of the table's gradient that it lacks."""
-    x, table = draw(0, "bfloat16", (*rows, 768), (997, 768))
-    table = table.astype(jnp.float32) / 64
-    check(products.product_with_rows, lambda x, t: x @ t.T, 0, "bfloat16", x, table)
+@cases
+def test_attention(dtype, shape):
+    batch, heads, length, size = shape
+    query, key = draw(0, dtype, *[(batch, heads, length, size)] * 2)
+    check(matmul.attention_scores, lambda q, k: q @ k.mT, dtype, query, key)
+    (probabilities,) = draw(1, dtype, (batch, heads, length, length))
+    check(matmul.attention_context, lambda p, v: p @ v, dtype, probabilities, key)
+
+
+@pytest.mark.parametrize("tokens", [(8, 20), (3, 7)])
+def test_a_vocabulary_of_odd_size_in_bfloat16(tokens):
+    """Left to itself, a CPU's compiler asks for a product of the embeddings that it lacks."""
+    hidden, embeddings = draw(0, "bfloat16", (*tokens, 768), (997, 768))
+    embeddings = embeddings.astype(jnp.float32) / 64
+    check(matmul.logits_from_embeddings, lambda x, e: x @ e.T, "bfloat16", hidden, embeddings)
 
 
 def test_gradients_of_kernel_and_bias_are_not_rounded():
     x = jnp.ones((512, 1), jnp.bfloat16)
     kernel, bias = jnp.ones((1, 1)), jnp.ones(1)
-    few = jnp.concatenate([jnp.ones(511), jnp.full(1, 0.5)])[:, None].astype(jnp.bfloat16)
-    _, of_kernel, of_bias = jax.vjp(products.affine, x, kernel, bias)[1](few)
+    cotangent = jnp.concatenate([jnp.ones(511), jnp.full(1, 0.5)])[:, None].astype(jnp.bfloat16)
+    _, of_kernel, of_bias = jax.jit(lambda *x: jax.vjp(matmul.dense, *x)[1](cotangent))(
+        x, kernel, bias
+    )
     assert of_kernel[0, 0] == of_bias[0] == 511.5  # bfloat16 has 512 and 508 there
+
+
+def test_forward_mode_is_refused():
+    x, kernel, bias = draw(0, "float32", (2, 3), (3, 4), (4,))
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda x: matmul.dense(x, kernel, bias), (x,), (x,))

@@ -10,7 +10,7 @@ from helpers import LENGTH, PREDICTIONS, model_config
 
 from bert_jax.config import DataConfig, ModelConfig, ParallelConfig, Phase, TrainConfig
 from bert_jax.distributed.mesh import make_mesh
-from bert_jax.models.fused_attention import fused_attention, interpreted
+from bert_jax.models import attention
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.planning import cost, theory
 
@@ -136,15 +136,16 @@ def test_loops_are_counted_as_often_as_they_run():
     assert cost.matrix_flops(jaxpr, repeats=False) == 2 * 2 * 3 * 3
 
 
-def test_the_products_of_a_kernel_are_those_of_all_its_steps():
-    texts, x = jnp.ones((2, 640), jnp.int32), jnp.ones((2, 640, 256))
+def test_the_products_of_a_kernel_are_those_of_all_its_steps(monkeypatch):
+    segment_ids, x = jnp.ones((2, 640), jnp.int32), jnp.ones((2, 640, 256))
 
     def attend(*projected):
-        how = {"packed": False, "rate": 0.0, "bounds": (4, 640, 640)}
-        return fused_attention(projected, texts, None, **how)
+        config = ModelConfig(hidden_size=256, num_attention_heads=4)
+        mask = attention.AttentionMask(segment_ids)
+        return attention.fused_attention(config, projected, mask, None)
 
-    with interpreted():
-        jaxpr = jax.make_jaxpr(attend)(x, x, x)
+    monkeypatch.setattr(attention, "target_platform", lambda: "tpu")
+    jaxpr = jax.make_jaxpr(attend)(x, x, x)
     assert cost.matrix_flops(jaxpr, repeats=False) == 2 * 2 * x.size * 640
 
 

@@ -1,0 +1,233 @@
+"""Fused attention beside the plain form, values and gradients, and where it may be chosen."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import model_config
+from jax.sharding import AbstractDevice
+
+from bert_jax.config import ModelConfig, ParallelConfig
+from bert_jax.distributed.mesh import check_model, make_mesh
+from bert_jax.errors import UserError
+from bert_jax.models import attention, attention_tpu
+from bert_jax.models.attention import AttentionMask, check_attention, unsupported
+from bert_jax.models.bert import BertModel
+from bert_jax.models.layers import DropoutKey
+
+SEQUENCES = 3
+KEY = DropoutKey(jax.random.key(0), jnp.array([7, 0, 300]))
+
+
+@pytest.fixture
+def on_tpu(monkeypatch):
+    """Chooses as on a TPU; the kernels run in Pallas's interpreter."""
+    monkeypatch.setattr(attention, "target_platform", lambda: "tpu")
+
+
+def layer(heads, head_size, length, rate=0.1, **changes) -> ModelConfig:
+    """A config of one attention layer; dropout counts more positions than there are."""
+    return ModelConfig(
+        hidden_size=heads * head_size,
+        num_attention_heads=heads,
+        max_position_embeddings=length + 5,
+        attention_probs_dropout_prob=rate,
+        **changes,
+    )
+
+
+def segments(length, packed, generator) -> np.ndarray:
+    """Segment ids: the first sequence is half padding, the second is padding alone."""
+    ids = np.ones((SEQUENCES, length), np.int32)
+    if packed:
+        ids = np.sort(generator.integers(1, 4, ids.shape), axis=1).astype(np.int32)
+    ids[0, length // 2 :], ids[1] = 0, 0
+    return ids
+
+
+def value_and_gradients(function, projected, cotangent):
+    """The output and the gradients by query, key and value, in float32."""
+
+    @jax.jit
+    def run(projected, cotangent):
+        output, pull = jax.vjp(function, *projected)
+        return output, *pull(cotangent.astype(output.dtype))
+
+    return [np.array(x, np.float32) for x in run(projected, cotangent)]
+
+
+def fused_and_plain(config, length, dtype="float32", packed=False, seed=0):
+    generator = np.random.default_rng(seed)
+    shape = (4, SEQUENCES, length, config.hidden_size)
+    *projected, cotangent = jnp.asarray(generator.normal(size=shape), dtype)
+    mask = AttentionMask(jnp.asarray(segments(length, packed, generator)), packed)
+    return [
+        value_and_gradients(function, projected, cotangent)
+        for function in (
+            lambda *x: attention.fused_attention(config, x, mask, KEY),
+            lambda *x: attention.plain_attention(config, x, mask, KEY)[0],
+        )
+    ]
+
+
+def check(fused, plain, tolerance):
+    for actual, expected in zip(fused, plain, strict=True):
+        assert np.abs(expected).max() > 0.5
+        np.testing.assert_allclose(actual, expected, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "size", "packed", "rate"),
+    [(24, 2, 16, False, 0.1), (13, 3, 5, True, 0.5), (9, 1, 12, True, 0.0)],
+)
+def test_the_tpu_kernel_is_the_plain_form(length, heads, size, packed, rate, on_tpu):
+    """With 1e-5 in float32, the same elements are dropped."""
+    check(*fused_and_plain(layer(heads, size, length, rate), length, packed=packed), 1e-5)
+
+
+def test_in_tiles_of_queries_and_groups_of_heads(on_tpu, monkeypatch):
+    monkeypatch.setattr(attention_tpu, "_MAX_SCORES", 128 * 256)
+    assert attention_tpu._query_tile(256) == 128
+    assert attention_tpu._head_group(4, 64, 128 * 256) == 2
+    check(*fused_and_plain(layer(4, 64, 256), 256, packed=True), 1e-5)
+
+
+def test_on_devices_that_have_some_heads_each(on_tpu):
+    with jax.set_mesh(make_mesh(ParallelConfig(data=1, tensor=4), jax.devices()[:4])):
+        check(*fused_and_plain(layer(4, 16, 32), 32, packed=True), 1e-5)
+
+
+def test_in_bfloat16(on_tpu):
+    """The plain form rounds more often: the gradients differ by some of the dtype's steps."""
+    fused, plain = fused_and_plain(layer(2, 16, 32), 32, dtype="bfloat16", packed=True)
+    check(fused, plain, 2**-6)
+    np.testing.assert_allclose(fused[0], plain[0], atol=2**-8 * np.abs(plain[0]).max())
+
+
+@pytest.mark.parametrize("length", [20, 384, 2048])
+def test_lowers_for_a_tpu_and_saves_no_scores(length):
+    """Lowering needs no TPU; what is saved for the gradients is as large as the operands."""
+    config, x = layer(4, 64, length), jax.ShapeDtypeStruct((2, length, 256), jnp.bfloat16)
+    mask = AttentionMask(jnp.ones((2, length), jnp.int32), packed=True)
+    key = DropoutKey(jax.random.key(0), jnp.arange(2))
+
+    def pullback(*x):
+        return jax.vjp(lambda *x: attention.fused_attention(config, x, mask, key), *x)[1]
+
+    device = AbstractDevice("TPU v5 lite", 1, "tpu")
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((1,), ("tensor",), auto, abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        gradients = jax.jit(lambda *x: pullback(*x)(jnp.ones_like(x[0])))
+        gradients.trace(x, x, x).lower(lowering_platforms=("tpu",))
+        saved = jax.tree.leaves(jax.eval_shape(pullback, x, x, x))
+    assert max(each.size for each in saved) == x.size
+
+
+@pytest.mark.parametrize("length", [24, 33])
+def test_the_layout_of_cudnn_is_the_plain_form(length):
+    """The same call in XLA's own implementation; a sequence of padding alone may be any value."""
+    config, generator = layer(2, 16, length, rate=0.0), np.random.default_rng(0)
+    *projected, cotangent = jnp.asarray(generator.normal(size=(4, SEQUENCES, length, 32)))
+    ids = segments(length, False, generator)
+    cotangent = cotangent.at[1].set(0)
+    run = partial(value_and_gradients, projected=projected, cotangent=cotangent)
+    fused = run(
+        lambda *x: attention.cudnn_attention(
+            *x, jnp.asarray(ids).sum(1), head_size=16, implementation="xla"
+        )
+    )
+    plain = run(lambda *x: attention.plain_attention(config, x, AttentionMask(ids), None)[0])
+    assert np.isfinite(fused[0]).all()
+    fused[0][1] = plain[0][1]
+    check(fused, plain, 1e-5)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("length", [128, 200, 512])
+@pytest.mark.parametrize("packed", [False, True])
+def test_on_the_device(length, packed):
+    """In bfloat16, beside the plain form in float32 of the same values."""
+    platform = jax.default_backend()
+    config = layer(2, 64, length, 0.1 if platform == "tpu" else 0.0, dtype="bfloat16")
+    reason = unsupported(config, platform, length, packed=packed, training=True)
+    if reason:
+        pytest.skip(f"fused attention {reason}")
+    generator = np.random.default_rng(0)
+    ids = segments(length, packed, generator)
+    *projected, cotangent = jnp.asarray(
+        generator.normal(size=(4, SEQUENCES, length, 128)), jnp.bfloat16
+    )
+    cotangent = cotangent.at[1].set(0)
+    mask = AttentionMask(jnp.asarray(ids), packed)
+    fused = value_and_gradients(
+        lambda *x: attention.fused_attention(config, x, mask, KEY), projected, cotangent
+    )
+    with jax.default_matmul_precision("highest"):
+        plain = value_and_gradients(
+            lambda *x: attention.plain_attention(config, x, mask, KEY)[0],
+            [x.astype(jnp.float32) for x in projected],
+            cotangent,
+        )
+    assert np.isfinite(fused[0]).all()
+    fused[0][1] = plain[0][1]
+    check(fused, plain, 2**-5)
+
+
+def test_where_fused_attention_serves():
+    config = model_config(attention="fused")
+    auto = dataclasses.replace(config, attention="auto")
+    relative = dataclasses.replace(config, position_embedding_type="relative_key")
+    drops = dataclasses.replace(config, dtype="bfloat16")
+    bfloat16 = dataclasses.replace(drops, attention_probs_dropout_prob=0.0)
+    odd = dataclasses.replace(bfloat16, hidden_size=24)
+    for accepted in [
+        (config, "tpu", 512, True),
+        (config, "tpu", 1024, False),
+        (bfloat16, "gpu", 1000, False),
+        (auto, "cpu", 512, True),
+    ]:
+        check_attention(*accepted[:3], packed=accepted[3])
+    for model, platform, length, packed, message in [
+        (config, "cpu", 32, False, "is for a TPU or a GPU, not for a cpu; .* to plain"),
+        (config, "tpu", 1000, False, "multiple of 128 up to 2048, on a TPU, not 1000; set"),
+        (config, "tpu", 4096, False, "not 4096"),
+        (relative, "tpu", 32, False, "has no relative_key positions"),
+        (config, "gpu", 32, False, "needs bfloat16 on a GPU; set model.dtype to bfloat16"),
+        (bfloat16, "gpu", 32, True, "no packed sequences on a GPU; set data.packing to False"),
+        (drops, "gpu", 32, False, "no dropout on a GPU; set model.attention_probs_dropout_prob"),
+        (odd, "gpu", 32, False, "heads of a multiple of 8 up to 128 on a GPU, not of 12"),
+    ]:
+        with pytest.raises(UserError, match=f"model.attention fused .*{message}"):
+            check_attention(model, platform, length, packed=packed)
+
+
+def test_dropout_is_no_obstacle_outside_training():
+    config = model_config(attention="fused", dtype="bfloat16")
+    assert not unsupported(config, "gpu", 32, packed=False, training=False)
+
+
+def test_the_model_on_a_mesh_is_checked():
+    with pytest.raises(UserError, match="fused is for a TPU or a GPU, not for a cpu"):
+        check_model(model_config(attention="fused"), make_mesh(), [32])
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted", "has_map"),
+    [({}, False, False), ({}, True, True), ({"attention": "auto"}, False, True)],
+)
+def test_an_attention_map_is_of_the_plain_form(changes, wanted, has_map, on_tpu):
+    ids = jnp.ones((2, 16), jnp.int32)
+    config = model_config(**{"attention": "fused", "num_hidden_layers": 1, **changes})
+    params = jax.eval_shape(BertModel(config).init, jax.random.key(0), ids, ids, ids)
+    hidden = jax.ShapeDtypeStruct((2, 16, 16), jnp.float32)
+    module = attention.BertSelfAttention(config)
+    variables = {"params": params["params"]["layer_0"]["attention"]}
+    run = partial(module.apply, output_attentions=wanted, dropout_key=None)
+    _, found = jax.eval_shape(run, variables, hidden, AttentionMask(ids))
+    assert (found is not None) == has_map
+    if has_map:
+        assert found.shape == (2, 2, 16, 16)
