@@ -63,20 +63,14 @@ def objective(**changes) -> Pretraining:
 
 def params(objective: Pretraining, seed: int = 0):
     """Parameters large enough for every gradient to be well above rounding."""
-    ids = jnp.zeros((1, LENGTH), jnp.int32)
+    shapes = jax.eval_shape(objective.model.init_params, jax.random.key(0))
+    generator = np.random.default_rng(seed)
 
-    @jax.jit
-    def init():
-        variables = objective.model.init(
-            jax.random.key(seed), ids, ids, ids, jnp.zeros((1, PREDICTIONS), jnp.int32)
-        )
-        noise = iter(jax.random.split(jax.random.key(seed + 1), 1000))
-        return jax.tree.map(
-            lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape),
-            nn.unbox(variables["params"]),
-        )
+    def value(path, leaf):
+        noise = generator.normal(size=leaf.shape, scale=0.3)
+        return jnp.asarray(noise + (path[-1].key == "scale"), leaf.dtype)
 
-    return init()
+    return jax.tree.map_with_path(value, nn.unbox(shapes))
 
 
 class FakeTokenizer:
