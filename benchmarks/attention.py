@@ -1,11 +1,12 @@
-"""What a layer's attention asks of a TPU, as the plain form and as one kernel.
+"""What one layer's attention costs on a TPU, by its compiler: plain, and fused.
 
+    pip install libtpu
     python benchmarks/attention.py v5e:2x2 v6e:2x2
 
-Compiles the value and the gradients of the attention of a BERT-base layer, from queries, keys and
-values to what is mixed, for one chip of TPUs that need not be here (`pip install libtpu`): rows of
-some lengths, 16,384 tokens in all, in bfloat16. Prints a table in Markdown. `--jax` adds JAX's own
-kernels, which have no dropout and are given none.
+Compiles value and gradients of the attention of a BERT-base layer for one chip of each topology,
+which need not be present: 16,384 tokens in packed sequences, bfloat16. Prints a Markdown table of
+what JAX saves for the gradients, the compiler's temporaries, and the bytes and operations it
+counts. `--jax` adds JAX's own kernels, which have no dropout.
 """
 
 import argparse
@@ -14,17 +15,17 @@ from functools import partial
 from bert_jax.commands import flags as cli
 from bert_jax.planning import targets
 
-TOKENS, HEADS, SIZE = 16384, 12, 64
+TOKENS, HEADS, HEAD_SIZE = 16384, 12, 64
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("topologies", nargs="+", metavar="TOPOLOGY")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 1024, 2048])
     parser.add_argument("--jax", action="store_true", help="JAX's own flash and splash attention")
     args = parser.parse_args()
-    print("| chip | length | form | dropout | kept, MB | temporaries, MB | moved, GB | GFLOP |")
+    print("| chip | length | form | dropout | saved, MB | temporaries, MB | moved, GB | GFLOP |")
     print("|---|---|---|---|---|---|---|---|")
     for target in targets.read(",".join(args.topologies)):
         for length in args.lengths:
@@ -32,98 +33,101 @@ def main() -> None:
             if args.jax:
                 forms += [("plain", plain, 0.0), ("fused", fused, 0.0)]
                 forms += [("JAX's flash", flash, 0.0), ("JAX's splash", splash, 0.0)]
-            for name, form, rate in forms:
-                found = costs(form, rate, length, target.devices[0])
-                cells = (target.name.split(":")[0], str(length), name, str(rate), *found)
+            for name, attend, rate in forms:
+                row = costs(partial(attend, rate), length, target.devices[0])
+                cells = (target.name.split(":")[0], str(length), name, str(rate), *row)
                 print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def costs(form, rate, length, device) -> list[str]:
-    """Returns what JAX keeps for the gradients, and the compiler's temporaries and operations."""
+def costs(attend, length, device) -> list[str]:
+    """Return saved and temporary megabytes, moved gigabytes and operations in billions."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
-    from bert_jax.planning import traffic
+    shape = (TOKENS // length, length, HEADS * HEAD_SIZE)
+    like = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(device))
+    x, segment_ids = like(shape, jnp.bfloat16), like(shape[:2], jnp.int32)
+    key = like((2,), jnp.uint32)
 
-    place = SingleDeviceSharding(device)
-    rows = TOKENS // length
-    shape = (rows, length, HEADS * SIZE)
-    like = partial(jax.ShapeDtypeStruct, sharding=place)
-    x, texts, key = like(shape, jnp.bfloat16), like(shape[:2], jnp.int32), like((2,), jnp.uint32)
+    def forward(projected, segment_ids, key):
+        return jax.vjp(lambda *projected: attend(projected, segment_ids, key), *projected)
 
-    def forward(projected, texts, key):
-        return jax.vjp(lambda *projected: form(projected, texts, key, rate), *projected)
-
-    def both(projected, texts, key, cotangent):
-        mixed, pull = forward(projected, texts, key)
-        return mixed, pull(cotangent)
+    def both(projected, segment_ids, key, cotangent):
+        context, pull = forward(projected, segment_ids, key)
+        return context, pull(cotangent)
 
     mesh = Mesh([device], ("tensor",), axis_types=(AxisType.Auto,))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        kept = jax.tree.leaves(jax.eval_shape(forward, (x, x, x), texts, key)[1])
-        compiled = jax.jit(both).lower((x, x, x), texts, key, x).compile()
-    memory = compiled.memory_analysis().temp_size_in_bytes
-    of_kept = sum(each.size * each.dtype.itemsize for each in kept)
-    moved = traffic.moved(compiled.as_text())
-    flops = compiled.cost_analysis()["flops"] / 1e9
-    return [f"{of_kept / 1e6:,.0f}", f"{memory / 1e6:,.0f}", f"{moved / 1e9:.2f}", f"{flops:,.0f}"]
+        saved = jax.tree.leaves(jax.eval_shape(forward, (x, x, x), segment_ids, key)[1])
+        compiled = jax.jit(both).lower((x, x, x), segment_ids, key, x).compile()
+    counts = compiled.cost_analysis()
+    values = (
+        sum(each.size * each.dtype.itemsize for each in saved) / 1e6,
+        compiled.memory_analysis().temp_size_in_bytes / 1e6,
+        counts["bytes accessed"] / 1e9,
+        counts["flops"] / 1e9,
+    )
+    return [f"{value:,.{digits}f}" for value, digits in zip(values, (0, 0, 2, 0), strict=True)]
 
 
-def plain(projected, texts, key, rate):
-    """Returns the plain form's result."""
-    from bert_jax.models.attention import AttentionMask, plain_attention
+def plain(rate, projected, segment_ids, key):
+    """Return the context by the plain form."""
+    from bert_jax.models.attention import plain_attention
 
-    mask, key, how = AttentionMask(texts, packed=True), *_how(projected, key, rate)
-    return plain_attention(projected, mask, key, **how)[0]
-
-
-def fused(projected, texts, key, rate):
-    """Returns the kernel's."""
-    from bert_jax.models.fused_attention import fused_attention
-
-    key, how = _how(projected, key, rate)
-    return fused_attention(projected, texts, key, packed=True, **how)
+    return plain_attention(*_arguments(rate, projected, segment_ids, key))[0]
 
 
-def _how(projected, key, rate):
+def fused(rate, projected, segment_ids, key):
+    """Return the context by our kernel."""
+    from bert_jax.models.attention import fused_attention
+
+    return fused_attention(*_arguments(rate, projected, segment_ids, key))
+
+
+def _arguments(rate, projected, segment_ids, key):
     import jax.numpy as jnp
 
+    from bert_jax.config import ModelConfig
+    from bert_jax.models.attention import AttentionMask
     from bert_jax.models.layers import DropoutKey
 
-    rows, length, _ = projected[0].shape
-    bounds = (HEADS, length, length)
-    return DropoutKey(key, jnp.arange(rows)), {"rate": rate, "bounds": bounds}
+    batch, length, _ = projected[0].shape
+    config = ModelConfig(max_position_embeddings=length, attention_probs_dropout_prob=rate)
+    mask = AttentionMask(segment_ids, packed=True)
+    return config, projected, mask, DropoutKey(key, jnp.arange(batch))
 
 
-def flash(projected, texts, key, rate):
-    """Returns that of JAX's flash attention, with segments."""
+def flash(rate, projected, segment_ids, key):
+    """Return the context by JAX's flash attention."""
     from jax.experimental.pallas.ops.tpu import flash_attention as jax_flash
 
-    del key, rate
-    segments = jax_flash.SegmentIds(texts, texts)
-    mixed = jax_flash.flash_attention(*_heads(projected), segment_ids=segments, sm_scale=SIZE**-0.5)
-    return mixed.swapaxes(1, 2).reshape(projected[0].shape)
+    del rate, key
+    ids = jax_flash.SegmentIds(segment_ids, segment_ids)
+    context = jax_flash.flash_attention(
+        *_heads(projected), segment_ids=ids, sm_scale=HEAD_SIZE**-0.5
+    )
+    return context.swapaxes(1, 2).reshape(projected[0].shape)
 
 
-def splash(projected, texts, key, rate):
-    """Returns that of JAX's splash attention, with segments."""
+def splash(rate, projected, segment_ids, key):
+    """Return the context by JAX's splash attention."""
     import jax
     from jax.experimental.pallas.ops.tpu import splash_attention as jax_splash
 
-    del key, rate
-    length = texts.shape[1]
-    everything = jax_splash.MultiHeadMask([jax_splash.FullMask((length, length))] * HEADS)
-    kernel = jax_splash.make_splash_mha_single_device(everything)
+    del rate, key
+    length = segment_ids.shape[1]
+    full = jax_splash.MultiHeadMask([jax_splash.FullMask((length, length))] * HEADS)
+    kernel = jax_splash.make_splash_mha_single_device(full)
     query, keys, values = _heads(projected)
-    segments = jax_splash.SegmentIds(texts, texts)
-    mixed = jax.vmap(kernel)(query * SIZE**-0.5, keys, values, segments)
-    return mixed.swapaxes(1, 2).reshape(projected[0].shape)
+    ids = jax_splash.SegmentIds(segment_ids, segment_ids)
+    context = jax.vmap(kernel)(query * HEAD_SIZE**-0.5, keys, values, ids)
+    return context.swapaxes(1, 2).reshape(projected[0].shape)
 
 
 def _heads(projected):
-    rows, length, _ = projected[0].shape
-    return [each.reshape(rows, length, HEADS, SIZE).swapaxes(1, 2) for each in projected]
+    batch, length, _ = projected[0].shape
+    return [x.reshape(batch, length, HEADS, HEAD_SIZE).swapaxes(1, 2) for x in projected]
 
 
 if __name__ == "__main__":
