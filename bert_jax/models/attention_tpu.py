@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int, UInt32
 
-from bert_jax.models.layers import MASKED_SCORE, hash_counter, keep_mask
+from bert_jax.models.layers import MASKED_SCORE, drop_elements, hash_counter
 
 _LANES = 128  # of a TPU's vector unit, which the last axis of a block fills
 _MAX_SCORES = 512 * 512  # float32 elements of a tile; several such arrays fit in a core's memory
@@ -121,8 +121,8 @@ def _query_tile(length: int) -> int:
     """Return the queries of a tile: all, or the largest multiple of 128 that fits and divides."""
     if length**2 <= _MAX_SCORES:
         return length
-    most = max(1, _MAX_SCORES // length // _LANES)
-    return _LANES * next(n for n in range(most, 0, -1) if length % (n * _LANES) == 0)
+    tiles = range(_LANES, length, _LANES)
+    return max(n for n in tiles if length % n == 0 and n * length <= _MAX_SCORES)
 
 
 def _head_group(heads: int, head_size: int, scores: int) -> int:
@@ -201,8 +201,7 @@ def _dropout(options: KernelOptions, head_key: Sequence[Array], x: Array) -> Arr
     first_query = (pl.program_id(2) * x.shape[0]).astype(jnp.uint32)
     query, key = (jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in range(2))
     counter = (first_query + query) * jnp.uint32(options.key_bound) + key
-    bits = hash_counter(counter, *head_key)
-    return jnp.where(keep_mask(bits, options.rate), x / (1.0 - options.rate), 0.0)
+    return drop_elements(x, hash_counter(counter, *head_key), options.rate)
 
 
 def _dot(x: Array, y: Array, x_axis: int, y_axis: int) -> Array:

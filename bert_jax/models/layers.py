@@ -17,7 +17,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.matmul import dense
+from bert_jax.models.matmul import dense_group
 
 ACTIVATIONS = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -101,7 +101,8 @@ class Dense(nn.Module):
 
     def __call__(self, x: Float[Array, "*any I"]) -> Float[Array, "*any O"]:
         """Return `x @ kernel + bias`."""
-        return dense(x.astype(self.config.dtype), self.kernel, self.bias)
+        (output,) = dense_group(x.astype(self.config.dtype), [self.kernel], [self.bias])
+        return output
 
 
 class LayerNorm(nn.Module):
@@ -151,8 +152,7 @@ def apply_dropout(
     """
     if key is None or rate == 0.0:
         return x
-    bits = random_bits(key.key, key.indices, x.shape[1:], bounds)
-    return jnp.where(keep_mask(bits, rate), x / (1.0 - rate), 0.0)
+    return drop_elements(x, random_bits(key.key, key.indices, x.shape[1:], bounds), rate)
 
 
 def random_bits(
@@ -188,9 +188,9 @@ def hash_counter(counter: Array, first: Array, second: Array) -> Array:
     return _mix(_mix(counter + first) ^ second)
 
 
-def keep_mask(bits: Array, rate: float) -> Array:
-    """Return whether dropout of this rate keeps the elements with these bits."""
-    return bits >= jnp.uint32(round(rate * 2**32))
+def drop_elements(x: Array, bits: Array, rate: float) -> Array:
+    """Return `x` after dropout by these bits."""
+    return jnp.where(bits >= jnp.uint32(round(rate * 2**32)), x / (1.0 - rate), 0.0)
 
 
 def _mix(x: UInt32[Array, "*any"]) -> UInt32[Array, "*any"]:

@@ -2,7 +2,7 @@
 
 Accelerators take a product as it is. A CPU with bfloat16 instructions (AVX-512 BF16, AMX) uses them
 for `x @ y` of bfloat16 operands with a float32 result and a contiguous last axis, and for little
-else: any other product is converted to float32 first. benchmarks/records has the measurements.
+else: any other product is converted to float32 first (benchmarks/records/2026-11-21-peers).
 
 The gradients are written by hand (`jax.custom_vjp`). So `jax.grad` and `jax.vjp` work, and forward
 mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises a TypeError.
@@ -23,34 +23,17 @@ def _save_operands(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *operands: (function(*operands), operands)
 
 
-def dense(x: Float[Array, "*any I"], kernel: Array, bias: Array) -> Float[Array, "*any O"]:
-    """Return `x @ kernel + bias` in the dtype of `x`.
-
-    The kernel [I, O] and the bias [O] are float32, and so are their gradients. JAX alone would
-    round these to the dtype of `x` before they are summed over devices.
-    """
-    outputs: Any = dense_group(x, [kernel], [bias])
-    return outputs[0]
-
-
 @jax.custom_vjp
 def dense_group(
     x: Float[Array, "*any I"], kernels: Sequence[Array], biases: Sequence[Array]
 ) -> tuple[Array, ...]:
-    """Return `dense` of one input for several kernels of one shape.
+    """Return `x @ kernel + bias` for several kernels [I, O], in the dtype of `x`.
 
-    The gradient by `x` is a single product, so that tensor parallelism sums it once.
+    Kernels and biases are float32, and so are their gradients: JAX alone would round these to the
+    dtype of `x` before they are summed over devices. The gradient by `x` is one product for all
+    kernels, so that tensor parallelism sums it once.
     """
-
-    def one_by_one(x: Array, *kernels: Array) -> tuple[Array, ...]:
-        return tuple(_dot(x, kernel, (-1,), (0,)) for kernel in kernels)
-
-    def stacked(x: Array, *kernels: Array) -> tuple[Array, ...]:
-        outputs = _dot(x, jnp.stack(kernels, axis=1), (-1,), (0,))
-        return tuple(outputs[..., i, :] for i in range(len(kernels)))
-
-    cast = (kernel.astype(x.dtype) for kernel in kernels)
-    outputs = platform_dependent(x, *cast, cpu=one_by_one, default=stacked)
+    outputs = (_einsum("...I,IO->...O", x, kernel.astype(x.dtype)) for kernel in kernels)
     return tuple(y + bias.astype(x.dtype) for y, bias in zip(outputs, biases, strict=True))
 
 
@@ -58,13 +41,11 @@ def _dense_group_backward(saved: Any, gradients: tuple[Array, ...]) -> tuple[Arr
     x, kernels, _ = saved
     # Without the barrier a CPU's compiler casts the kernels again inside the loop that stacks them.
     cast = optimization_barrier(tuple(kernel.astype(x.dtype) for kernel in kernels))
-    x_gradient = _dot(jnp.stack(gradients, axis=-2), jnp.stack(cast, axis=1), (-2, -1), (1, 2))
+    stacked = jnp.stack(gradients, axis=-2), jnp.stack(cast, axis=1)
     kernel_gradients = [weight_gradient(x, gradient) for gradient in gradients]
-    bias_gradients = [
-        gradient.astype(jnp.float32).reshape(-1, gradient.shape[-1]).sum(0)
-        for gradient in gradients
-    ]
-    return x_gradient, kernel_gradients, bias_gradients
+    flat = [gradient.reshape(-1, gradient.shape[-1]) for gradient in gradients]
+    bias_gradients = [gradient.astype(jnp.float32).sum(0) for gradient in flat]
+    return _einsum("...GO,IGO->...I", *stacked), kernel_gradients, bias_gradients
 
 
 dense_group.defvjp(_save_operands(dense_group), _dense_group_backward)
@@ -78,13 +59,13 @@ def logits_from_embeddings(
 
     The embeddings and their gradient are float32.
     """
-    return _dot(hidden, embeddings.astype(hidden.dtype), (-1,), (1,), jnp.float32)
+    return _einsum("...D,VD->...V", hidden, embeddings.astype(hidden.dtype), jnp.float32)
 
 
 def _logits_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     hidden, embeddings = saved
     gradient = gradient.astype(hidden.dtype)
-    hidden_gradient = _dot(gradient, embeddings.astype(hidden.dtype), (-1,), (0,))
+    hidden_gradient = _einsum("...V,VD->...D", gradient, embeddings.astype(hidden.dtype))
     return hidden_gradient, weight_gradient(gradient, hidden)
 
 
@@ -96,13 +77,13 @@ def attention_scores(
     query: Float[Array, "B H L K"], key: Float[Array, "B H M K"]
 ) -> Float[Array, "B H L M"]:
     """Return the product of queries and keys in float32, computed in their dtype."""
-    return _dot(query, key, (3,), (3,), jnp.float32, batch=2)
+    return _einsum("BHLK,BHMK->BHLM", query, key, jnp.float32)
 
 
 def _scores_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     query, key = saved
     gradient = gradient.astype(query.dtype)
-    return _dot(gradient, key, (3,), (2,), batch=2), _transposed_matmul(gradient, query)
+    return _einsum("BHLM,BHMK->BHLK", gradient, key), _transposed_matmul(gradient, query)
 
 
 attention_scores.defvjp(_save_operands(attention_scores), _scores_backward)
@@ -113,55 +94,42 @@ def attention_context(
     probabilities: Float[Array, "B H L M"], value: Float[Array, "B H M K"]
 ) -> Float[Array, "B H L K"]:
     """Return the values weighted by attention probabilities, in their dtype."""
-    return _dot(probabilities, value, (3,), (2,), batch=2)
+    return _einsum("BHLM,BHMK->BHLK", probabilities, value)
 
 
 def _context_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     probabilities, value = saved
-    probabilities_gradient = _dot(gradient, value, (3,), (3,), batch=2)
-    return probabilities_gradient, _transposed_matmul(probabilities, gradient)
+    return (
+        _einsum("BHLK,BHMK->BHLM", gradient, value),
+        _transposed_matmul(probabilities, gradient),
+    )
 
 
 attention_context.defvjp(_save_operands(attention_context), _context_backward)
 
 
-def _dot(
-    x: Array,
-    y: Array,
-    x_axes: tuple[int, ...],
-    y_axes: tuple[int, ...],
-    dtype: Any = None,
-    *,
-    batch: int = 0,
-) -> Array:
-    """Return the contraction of the last axes of `x` with some of `y`, in `dtype` or that of `x`.
-
-    The first `batch` axes of both are batch axes.
-    """
+def _einsum(subscripts: str, x: Array, y: Array, dtype: Any = None) -> Array:
+    """Return an einsum in `dtype`, by default that of `x`."""
     dtype = dtype or x.dtype
-    batch_axes = tuple(range(batch))
-    numbers = ((tuple(axis % x.ndim for axis in x_axes), y_axes), (batch_axes, batch_axes))
-    dot = partial(jax.lax.dot_general, dimension_numbers=numbers)
 
     def on_cpu(x: Array, y: Array) -> Array:
         # The barrier keeps the float32 result, without which the instructions are not used.
-        return optimization_barrier(dot(x, y, preferred_element_type=jnp.float32)).astype(dtype)
+        product = jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
+        return optimization_barrier(product).astype(dtype)
 
-    return platform_dependent(x, y, cpu=on_cpu, default=partial(dot, preferred_element_type=dtype))
+    default = partial(jnp.einsum, subscripts, preferred_element_type=dtype)
+    return platform_dependent(x, y, cpu=on_cpu, default=default)
 
 
 def weight_gradient(x: Float[Array, "*any I"], y: Float[Array, "*any O"]) -> Float[Array, "I O"]:
     """Return the sum over tokens of the outer products of `x` and `y`, in float32."""
     x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
-
-    def product(x: Array, y: Array) -> Array:
-        return jnp.einsum("tI,tO->IO", x, y, preferred_element_type=jnp.float32)
+    product = partial(jnp.einsum, "tI,tO->IO", preferred_element_type=jnp.float32)
 
     def on_cpu(x: Array, y: Array) -> Array:
         x, y = _split_axis(x, 0), _split_axis(y, 0)
-        return optimization_barrier(
-            jnp.einsum("tsI,tsO->IO", x, y, preferred_element_type=jnp.float32)
-        )
+        result = jnp.einsum("tsI,tsO->IO", x, y, preferred_element_type=jnp.float32)
+        return optimization_barrier(result)
 
     cpu = on_cpu if x.dtype == jnp.bfloat16 else product
     return platform_dependent(x, y, cpu=cpu, default=product)
@@ -171,9 +139,7 @@ def _transposed_matmul(
     x: Float[Array, "B H L M"], y: Float[Array, "B H L K"]
 ) -> Float[Array, "B H M K"]:
     """Return `x.T @ y` of each head, in their dtype."""
-
-    def product(x: Array, y: Array) -> Array:
-        return jnp.einsum("BHLM,BHLK->BHMK", x, y)
+    product = partial(jnp.einsum, "BHLM,BHLK->BHMK")
 
     def on_cpu(x: Array, y: Array) -> Array:
         x, y = _split_axis(x, 2), _split_axis(y, 2)

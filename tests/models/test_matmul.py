@@ -41,19 +41,12 @@ def check(function, plain, dtype, *operands):
 
 
 @cases
-def test_dense(dtype, shape):
+@pytest.mark.parametrize("number", [1, 3])
+def test_dense_group(dtype, shape, number):
     batch, length, inputs, outputs = shape
     (x,) = draw(0, dtype, (batch, length, inputs))
-    # Of values that both dtypes have: the kernel is cast to that of x.
-    kernel, bias = (y.astype(jnp.float32) for y in draw(1, dtype, (inputs, outputs), (outputs,)))
-    check(matmul.dense, lambda x, k, b: x @ k + b, dtype, x, kernel, bias)
-
-
-@cases
-def test_dense_group(dtype, shape):
-    batch, length, inputs, outputs = shape
-    (x,) = draw(0, dtype, (batch, length, inputs))
-    parameters = draw(1, dtype, *[(inputs, outputs), (outputs,)] * 3)
+    # Of values that both dtypes have: the kernels are cast to that of x.
+    parameters = draw(1, dtype, *[(inputs, outputs), (outputs,)] * number)
     parameters = [y.astype(jnp.float32) for y in parameters]
 
     def group(x, *parameters):
@@ -94,15 +87,17 @@ def test_a_vocabulary_of_odd_size_in_bfloat16(tokens):
 
 def test_gradients_of_kernel_and_bias_are_not_rounded():
     x = jnp.ones((512, 1), jnp.bfloat16)
-    kernel, bias = jnp.ones((1, 1)), jnp.ones(1)
     cotangent = jnp.concatenate([jnp.ones(511), jnp.full(1, 0.5)])[:, None].astype(jnp.bfloat16)
-    _, of_kernel, of_bias = jax.jit(lambda *x: jax.vjp(matmul.dense, *x)[1](cotangent))(
-        x, kernel, bias
-    )
+
+    @jax.jit
+    def gradients(*operands):
+        return jax.vjp(matmul.dense_group, *operands)[1]((cotangent,))
+
+    _, (of_kernel,), (of_bias,) = gradients(x, [jnp.ones((1, 1))], [jnp.ones(1)])
     assert of_kernel[0, 0] == of_bias[0] == 511.5  # bfloat16 has 512 and 508 there
 
 
 def test_forward_mode_is_refused():
     x, kernel, bias = draw(0, "float32", (2, 3), (3, 4), (4,))
     with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(lambda x: matmul.dense(x, kernel, bias), (x,), (x,))
+        jax.jvp(lambda x: matmul.dense_group(x, [kernel], [bias]), (x,), (x,))
