@@ -128,8 +128,9 @@ def weight_gradient(x: Float[Array, "*any I"], y: Float[Array, "*any O"]) -> Flo
 
     def on_cpu(x: Array, y: Array) -> Array:
         x, y = _split_axis(x, 0), _split_axis(y, 0)
-        result = jnp.einsum("tsI,tsO->IO", x, y, preferred_element_type=jnp.float32)
-        return optimization_barrier(result)
+        return optimization_barrier(
+            jnp.tensordot(x, y, ([0, 1], [0, 1]), preferred_element_type=jnp.float32)
+        )
 
     cpu = on_cpu if x.dtype == jnp.bfloat16 else product
     return platform_dependent(x, y, cpu=cpu, default=product)
