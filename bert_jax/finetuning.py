@@ -138,7 +138,7 @@ def start(
         raise UserError("parallel.mode pmap runs on one host; set it to mesh")
     hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))
     mesh = make_mesh(config.parallel)
-    check_model(config.model, mesh)
+    check_model(config.model, mesh, [config.data.max_length])
     check_divides(config.data.batch_size, config.optimizer.microbatches, mesh)
     # The head of a probe fits another kind of probe no better than a new one.
     is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe

@@ -145,7 +145,8 @@ def start(
     )
     config.model.vocab_size = hosts.broadcast_from_main(lambda: vocab_size)
     mesh = make_mesh(config.parallel)
-    check_model(config.model, mesh)
+    lengths = [phase.max_length for _, phase in phases(config)]
+    check_model(config.model, mesh, lengths, packed=config.data.packing)
     for _, phase in phases(config):
         check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
     corpus = _read_text(config, tokenizer, workdir / "store")
