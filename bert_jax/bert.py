@@ -25,9 +25,10 @@ from bert_jax.convert import google, huggingface, names
 from bert_jax.embeddings import Encoder
 from bert_jax.errors import UserError
 from bert_jax.models.bert import BertModel, BertOutput
-from bert_jax.models.heads import BertForPreTraining, TaskModel, task_model
+from bert_jax.models.heads import BertForPreTraining, TaskModel
 from bert_jax.predictions import Predictions, predict
 from bert_jax.settings import from_dict
+from bert_jax.tasks import make_task
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text import tokenizer as tokenizers
 from bert_jax.text.tokenizer import Tokenizer
@@ -470,7 +471,7 @@ def _model(
 ) -> BertForPreTraining | TaskModel:
     """Return the module whose parameters a checkpoint has, which has some optional modules."""
     if task:
-        return task_model(config, task.kind, task.labels, probe)
+        return make_task(task).model(config, probe)
     return BertForPreTraining(config, next_sentence={"bert/pooler", "nsp_head"} <= set(modules))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from bert_jax.config import ModelConfig, TaskConfig, validate_model
 from bert_jax.errors import UserError
-from bert_jax.models.heads import NUM_OUTPUTS, TASK_MODELS
 from bert_jax.settings import from_dict
+from bert_jax.tasks import TASKS
 from bert_jax.text.tokenizer import Tokenizer
 
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_new"}  # two names of one function
@@ -90,7 +90,7 @@ def write_config(
         if task.kind in _PROBLEM_TYPES:
             values["problem_type"] = _PROBLEM_TYPES[task.kind]
         labels = ("LABEL_0",) if task.kind == "regression" else task.labels
-        if task.kind == "regression" or task.kind not in NUM_OUTPUTS:
+        if task.kind == "regression" or not TASKS[task.kind].num_outputs:
             values["id2label"] = dict(enumerate(labels))
             values["label2id"] = {label: index for index, label in enumerate(labels)}
     return values
@@ -104,10 +104,10 @@ def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> Tas
     """
     classes = values.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes else None
-    kind = next((k for k in TASK_MODELS if HEADS[k][1][config.model_type] == name), None)
+    kind = next((k for k in TASKS if HEADS[k][1][config.model_type] == name), None)
     if kind is None:
         return None
-    labels = () if kind in NUM_OUTPUTS else _read_labels(values, where)
+    labels = () if TASKS[kind].num_outputs else _read_labels(values, where)
     if kind == "classification":
         # The default of `transformers`.
         default = _PROBLEM_TYPES["regression" if len(labels) == 1 else kind]
@@ -119,7 +119,7 @@ def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> Tas
     if _TASK in values:
         task = from_dict(TaskConfig, values[_TASK], f"{where}: {_TASK}")
         # With another kind or labels, `transformers` has trained the model again since the export.
-        if task.kind == kind and (kind in NUM_OUTPUTS or task.labels == labels):
+        if task.kind == kind and (TASKS[kind].num_outputs or task.labels == labels):
             return task
     return from_dict(TaskConfig, {"kind": kind, "labels": list(labels)}, where)
 

@@ -26,8 +26,8 @@ from bert_jax.convert.config_json import (
 from bert_jax.convert.names import Converted, LazyTensor
 from bert_jax.convert.safetensors_files import has_weights, open_weights, write_weights
 from bert_jax.errors import UserError
-from bert_jax.models.heads import TASK_MODELS
 from bert_jax.models.positions import sinusoidal_positions
+from bert_jax.tasks import TASKS
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -113,7 +113,7 @@ def _choose_class(
     present = names.module_names(params)
     if task:
         head = head or task.kind
-        if head in TASK_MODELS and head != task.kind:
+        if head in TASKS and head != task.kind:
             raise UserError(f"--head={head} does not fit a checkpoint of {task.kind}; remove it")
     if head is None:
         fits = (h for h, (modules, c) in HEADS.items() if model_type in c and present >= {*modules})

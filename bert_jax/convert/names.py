@@ -18,7 +18,8 @@ from flax import traverse_util
 
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForPreTraining, TaskModel, task_model
+from bert_jax.models.heads import BertForPreTraining, TaskModel
+from bert_jax.tasks import make_task
 
 _LAYER = {
     "attention/query": "attention.self.query",
@@ -154,7 +155,7 @@ def from_foreign(
             f"{where} has {len(layers)} layers of BERT and its config {config.num_hidden_layers}; "
             "fetch both from the same source"
         )
-    model = task_model(config, task.kind, task.labels) if task else BertForPreTraining(config)
+    model = make_task(task).model(config) if task else BertForPreTraining(config)
     shapes = _param_shapes(model)
     paths_present = [path for path in shapes if foreign_name(path) in tensors]
     prefixes = () if task else tuple(f"{module}/" for module in OPTIONAL_MODULES)

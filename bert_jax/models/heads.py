@@ -13,7 +13,6 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
-from bert_jax.errors import UserError
 from bert_jax.models.bert import BertModel, gather_positions
 from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, apply_dropout, param
 from bert_jax.models.matmul import logits_from_embeddings
@@ -192,31 +191,3 @@ class BertForMultipleChoice(TaskModel):
             dropout_key = DropoutKey(dropout_key.key, indices.reshape(-1))
         inputs = (x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask))
         return super().__call__(*inputs, dropout_key).reshape(batch, choices)
-
-
-# By `TaskConfig.kind`.
-TASK_MODELS: dict[str, type[TaskModel]] = {
-    "classification": BertForSequenceClassification,
-    "regression": BertForSequenceClassification,
-    "token_classification": BertForTokenClassification,
-    "question_answering": BertForQuestionAnswering,
-    "multiple_choice": BertForMultipleChoice,
-}
-# Outputs of the kinds for which they do not depend on the labels; the others have one per label.
-NUM_OUTPUTS = {"regression": 1, "question_answering": 2, "multiple_choice": 1}
-
-
-def task_model(config: ModelConfig, kind: str, labels: Sequence[str], probe: str = "") -> TaskModel:
-    """Return the encoder with the head of a kind of task.
-
-    Raises:
-      UserError: the kind or the probed layer does not exist, or a label is missing or repeated.
-    """
-    if kind not in TASK_MODELS:
-        raise UserError(f"task.kind is {kind!r}; choose one of {', '.join(TASK_MODELS)}")
-    if kind not in NUM_OUTPUTS and not 0 < len(set(labels)) == len(labels):
-        raise UserError(f"task.labels are {list(labels)}; name every label once")
-    layers = [str(layer) for layer in range(config.num_hidden_layers + 1)]
-    if probe not in ("", "mix", *layers):
-        raise UserError(f"probe is {probe!r}; it is 'mix', or a layer from 0 to {layers[-1]}")
-    return TASK_MODELS[kind](config, NUM_OUTPUTS.get(kind, len(labels)), probe)

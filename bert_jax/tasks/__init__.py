@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from bert_jax.config import TaskConfig
+from bert_jax.errors import UserError
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.classification import Classification, Regression
 from bert_jax.tasks.multiple_choice import MultipleChoice
@@ -19,5 +20,11 @@ TASKS: dict[str, type[Task]] = {
 
 
 def make_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Return the task of a config, with these labels if any are given."""
+    """Return the task of a config, with these labels if any are given.
+
+    Raises:
+      UserError: there is no such kind of task.
+    """
+    if config.kind not in TASKS:
+        raise UserError(f"task.kind is {config.kind!r}; choose one of {', '.join(TASKS)}")
     return TASKS[config.kind](config, labels)

@@ -116,8 +116,17 @@ class Task(abc.ABC):
     ) -> Features:
         """Return the features of examples, with at most `max_length` tokens a sequence."""
 
-    def model(self, config: ModelConfig, probe: str) -> TaskModel:
-        """Return the encoder with the head of this task; `probe` is that of `FinetuneConfig`."""
+    def model(self, config: ModelConfig, probe: str = "") -> TaskModel:
+        """Return the encoder with the head of this task; `probe` is that of `FinetuneConfig`.
+
+        Raises:
+          UserError: the probed layer does not exist, or a label is missing or repeated.
+        """
+        if not self.num_outputs and not 0 < len(set(self.labels)) == len(self.labels):
+            raise UserError(f"task.labels are {list(self.labels)}; name every label once")
+        layers = [str(layer) for layer in range(config.num_hidden_layers + 1)]
+        if probe not in ("", "mix", *layers):
+            raise UserError(f"probe is {probe!r}; it is 'mix', or a layer from 0 to {layers[-1]}")
         return self.model_class(config, self.num_outputs or len(self.labels), probe)
 
     @abc.abstractmethod

@@ -19,7 +19,7 @@ from bert_jax import bert as pretrained
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.convert import names
 from bert_jax.errors import UserError
-from bert_jax.models.heads import task_model
+from bert_jax.tasks import make_task
 
 WEIGHTS = "model.safetensors"
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -316,7 +316,7 @@ def either(request):
 
 def fine_tuned(bert, task: TaskConfig, probe: str = "") -> bert_jax.Bert:
     """The same shape, with random parameters and a task's head."""
-    model = task_model(bert.config, task.kind, task.labels, probe)
+    model = make_task(task).model(bert.config, probe)
     shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes)
