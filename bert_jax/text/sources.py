@@ -29,19 +29,12 @@ from bert_jax.text.sentences import (
 
 
 class Source(abc.ABC):
-    """Documents that can be read any number of times.
-
-    Attributes:
-      name: its name in messages.
-      form: how its sentences are told apart, for messages.
-      size: the total amount of work, in the unit of `position`.
-      position: how much of `size` the current reading has done.
-    """
+    """Documents that can be read any number of times."""
 
     name: str
-    form: str = "split into sentences"
-    size: int
-    position: int = 0
+    form: str = "split into sentences"  # for messages
+    size: int  # the amount of work, in bytes, records or per cent
+    position: int = 0  # how much of it the current reading has done
 
     @abc.abstractmethod
     def identity(self) -> dict[str, Any]:

@@ -30,26 +30,18 @@ REMEDY = "remove the folder to prepare it again"
 
 @dataclasses.dataclass(frozen=True)
 class TokenStore:
-    """Tokenized text, memory-mapped.
+    """Tokenized text, memory-mapped: T tokens in S sentences in N documents."""
 
-    Attributes:
-      tokens: [T] unsigned, all tokens, one document after another.
-      sentences: [S + 1] int64, where each sentence starts in `tokens`, and T.
-      documents: [N + 1] int64, where each document starts in `sentences`, and S.
-    """
-
-    tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
+    tokens: np.ndarray  # [T] unsigned, one document after another
+    sentences: np.ndarray  # [S + 1] int64, where each sentence starts in `tokens`, and T
+    documents: np.ndarray  # [N + 1] int64, where each document starts in `sentences`, and S
 
     @property
     def num_sentences(self) -> int:
-        """Number of sentences, S."""
         return len(self.sentences) - 1
 
     @property
     def num_documents(self) -> int:
-        """Number of documents, N."""
         return len(self.documents) - 1
 
     def token_counts(self, vocab_size: int) -> np.ndarray:

@@ -23,22 +23,16 @@ _FILE_KINDS = "sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json wi
 
 
 class Tokenizer(abc.ABC):
-    """Text to token ids and back.
-
-    Attributes:
-      vocab_size: number of tokens, special ones included.
-      pad_id, unk_id, cls_id, sep_id, mask_id: the special tokens.
-      is_continuation: bool [vocab_size], whether a token continues the word of the one before it.
-    """
+    """Text to token ids and back."""
 
     kind: str
-    vocab_size: int
+    vocab_size: int  # including special tokens
     pad_id: int
     unk_id: int
     cls_id: int
     sep_id: int
     mask_id: int
-    is_continuation: np.ndarray
+    is_continuation: np.ndarray  # bool [vocab_size]: the token continues the word before it
 
     @property
     def special_ids(self) -> tuple[int, ...]:
@@ -141,13 +135,9 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class _FastTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library, as in a `tokenizer.json`.
+    """A tokenizer of the `tokenizers` library, as in a `tokenizer.json`."""
 
-    Attributes:
-      special: the tokens for padding, unknown text, [CLS], [SEP] and [MASK].
-    """
-
-    special: tuple[str, str, str, str, str]
+    special: tuple[str, str, str, str, str]  # for padding, unknown text, [CLS], [SEP] and [MASK]
 
     def __init__(self, tokenizer: tokenizers.Tokenizer):
         tokenizer.no_padding()
