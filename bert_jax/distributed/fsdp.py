@@ -38,10 +38,8 @@ class Collectives:
     def run(self, function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
         """Return `function(params, rng, batch)` mapped over the shards of the batch.
 
-        Args:
-          function: runs on each device, with the device's sequences.
-          outputs: the kind of each result: "gradients", "per_example" (an array with one entry for
-            each sequence) or "metrics"; one name, or a tuple of them.
+        `outputs` is the kind of each result: "gradients", "per_example" (an array with one entry
+        for each sequence) or "metrics"; one name, or a tuple of them.
         """
         return function
 
@@ -67,8 +65,7 @@ class PmapCollectives(Collectives):
     def psum(self, tree: Any) -> Any:
         return jax.lax.psum(tree, "data")
 
-    def reduce_gradients(self, gradients: Any) -> Any:
-        return self.psum(gradients)
+    reduce_gradients = psum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,23 +88,20 @@ class MeshCollectives(Collectives):
             "per_example": P(BATCH_AXES),
             "metrics": P(),
         }
-        if self._num_shards == 1:
+        out_specs = jax.tree.map(lambda kind: specs[kind], outputs)
 
-            def run_under_mesh(*args: Any) -> Any:
-                with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-                    return function(*args)
-
-            return run_under_mesh
+        def run_unsplit(*args: Any) -> Any:
+            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+                return function(*args)
 
         def run_shard(*args: Any) -> Any:
             with parameter_reader(_read_parameter if self._params_are_split else None):
                 return function(*args)
 
-        return self._shard_map(
-            run_shard,
-            (_batch_specs(self.params), P(), P(BATCH_AXES)),
-            jax.tree.map(lambda kind: specs[kind], outputs),
-        )
+        if self._num_shards == 1:
+            return run_unsplit
+        in_specs = (_batch_specs(self.params), P(), P(BATCH_AXES))
+        return self._shard_map(run_shard, in_specs, out_specs)
 
     def psum(self, tree: Any) -> Any:
         return jax.lax.psum(tree, BATCH_AXES) if self._num_shards > 1 else tree
@@ -130,15 +124,14 @@ class MeshCollectives(Collectives):
             return params
 
         def gather(shard: jax.Array, sharding: NamedSharding) -> jax.Array:
-            if "fsdp" not in sharding.spec:
-                return shard
-            return _all_gather(shard, tuple(sharding.spec), "float32")
+            is_split = "fsdp" in sharding.spec
+            return _all_gather(shard, tuple(sharding.spec), "float32") if is_split else shard
 
-        return self._shard_map(
-            lambda shards: jax.tree.map(gather, shards, self.gradients),
-            (_batch_specs(self.gradients),),
-            _batch_specs(self.params),
-        )(params)
+        def gather_all(shards: Any) -> Any:
+            return jax.tree.map(gather, shards, self.gradients)
+
+        in_specs, out_specs = (_batch_specs(self.gradients),), _batch_specs(self.params)
+        return self._shard_map(gather_all, in_specs, out_specs)(params)
 
     @property
     def _num_shards(self) -> int:

@@ -26,11 +26,7 @@ AXES = ("data", "fsdp", "tensor")
 
 
 def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
-    """Return the mesh of data × fsdp × tensor over `devices`, by default all.
-
-    Raises:
-      UserError: the axes do not multiply to the number of devices.
-    """
+    """Return the mesh of data × fsdp × tensor over `devices`, by default all."""
     config = config or ParallelConfig()
     devices = jax.devices() if devices is None else devices
     sizes = {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
@@ -135,10 +131,7 @@ def make_layout(
 ) -> tuple[Any, Layout]:
     """Return the abstract state, with the sharding of every array, and its layout.
 
-    Args:
-      new_state: makes a state from a key, with parameters that `layers.param` annotated.
-      mesh: the devices.
-      config: its ZeRO stage says whether "fsdp" splits the parameters too, or the moments alone.
+    `new_state` makes a state from a key, with parameters that `layers.param` annotated.
     """
     boxed = jax.eval_shape(new_state, jax.random.key(0))
     specs = nn.get_partition_spec(boxed)
@@ -168,18 +161,15 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
 def compile_step(
     step: Callable[..., Any], mode: str, layout: Layout, in_sharding: Any, outputs: Any
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
-    """Compile `step(state, batch, collectives)`, from `training.step`, for the devices of a mesh.
+    """Compile a step of `training.step` for a mesh: a function of (state, this process's batch).
 
     Args:
-      step: its first argument may also be the parameters alone.
+      step: its first argument is a state, or the parameters alone.
       mode: "mesh" or "pmap", which runs a copy of the step on each device.
       layout: of the train state.
       in_sharding: of the first argument.
       outputs: the kind of each result: "state", the next first argument, which reuses its memory;
         "per_example", an array with one entry for each sequence; "metrics". One name, or a tuple.
-
-    Returns:
-      A function of the state and of this process's sequences in host memory.
     """
     if mode == "pmap":
         return _pmap_step(step, layout.mesh, outputs)

@@ -57,13 +57,7 @@ class Checkpoints:
         self._tokenizer = ocp.args.JsonSave(tokenizer.to_json())
 
     def save(self, step: int, state: TrainState, held_out: dict[str, float] | None) -> None:
-        """Start writing a checkpoint, unless this step has one.
-
-        Args:
-          step: its name.
-          state: of the run.
-          held_out: means over the held-out data, if they have just been evaluated.
-        """
+        """Start writing a checkpoint, unless this step has one; `held_out` if just evaluated."""
         if hosts.broadcast_from_main(lambda: step in self._manager.all_steps()):
             return
         items = ocp.args.Composite(
@@ -76,11 +70,7 @@ class Checkpoints:
         return hosts.broadcast_from_main(self._manager.latest_step)
 
     def restore(self, step: int, like: TrainState) -> TrainState:
-        """Read a checkpoint's state onto the devices of `like`, an abstract state.
-
-        Raises:
-          UserError: the checkpoint is damaged, or of another model.
-        """
+        """Read a checkpoint's state onto the devices of `like`, an abstract state."""
         with _reading(self.folder / str(step)):
             items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
             return self._manager.restore(step, args=items)["state"]
@@ -94,11 +84,7 @@ _EXPECTED = "a workdir, one of its checkpoints, or a Hugging Face or Google chec
 
 
 def find(path: str | Path) -> Path:
-    """Return the checkpoint at `path`: itself, or the best or latest one of a workdir.
-
-    Raises:
-      UserError: there is none.
-    """
+    """Return the checkpoint at `path`: itself, or the best or latest one of a workdir."""
     path = Path(path)
     if not path.exists():
         raise UserError(f"checkpoint {path} does not exist; give {_EXPECTED}")
@@ -118,11 +104,7 @@ def write_params(
 ) -> None:
     """Write a checkpoint of parameters alone, for `read_params`; its folder appears when complete.
 
-    Args:
-      path: the checkpoint, which must not exist.
-      params: of the model.
-      description: the config, as JSON.
-      tokenizer: of the model.
+    `path` must not exist. `description` is the config, as JSON.
     """
     items = ocp.args.Composite(
         state=ocp.args.PyTreeSave({"params": params}),
@@ -134,11 +116,7 @@ def write_params(
 
 
 def read_json(checkpoint: Path, item: str) -> dict[str, Any]:
-    """Return the "config" or the "tokenizer" of a checkpoint.
-
-    Raises:
-      UserError: the checkpoint lacks it, or is damaged.
-    """
+    """Return the "config" or the "tokenizer" of a checkpoint."""
     try:
         return json.loads((checkpoint / item / "metadata").read_text())
     except (OSError, ValueError) as error:
@@ -146,15 +124,9 @@ def read_json(checkpoint: Path, item: str) -> dict[str, Any]:
 
 
 def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> Any:
-    """Read a checkpoint's parameters alone.
+    """Read a checkpoint's parameters alone, as arrays like the abstract ones of `like`.
 
-    Args:
-      checkpoint: from `find`.
-      like: nested dictionaries of abstract arrays, of the shapes and dtypes wanted.
-      optional: modules, such as "bert/pooler", that the result lacks if the checkpoint does.
-
-    Raises:
-      UserError: the checkpoint is damaged, or of another model.
+    The result lacks `optional` modules, such as "bert/pooler", that the checkpoint lacks.
     """
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     folder = checkpoint.absolute() / "state"

@@ -125,9 +125,7 @@ def _choose_words(
 ) -> tuple[Float[Array, "L"], Int[Array, ""]]:
     """Choose words in random order, skipping each that would exceed `count` tokens.
 
-    Returns:
-      Scores above 1 for the tokens of the chosen words and below for the others, and the number of
-      tokens chosen.
+    Return scores, above 1 for the tokens of the chosen words, and the number of tokens chosen.
     """
     length = scores.shape[0]
     # A token after a special one begins a word even if it is marked as a continuation.

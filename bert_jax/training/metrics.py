@@ -50,9 +50,6 @@ class Writer:
       workdir: the run's.
       step: the step from which the run resumes; later records are removed.
       panels: the title of each metric that is plotted, by name.
-
-    Attributes:
-      latest: the latest record of each split.
     """
 
     def __init__(self, workdir: Path, step: int, panels: Mapping[str, str]):

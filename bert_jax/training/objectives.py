@@ -53,11 +53,7 @@ class Objective(abc.ABC):
     ) -> tuple[Float[Array, ""], Metrics]:
         """Return what these sequences add to the loss, and their metrics.
 
-        Args:
-          params: of the model.
-          batch: all sequences of the global batch or some of them, from `prepare`.
-          weights: of the whole global batch.
-          dropout_key: None turns dropout off.
+        `weights` are those of the whole global batch. Without a key there is no dropout.
         """
 
 

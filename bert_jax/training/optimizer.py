@@ -87,11 +87,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Return clipping by the global norm, Adam, decoupled weight decay and the schedule.
 
-    Args:
-      config: their settings.
-      steps: of the run.
-      layer_decay: of `layer_rates`.
-      freezes_encoder: leave the parameters of "bert" as they are.
+    `freezes_encoder` leaves the parameters of "bert" as they are.
     """
     adam = scale_by_bert_adam if config.name == "bert_adamw" else optax.scale_by_adam
     by_layer = optax.stateless(
