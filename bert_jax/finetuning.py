@@ -331,7 +331,6 @@ def _train_seed(
         run.init.tokenizer,
         rank=task.rank,
     )
-    hosts.keep_checkpoints_in(checkpoints.folder)
     step = checkpoints.latest()
     if step is None:
         step = 0

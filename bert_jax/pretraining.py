@@ -198,7 +198,6 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
         corpus.tokenizer,
         rank=lambda held_out: -held_out["loss"],
     )
-    hosts.keep_checkpoints_in(checkpoints.folder)
     step = checkpoints.latest()
     if step is None:
         step = 0

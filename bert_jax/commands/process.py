@@ -55,14 +55,7 @@ def run_on_hosts(args: argparse.Namespace, command: Callable[[], None]) -> None:
 
     def connected() -> None:
         names = ("coordinator_address", "num_processes", "process_id", "connect_timeout")
-        given = {name: getattr(args, name) for name in names}
-        if hosts.connect.__code__.co_argcount:
-            hosts.connect(**given)
-        else:
-            from absl import flags
-
-            flags.FLAGS(["x", *(f"--{k}={v}" for k, v in given.items() if v is not None)])
-            hosts.connect()
+        hosts.connect(**{name: getattr(args, name) for name in names})
         cache_compiled_programs()
         command()
 

@@ -1,175 +1,176 @@
-"""The processes of a run, on one host or on many: how they meet, agree, and end as one.
+"""Run a command as one of several processes, on several hosts: connect, agree, end together.
 
-JAX's own runtime joins their devices; what they tell each other goes by `line`.
+JAX's distributed runtime connects the processes. The small values they tell each other are in the
+key-value store of its coordination service, which runs in process 0: unlike a collective it can be
+waited for by the hour, and needs no devices.
 """
 
-import dataclasses
 import hashlib
+import itertools
 import json
 import os
+import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jaxlib.version
-from absl import flags
 
-from bert_jax.distributed import line as line_lib
-from bert_jax.distributed.line import Line
-from bert_jax.errors import CommandError, Interrupted, UserError
+# There is no public name for the client of the coordination service. Orbax uses this one too.
+from jax._src.distributed import global_state
+
+from bert_jax.errors import CommandError, HostLost, Interrupted, UserError
 from bert_jax.settings import flatten
 
-ADDRESS = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0.")
-PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes the run has.")
-PROCESS = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.")
-TIMEOUT = flags.DEFINE_float("connect_timeout", 120.0, "Seconds to wait for the other processes.")
-
-# One of these is set where a pod of Kubernetes may be one of several processes.
-_OF_SEVERAL_PODS = {
-    "JOB_COMPLETION_INDEX",
-    "OMPI_MCA_orte_hnp_uri",
-    "SLURM_JOB_ID",
-    "TPU_PROCESS_ADDRESSES",
-    "TPU_PROCESS_ADDRESSES_PATH",
-    "TPU_WORKER_HOSTNAMES",
-}
+# JAX takes a process for lost after so long without a sign of it, and aborts the others.
+HEARTBEAT_SECONDS = 30
+# A process has so long to report an error of its own before another one's error ends it.
+_GRACE_SECONDS = 2.0
+_STOPPED = "bert_jax/stopped"
 
 T = TypeVar("T")
-_line: Line | None = None
-_checkpoints: Path | None = None
+_calls = itertools.count()
+_watcher: threading.Thread | None = None
+_ending = threading.Lock()  # taken by the thread that ends this process, and never released
 
 
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """The place of this process in a run.
+def connect(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    connect_timeout: float = 120.0,
+) -> None:
+    """Connect the processes of the run, if there are several, before JAX is used.
 
-    Attributes:
-      address: HOST:PORT of the first process.
-      number: of processes.
-      index: of this one.
-      devices: numbers of the host's devices that are its own; None for all.
+    Without arguments JAX detects a TPU pod, Slurm, Kubernetes or Open MPI. `num_processes=1` runs
+    this process alone there too. After `connect_timeout` seconds the process ends with
+    `HostLost.exit_code`. Raise a `UserError` if an argument, the cluster or the port is wrong.
     """
-
-    address: str
-    number: int
-    index: int
-    devices: Sequence[int] | None = None
-
-
-def connect() -> None:
-    """Joins the processes of the run, if there are several; before anything else is asked of JAX.
-
-    They are those of the flags, or of the cluster that JAX detects: a TPU pod, Slurm, Kubernetes
-    or Open MPI.
-
-    Raises:
-      UserError: a flag is missing or wrong.
-      HostLost: not all processes come.
-    """
-    global _line
-    place = _place_by_flags()
-    if place is None and PROCESSES.value is None:  # which may be 1, whatever the cluster
-        place = _place_in_cluster()
-    if place is None:
+    global _watcher
+    arguments = (coordinator_address, num_processes, process_id)
+    detect = arguments == (None, None, None)
+    if num_processes == 1 or (detect and _runs_alone()):
         return
-    if place.index == 0:
-        _line = line_lib.receive_all(place.address, place.number, TIMEOUT.value, _advice)
-    else:
-        _line = line_lib.call(place.address, place.number, place.index, TIMEOUT.value, _advice)
-    devices = place.devices
-    if _line.names.count(_line.names[place.index]) == 1:
-        devices = None  # under Slurm JAX gives a process one device, were it alone on its host
-    jax.distributed.initialize(
-        place.address,
-        place.number,
-        place.index,
-        local_device_ids=devices,
-        cluster_detection_method="deactivate",
-        shutdown_timeout_seconds=30,  # all have agreed to end when this begins
+    if coordinator_address:
+        _check_address(coordinator_address, bind=process_id == 0)
+    text = (
+        f"not all processes connected to {coordinator_address or 'process 0'} within "
+        f"{connect_timeout:g} s; start them, or check --num_processes, --process_id and the port"
     )
-
-
-def _place_by_flags() -> _Place | None:
-    address, number, index = ADDRESS.value, PROCESSES.value, PROCESS.value
-    if number == 1 or (address is None and number is None and index is None):
-        return None
-    if address is None or number is None or index is None:
-        raise UserError(f"the processes of a run need all of {_FLAGS}")
-    if not 0 <= index < number:
-        raise UserError(f"--process_id is {index} of --num_processes {number}; they count from 0")
-    line_lib.port_of(address)
-    return _Place(address, number, index)
-
-
-_FLAGS = "--coordinator_address, --num_processes and --process_id"
-
-
-def _place_in_cluster() -> _Place | None:
-    """Returns the place that JAX's own detection finds; None for a process on its own."""
-    # Two that the detection does not know: a shell in a Slurm allocation, where SLURM_NTASKS counts
-    # what srun has yet to start; and a pod that belongs to no indexed job.
-    if os.environ.get("SLURM_STEP_NUM_TASKS") == "1":
-        return None
-    if "KUBERNETES_SERVICE_HOST" in os.environ and not _OF_SEVERAL_PODS & set(os.environ):
-        return None
-    # jax.distributed.initialize() would detect the same, but aborts where a process does not come,
-    # and tells nobody the address: the processes must meet before. There is no public name for it.
-    from jax._src.clusters import ClusterEnv
-
+    # At its own timeout JAX aborts with a C++ trace. This one comes first.
+    timer = threading.Timer(connect_timeout, _exit, [text, HostLost.exit_code])
+    timer.start()
     try:
-        address, number, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
-            os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, int(TIMEOUT.value)
+        jax.distributed.initialize(
+            *arguments,
+            # All devices. By default JAX would choose one.
+            local_device_ids=[] if _has_whole_node() else None,
+            cluster_detection_method=None if detect else "deactivate",
+            initialization_timeout=int(connect_timeout) + 60,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
         )
-    except Exception as error:  # of whatever client the cluster needs
+    except Exception as error:  # a cluster's own client may raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if detect and reason.startswith("coordinator_address"):
+            return  # JAX detected no cluster
+        address = global_state.coordinator_address or "other processes"
         raise UserError(
-            f"the cluster that this host seems to be of cannot be used ({reason}); give {_FLAGS}, "
-            "or --num_processes=1 to run here alone"
+            f"cannot connect to {address} ({reason}); set all of --coordinator_address, "
+            "--num_processes and --process_id, or --num_processes=1 to run this process alone"
         ) from error
-    if address is None or number is None or index is None or number == 1:
-        return None
-    if "JAX_LOCAL_DEVICE_IDS" in os.environ:
-        devices = None  # it goes before what was detected
-    return _Place(address, number, index, devices)
+    finally:
+        timer.cancel()
+    if count() == 1:  # a cluster of one
+        jax.distributed.shutdown()
+        return
+    _watcher = threading.Thread(target=_watch, daemon=True)
+    _watcher.start()
+    check_same({"--num_processes": count()}, "start all with the same number")
+
+
+def _check_address(address: str, *, bind: bool) -> None:
+    """Check that an address is HOST:PORT and, on process 0, that the port is free."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"--coordinator_address is {address!r}; set HOST:PORT of process 0")
+    try:
+        if bind:  # JAX may crash if it cannot
+            socket.create_server(("", int(port))).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"cannot open port {port} ({error}); choose another one") from error
+
+
+def _runs_alone() -> bool:
+    """Return whether this process is alone, though JAX would detect a cluster."""
+    # In a shell of a Slurm allocation SLURM_NTASKS counts what srun has yet to start.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == "1":
+        return True
+    several = ("JOB_COMPLETION_INDEX", "OMPI_", "SLURM_JOB_ID", "TPU_")
+    is_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+    return is_pod and not any(name.startswith(several) for name in os.environ)
+
+
+def _has_whole_node() -> bool:
+    """Return whether this is the only process of Slurm or Open MPI on its node."""
+    nodes = os.environ.get("SLURM_STEP_NUM_NODES", "")
+    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    return local == "1" or nodes == os.environ.get("SLURM_STEP_NUM_TASKS")
 
 
 def count() -> int:
-    """Returns the number of processes."""
-    return len(_line.names) if _line else 1
+    """Return the number of processes."""
+    return global_state.num_processes
 
 
 def is_main() -> bool:
-    """Whether this is the process that prints, and writes what only one may write."""
-    return _line is None or _line.index == 0
+    """Return whether this is process 0, which prints and writes what only one may write."""
+    return global_state.process_id == 0
 
 
 def print_on_main(text: str) -> None:
-    """Prints a line, on the first process alone."""
+    """Print a line on process 0."""
     if is_main():
         print(text, flush=True)
 
 
 def gather(value: Any) -> list[Any]:
-    """Returns what each process gives, as JSON can hold it, in their order, once all have."""
-    return _line.gather(value) if _line else [value]
+    """Return the values of all processes, in their order, once all have called it.
+
+    They must be JSON. All processes must make the same calls of this module, in the same order.
+    """
+    if count() == 1:
+        return [value]
+    key = f"bert_jax/{next(_calls)}"
+    if not is_main():
+        _set(f"{key}/{global_state.process_id}", value)
+    return broadcast_from_main(
+        lambda: [value, *(_get(f"{key}/{index}") for index in range(1, count()))]
+    )
 
 
-def broadcast_from_main(find: Callable[[], T]) -> T:
-    """Returns on every process what the first one finds, which JSON must be able to hold."""
-    return gather(find() if is_main() else None)[0]
+def broadcast_from_main(function: Callable[[], T]) -> T:
+    """Return on every process what the function returns on process 0, which must be JSON."""
+    if count() == 1:
+        return function()
+    key = f"bert_jax/{next(_calls)}"
+    if is_main():
+        _set(key, function())
+    return _get(key)
 
 
 def run_on_all_hosts(action: Callable[[], T]) -> T:
-    """Runs an action on every process, and returns what it gives here once all have run it.
+    """Run an action on every process, and return its result once all have run it.
 
-    Raises:
-      UserError: it failed on one of them; the line names that host and its reason.
+    Where it fails on one of them, raise a `UserError` on all that names that host and the reason.
     """
-    if _line is None:
+    if count() == 1:
         return action()
     result: Any = None
     error = None
@@ -177,104 +178,127 @@ def run_on_all_hosts(action: Callable[[], T]) -> T:
         result = action()
     except CommandError as caught:
         error = caught
-    found = _line.gather(error and str(error))
-    if all(text is None for text in found):
+    outcomes = gather([socket.gethostname(), error and str(error)])
+    texts = [text for _, text in outcomes]
+    if not any(texts):
         return result
-    if len(set(found)) == 1:  # nothing to do with any one host
-        raise UserError(found[0]) from error
-    texts = [f"{_line.name(i)}: {text}" for i, text in enumerate(found) if text is not None]
-    raise UserError("; ".join(texts)) from error
+    if len(set(texts)) == 1:  # the same mistake on all hosts
+        raise UserError(texts[0]) from error
+    failed = [f"host {i} ({name}): {text}" for i, (name, text) in enumerate(outcomes) if text]
+    raise UserError("; ".join(failed)) from error
 
 
-def check_same(values: Mapping[str, Any], do: str) -> None:
-    """Refuses to go on where a value is not the same on all processes.
-
-    Args:
-      values: by name.
-      do: what mends it.
-
-    Raises:
-      UserError: one is not the same; the line names it and a host.
-    """
-    if _line is None:
+def check_same(values: Mapping[str, Any], advice: str) -> None:
+    """Check that named values are the same on all processes."""
+    if count() == 1:
         return
-    first, *others = gather({k: json.dumps(v, default=repr) for k, v in values.items()})
-    for who, theirs in enumerate(others, 1):
-        for name in first | theirs:
-            here, there = first.get(name), theirs.get(name)
-            if here != there:
+    texts = {name: json.dumps(value, default=repr) for name, value in values.items()}
+    (main_host, main), *others = gather([socket.gethostname(), texts])
+    for index, (host, other) in enumerate(others, 1):
+        for name in main | other:
+            if main.get(name) != other.get(name):
                 raise UserError(
-                    f"the hosts differ: {name} is {here} on {_line.name(0)} and {there} on "
-                    f"{_line.name(who)}; {do}"
+                    f"the hosts differ: {name} is {main.get(name)} on host 0 ({main_host}) and "
+                    f"{other.get(name)} on host {index} ({host}); {advice}"
                 )
 
 
-def check_same_run(config: Any, **given: Any) -> None:
-    """Refuses processes whose config, other flags, code, JAX or devices differ.
-
-    Raises:
-      UserError: they do; the line names what differs, and a host.
-    """
+def check_same_run(config: Any, **flags: Any) -> None:
+    """Check that the config, other flags, code, JAX and devices are the same on all processes."""
     digest = hashlib.sha256()
-    for path in [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(sys.argv[0])]:
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
     devices = jax.local_devices()
     values = {
         "the code": digest.hexdigest()[:16],
         "the version of JAX": f"{jax.__version__}, jaxlib {jaxlib.version.__version__}",
-        **{f"--{name}": value for name, value in given.items()},
+        **{f"--{name}": value for name, value in flags.items()},
         **flatten(config),
-        "what devices there are": f"{len(devices)} × {devices[0].device_kind}",
+        "the number and kind of devices": f"{len(devices)} × {devices[0].device_kind}",
     }
     check_same(values, "start the same command with the same code on each")
 
 
-def keep_checkpoints_in(folder: Path) -> None:
-    """Notes where the run's checkpoints are, for the message when a host is lost."""
-    global _checkpoints
-    _checkpoints = folder
-
-
-def _advice() -> str:
-    there = _checkpoints.iterdir() if _checkpoints and _checkpoints.exists() else ()
-    steps = [int(path.name) for path in there if path.name.isdigit()]
-    kept = f"the last checkpoint, {_checkpoints}/{max(steps)}" if steps else "the beginning"
-    return f"start the command again on all hosts: it goes on from {kept}"
-
-
 def run(main: Callable[[], None]) -> None:
-    """Runs a command as one of several processes: they end together.
+    """Run a command as one of several processes, which end together.
 
-    An error on one of them that the others do not have stops these too, with its message.
+    An error on one of them ends the others too, with its message and its exit code.
     """
     try:
         main()
-    except Interrupted:
-        _leave(0)  # as all have agreed to; each takes as long as its checkpoint does
-        raise
-    except CommandError as error:
-        _leave(error.exit_code, str(error))
-        raise
-    except KeyboardInterrupt:
-        if not _leave(130, "interrupted"):
-            line_lib.end_at_once("interrupted", 130)
+    except (CommandError, KeyboardInterrupt) as error:
+        if isinstance(error, Interrupted):  # raised by all, after the same step
+            _disconnect()
+        else:
+            _disconnect(str(error) or "interrupted", getattr(error, "exit_code", 130))
         raise
     except Exception as error:
-        if _line is None:
+        if count() == 1:
             raise
-        # A collective fails where another process is lost, which the line will tell.
-        time.sleep(line_lib.GRACE / 2)
-        traceback.print_exc()
-        _leave(1, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if not _ending.locked():
+            # A collective fails where another process is lost: then JAX aborts this one too.
+            _print(f"{reason}; if another host was lost, JAX aborts within {HEARTBEAT_SECONDS} s")
+            time.sleep(HEARTBEAT_SECONDS + 10)
+            traceback.print_exc()
+        _disconnect(reason, 1)
         os._exit(1)
-    _leave(0)
+    _disconnect()
 
 
-def _leave(code: int, reason: str = "") -> bool:
-    """Ends with the other processes, and returns whether all of them have come to an end."""
-    if _line is None:
-        return True
-    if not _line.leave(code, reason):
-        return False  # JAX would wait for the others
-    jax.distributed.shutdown()
-    return True
+def _disconnect(reason: str = "", code: int = 0) -> None:
+    """Disconnect from the other processes: when all have come to the end, or to end them too."""
+    if count() == 1:
+        return
+    if code == 0:
+        gather(None)
+    _ending.acquire()
+    with suppress(jax.errors.JaxRuntimeError):  # another one was first
+        if code != 0:
+            _set(_STOPPED, [global_state.process_id, socket.gethostname(), reason, code])
+    _shut_down()
+    if _watcher and code == 0:
+        _watcher.join(HEARTBEAT_SECONDS)  # Python aborts if it ends while a thread is within JAX
+
+
+def _watch() -> None:
+    """End this process when another one has stopped with an error."""
+    try:
+        index, host, reason, code = _get(_STOPPED, 7 * 24 * 3600)
+    except jax.errors.JaxRuntimeError:
+        return  # disconnected
+    time.sleep(_GRACE_SECONDS)
+    _ending.acquire()
+    _shut_down()
+    _exit(f"host {index} ({host}) stopped: {reason}", code)
+
+
+def _shut_down() -> None:
+    with suppress(jax.errors.JaxRuntimeError):  # another process was lost
+        jax.distributed.shutdown()
+
+
+def _set(key: str, value: Any) -> None:
+    client: Any = global_state.client
+    client.key_value_set(key, json.dumps(value))
+
+
+def _get(key: str, seconds: int = 5) -> Any:
+    """Return a value once it is set. Signals are noticed only every so many seconds."""
+    client: Any = global_state.client
+    while True:
+        try:
+            return json.loads(client.blocking_key_value_get(key, 1000 * seconds))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+
+
+def _print(text: str) -> None:
+    print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr, flush=True)
+
+
+def _exit(text: str, code: int) -> NoReturn:
+    """End the process with a line on stderr, whatever its main thread waits for."""
+    _print(text)
+    os._exit(code)
