@@ -1,42 +1,43 @@
-"""Several processes on this machine, as on several hosts: killed, stopped, misled, and agreed."""
+"""Several processes on this machine, as on several hosts: they agree, fail, are lost and resume."""
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from absl import flags as absl_flags
 from flax import linen as nn
 from flax import traverse_util
 from helpers import model_config
+from jax._src import distributed
 
 from bert_jax import bert as pretrained
-from bert_jax.commands import flags as cli
+from bert_jax.commands import main as commands
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.distributed import hosts as hosts_lib
-from bert_jax.distributed import line as line_lib
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text.store import open_store
 
 ROOT = Path(__file__).parents[2]
-STEPS = 16
+STEPS = 8
+HEARTBEAT = 8  # seconds, of runs in which a host is killed
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Path:
-    """Sentences of ten words."""
+    """Sentences of four to nine words."""
     folder = tmp_path_factory.mktemp("text")
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     generator = np.random.default_rng(0)
@@ -65,71 +66,55 @@ def train(store: Path | str, workdir: Path | str) -> list[str]:
         "data.max_length": 32,
         "data.batch_size": 16,
         "optimizer.learning_rate": 1e-3,
-        "checkpoint.every": 4,
+        "checkpoint.every": 2,
         "parallel.fsdp": 2,
     }
-    given = [f"--config.{name}={value}" for name, value in config.items()]
-    return [str(ROOT / "train.py"), f"--workdir={workdir}", *given]
+    flags = [f"--config.{name}={value}" for name, value in config.items()]
+    return [str(ROOT / "train.py"), f"--workdir={workdir}", *flags]
 
 
 class Host:
-    """A process, with what it prints and when."""
+    """A process that prints to files."""
 
     running: ClassVar[list["Host"]] = []
 
-    def __init__(self, words: list[str], devices: int, cwd: Path, **environment: str):
+    def __init__(self, command: list[str], devices: int, folder: Path, **environment: str):
         flags = f"--xla_force_host_platform_device_count={devices}"
         flags += " --xla_backend_optimization_level=0"  # half of the time is the compiler's
-        self.process = subprocess.Popen(
-            [sys.executable, *words],
-            env={
-                **os.environ,
-                "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": flags,
-                "PYTHONPATH": str(ROOT),
-                **environment,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
-        )
-        self.out: list[str] = []
-        self.err: list[str] = []
-        self.ended = 0.0
-        self._readers = [
-            threading.Thread(target=self._read, args=pair)
-            for pair in ((self.process.stdout, self.out), (self.process.stderr, self.err))
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._files = [folder.parent / f"{len(self.running)}.{name}" for name in ("out", "err")]
+        with self._files[0].open("w") as out, self._files[1].open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, *command],
+                env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), **environment},
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+            )
         self.running.append(self)
 
-    def _read(self, stream, lines: list[str]) -> None:
-        for line in stream:
-            lines.append(f"{time.monotonic():.1f} {line}")
-        stream.close()
-        self.ended = time.monotonic()
+    @property
+    def out(self) -> str:
+        return self._files[0].read_text()
 
-    def wait_for(self, text: str) -> None:
+    @property
+    def err(self) -> str:
+        return self._files[1].read_text()
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
         deadline = time.monotonic() + 240
-        while not any(text in line for line in self.out):
-            assert self.process.poll() is None, "".join(self.err)
-            assert time.monotonic() < deadline, "".join(self.out)
-            time.sleep(0.01)
-
-    def end(self) -> tuple[int, list[str]]:
-        """Returns its exit code, and the lines of this program's own on stderr."""
-        code = self.process.wait(timeout=240)
-        for reader in self._readers:
-            reader.join()
-        said = [line.split(" ", 1)[1].rstrip("\n") for line in self.err]
-        return code, [line for line in said if line.split(":")[0].endswith(".py")]
+        while not (match := re.search(pattern, self.out)):
+            assert self.process.poll() is None, self.err
+            assert time.monotonic() < deadline, self.out
+            time.sleep(0.02)
+        return match
 
 
-@pytest.fixture(autouse=True)
-def _no_process_is_left():
-    yield
+@pytest.fixture
+def folder(tmp_path):
+    """A folder to start processes in; none of them outlives the test."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    yield folder
     for host in Host.running:
         host.process.kill()
         host.process.wait()
@@ -141,20 +126,14 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(words: list[str], number: int, devices: int, cwd: Path) -> list[Host]:
-    """Starts processes that are told by flags who they are."""
-    more = [f"--coordinator_address=localhost:{free_port()}", f"--num_processes={number}"]
-    return [Host([*words, *more, f"--process_id={i}"], devices, cwd) for i in range(number)]
+def start(command: list[str], number: int, devices: int, folder: Path) -> list[Host]:
+    """Start processes that are told by flags who they are."""
+    flags = [f"--coordinator_address=localhost:{free_port()}", f"--num_processes={number}"]
+    return [Host([*command, *flags, f"--process_id={i}"], devices, folder) for i in range(number)]
 
 
-def end(hosts: list[Host]) -> tuple[list[int], list[list[str]]]:
-    """Returns the exit codes of processes, and the lines that they ended with."""
-    found = [host.end() for host in hosts]
-    return [code for code, _ in found], [lines for _, lines in found]
-
-
-def under_slurm(words: list[str], number: int, devices: int, cwd: Path) -> list[Host]:
-    """Starts processes as srun does, where nothing but the environment tells them who they are."""
+def start_in_slurm(command: list[str], number: int, devices: int, folder: Path) -> list[Host]:
+    """Start processes as srun does, where nothing but the environment tells them who they are."""
     common = {
         "SLURM_JOB_ID": "1234",
         "SLURM_STEP_NODELIST": "localhost",
@@ -163,9 +142,16 @@ def under_slurm(words: list[str], number: int, devices: int, cwd: Path) -> list[
         "JAX_COORDINATOR_PORT": str(free_port()),
     }
     return [
-        Host(words, devices, cwd, **common, SLURM_PROCID=str(i), SLURM_LOCALID=str(i))
+        Host(command, devices, folder, **common, SLURM_PROCID=str(i), SLURM_LOCALID=str(i))
         for i in range(number)
     ]
+
+
+def end(hosts: list[Host]) -> tuple[list[int], list[list[str]]]:
+    """Return the exit codes of processes, and the lines of this program's own on stderr."""
+    codes = [host.process.wait(timeout=240) for host in hosts]
+    lines = [host.err.splitlines() for host in hosts]
+    return codes, [[text for text in each if text.split(":")[0].endswith(".py")] for each in lines]
 
 
 def records(workdir: Path) -> list[dict]:
@@ -181,67 +167,55 @@ def params(workdir: Path) -> dict[str, np.ndarray]:
     return traverse_util.flatten_dict(state["params"], sep="/")
 
 
-def test_lost_stopped_and_resumed_on_other_hosts(store, tmp_path, monkeypatch):
-    """Killed on four hosts, stopped on two, ended on two others: as if nothing had happened."""
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+SHORT_HEARTBEAT = f"""
+import runpy, sys
+from bert_jax.distributed import hosts
+hosts.HEARTBEAT_SECONDS = {HEARTBEAT}
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_killed_stopped_and_resumed_elsewhere(store, folder, tmp_path):
+    """Killed and stopped on two hosts, ended on one: as two do that are left alone."""
     command = train(store, tmp_path / "run")
-    four = start(command, 4, 2, tmp_path)
-    four[0].wait_for("step 6/")
-    killed = time.monotonic()
-    four[2].process.send_signal(signal.SIGKILL)
-    codes, lines = end(four)
-    assert codes == [69, 69, -signal.SIGKILL, 69]
-    for host, said in zip(four, lines, strict=True):
-        if host is not four[2]:
-            assert host.ended - killed < 15
-            (line,) = said
-            name = socket.gethostname()
-            assert line.startswith(f"train.py: host 2 ({name}) was lost; start the command again")
-            assert f"goes on from the last checkpoint, {tmp_path}/run/checkpoints/" in line
+    killed = start(["-c", SHORT_HEARTBEAT, *command], 2, 2, folder)
+    killed[0].wait_for("step 3/")
+    killed[1].process.send_signal(signal.SIGKILL)
+    since = time.monotonic()
+    codes, lines = end(killed)
+    assert codes == [-signal.SIGABRT, -signal.SIGKILL], lines
+    assert time.monotonic() - since < HEARTBEAT + 10
+    assert all("if another host was lost, JAX aborts within" in line for line in lines[0])
+    assert "unhealthy" in killed[0].err  # of JAX's own words
 
-    two = start(command, 2, 4, tmp_path)
-    two[0].wait_for("resuming from step 4")  # before its first step
-    two[1].process.send_signal(signal.SIGTERM)
-    codes, lines = end(two)
-    assert codes == [75, 75]
-    ((first,), (second,)) = lines
-    assert first == second
-    assert first.startswith("train.py: SIGTERM or SIGINT on one of the hosts after step ")
-    saved = max(int(p.name) for p in (tmp_path / "run/checkpoints").iterdir())
+    stopped = start_in_slurm(command, 2, 2, folder)
+    whole = start(train(store, tmp_path / "whole"), 2, 2, folder)
+    step = int(stopped[0].wait_for(r"from step (\d+)")[1])  # before its first step
+    stopped[1].process.send_signal(signal.SIGTERM)
+    codes, lines = end(stopped)
+    assert codes == [75, 75], lines
+    assert lines[0] == lines[1]
+    assert lines[0][0].startswith("train.py: SIGTERM or SIGINT on one of the hosts after step ")
+    saved = max(int(path.name) for path in (tmp_path / "run/checkpoints").iterdir())
+    assert 2 <= step <= saved < STEPS
 
-    slurm = under_slurm(command, 2, 4, tmp_path)
-    codes, lines = end(slurm)
-    assert codes == [0, 0], lines
-    assert any(f"resuming from step {saved}" in line for line in slurm[0].out)
-    assert any("8 × cpu (cpu) on 2 hosts, mesh (data 4, fsdp 2" in line for line in slurm[0].out)
-    assert any("NSP accuracy" in line for line in slurm[0].out)
-    assert not any("step" in line or "devices" in line for line in slurm[1].out)
-    (tmp_path / "log.txt").write_text(log({"four": four, "two": two, "slurm": slurm}))
+    resumed = Host(command, 4, folder)
+    codes, lines = end([*whole, resumed])
+    assert codes == [0, 0, 0], lines
+    assert f"from step {saved}" in resumed.out
+    assert "4 × cpu (cpu) on 2 hosts, mesh (data 2, fsdp 2" in whole[0].out
+    assert "NSP accuracy" in whole[0].out
+    assert "step" not in whole[1].out
 
-    alone = Host(train(store, tmp_path / "alone"), 8, tmp_path)
-    assert alone.end() == (0, [])
-    found, wanted = params(tmp_path / "run"), params(tmp_path / "alone")
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
-    for one, other in zip(records(tmp_path / "run"), records(tmp_path / "alone"), strict=True):
+    values, expected = params(tmp_path / "run"), params(tmp_path / "whole")
+    assert values.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(values[name], value, rtol=0, atol=1e-5, err_msg=name)
+    for one, other in zip(records(tmp_path / "run"), records(tmp_path / "whole"), strict=True):
         assert (one["step"], one["split"]) == (other["step"], other["split"])
         for name in ("loss", "mlm_accuracy", "nsp_accuracy"):
             assert one[name] == pytest.approx(other[name], rel=1e-5)
-
-
-def log(runs: dict[str, list[Host]]) -> str:
-    """Returns what each process of some runs printed, with the seconds from the first line on."""
-    lines = []
-    for name, hosts in runs.items():
-        for index, host in enumerate(hosts):
-            for text in [*host.out, *host.err]:
-                stamp, said = text.split(" ", 1)
-                lines.append((float(stamp), f"{name} host {index}: {said}"))
-            lines.append((host.ended, f"{name} host {index} ended: {host.process.returncode}\n"))
-    lines.sort(key=lambda line: line[0])
-    return "".join(f"{stamp - lines[0][0]:7.1f} {text}" for stamp, text in lines)
 
 
 SCRIPT = """
@@ -250,36 +224,34 @@ import time
 
 import jax
 import numpy as np
-from absl import flags
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from bert_jax import cli
+from bert_jax.commands import flags as cli
 from bert_jax.config import ParallelConfig
 from bert_jax.errors import UserError
 from bert_jax.distributed import hosts
 from bert_jax.distributed.mesh import make_mesh, process_slices
 
+address, number, index = (word.split("=")[1] for word in sys.argv[-3:])
 
-def check_rows(mesh):
-    whole = np.arange(48).reshape(16, 3)
-    own = np.concatenate([whole[low:high] for low, high in process_slices(mesh, 16)])
-    rows = NamedSharding(mesh, P(("data", "fsdp")))
-    made = jax.make_array_from_process_local_data(rows, own)
-    assert made.shape == whole.shape
-    for shard in made.addressable_shards:
-        np.testing.assert_array_equal(shard.data, whole[shard.index])
-    return len(own)
+
+def check_slices(mesh):
+    batch = np.arange(48).reshape(16, 3)
+    local = np.concatenate([batch[low:high] for low, high in process_slices(mesh, 16)])
+    sharding = NamedSharding(mesh, P(("data", "fsdp")))
+    array = jax.make_array_from_process_local_data(sharding, local)
+    assert array.shape == batch.shape
+    for shard in array.addressable_shards:
+        np.testing.assert_array_equal(shard.data, batch[shard.index])
+    return len(local)
 
 
 def fail_on_the_second():
     if not hosts.is_main():
-        raise UserError("it is not here")
-    return 7
+        raise UserError("the file is missing")
 
 
-def main():
-    flags.FLAGS(sys.argv)
-    hosts.connect()
+def agree():
     assert hosts.gather(hosts.is_main()) == [True, False]
     assert hosts.broadcast_from_main(lambda: "first" if hosts.is_main() else "second") == "first"
     assert hosts.run_on_all_hosts(lambda: 7) == 7
@@ -288,49 +260,19 @@ def main():
     except UserError as error:
         print("told", error, flush=True)
     shapes = [(8, 1, 1), (2, 2, 2), (1, 2, 4), (1, 1, 8)]
-    read = [check_rows(make_mesh(ParallelConfig(*shape))) for shape in shapes]
+    read = [check_slices(make_mesh(ParallelConfig(*shape))) for shape in shapes]
     mixed = [d for pair in zip(jax.devices()[:4], jax.devices()[4:]) for d in pair]
-    read.append(check_rows(make_mesh(ParallelConfig(), mixed)))
+    read.append(check_slices(make_mesh(ParallelConfig(), mixed)))
     print("read", read, flush=True)
-    hosts.gather(None)
-    time.sleep(60)
-
-
-cli.run(lambda: hosts.run(main))
-"""
-
-
-def test_rows_agreement_and_the_loss_of_the_first_host(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    two = start([str(tmp_path / "script.py")], 2, 4, tmp_path)
-    for host in two:
-        # Of 16 rows: on a mesh of 1 × 1 × 8 every process needs all.
-        host.wait_for("read [8, 8, 8, 16, 8]")
-        assert any(f"told host 1 ({socket.gethostname()}): it is not here" in s for s in host.out)
-    killed = time.monotonic()
-    two[0].process.send_signal(signal.SIGKILL)
-    codes, lines = end(two)
-    assert codes == [-signal.SIGKILL, 69]
-    assert two[1].ended - killed < 15
-    assert len(lines[1]) == 1
-    assert "was lost; start the command again on all hosts: it goes on from the" in lines[1][0]
-
-
-FAILS = """
-import sys
-
-from absl import flags
-
-from bert_jax import cli
-from bert_jax.errors import UserError
-from bert_jax.training import hosts
 
 
 def main():
-    flags.FLAGS(sys.argv)
-    hosts.connect()
-    if not hosts.is_main():
-        raise UserError("no such file")
+    hosts.connect(address, int(number), int(index))
+    if "fail" in sys.argv:
+        agree()
+        fail_on_the_second()
+    print("connected", flush=True)
+    time.sleep(60 if hosts.is_main() else 0)
     hosts.gather(None)
 
 
@@ -338,41 +280,73 @@ cli.run(lambda: hosts.run(main))
 """
 
 
-def test_an_error_of_one_host_alone_stops_the_others(tmp_path):
-    (tmp_path / "script.py").write_text(FAILS)
-    codes, lines = end(start([str(tmp_path / "script.py")], 2, 1, tmp_path))
-    assert codes == [2, 2]
+def test_agreement_and_an_error_of_one_host(folder):
+    (folder / "script.py").write_text(SCRIPT)
+    two = start(["script.py", "fail"], 2, 4, folder)
+    codes, lines = end(two)
     name = socket.gethostname()
-    assert lines[0] == [f"script.py: host 1 ({name}) stopped: no such file"]
-    assert lines[1] == ["script.py: no such file"]
+    for host in two:
+        assert f"told host 1 ({name}): the file is missing" in host.out
+        # Of 16 sequences: on a mesh of 1 × 1 × 8 every process needs all.
+        assert "read [8, 8, 8, 16, 8]" in host.out
+    assert codes == [2, 2]
+    assert lines[0] == [f"script.py: host 1 ({name}) stopped: the file is missing"]
+    assert lines[1] == ["script.py: the file is missing"]
 
 
-def test_hosts_with_other_configs(store, tmp_path):
+def test_the_loss_of_the_first_host(folder):
+    """The coordination service is in it: JAX aborts the others at once."""
+    (folder / "script.py").write_text(SCRIPT)
+    two = start(["script.py"], 2, 1, folder)
+    for host in two:
+        host.wait_for("connected")
+    two[0].process.send_signal(signal.SIGKILL)
+    since = time.monotonic()
+    assert end(two)[0] == [-signal.SIGKILL, -signal.SIGABRT]
+    assert time.monotonic() - since < HEARTBEAT
+
+
+def test_hosts_with_other_configs(store, folder, tmp_path):
     command = train(store, tmp_path / "run")
-    two = []
-    address = f"--coordinator_address=localhost:{free_port()}"
-    for index, more in enumerate(([], ["--config.optimizer.b1=0.8"])):
-        words = [*command, *more, address, "--num_processes=2", f"--process_id={index}"]
-        two.append(Host(words, 1, tmp_path))
+    flags = [f"--coordinator_address=localhost:{free_port()}", "--num_processes=2"]
+    two = [
+        Host([*command, *flags, "--process_id=0"], 1, folder),
+        Host([*command, *flags, "--process_id=1", "--config.optimizer.b1=0.8"], 1, folder),
+    ]
     codes, lines = end(two)
     assert codes == [2, 2]
     assert lines[0] == lines[1]
     assert "the hosts differ: optimizer.b1 is 0.9 on host 0 (" in lines[0][0]
     assert ") and 0.8 on host 1 (" in lines[0][0]
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_host_that_lacks_the_store(store, folder, tmp_path):
+    (folder / "store").symlink_to(store)
+    (tmp_path / "other").mkdir()
+    command = [*train("store", tmp_path / "run"), "--num_processes=2", "--config.parallel.fsdp=1"]
+    command.append(f"--coordinator_address=localhost:{free_port()}")
+    folders = [folder, tmp_path / "other"]
+    two = [Host([*command, f"--process_id={i}"], 1, each) for i, each in enumerate(folders)]
+    codes, lines = end(two)
+    assert codes == [2, 2]
+    assert lines[0] == lines[1]
+    name = socket.gethostname()
+    assert lines[0][0].startswith(f"train.py: host 1 ({name}): data source store does not exist")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_fine_tuning_on_two_hosts(store, tmp_path, monkeypatch):
+def test_fine_tuning_on_two_hosts(store, folder, monkeypatch):
     """Every example is predicted once, and as the checkpoint does by itself."""
     tokenizer = open_store(store).tokenizer
     config = model_config(vocab_size=66, num_hidden_layers=1)
     model = BertForPreTraining(config)
     weights = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
-    pretrained.save(pretrained.Bert(config, weights, tokenizer, model), tmp_path / "init")
+    pretrained.save(pretrained.Bert(config, weights, tokenizer, model), folder / "init")
     for name, count in (("train", 12), ("eval", 7)):
         lines = [f"{'one two' if i % 2 else 'nine'}\t{i % 2}\n" for i in range(count)]
-        (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(lines))
+        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(lines))
     settings = {
         "data.train": "train.tsv",
         "data.eval": "eval.tsv",
@@ -384,13 +358,13 @@ def test_fine_tuning_on_two_hosts(store, tmp_path, monkeypatch):
     recipe = ROOT / "configs/finetune/classification.py"
     command = [str(ROOT / "finetune.py"), f"--config={recipe}", "--init=init", "--workdir=run"]
     command += [f"--config.{name}={value}" for name, value in settings.items()]
-    assert end(start(command, 2, 1, tmp_path)) == ([0, 0], [[], []])
+    assert end(start(command, 2, 1, folder)) == ([0, 0], [[], []])
     words = ["bert-jax", "predict", "run", "eval.tsv", "--output=again"]
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", words)
-    cli.main()
+    commands.main()
     of_two, again = (
-        [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        [json.loads(line) for line in (folder / name).read_text().splitlines()]
         for name in ("run/predictions.jsonl", "again.jsonl")
     )
     assert len(of_two) == 7
@@ -399,95 +373,90 @@ def test_fine_tuning_on_two_hosts(store, tmp_path, monkeypatch):
         assert one["probability"] == pytest.approx(other["probability"], rel=1e-4)
 
 
-def test_a_host_that_lacks_the_store(store, tmp_path):
-    folders = [tmp_path / "first", tmp_path / "second"]
-    for folder in folders:
-        folder.mkdir()
-    (folders[0] / "store").symlink_to(store)
-    command = [*train("store", tmp_path / "run"), "--num_processes=2", "--config.parallel.fsdp=1"]
-    command.append(f"--coordinator_address=localhost:{free_port()}")
-    two = [Host([*command, f"--process_id={i}"], 1, folder) for i, folder in enumerate(folders)]
-    codes, lines = end(two)
-    assert codes == [2, 2]
-    assert lines[0] == lines[1]
-    name = socket.gethostname()
-    assert lines[0][0].startswith(f"train.py: host 1 ({name}): data source store does not exist")
-    assert not (tmp_path / "run").exists()
+def test_a_host_that_does_not_come(folder):
+    program = "from bert_jax.distributed import hosts; hosts.connect('localhost:{}', 2, {}, 1.0)"
+    ports = [free_port(), free_port()]
+    two = [Host(["-c", program.format(ports[i], i)], 1, folder) for i in range(2)]
+    codes, _ = end(two)
+    assert codes == [69, 69]  # a cluster starts it again
+    for host, port in zip(two, ports, strict=True):
+        (line,) = host.err.splitlines()
+        assert f"not all processes connected to localhost:{port} within 1 s" in line
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_host_that_does_not_come(store, tmp_path, index):
-    address = f"localhost:{free_port()}"
-    words = [f"--coordinator_address={address}", "--num_processes=2", f"--process_id={index}"]
-    code, lines = Host([*train(store, "run"), *words, "--connect_timeout=2"], 1, tmp_path).end()
-    assert code == 69  # a cluster starts it again
-    assert len(lines) == 1
-    assert address in lines[0]
-    assert ("of 2 processes, 1 did not come" in lines[0]) == (index == 0)
-    assert ("cannot be reached" in lines[0]) == (index == 1)
-    assert list(tmp_path.iterdir()) == []
+@pytest.fixture
+def state(monkeypatch):
+    """JAX's state of a process that is not connected, as it is again after the test."""
+    for name in ("process_id", "num_processes", "coordinator_address"):
+        monkeypatch.setattr(hosts_lib.global_state, name, getattr(hosts_lib.global_state, name))
+    # The public one refuses to work once JAX has been used.
+    monkeypatch.setattr(jax.distributed, "initialize", hosts_lib.global_state.initialize)
 
 
-def meet(*of_others: tuple[int, int]) -> list[str]:
-    """Has a process 0 of three called by others, each (index, number); returns their errors."""
-    address, found = f"localhost:{free_port()}", []
-
-    def run(act, *args) -> None:
-        try:
-            act(address, *args, 3.0, str)
-        except UserError as error:
-            found.append(str(error))
-
-    calls = [(line_lib.receive_all, 3), *((line_lib.call, n, i) for i, n in of_others)]
-    threads = [threading.Thread(target=run, args=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
-def test_processes_that_do_not_fit():
-    found = meet((1, 4))
-    assert len(found) == 2
-    assert "process 1 of 4" in found[0]
-    assert found[0] == found[1]
-    assert all("mend --num_processes and --process_id" in text for text in meet((1, 3), (1, 3)))
-
-
-def test_a_port_that_is_taken():
+def test_a_port_that_is_taken(state):
     with socket.create_server(("", 0)) as server:
-        address = f"localhost:{server.getsockname()[1]}"
-        with pytest.raises(UserError, match="cannot be opened on this host"):
-            line_lib.receive_all(address, 2, 1.0, str)
+        port = server.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot open port {port} .*; choose another one"):
+            hosts_lib.connect(f"localhost:{port}", 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("localhost", 2, 0), "'localhost'; set HOST:PORT of process 0"),
+        (("localhost:", 2, 0), "'localhost:'; set HOST:PORT of process 0"),
+        (("localhost:99999", 2, 0), "'localhost:99999'; set HOST:PORT of process 0"),
+        (("localhost:8476", 2, 2), "process_id=2, num_processes=2"),
+        (("localhost:8476", None, 1), "set all of --coordinator_address, --num_processes and"),
+        ((None, 2, 1), "set all of --coordinator_address, --num_processes and --process_id"),
+    ],
+)
+def test_wrong_arguments(state, arguments, text):
+    with pytest.raises(UserError, match=re.escape(text)):
+        hosts_lib.connect(*arguments)
 
 
 SLURM = {
     "SLURM_JOB_ID": "1234",
     "SLURM_STEP_NODELIST": "node[07-09]",
+    "SLURM_STEP_NUM_NODES": "3",
     "SLURM_NTASKS": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
     "SLURM_PROCID": "2",
     "SLURM_LOCALID": "0",
 }
 
 
 @pytest.mark.parametrize(
-    ("environment", "found"),
+    ("environment", "place"),
     [
         ({}, None),
-        (SLURM, ("node07:62674", 3, 2)),
-        ({**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
-        ({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),  # salloc's shell
+        (SLURM, ("node07:62674", 2, None)),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "12"}, ("node07:62674", 2, "0")),  # four on each node
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, None),  # salloc's shell
         ({"SLURM_JOB_ID": "1234", "SLURM_NTASKS": "3", "SLURM_PROCID": "0"}, None),  # sbatch's
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),
     ],
 )
-def test_the_place_in_a_cluster(monkeypatch, environment, found):
-    clusters = ("SLURM_", "KUBERNETES_", "JAX_COORD", *hosts_lib._OF_SEVERAL_PODS)
+def test_the_place_in_a_cluster(monkeypatch, state, environment, place):
+    clusters = ("SLURM_", "KUBERNETES_", "JAX_COORD", "OMPI_", "TPU_", "JOB_COMPLETION_INDEX")
     for name in [name for name in os.environ if name.startswith(clusters)]:
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    absl_flags.FLAGS.mark_as_parsed()
-    place = hosts_lib._place_in_cluster()
-    assert (place and (place.address, place.number, place.index)) == found
+
+    def connect_client(address: str, index: int, **_: object) -> None:
+        raise ConnectionError(f"as process {index}")
+
+    runtime = SimpleNamespace(get_distributed_runtime_client=connect_client)
+    monkeypatch.setattr(distributed, "_jax", runtime)
+    updates: dict[str, str] = {}
+    monkeypatch.setattr(distributed.config, "update", updates.__setitem__)
+    if place is None:
+        hosts_lib.connect()
+        assert hosts_lib.count() == 1
+    else:
+        address, index, devices = place
+        with pytest.raises(UserError, match=f"cannot connect to {address} .as process {index}"):
+            hosts_lib.connect()
+        assert updates.get("jax_cuda_visible_devices") == devices
