@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What examples/tpu_pod.sh runs on each host of a TPU slice: bash tpu_host.sh ADDRESS:/SHARE
-# Change: the store's and the run's folders, the recipe.
+# Change: the folders of the store and the run, the recipe.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,20 +11,20 @@ if ! mountpoint -q /mnt/bert; then
   sudo mount -t nfs "$1" /mnt/bert
   sudo chmod 1777 /mnt/bert
 fi
-if [[ ! -e .venv ]]; then  # with a Python of its own, as the image's may be older than 3.11
+if [[ ! -e .venv ]]; then  # the image's Python may be older than 3.11
   curl -LsSf https://astral.sh/uv/install.sh | sh
   ~/.local/bin/uv venv --python 3.11
 fi
 ~/.local/bin/uv pip install --quiet -e '.[tpu]'
 
-if pkill -f 'python train.py'; then  # what a broken connection has left behind: it saves, and ends
+if pkill -f 'python train.py'; then  # left by a broken connection: it saves and exits
   sleep 60
   pkill -KILL -f 'python train.py' || true
 fi
 code=0
-.venv/bin/python train.py --config=configs/large.py --workdir=/mnt/bert/runs/large \
+.venv/bin/python train.py --config=large --workdir=/mnt/bert/runs/large \
   --config.data.source=/mnt/bert/stores/mine --connect_timeout=600 || code=$?
 case $code in
-  1 | 2) code=$((code + 100)) ;;  # gcloud has its own
+  1 | 2) code=$((code + 100)) ;;  # gcloud uses 1 and 2 too
 esac
 exit "$code"

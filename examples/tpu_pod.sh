@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# BERT-large on a slice of a TPU pod, begun again after every preemption: bash examples/tpu_pod.sh
-# Run it in the repository's folder, in tmux, where gcloud is logged in; it ends with the training.
-# Change: the four lines below, and in examples/tpu_host.sh what is trained on what.
+# BERT-large on a slice of a TPU pod, started again after every preemption: bash examples/tpu_pod.sh
+# Run it in the repository's folder, in tmux, where gcloud is logged in. It ends when training ends.
+# Change: the four lines below; in examples/tpu_host.sh the recipe and the folders.
 set -euo pipefail
 name=bert-large zone=us-west4-a
 type=v5litepod-16            # 4x4 chips on four hosts; v5litepod-256 for 16x16 on 64
@@ -36,10 +36,10 @@ while true; do
       code=0
       train || code=$?
       case $code in
-        0 | 101 | 102) break ;;  # done; or the last lines say what to mend
+        0 | 101 | 102) break ;;  # finished, or the last lines say what is wrong
       esac
       ;;
-    SUSPENDED | FAILED)  # preempted: it does not come back by itself
+    SUSPENDED | FAILED)  # preempted: it stays so
       gcloud compute tpus queued-resources delete "$name" --zone="$zone" --force --quiet
       ;;
   esac

@@ -226,7 +226,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from bert_jax.commands import flags as cli
+from bert_jax.commands import process
 from bert_jax.config import ParallelConfig
 from bert_jax.errors import UserError
 from bert_jax.distributed import hosts
@@ -276,7 +276,7 @@ def main():
     hosts.gather(None)
 
 
-cli.run(lambda: hosts.run(main))
+process.run(lambda: hosts.run(main), "script.py")
 """
 
 
