@@ -9,7 +9,7 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from bert_jax.bert import Bert, load
 from bert_jax.config import CheckpointConfig, FinetuneConfig, validate_finetuning
 from bert_jax.distributed import hosts
 from bert_jax.distributed.mesh import (
-    Layout,
     check_divides,
     check_model,
     compile_step,
@@ -47,7 +46,7 @@ from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import TaskObjective
 from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.step import init_state, make_predict_step, make_train_step
+from bert_jax.training.step import TrainState, init_state, make_predict_step, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +77,7 @@ class Run:
     init_name: str
     keeps_head: bool
     task: Task
-    sets: Datasets
-    fingerprint: str
+    datasets: Datasets
 
 
 def finetune(
@@ -143,16 +141,18 @@ def start(
     # The head of a probe fits another kind of probe no better than a new one.
     is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
     head = initial.task if is_same_kind and not config.new_head else None
-    task, sets = hosts.run_on_all_hosts(lambda: load_datasets(config, head.labels if head else ()))
+    task, datasets = hosts.run_on_all_hosts(
+        lambda: load_datasets(config, head.labels if head else ())
+    )
     if head:
         check_same_head(task, head)
-    fingerprint = f"{sets.fingerprint()}-{workdirs.checksum(initial.params)}"
+    fingerprint = f"{datasets.fingerprint()}-{workdirs.checksum(initial.params)}"
     hosts.check_same({"the training data": fingerprint}, "copy the files once more")
     workdirs.check_text(workdir, fingerprint)
     workdirs.check_shared(workdir)
     workdirs.claim(workdir, config, initial.tokenizer, fingerprint)
     config = dataclasses.replace(config, task=task.config)
-    return Run(config, workdir, initial, str(init), head is not None, task, sets, fingerprint)
+    return Run(config, workdir, initial, str(init), head is not None, task, datasets)
 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
@@ -166,10 +166,10 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
       TrainingError: a loss or a gradient is not finite.
       Interrupted: `stop` returned a reason; the state has been saved.
     """
-    config, workdir, sets = run.config, run.workdir, run.sets
-    setup = _set_up(run)
+    config, workdir, datasets = run.config, run.workdir, run.datasets
+    setup = _Setup(run)
     batches = setup.batches(config.seed)
-    report.finetuning_start(config, sets, setup.train, batches, setup.mesh, workdir)
+    report.finetuning_start(config, datasets, setup.train, batches, setup.mesh, workdir)
     init = run.init.params if run.keeps_head else {"bert": run.init.params["bert"]}
     report.initialized_from(run.init_name, setup.abstract_state.params, init)
 
@@ -191,12 +191,12 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
         data=config.data,
     )
     _write_best(bert, config, workdir)
-    main_set = next(iter(sets.evals.values()))
-    table = Table(run.task, main_set, results)
+    held_out = next(iter(datasets.evals.values()))
+    table = Table(run.task, held_out, results)
     if random:
         table.add_runs("random weights", random)
     if config.compare and type(run.task) is Classification:
-        table.add("TF-IDF, logistic regression", tfidf_scores(run.task, sets))
+        table.add("TF-IDF, logistic regression", tfidf_scores(run.task, datasets))
     summary = {
         "task": dataclasses.asdict(run.task.config),
         "best": best["checkpoint"],
@@ -205,7 +205,7 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
         "seeds": results,
         "random_weights": random,
         "padding": {"before": setup.train.padding, "after": batches.padding},
-        "skipped": {"records": sets.skipped, "training_examples": setup.train.features.skipped},
+        "skipped": {"records": datasets.skipped, "training_examples": setup.train.features.skipped},
         "truncated": {"train": setup.train.features.truncated, **truncated},
     }
     workdirs.write(workdir / "results.json", json.dumps(summary, indent=2) + "\n")
@@ -213,93 +213,65 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
     return FinetuningResult(scores, table.rows, workdir / "best", bert)
 
 
-@dataclasses.dataclass(frozen=True)
 class _Setup:
     """What the seeds of a run share: batches, the model and the compiled steps."""
 
-    run: Run
-    mesh: jax.sharding.Mesh
-    train: Batcher
-    held_out: dict[str, Batcher]
-    steps: int
-    eval_every: int
-    model: TaskModel
-    new_state: Callable[[int, jax.Array], Any]
-    abstract_state: Any
-    layout: Layout
-    train_step: Callable[..., Any]
-    predict_step: Callable[..., Any]
+    def __init__(self, run: Run):
+        config = run.config
+        self.run, self.mesh = run, make_mesh(config.parallel)
+        self.slices = partial(process_slices, self.mesh)
+        self.train = self.batcher(run.datasets.train)
+        self.held_out = {name: self.batcher(e) for name, e in run.datasets.evals.items()}
+        per_epoch = -(-len(self.train.features) // config.data.batch_size)
+        self.steps = max(1, round(config.epochs * per_epoch))
+        self.eval_every = max(1, per_epoch // config.evaluations)
+        self.model = run.task.model(config.model, config.probe)
+        self.optimizer = make_optimizer(
+            config.optimizer,
+            self.steps,
+            layer_decay=config.layer_decay,
+            freezes_encoder=bool(config.probe),
+        )
+        self.abstract_state, self.layout = make_layout(
+            partial(self.new_state, 0), self.mesh, config.parallel
+        )
+        objective = TaskObjective(self.model, is_regression=config.task.kind == "regression")
+        compiled = partial(compile_step, mode=config.parallel.mode, layout=self.layout)
+        self.train_step = compiled(
+            make_train_step(objective, self.optimizer, config.optimizer.microbatches),
+            in_sharding=self.layout.state,
+            outputs=("state", "metrics"),
+        )
+        self.predict_step = compiled(
+            make_predict_step(objective),
+            in_sharding=self.layout.params,
+            outputs=("per_example", "metrics"),
+        )
+
+    def new_state(self, seed: int, key: jax.Array) -> TrainState:
+        """Return a state with random parameters."""
+        return init_state(self.model.init_params(key), self.optimizer, seed)
+
+    def batcher(self, examples: Sequence[Example]) -> Batcher:
+        """Return what makes batches of examples."""
+        config, tokenizer = self.run.config, self.run.init.tokenizer
+        length = config.data.max_length
+        features = self.run.task.features(examples, tokenizer, config.model, length)
+        return Batcher(features, tokenizer, config.model.type_vocab_size, length)
 
     def batches(self, seed: int) -> BucketedBatches:
         """Return this process's slices of the training batches."""
         size = self.run.config.data.batch_size
-        return BucketedBatches(
-            self.train, size, self.steps, seed, partial(process_slices, self.mesh)
-        )
+        return BucketedBatches(self.train, size, self.steps, seed, self.slices)
 
     def predict(
-        self, params: Any, examples: list[Example], batcher: Batcher
+        self, params: Any, examples: Sequence[Example], batcher: Batcher
     ) -> tuple[list[Any], dict[str, float]]:
         """Return the prediction of each example and, where all have labels, the scores."""
+        size, task = self.run.config.data.batch_size, self.run.task
         return evaluation.predict(
-            self.predict_step,
-            params,
-            self.run.task,
-            examples,
-            batcher,
-            self.run.config.data.batch_size,
-            partial(process_slices, self.mesh),
+            self.predict_step, params, task, examples, batcher, size, self.slices
         )
-
-
-def _set_up(run: Run) -> _Setup:
-    config, task = run.config, run.task
-    train, size = _batcher(run, run.sets.train), config.data.batch_size
-    per_epoch = -(-len(train.features) // size)
-    steps = max(1, round(config.epochs * per_epoch))
-    model = task.model(config.model, config.probe)
-    optimizer = make_optimizer(
-        config.optimizer,
-        steps,
-        layer_decay=config.layer_decay,
-        freezes_encoder=bool(config.probe),
-    )
-
-    def new_state(seed: int, key: jax.Array) -> Any:
-        return init_state(model.init_params(key), optimizer, seed)
-
-    mesh = make_mesh(config.parallel)
-    abstract_state, layout = make_layout(partial(new_state, 0), mesh, config.parallel)
-    objective = TaskObjective(model, is_regression=config.task.kind == "regression")
-    compiled = partial(compile_step, mode=config.parallel.mode, layout=layout)
-    return _Setup(
-        run=run,
-        mesh=mesh,
-        train=train,
-        held_out={name: _batcher(run, examples) for name, examples in run.sets.evals.items()},
-        steps=steps,
-        eval_every=max(1, per_epoch // config.evaluations),
-        model=model,
-        new_state=new_state,
-        abstract_state=abstract_state,
-        layout=layout,
-        train_step=compiled(
-            make_train_step(objective, optimizer, config.optimizer.microbatches),
-            in_sharding=layout.state,
-            outputs=("state", "metrics"),
-        ),
-        predict_step=compiled(
-            make_predict_step(objective),
-            in_sharding=layout.params,
-            outputs=("per_example", "metrics"),
-        ),
-    )
-
-
-def _batcher(run: Run, examples: list[Example]) -> Batcher:
-    config, tokenizer = run.config, run.init.tokenizer
-    features = run.task.features(examples, tokenizer, config.model, config.data.max_length)
-    return Batcher(features, tokenizer, config.model.type_vocab_size, config.data.max_length)
 
 
 def _train_seed(
@@ -344,7 +316,7 @@ def _train_seed(
 
     def evaluate(state: Any) -> dict[str, float]:
         name, batcher = next(iter(setup.held_out.items()))
-        return setup.predict(state.params, run.sets.evals[name], batcher)[1]
+        return setup.predict(state.params, run.datasets.evals[name], batcher)[1]
 
     panels = {"loss": "loss", **{name: name for name in task.metrics}}
     with closing(Writer(folder, step, panels)) as writer:
@@ -377,7 +349,7 @@ def _result(
     evaluations = [r for r in records if r["split"] == "eval" and r["step"] in steps]
     best = max(evaluations, key=lambda record: (task.rank(record), record["step"]))
     speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
-    examples = next(iter(setup.run.sets.evals.values()))
+    examples = next(iter(setup.run.datasets.evals.values()))
     return {
         "seed": seed,
         "best": best,
@@ -390,11 +362,11 @@ def _result(
 
 def _predict_all(setup: _Setup, params: Any) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
     """Predict every held-out and test set, and return their scores and truncated texts."""
-    task, sets, workdir = setup.run.task, setup.run.sets, setup.run.workdir
-    main_set = next(iter(sets.evals))
+    task, datasets, workdir = setup.run.task, setup.run.datasets, setup.run.workdir
+    main_set = next(iter(datasets.evals))
     scores, truncated = {}, {}
-    for name, examples in {**sets.evals, **sets.tests}.items():
-        batcher = setup.held_out.get(name) or _batcher(setup.run, examples)
+    for name, examples in {**datasets.evals, **datasets.tests}.items():
+        batcher = setup.held_out.get(name) or setup.batcher(examples)
         truncated[name] = batcher.features.truncated
         predictions, scores[name] = setup.predict(params, examples, batcher)
         del scores[name]["sequences_per_second"]
