@@ -13,7 +13,7 @@ import argparse
 from functools import partial
 
 from bert_jax.commands import flags as cli
-from bert_jax.planning import targets
+from bert_jax.planning.topology import read_topologies
 
 TOKENS, HEADS, HEAD_SIZE = 16384, 12, 64
 
@@ -27,15 +27,15 @@ def main() -> None:
     args = parser.parse_args()
     print("| chip | length | form | dropout | saved, MB | temporaries, MB | moved, GB | GFLOP |")
     print("|---|---|---|---|---|---|---|---|")
-    for target in targets.read(",".join(args.topologies)):
+    for topology in read_topologies(",".join(args.topologies)):
         for length in args.lengths:
             forms = [("plain", plain, 0.1), ("fused", fused, 0.1)]
             if args.jax:
                 forms += [("plain", plain, 0.0), ("fused", fused, 0.0)]
                 forms += [("JAX's flash", flash, 0.0), ("JAX's splash", splash, 0.0)]
             for name, attend, rate in forms:
-                row = costs(partial(attend, rate), length, target.devices[0])
-                cells = (target.name.split(":")[0], str(length), name, str(rate), *row)
+                row = costs(partial(attend, rate), length, topology.devices[0])
+                cells = (topology.name.split(":")[0], str(length), name, str(rate), *row)
                 print(f"| {' | '.join(cells)} |", flush=True)
 
 

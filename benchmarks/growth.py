@@ -26,7 +26,7 @@ from bert_jax import config as config_lib
 from bert_jax.commands import flags as cli
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
-from bert_jax.distributed.mesh import init_sharded, jit_step, make_mesh
+from bert_jax.distributed.mesh import init_sharded, make_mesh
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.planning import synthetic
@@ -52,9 +52,8 @@ class Run:
         mesh = make_mesh(config.parallel)
         setup = synthetic.set_up(config, phase, mesh)
         self._state = init_sharded(setup.new_state, setup.layout.state, jax.random.key(0))
-        self._batch = synthetic.rows(config, phase)
-        step = jit_step(setup.step, setup.layout, setup.layout.state, ("state", "metrics"))
-        self._step: Any = step.lower(self._state, self._batch).compile()
+        self._batch = synthetic.random_batch(config, phase)
+        self._step: Any = setup.jit().lower(self._state, self._batch).compile()
         self.gigabytes = self._step.memory_analysis().temp_size_in_bytes / 1e9
         self.tokens = phase.batch_size * phase.max_length
         self._count = 1

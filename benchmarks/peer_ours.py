@@ -54,7 +54,7 @@ def main() -> None:
     step = compile_step(
         run.step, config.parallel.mode, run.layout, run.layout.state, ("state", "metrics")
     )
-    batch = synthetic.rows(config, phase)
+    batch = synthetic.random_batch(config, phase)
 
     def take(steps: int) -> float:
         nonlocal state

@@ -14,6 +14,7 @@ from bert_jax import config as config_lib
 from bert_jax import settings
 from bert_jax.commands import flags, main
 from bert_jax.config import FinetuneConfig, TrainConfig
+from bert_jax.planning import topology
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -93,6 +94,8 @@ def test_every_command_is_valid(capsys, monkeypatch):
         options = [w[2:].split("=") for w in words if w.startswith("--") and w not in fields]
         values = {option[0]: option[-1] for option in options}
         assert values.keys() <= known, words
+        for name in filter(None, values.get("topology", "").split(",")):
+            topology.parse(name)
         if fields or "config" in values:
             kind = KINDS.get(program, TrainConfig)
             recipe = flags.read_config(values.get("config", "tiny"), fields, kind)

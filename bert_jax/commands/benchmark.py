@@ -1,90 +1,65 @@
-"""`bert-jax benchmark`: reads the config, and prints what was measured."""
+"""Time the train step of a config on the devices of this host, on random sequences.
+
+Prints its speed, MFU, memory and compile time, beside the speed of a matmul alone.
+"""
 
 import argparse
+import contextlib
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
 
-from bert_jax.commands import flags as cli
+from bert_jax.commands.flags import add_config, read_config
+from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig, phases, validate
 from bert_jax.errors import UserError
 
 
-def run(words: list[str]) -> None:
-    """Runs the command with these words of the command line."""
-    args, fields = _parser().parse_known_args(words)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    add_config(parser, "tiny", TrainConfig)
+    add = parser.add_argument
+    add("--text", action="store_true", help="also time the batches of data.source")
+    add("--phase", type=int, default=1, metavar="N", help="of data.phases, from 1 (1)")
+    add("--steps", type=int, default=50, metavar="N", help="to time of each kind, at most (50)")
+    add("--seconds", type=float, default=60.0, metavar="S", help="to time them, at most (60)")
+    add("--profile", metavar="DIR", help="write a trace of some steps, for TensorBoard and XProf")
+    add("--json", action="store_true", help="print JSON, in bytes and seconds")
+
+
+def run(args: argparse.Namespace, words: list[str]) -> None:
+    """Print the measurements."""
     if args.steps < 1 or not 0 < args.seconds < float("inf"):
         raise UserError("--steps and --seconds must be positive")
-    from bert_jax.commands.process import keep_host_memory
-
-    keep_host_memory()
-    from bert_jax.planning import benchmark_table as table
-    from bert_jax.planning import measure
-
-    config = cli.read_config(args.config, fields, TrainConfig).config
+    config, name, _ = read_config(args.config, words, TrainConfig)
     validate(config)
     count = len(phases(config))
     if not 1 <= args.phase <= count:
         raise UserError(f"--phase {args.phase}: the config has phases 1 to {count}")
     if config.parallel.mode == "pmap":
-        raise UserError("parallel.mode pmap is not measured; leave it out")
-    limits = measure.Limits(args.steps, args.seconds)
+        raise UserError("parallel.mode pmap is not measured; set it to mesh")
+    if args.profile:
+        try:
+            Path(args.profile).mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=args.profile).close()
+        except OSError as error:
+            reason = f"cannot be written ({error.strerror})"
+            raise UserError(f"--profile={args.profile} {reason}; choose another folder") from error
+    keep_host_memory()
+    from bert_jax.planning import benchmark
+    from bert_jax.text import prepare
+
+    phase, corpus = phases(config)[args.phase - 1][1], None
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
-        traces = None if args.profile is None else _folder(args.profile or folder)
-        report = measure.measure(config, args.phase, limits, _say, traces)
-    if args.json:
-        print(json.dumps(table.as_json(report), indent=2))
-    else:
-        print(table.text(report, args.config))
+        if args.text:
+            _log(f"reading {config.data.source}")
+            with contextlib.redirect_stdout(sys.stderr):
+                corpus = prepare.read(config, None, Path(folder))
+        limits = {"steps": args.steps, "seconds": args.seconds, "trace_folder": args.profile}
+        result = benchmark.measure(config, phase, corpus, _log, **limits)
+    print(json.dumps(result, indent=2) if args.json else benchmark.as_text(result, name))
 
 
-def _folder(name: str) -> Path:
-    path = Path(name)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--profile={name} cannot be made ({error.strerror})") from error
-    if not os.access(path, os.W_OK):
-        raise UserError(f"--profile={name} cannot be written; choose another folder")
-    return path
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bert-jax benchmark",
-        description="Takes the training steps of a config on the devices of this host, and prints "
-        "how long they take: with random rows, and with rows of its text. Besides: the time to "
-        "compile, memory, how fast the text alone is, and how fast matrix products alone are here. "
-        "Nothing is kept. Fields are set as for train.py: --config.data.batch_size=64. Text that "
-        "takes long to prepare is better prepared before: --config.data.source=STORE",
-    )
-    parser.add_argument("--config", required=True, metavar="FILE", help="such as configs/base.py")
-    parser.add_argument(
-        "--phase",
-        type=int,
-        default=1,
-        metavar="N",
-        help="of a config with rows of several lengths: which of them (1)",
-    )
-    parser.add_argument(
-        "--steps", type=int, default=50, metavar="N", help="to time of each kind, at most (50)"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, metavar="S", help="to time them, at most (60)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
-    parser.add_argument(
-        "--profile",
-        nargs="?",
-        const="",
-        metavar="FOLDER",
-        help="break a step down by kind of operation; with a folder, the profile is left there, "
-        "which XProf and Perfetto show",
-    )
-    return parser
+def _log(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

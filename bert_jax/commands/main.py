@@ -38,9 +38,6 @@ def main(command: str | None = None) -> None:
         prog = f"{prog} {command}"
     name = command.replace("-", "_") + "_" * keyword.iskeyword(command)
     module = importlib.import_module(f"bert_jax.commands.{name}")
-    if not hasattr(module, "add_arguments"):
-        process.run(lambda: module.run(words), prog)
-        return
     parser = argparse.ArgumentParser(prog=prog, description=module.__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     module.add_arguments(parser)

@@ -1,1 +1,1 @@
-"""What a training step will cost on devices that are not here: `bert-jax plan`."""
+"""What a train step costs: `bert-jax plan` for any devices, `bert-jax benchmark` on these."""

@@ -1,245 +1,261 @@
-"""What a config's steps cost on given devices: whether they fit, and how fast they can be."""
+"""Whether a config's train step fits on given devices, and the least time that it takes there."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax import config as config_lib
-from bert_jax.config import Phase, TrainConfig
+from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig, phases, validate
 from bert_jax.distributed.mesh import check_divides, check_model, make_mesh, num_batch_shards
-from bert_jax.planning import chips, cost
-from bert_jax.planning.cost import Cost
-from bert_jax.planning.targets import Target
+from bert_jax.errors import UserError
+from bert_jax.planning.chips import CHIPS, Chip, ring_rate
+from bert_jax.planning.costs import Sent, abstract_parameters, compile_cost, model_flops, sent_bytes
+from bert_jax.planning.topology import Topology
 
-_COMPILES = 4  # to find the largest batch, at most
-_NEAR = 0.97  # of the memory: a batch that fills as much is near enough to the largest
+_GIB = 2**30
+_SEARCHED = 4  # meshes that are compiled, of those that send least
 
-
-@dataclasses.dataclass(frozen=True)
-class Times:
-    """The least seconds that a step can take, by what it has to do, and what follows.
-
-    Attributes:
-      compute: its operations at the chip's peak.
-      memory: the bytes that it moves at the memory's rate; None where another device's compiler
-        chose them.
-      network: the bytes that it sends at the links' rate, one collective after the other.
-      rows_per_second: of all devices, where the three go on at once and the longest is all.
-      mfu: the share of the peak that the model's own operations are of that.
-    """
-
-    compute: float
-    memory: float | None
-    network: float
-    rows_per_second: float
-    mfu: float
-
-    @property
-    def step(self) -> float:
-        """The longest of the three."""
-        return max(self.compute, self.memory or 0.0, self.network)
-
-
-@dataclasses.dataclass(frozen=True)
-class Largest:
-    """The largest batch that fits, as far as it was looked for.
-
-    Attributes:
-      rows: of the whole batch; 0 where not one for each part fits.
-      predicted: bytes a device, from the two batches compiled before it.
-      total: the same, compiled.
-      compiles: programs that were compiled to find it.
-    """
-
-    rows: int
-    predicted: int
-    total: int
-    compiles: int
-
-
-@dataclasses.dataclass(frozen=True)
-class PhasePlan:
-    """One phase of a config on one topology.
-
-    Attributes:
-      target: the devices.
-      mesh: sizes of the axes.
-      phase: its length and rows.
-      cost: of a step, for each device.
-      capacity: bytes that a program gets of a device's memory; None of a CPU.
-      times: None where it does not fit, and of a CPU.
-      largest: None where it was not looked for.
-    """
-
-    target: Target
-    mesh: dict[str, int]
-    phase: Phase
-    cost: Cost
-    capacity: int | None
-    times: Times | None
-    largest: Largest | None
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether it does; None where it is not known."""
-        if self.capacity is None:
-            return None
-        return self.cost.memory is not None and self.cost.total_memory <= self.capacity
+Plan = dict[str, Any]
+Log = Callable[[str], None]
 
 
 def make_plans(
-    config: TrainConfig,
-    targets: list[Target],
-    say: Callable[[str], None],
-    *,
-    with_largest: bool = True,
-) -> list[PhasePlan]:
-    """Compiles each phase of a config for each of some devices.
+    config: TrainConfig, topologies: Sequence[Topology], log: Log, *, with_largest: bool = True
+) -> list[Plan]:
+    """Compile each phase of a config for each topology, and return what it costs.
 
-    Args:
-      config: of the run.
-      targets: the devices.
-      say: is told what is being done, since a compilation takes minutes.
-      with_largest: whether to look for the largest batch.
+    Returns:
+      Figures for JSON: bytes, operations and seconds of each device. "seconds" are the least that
+      each of compute, memory and network takes, "largest_batch" is approximate.
 
     Raises:
       UserError: the config is not valid, or does not divide over the devices.
     """
-    config_lib.validate(config)
-    meshes = []
-    lengths = [phase.max_length for _, phase in config_lib.phases(config)]
-    for target in targets:  # all are checked before the first is compiled
-        meshes.append(make_mesh(config.parallel, target.devices))
-        check_model(config.model, meshes[-1], lengths, packed=config.data.packing)
-        for _, phase in config_lib.phases(config):
-            check_divides(phase.batch_size, config.optimizer.microbatches, meshes[-1])
+    validate(config)
+    meshes = [make_mesh(config.parallel, topology.devices) for topology in topologies]
+    lengths = [phase.max_length for _, phase in phases(config)]
+    for mesh in meshes:  # all of them before the first compilation, which takes minutes
+        check_model(config.model, mesh, lengths, packed=config.data.packing)
+        for _, phase in phases(config):
+            check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
+    return [
+        _make_plan(topology.resolve(config), phase, topology, mesh, log, with_largest)
+        for topology, mesh in zip(topologies, meshes, strict=True)
+        for _, phase in phases(config)
+    ]
+
+
+def search(config: TrainConfig, topology: Topology, log: Log, *, with_largest: bool) -> list[Plan]:
+    """Return the plans of several meshes, the fastest first, for the phase with the most steps.
+
+    Raises:
+      UserError: the devices have no known rates, or the batch does not divide over any mesh.
+    """
+    if topology.chip is None:
+        raise UserError(f"--search needs a chip's rates, and {topology.name} has none; name a chip")
+    validate(config)
+    config = topology.resolve(config)
+    starts = [start for start, _ in phases(config)] + [config.steps]
+    steps = [end - start for start, end in itertools.pairwise(starts)]
+    phase = phases(config)[steps.index(max(steps))][1]
+    multiple = config.optimizer.microbatches
+    options = [
+        option
+        for option in list_meshes(config.model, len(topology.devices))
+        if phase.batch_size % (option.data * option.fsdp * multiple) == 0
+    ]
+    if not options:
+        raise UserError(f"data.batch_size {phase.batch_size} divides over no mesh; change it")
+    parameters = abstract_parameters(config)
+
+    def total_sent(option: ParallelConfig) -> float:
+        return sum(each.bytes for each in sent_bytes(config, phase, option, parameters))
+
     plans = []
-    for target, mesh in zip(targets, meshes, strict=True):
-        for _, phase in config_lib.phases(config):
-            plans.append(
-                _plan(target.settled(config), phase, target, mesh, say, with_largest=with_largest)
-            )
-    return plans
+    for option in sorted(options, key=total_sent)[:_SEARCHED]:
+        changed, mesh = (
+            dataclasses.replace(config, parallel=option),
+            make_mesh(option, topology.devices),
+        )
+        plans.append(_make_plan(changed, phase, topology, mesh, log, with_largest))
+    return sorted(plans, key=lambda plan: -plan.get("sequences_per_second", 0.0))
 
 
-def _plan(
+def list_meshes(model: ModelConfig, devices: int) -> Iterator[ParallelConfig]:
+    """Yield the meshes of some devices whose axes divide a model."""
+    split = math.gcd(model.num_attention_heads, model.intermediate_size, model.vocab_size)
+    for tensor in (n for n in range(1, devices + 1) if devices % n == 0 and split % n == 0):
+        rest = devices // tensor
+        for fsdp in (n for n in range(1, rest + 1) if rest % n == 0 and model.hidden_size % n == 0):
+            for zero in (1, 3) if fsdp > 1 else (3,):
+                yield ParallelConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor, zero=zero)
+
+
+def _make_plan(
     config: TrainConfig,
     phase: Phase,
-    target: Target,
+    topology: Topology,
     mesh: Mesh,
-    say: Callable[[str], None],
-    *,
+    log: Log,
     with_largest: bool,
-) -> PhasePlan:
-    def measure(rows: int) -> Cost:
-        say(f"compiling for {target.name}: length {phase.max_length}, {rows:,} rows")
-        return cost.measure(config, dataclasses.replace(phase, batch_size=rows), mesh)
+) -> Plan:
+    def compiled(batch_size: int) -> dict[str, Any]:
+        log(f"compiling for {topology.name}: {batch_size:,} sequences of {phase.max_length}")
+        return compile_cost(config, dataclasses.replace(phase, batch_size=batch_size), mesh)
 
-    capacity = None if target.chip is None else int(target.chip.memory * target.chip.usable)
-    found = measure(phase.batch_size)
-    fits = capacity is None or (found.memory is not None and found.total_memory <= capacity)
-    largest = None
-    if capacity and with_largest:
-        parts = num_batch_shards(mesh) * config.optimizer.microbatches
-        largest = largest_batch(
-            lambda rows: measure(rows).total_memory,
-            (phase.batch_size // parts, found.total_memory),
-            capacity,
-            parts,
+    cost, chip = compiled(phase.batch_size), topology.chip
+    sizes = dict(mesh.shape)
+    parallel = dataclasses.replace(config.parallel, **sizes)
+    sent = sent_bytes(config, phase, parallel, abstract_parameters(config))
+    plan = {
+        "topology": topology.name,
+        "compiled_for": topology.name if topology.has_compiler else "cpu",
+        "devices": mesh.size,
+        "mesh": sizes,
+        "zero": config.parallel.zero,
+        "max_length": phase.max_length,
+        "batch_size": phase.batch_size,
+        **cost,
+        "sent": [each._asdict() for each in sent],
+    }
+    if chip is None:
+        return plan
+    used = cost["memory"] and cost["memory"]["total"]
+    plan |= {"capacity": chip.usable, "fits": used is not None and used <= chip.usable}
+    if plan["fits"]:
+        state = cost["memory"]["parameters"] + cost["memory"]["moments"]
+        temporaries = cost["memory"]["temporaries"] if topology.has_compiler else 0
+        plan |= least_time(config, phase, mesh, chip, sent, state + temporaries, cost["flops"])
+    if with_largest:
+        unit = num_batch_shards(mesh) * config.optimizer.microbatches
+        plan["largest_batch"] = largest_batch(
+            lambda size: (compiled(size)["memory"] or {}).get("total"),
+            *(phase.batch_size, used, chip.usable, unit),
         )
-    return PhasePlan(
-        target=target,
-        mesh=dict(mesh.shape),
-        phase=phase,
-        cost=found,
-        capacity=capacity,
-        times=times(found, config, phase, target, mesh) if fits and target.chip else None,
-        largest=largest,
-    )
+    return plan
 
 
-def times(found: Cost, config: TrainConfig, phase: Phase, target: Target, mesh: Mesh) -> Times:
-    """Returns the least times of a step whose cost is known."""
-    chip = target.chip
-    assert chip is not None
-    devices = list(mesh.devices.flat)
-    model = cost.model_flops(config.model, phase, pairs=config.data.pairs != "none")
-    compute = found.flops / chip.peak
-    memory = found.bytes / chip.memory_rate if target.is_compiled_for else None
-    network = sum(each.sent / chips.rate(chip, each.group, devices) for each in found.collectives)
-    speed = phase.batch_size / max(compute, memory or 0.0, network)
-    return Times(compute, memory, network, speed, speed * model / mesh.size / chip.peak)
+def least_time(
+    config: TrainConfig,
+    phase: Phase,
+    mesh: Mesh,
+    chip: Chip,
+    sent: Sequence[Sent],
+    held: int,
+    flops: float = 0.0,
+) -> dict[str, Any]:
+    """Return the least seconds of a step, and the speed and MFU if the longest were all of it.
+
+    Args:
+      config: of the run.
+      phase: its length and batch.
+      mesh: of the devices.
+      chip: their kind.
+      sent: by each of them.
+      held: bytes of state and temporaries on a device, which are written and read at least once.
+      flops: of a device, by the compiler, which counts a loop's body once: those of the model's
+        formula count if they are more.
+    """
+    useful = phase.batch_size * model_flops(config.model, phase, pairs=config.data.pairs != "none")
+    recomputed = 4 / 3 if config.model.remat else 1.0
+    devices, network = list(mesh.devices.flat), 0.0
+    indices = np.arange(mesh.size).reshape(mesh.devices.shape)
+    for each in sent:
+        ring = tuple(slice(None) if axis in each.axes else 0 for axis in mesh.axis_names)
+        network += each.bytes / ring_rate(chip, indices[ring].ravel().tolist(), devices)
+    seconds = {
+        "compute": max(flops, useful * recomputed / mesh.size) / chip.peak,
+        "memory": 2 * held / chip.memory_rate,
+        "network": network,
+    }
+    step = max(seconds.values())
+    return {
+        "seconds": {**seconds, "step": step},
+        "sequences_per_second": phase.batch_size / step,
+        "mfu": useful / step / mesh.size / chip.peak,
+    }
 
 
 def largest_batch(
-    total: Callable[[int], int], known: tuple[int, int], capacity: int, parts: int
-) -> Largest:
-    """Returns the largest batch whose memory a device has.
-
-    A device's memory is nearly a straight line in the rows that it has: where the line through two
-    batches meets the capacity, a third is compiled, and so on until one fits that all but fills it.
+    total: Callable[[int], int | None], batch_size: int, used: int | None, limit: float, unit: int
+) -> int | None:
+    """Return about the largest batch that fits, by a line through the memory of two batches.
 
     Args:
-      total: compiles for a number of rows, and gives a device's bytes.
-      known: a number of rows for each part, and the bytes of it.
-      capacity: bytes.
-      parts: in which the rows are shared; the batch is a multiple of it.
+      total: compiles a batch, and returns the bytes of a device; None if it does not fit.
+      batch_size: a batch that is compiled already.
+      used: its bytes.
+      limit: bytes that a program gets.
+      unit: the number that a batch must be a multiple of.
+
+    Returns:
+      0 if no batch fits; None if memory does not grow with the batch.
     """
-    first, at_first = known
-    second = max(1, first // 2) if at_first > capacity else 2 * first
-    points = {first: at_first}
-    best, predicted = (first if at_first <= capacity else 0), at_first
-    compiles, wanted, expected = 0, second, at_first
-    while wanted not in points and compiles < _COMPILES:
-        points[wanted] = total(wanted * parts)
-        compiles += 1
-        if points[wanted] <= capacity and wanted > best:
-            best, predicted = wanted, expected
-            if compiles > 1 and points[wanted] > _NEAR * capacity:
-                break
-        # Of the points nearest to the capacity, since the line bends a little.
-        (low, at_low), (high, at_high) = sorted(
-            sorted(points.items(), key=lambda point: abs(point[1] - capacity))[:2]
+    units = batch_size // unit
+    while used is None and units > 1:
+        units //= 2
+        used = total(units * unit)
+    if used is None:
+        return 0
+    other = units // 2 or 2
+    used_by_other = total(other * unit)
+    if used_by_other is None:  # one unit fits, and two do not
+        return unit
+    growth = (used - used_by_other) / (units - other)
+    return max(0, int(units + (limit - used) / growth)) * unit if growth > 0 else None
+
+
+def as_text(plans: Sequence[Plan]) -> str:
+    """Return plans as tables."""
+    lines: list[str] = []
+    devices = None
+    for plan in plans:
+        if devices != (devices := _describe_devices(plan)):
+            lines += devices
+        per_shard = plan["batch_size"] // (plan["mesh"]["data"] * plan["mesh"]["fsdp"])
+        lines += [
+            "",
+            f"{plan['batch_size']:,} sequences of {plan['max_length']} per step, {per_shard:,} of "
+            "them on a device",
+            *(f"  {use:<12}{size / _GIB:9.3f} GiB" for use, size in (plan["memory"] or {}).items()),
+        ]
+        if "fits" in plan:
+            verdict = "fits" if plan["fits"] else f"does not fit. {plan['error']}"
+            lines.append(f"  {'available':<12}{plan['capacity'] / _GIB:9.3f} GiB: {verdict}")
+        if plan.get("largest_batch") is not None:
+            lines.append(
+                f"  the largest batch that fits: about {plan['largest_batch']:,} sequences"
+            )
+        for each in plan["sent"]:
+            axes = " × ".join(each["axes"])
+            lines.append(
+                f"  sends {each['bytes'] / 1e6:15,.1f} MB: {each['collective']} over {axes}"
+            )
+        if "seconds" in plan:
+            lines += [f"  {what:<9}{1e3 * s:12.3f} ms" for what, s in plan["seconds"].items()]
+            lines[-1] += (
+                f" at least: {plan['sequences_per_second']:,.0f} sequences/s, MFU "
+                f"{plan['mfu']:.1%} at most"
+            )
+    return "\n".join(lines)
+
+
+def _describe_devices(plan: Plan) -> list[str]:
+    axes = " × ".join(f"{name} {size}" for name, size in plan["mesh"].items())
+    parameters = f"{plan['parameters']:,} parameters"
+    lines = [f"{plan['topology']}: {plan['devices']} devices as {axes}; {parameters}"]
+    chip = CHIPS.get(plan["topology"].split(":")[0])
+    if chip:
+        network = "" if chip.is_tpu else f", {chip.network / 1e9:.0f} GB/s beyond a node"
+        lines.append(
+            f"  each {chip.peak / 1e12:,.0f} TFLOP/s in bfloat16, {chip.memory / _GIB:.1f} GiB at "
+            f"{chip.memory_rate / 1e9:,.0f} GB/s, links of {chip.link / 1e9:.0f} GB/s{network}"
         )
-        too_large = [rows for rows, bytes_ in points.items() if bytes_ > capacity]
-        slope = (at_high - at_low) / (high - low)
-        if slope > 0:
-            wanted = math.floor(low + (capacity - at_low) / slope)
-        elif too_large:  # near the capacity a compiler may choose to compute things again
-            wanted = (best + min(too_large)) // 2
-        else:
-            break
-        wanted = max(1, best, min([wanted, *(rows - 1 for rows in too_large)]))
-        expected = math.ceil(at_low + slope * (wanted - low))
-    return Largest(best * parts, predicted if best else 0, points.get(best, 0), compiles)
-
-
-def as_json(plan: PhasePlan) -> dict[str, Any]:
-    """Returns a plan as JSON holds it; bytes, seconds and operations, all of one device."""
-    found = plan.cost
-    return {
-        "topology": plan.target.name,
-        "devices": len(plan.target.devices),
-        "chip": dataclasses.asdict(plan.target.chip) if plan.target.chip else None,
-        "compiled_for": plan.target.name if plan.target.is_compiled_for else "cpu",
-        "mesh": plan.mesh,
-        "max_length": plan.phase.max_length,
-        "batch_size": plan.phase.batch_size,
-        "parameters": found.num_parameters,
-        "memory": dataclasses.asdict(found.memory) if found.memory else None,
-        "total_memory": found.total_memory,
-        "capacity": plan.capacity,
-        "fits": plan.fits,
-        "largest_batch": dataclasses.asdict(plan.largest) if plan.largest else None,
-        "flops": found.flops,
-        "bytes": found.bytes,
-        "collectives": [
-            dataclasses.asdict(each) | {"sent": each.sent} for each in found.collectives
-        ],
-        "seconds": dataclasses.asdict(plan.times) | {"step": plan.times.step}
-        if plan.times
-        else None,
-    }
+        lines.append(f"  source: {chip.source}")
+    if plan["compiled_for"] == "cpu" and chip:
+        lines.append("  compiled for as many CPUs: temporaries are approximate")
+    return lines

@@ -205,7 +205,7 @@ def test_eight_devices_agree_with_one():
 @pytest.mark.parametrize("length", [16, LONG])
 def test_synthetic_rows_are_of_the_same_form(length):
     config = TrainConfig(data=DataConfig(packing=True, max_length=length, batch_size=3))
-    made = synthetic.rows(config, phases(config)[0][1])
+    made = synthetic.random_batch(config, phases(config)[0][1])
     assert made.keys() == packed(batch(1)).keys()
     most = max_pairs(length)
     for name, value in made.items():

@@ -1,0 +1,149 @@
+"""What one train step costs each device: memory, operations, and bytes moved and sent."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
+from bert_jax.distributed.fsdp import RULES
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.planning.synthetic import abstract_batch, set_up
+
+_FLOAT32 = 4  # bytes
+
+
+class Sent(NamedTuple):
+    """Bytes that each device sends in a step by one collective over some axes of the mesh."""
+
+    collective: str
+    axes: tuple[str, ...]
+    bytes: float
+
+
+def compile_cost(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, Any]:
+    """Compile the train step of a phase for a mesh, and return what the compiler says of it.
+
+    Returns:
+      "parameters" of the whole model; "memory" of a device in bytes, by use, or None if the step
+      does not fit; "error", why it does not; and "flops" of a device, a loop's body counted once.
+    """
+    setup, batch = set_up(config, phase, mesh), abstract_batch(config, phase, mesh)
+    state = setup.abstract_state
+    parameters = sum(x.size for x in jax.tree.leaves(state.params))
+    cost: dict[str, Any] = {"parameters": parameters, "memory": None, "error": "", "flops": 0.0}
+    # A CPU's program is measured, not run, so the slowest pass of its compiler is skipped.
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    options = {"xla_backend_optimization_level": 0} if is_cpu else None
+    try:
+        compiled = setup.jit().lower(state, batch).compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return cost | {"error": " ".join(str(error).split())[:300]}
+    stats = compiled.memory_analysis()
+    memory = {
+        "parameters": _shard_bytes(state.params),
+        "moments": _shard_bytes(state.opt_state),
+        "batch": _shard_bytes(batch),
+        "temporaries": stats.temp_size_in_bytes,
+        "program": stats.generated_code_size_in_bytes,
+    }
+    total = total_memory(stats)
+    memory |= {"other": total - sum(memory.values()), "total": total}
+    return cost | {"memory": memory, "flops": compiled.cost_analysis()["flops"]}
+
+
+def total_memory(stats: Any) -> int:
+    """Return the bytes of each device in `compiled.memory_analysis()`."""
+    return (
+        stats.argument_size_in_bytes
+        + stats.output_size_in_bytes
+        - stats.alias_size_in_bytes
+        + stats.temp_size_in_bytes
+        + stats.generated_code_size_in_bytes
+    )
+
+
+def _shard_bytes(tree: Any) -> int:
+    """Return the bytes of one device's shards of abstract arrays."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
+    """Return the floating-point operations of a sequence, forward and backward, as MFU counts them.
+
+    `S (N (24 D² + 12 D F) + 12 N D S) + 6 P (D² + D V) + 6 D²` for N layers, S tokens and P
+    predictions: two for each weight that a token meets, and twice as many again backward. Dropout
+    and recomputation do not count.
+    """
+    size, layers, length = model.hidden_size, model.num_hidden_layers, phase.max_length
+    layer = 24 * size**2 + 12 * size * model.intermediate_size + 12 * size * length
+    head = 6 * phase.max_predictions * (size**2 + size * model.vocab_size)
+    return float(length * layers * layer + head + 6 * size**2 * pairs)
+
+
+def abstract_parameters(config: TrainConfig) -> Any:
+    """Return the shapes of the model's parameters, with the names of their axes."""
+    module = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
+    return jax.eval_shape(module.init_params, jax.random.key(0))
+
+
+def sent_bytes(
+    config: TrainConfig, phase: Phase, parallel: ParallelConfig, parameters: Any
+) -> list[Sent]:
+    """Return the bytes that each device must send in a step, in rings, by the layout's formula.
+
+    A ring of n devices sends (n - 1) / n of what is gathered or reduce-scattered, and twice that of
+    what is all-reduced. Metrics and norms, a few bytes, do not count.
+
+    - Gradients are summed in float32: all-reduced over data, or if the parameter is sharded,
+      reduce-scattered over fsdp, and the shard all-reduced over data.
+    - Parameters that are sharded over fsdp are gathered in the model's dtype, those of the layers
+      again if `model.remat` computes them again; under ZeRO-1 after the update, in float32.
+    - Over tensor, each layer all-reduces its activations twice forward and twice backward, the head
+      those of the predictions, and the embeddings what they look up, in float32.
+
+    Args:
+      config: of the run.
+      phase: its batch and lengths.
+      parallel: the mesh, without -1, and the ZeRO stage.
+      parameters: of the model, as `abstract_parameters` returns them.
+    """
+    model, data, fsdp, tensor = config.model, parallel.data, parallel.fsdp, parallel.tensor
+    width = jnp.dtype(model.dtype).itemsize
+    gathered = sharded = replicated = 0.0  # bytes
+    for path, leaf in jax.tree.leaves_with_path(
+        parameters, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned)
+    ):
+        axes = [RULES[name] for name in leaf.names]
+        size = leaf.value.size / (tensor if "tensor" in axes else 1)
+        if "fsdp" in axes and fsdp > 1:
+            again = model.remat and "layer_" in jax.tree_util.keystr(path[:2])
+            gathered += size * (_FLOAT32 if parallel.zero == 1 else width * (1 + again))
+            sharded += size * _FLOAT32
+        else:
+            replicated += size * _FLOAT32
+    sequences = phase.batch_size / (data * fsdp)
+    activations = sequences * phase.max_length * model.hidden_size
+    predictions = sequences * phase.max_predictions * model.hidden_size
+    summed = 4 * model.num_hidden_layers * activations * width
+    summed += activations * _FLOAT32 + predictions * width
+    batch_axes = tuple(axis for axis, n in (("data", data), ("fsdp", fsdp)) if n > 1)
+    sent = [
+        Sent("all-gather of parameters", ("fsdp",), gathered * _ring(fsdp)),
+        Sent("reduce-scatter of gradients", ("fsdp",), sharded * _ring(fsdp)),
+        Sent("all-reduce of gradient shards", ("data",), 2 * sharded / fsdp * _ring(data)),
+        Sent("all-reduce of gradients", batch_axes, 2 * replicated * _ring(data * fsdp)),
+        Sent("all-reduce of activations", ("tensor",), 2 * summed * _ring(tensor)),
+    ]
+    return [each for each in sent if each.bytes]
+
+
+def _ring(devices: int) -> float:
+    return (devices - 1) / devices

@@ -1,0 +1,169 @@
+"""What this host's devices are and can do: matmul speed, memory, and the time to compile."""
+
+import contextlib
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.config import ModelConfig, Phase
+from bert_jax.distributed.mesh import num_batch_shards
+from bert_jax.errors import UserError
+
+_ROUNDS, _ROUND_SECONDS = 7, 0.1
+_MATMUL_SIZES = {"cpu": (1024,), "gpu": (4096, 8192), "tpu": (4096, 8192)}
+_MOST_TOKENS = 4096  # of a matmul of the model; with more it is no faster
+_CACHE_SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_enable_compilation_cache",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+def compile_twice(compile_step: Callable[[], Any]) -> tuple[Any, float, float | None]:
+    """Compile with an empty cache on disk, and again with the one that this filled.
+
+    Returns:
+      The program, and the seconds of both; None for the second if the program was not cached.
+    """
+    before = [getattr(jax.config, name) for name in _CACHE_SETTINGS]
+    with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
+        _configure_cache(folder, True, 0.0, -1)
+        try:
+            program, cold = _timed(compile_step)
+            entries = set(os.listdir(folder))
+            _, cached = _timed(compile_step)
+            is_hit = entries and entries == set(os.listdir(folder))
+        finally:
+            _configure_cache(*before)
+    return program, cold, cached if is_hit else None
+
+
+def _configure_cache(*values: Any) -> None:
+    for name, value in zip(_CACHE_SETTINGS, values, strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # it keeps the settings with which it was opened
+
+
+def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    jax.clear_caches()  # of this process
+    started = time.perf_counter()
+    return function(), time.perf_counter() - started
+
+
+def measure_matmul(
+    model: ModelConfig, phase: Phase, mesh: Mesh
+) -> tuple[float, tuple[int, int, int]]:
+    """Return the operations per second of the fastest matmul, of all devices, and its [m, k, n].
+
+    It is the fastest of square ones and those of the feed-forward layer, in the model's dtype.
+    """
+    tokens = min(phase.batch_size * phase.max_length // num_batch_shards(mesh), _MOST_TOKENS)
+    size, inner = model.hidden_size, model.intermediate_size
+    shapes = [(n, n, n) for n in _MATMUL_SIZES[mesh.devices.flat[0].platform]]
+    shapes += [(tokens, size, inner), (tokens, inner, size)]
+    return max((_matmul_speed(shape, model.dtype, mesh), shape) for shape in shapes)
+
+
+def _matmul_speed(shape: tuple[int, int, int], dtype: str, mesh: Mesh) -> float:
+    m, k, n = shape
+    split, replicated = NamedSharding(mesh, P(mesh.axis_names)), NamedSharding(mesh, P())
+    # A CPU has instructions for bfloat16 only if the result is float32.
+    result = jnp.float32 if mesh.devices.flat[0].platform == "cpu" else dtype
+    random = np.random.default_rng(0)
+    x = jax.device_put(random.standard_normal((mesh.size * m, k), np.float32).astype(dtype), split)
+    y = jax.device_put(random.standard_normal((k, n), np.float32).astype(dtype), replicated)
+    matmul = jax.jit(lambda x, y: jnp.dot(x, y, preferred_element_type=result), out_shardings=split)
+    jax.block_until_ready(matmul(x, y))
+
+    def seconds(times: int) -> float:
+        started = time.perf_counter()
+        for _ in range(times - 1):
+            matmul(x, y)
+        jax.block_until_ready(matmul(x, y))
+        return (time.perf_counter() - started) / times
+
+    times = max(1, round(_ROUND_SECONDS / seconds(2)))
+    return 2.0 * m * k * n * mesh.size / statistics.median(seconds(times) for _ in range(_ROUNDS))
+
+
+@contextlib.contextmanager
+def out_of_memory_refused(phase: Phase, device: Any) -> Iterator[None]:
+    """Raise a UserError if what runs inside does not fit in memory."""
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        words = ("RESOURCE_EXHAUSTED", "Out of memory")  # on a CPU, the latter
+        if not isinstance(error, MemoryError) and not any(each in str(error) for each in words):
+            raise
+        raise _does_not_fit(phase, device, "") from error
+
+
+def check_memory(phase: Phase, needed: int, devices: Sequence[Any]) -> None:
+    """Refuse a program that needs more bytes per device than there are; CPU devices share them."""
+    device = devices[0]
+    if device.platform == "cpu":
+        needed, available = needed * len(devices), _available_memory()
+    else:
+        available = (device.memory_stats() or {}).get("bytes_limit")
+    if available is not None and needed > available:
+        sizes = f": {needed / 2**30:,.1f} GiB of {available / 2**30:,.1f}"
+        raise _does_not_fit(phase, device, sizes)
+
+
+def _does_not_fit(phase: Phase, device: Any, sizes: str) -> UserError:
+    whose = "this machine" if device.platform == "cpu" else device.device_kind
+    return UserError(
+        f"a batch of {phase.batch_size:,} × {phase.max_length:,} does not fit in the memory of "
+        f"{whose}{sizes}; lower data.batch_size, or raise optimizer.microbatches"
+    )
+
+
+def _available_memory() -> int | None:
+    """Return the bytes that Linux says are available; None on other systems."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    sizes = (line.split() for line in lines)
+    return next((int(size) << 10 for name, size, *_ in sizes if name == "MemAvailable:"), None)
+
+
+def reset_peak_memory() -> None:
+    """Let the process's peak start from here, if Linux allows it (proc(5), clear_refs)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory(devices: Sequence[Any]) -> int | None:
+    """Return the largest peak of the devices in bytes; for CPUs, the peak of the process."""
+    if devices[0].platform == "cpu":
+        unit = 1 if sys.platform == "darwin" else 1 << 10
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def device_name(device: Any) -> str:
+    """Return what a device is called; for a CPU, by Linux, with its number of cores."""
+    if device.platform != "cpu":
+        return device.device_kind
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return f"CPU ({os.cpu_count()} cores)"
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"CPU ({next(names, 'unnamed')}, {len(os.sched_getaffinity(0))} cores)"

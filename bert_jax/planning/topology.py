@@ -1,0 +1,99 @@
+"""The devices that a plan is for: `v5e:16x16`, `h100:16` or `cpu:8`. None need be attached."""
+
+import dataclasses
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from bert_jax.config import TrainConfig
+from bert_jax.distributed.precision import resolve_dtype
+from bert_jax.errors import UserError
+from bert_jax.planning import chips
+from bert_jax.text.prepare import resolve_vocab_size
+
+# libtpu's compiler asks its host for these. The accelerator type is ignored: each plan names its
+# topology.
+_TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # a plan takes no TPU from a process that uses it
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Devices to compile for: abstract TPUs, or fake CPU devices that stand for GPUs and CPUs."""
+
+    name: str
+    devices: Sequence[Any]
+    chip: chips.Chip | None  # None for a CPU
+
+    @property
+    def has_compiler(self) -> bool:
+        """Whether programs are compiled by these devices' own compiler."""
+        return self.chip is None or self.chip.is_tpu
+
+    def resolve(self, config: TrainConfig) -> TrainConfig:
+        """Return the config with the dtype "auto" and the vocabulary size 0 resolved."""
+        model = resolve_dtype(config.model, self.devices[0])
+        if self.chip and config.model.dtype == "auto":  # all chips of the list compute in it
+            model = dataclasses.replace(model, dtype="bfloat16")
+        model = dataclasses.replace(model, vocab_size=resolve_vocab_size(config, None))
+        return dataclasses.replace(config, model=model)
+
+
+def read_topologies(names: str) -> list[Topology]:
+    """Return the devices of a comma-separated list. Call it before JAX starts, which it configures.
+
+    Raises:
+      UserError: one is unknown, or its compiler is not installed.
+    """
+    parsed = [parse(name.strip()) for name in names.split(",")]
+    for name, value in _TPU_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    jax.config.update("jax_platforms", "cpu")
+    most = max((int(shape) for _, shape in parsed if "x" not in shape), default=0)
+    if most:
+        try:
+            jax.config.update("jax_num_cpu_devices", most)
+        except RuntimeError:  # JAX runs already, as in tests
+            if len(jax.devices("cpu")) < most:
+                raise
+    return [_make_topology(kind, shape) for kind, shape in parsed]
+
+
+def parse(name: str) -> tuple[str, str]:
+    """Return a name's chip and the shape of its slice or number of its devices, or refuse it."""
+    kind, _, shape = name.lower().partition(":")
+    if kind != "cpu" and kind not in chips.CHIPS:
+        known = ", ".join((*chips.CHIPS, "cpu"))
+        raise UserError(f"--topology {name}: {kind!r} is not a known chip; use one of {known}")
+    pattern, example = r"[1-9]\d*", "8"
+    if kind != "cpu" and chips.CHIPS[kind].is_tpu:
+        pattern, example = r"[1-9]\d*(x[1-9]\d*){1,2}", "4x4, or 4x4x4 for v4 and v5p"
+    if not re.fullmatch(pattern, shape):
+        raise UserError(f"--topology {name}: write it as {kind}:{example}")
+    return kind, shape
+
+
+def _make_topology(kind: str, shape: str) -> Topology:
+    name, chip = f"{kind}:{shape}", chips.CHIPS.get(kind)
+    if "x" not in shape:
+        return Topology(name, jax.devices("cpu")[: int(shape)], chip)
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(f"--topology {name} needs the TPU compiler: pip install libtpu")
+    # Otherwise the two cores of a v4 chip are two devices; on Cloud TPU they are one.
+    options = {"chip_config_name": "megacore"} if kind == "v4" else {}
+    try:
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+    except jax.errors.JaxRuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"--topology {name} does not exist: {reason}") from error
+    return Topology(name, topology.devices, chip)

@@ -1,0 +1,144 @@
+"""The formulas of a step's cost, against the traced step and the compiler."""
+
+import dataclasses
+import math
+
+import jax
+import pytest
+from helpers import LENGTH, PREDICTIONS, model_config
+
+from bert_jax.config import DataConfig, ModelConfig, ParallelConfig, Phase, TrainConfig
+from bert_jax.distributed.mesh import make_mesh
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.planning import costs, synthetic
+
+BATCH = 16
+METRICS = 1024  # bytes, at most, of losses and norms, which are summed too
+PHASE = Phase(0.0, LENGTH, BATCH, PREDICTIONS)
+
+
+def config_of(model: dict | None = None, **axes: int) -> TrainConfig:
+    return TrainConfig(
+        model=model_config(vocab_size=96, num_hidden_layers=1, **(model or {})),
+        data=DataConfig(max_length=LENGTH, batch_size=BATCH),
+        parallel=ParallelConfig(**{"data": 1, **axes}),  # pyright: ignore[reportArgumentType]
+    )
+
+
+def mesh_of(config: TrainConfig):
+    parallel = config.parallel
+    count = parallel.data * parallel.fsdp * parallel.tensor
+    return make_mesh(parallel, jax.devices()[:count])
+
+
+def sent_bytes(config: TrainConfig, parallel: ParallelConfig):
+    return costs.sent_bytes(config, PHASE, parallel, costs.abstract_parameters(config))
+
+
+def num_parameters(config: TrainConfig) -> int:
+    shapes = jax.eval_shape(BertForPreTraining(config.model).init_params, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+
+def equations(jaxpr):
+    """All equations of a program, and of the programs in it; of alternatives, the first one's."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            several = isinstance(value, tuple | list)
+            is_choice = equation.primitive.name == "cond"
+            for each in (value[:1] if is_choice else value) if several else (value,):
+                if hasattr(getattr(each, "jaxpr", each), "eqns"):
+                    yield from equations(each)
+
+
+def trace(config: TrainConfig, phase: Phase = PHASE):
+    mesh = mesh_of(config)
+    setup = synthetic.set_up(config, phase, mesh)
+    batch = synthetic.abstract_batch(config, phase, mesh)
+    return setup.jit().trace(setup.abstract_state, batch).jaxpr
+
+
+def test_memory():
+    """Parameters, twice as much for the moments, and the parts add up to the compiler's total."""
+    config = config_of(data=8)
+    cost = costs.compile_cost(config, PHASE, mesh_of(config))
+    memory = cost["memory"]
+    assert cost["parameters"] == num_parameters(config)
+    assert memory["parameters"] == 4 * cost["parameters"]
+    assert memory["moments"] == pytest.approx(8 * cost["parameters"], abs=16)
+    assert memory["batch"] == BATCH // 8 * (3 * LENGTH + 2) * 4
+    assert sum(memory.values()) == 2 * memory["total"]
+    assert 0 <= memory["other"] < 4096
+    assert cost["flops"] > 2 * costs.model_flops(config.model, PHASE, pairs=True)
+
+
+def test_a_step_that_does_not_fit(monkeypatch):
+    def fail(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 25G\nof 15.75G hbm.")
+
+    config = config_of()
+    monkeypatch.setattr(jax.stages.Lowered, "compile", fail)
+    cost = costs.compile_cost(config, PHASE, mesh_of(config))
+    assert cost["memory"] is None
+    assert cost["error"] == "RESOURCE_EXHAUSTED: Used 25G of 15.75G hbm."
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [{"data": 8}, {"fsdp": 4, "zero": 1}, {"data": 2, "fsdp": 4}],
+)
+def test_bytes_sent_are_those_of_the_traced_collectives(axes):
+    config = config_of(**axes)
+    shape, sent = dict(mesh_of(config).shape), 0.0
+    factors = {"psum": 2, "psum_invariant": 2, "reduce_scatter": 1, "all_gather": 1}
+    for equation in equations(trace(config)):
+        name, params = equation.primitive.name, equation.params
+        assert name not in ("ppermute", "all_to_all")
+        if name in factors:
+            over = params.get("axes") or params["axis_name"]
+            devices = math.prod(shape[axis] for axis in ([over] if over in shape else over))
+            arrays = equation.outvars if name == "all_gather" else equation.invars
+            size = sum(x.aval.size * x.aval.dtype.itemsize for x in arrays)
+            sent += factors[name] * (devices - 1) / devices * size
+    expected = sum(each.bytes for each in sent_bytes(config, config.parallel))
+    assert expected <= sent <= expected + METRICS
+
+
+def test_bytes_sent_by_hand():
+    config = config_of()
+    assert sent_bytes(config, config.parallel) == []
+    (gradients,) = sent_bytes(config, ParallelConfig(data=8))
+    assert gradients.axes == ("data",)
+    assert gradients.bytes == 2 * 7 / 8 * 4 * num_parameters(config)
+    (activations,) = sent_bytes(config, ParallelConfig(data=1, tensor=2))
+    assert activations.axes == ("tensor",)
+    assert activations.bytes == 4 * 16 * BATCH * (4 * LENGTH + LENGTH + PREDICTIONS)
+
+
+def test_model_flops_are_those_of_the_traced_matmuls():
+    wide = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+    config = config_of(wide | {"max_position_embeddings": 128})
+    phase = dataclasses.replace(PHASE, max_length=128, batch_size=2, max_predictions=20)
+    flops = 0.0
+    for equation in equations(trace(config, phase)):
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            summed = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+            flops += 2 * summed * equation.outvars[0].aval.size
+    assert flops == pytest.approx(2 * costs.model_flops(config.model, phase, pairs=True), rel=0.01)
+
+
+def test_model_flops_of_bert_base_and_large():
+    """Source: 72 N D² + 12 N D S a token and so on, with a vocabulary of 30,592."""
+    base = ModelConfig(vocab_size=30592)
+    large = ModelConfig("bert", 30592, 1024, 24, 16, 4096)
+    for model, length, predictions, expected in (
+        (base, 128, 20, 69.9e9),
+        (base, 512, 77, 301.0e9),
+        (large, 128, 20, 240.7e9),
+        (large, 512, 77, 1020e9),
+    ):
+        phase = Phase(0.0, length, 1, predictions)
+        assert costs.model_flops(model, phase, pairs=True) == pytest.approx(expected, rel=1e-3)

@@ -1,0 +1,53 @@
+"""The devices that a name of a topology stands for."""
+
+import jax
+import pytest
+
+from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.errors import UserError
+from bert_jax.planning.chips import CHIPS
+from bert_jax.planning.topology import read_topologies
+
+jax.devices()  # before a topology asks JAX for fewer
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v9:2x2", "not a known chip"),
+        ("v5e:8", "write it as v5e:4x4"),
+        ("v5e:", "write it as v5e:4x4"),
+        ("h100:2x2", "write it as h100:8"),
+        ("cpu:0", "write it as cpu:8"),
+        ("cpu:2,", "not a known chip"),
+    ],
+)
+def test_malformed_names(name, message):
+    with pytest.raises(UserError, match=message):
+        read_topologies(name)
+
+
+def test_gpus_are_as_many_cpus():
+    cpus, gpus = read_topologies("cpu:4, h100:8")
+    assert (len(cpus.devices), cpus.chip, cpus.has_compiler) == (4, None, True)
+    assert (len(gpus.devices), gpus.chip, gpus.has_compiler) == (8, CHIPS["h100"], False)
+
+
+def test_what_is_resolved():
+    config = TrainConfig(model=ModelConfig(vocab_size=0, dtype="auto"))
+    model = read_topologies("h100:1")[0].resolve(config).model
+    assert (model.dtype, model.vocab_size) == ("bfloat16", 32000)
+
+
+def test_a_missing_tpu_compiler(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install libtpu"):
+        read_topologies("v5e:2x2")
+
+
+def test_tpus():
+    pytest.importorskip("libtpu")
+    (v4,) = read_topologies("v4:2x2x2")
+    assert len(v4.devices) == 8  # not its 16 cores
+    with pytest.raises(UserError, match="does not exist"):
+        read_topologies("v5e:3x5")
