@@ -1,11 +1,11 @@
-"""What entities and answers can be found without a network: the least that a model must surpass.
+"""Baselines without a network, for named entities and for answers.
 
     python benchmarks/finetuning_baselines.py --train=train.conll dev.conll test.conll
     python benchmarks/finetuning_baselines.py --train=train.json dev.json
 
-For files of named entities each word gets the tag that it had most often in training. For SQuAD's
-the sentence is taken that shares most words with the question, each weighted by how few training
-sentences have it; the answer is that sentence, or a run of its words that the question has not.
+For named entities, each word gets its most frequent tag in training. For SQuAD, the sentence that
+shares most words with the question is chosen, each weighted by its inverse frequency among training
+sentences; the answer is that sentence, or consecutive words of it that the question does not have.
 """
 
 import argparse
@@ -20,8 +20,7 @@ from seqeval import metrics
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bert_jax.tasks import readers as records
-from bert_jax.tasks import squad_metrics
+from bert_jax.tasks import readers, squad_metrics
 from bert_jax.text.sentences import split_sentences
 
 WORD = re.compile(r"\w+")
@@ -30,15 +29,15 @@ NUMBER = re.compile(r"\b(when|how (many|much|old|long|far)|what (year|date|perce
 
 
 def entities(train: str, held_out: Sequence[str]) -> None:
-    """Prints precision, recall and F1 of entities by file."""
+    """Print precision, recall and F1 of entities by file."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for record in records.conll(train):
+    for record in readers.conll(train):
         for token, tag in zip(record.fields["tokens"], record.fields["tags"], strict=True):
             counts[token][tag] += 1
     usual = {token: tags.most_common(1)[0][0] for token, tags in counts.items()}
     print(f"{'file':<24}{'sentences':>10}{'entities':>9}{'precision':>10}{'recall':>10}{'F1':>10}")
     for name in held_out:
-        sentences = [record.fields for record in records.conll(name)]
+        sentences = [record.fields for record in readers.conll(name)]
         actual = [list(fields["tags"]) for fields in sentences]
         predicted = [[usual.get(token, "O") for token in fields["tokens"]] for fields in sentences]
         number = sum(tag.startswith("B-") for tags in actual for tag in tags)
@@ -48,13 +47,13 @@ def entities(train: str, held_out: Sequence[str]) -> None:
 
 
 def words(text: str) -> set[str]:
-    """Returns the words of a text, in lower case."""
+    """Return the words of a text, in lower case."""
     return set(WORD.findall(text.lower()))
 
 
 def weigh(train: str) -> Mapping[str, float]:
-    """Returns the inverse document frequency of each word among the sentences of the contexts."""
-    contexts = {record.fields["context"] for record in records.squad(train)}
+    """Return the inverse document frequency of each word among the sentences of the contexts."""
+    contexts = {record.fields["context"] for record in readers.squad(train)}
     sentences = [words(s) for context in contexts for s in split_sentences(context)]
     counts = collections.Counter(word for sentence in sentences for word in sentence)
     total = len(sentences) + 1
@@ -63,13 +62,13 @@ def weigh(train: str) -> Mapping[str, float]:
 
 
 def nearest(question: str, context: str, weights: Mapping[str, float]) -> str:
-    """Returns the first of the sentences that share most with the question."""
+    """Return the first of the sentences that share most with the question."""
     asked = words(question)
     return max(split_sentences(context), key=lambda s: sum(weights[w] for w in words(s) & asked))
 
 
 def runs(sentence: str, question: str, wanted: Callable[[str], object]) -> Iterator[str]:
-    """Yields the longest runs of words that are wanted and that the question does not have."""
+    """Yield the longest runs of words that are wanted and that the question does not have."""
     asked, run = words(question), []
     for token in [*sentence.split(), "."]:  # a mark ends the last run
         bare = token.strip(MARKS)
@@ -81,12 +80,12 @@ def runs(sentence: str, question: str, wanted: Callable[[str], object]) -> Itera
 
 
 def capitals(sentence: str, question: str) -> str:
-    """Returns the longest run of words with a capital, or the sentence where there is none."""
+    """Return the longest run of words with a capital, or the sentence where there is none."""
     return max(runs(sentence, question, lambda t: t[0].isupper()), key=len, default=sentence)
 
 
 def numbers(sentence: str, question: str) -> str:
-    """Returns the longest run of numbers where the question asks for one, else of capitals."""
+    """Return the longest run of numbers where the question asks for one, else of capitals."""
     instead = capitals(sentence, question)
     wanted = re.compile(r"\d").search if NUMBER.search(question) else lambda _: False
     return max(runs(sentence, question, wanted), key=len, default=instead)
@@ -100,11 +99,11 @@ ANSWERS = {
 
 
 def answers(train: str, held_out: Sequence[str]) -> None:
-    """Prints exact match and F1 by file and way of answering."""
+    """Print exact match and F1 by file and way of answering."""
     weights = weigh(train)
     print(f"{'file':<12}{'answer':<42}{'questions':>10}{'EM':>8}{'F1':>8}")
     for name in held_out:
-        asked = [r.fields for r in records.squad(name) if r.fields["answers"] is not None]
+        asked = [r.fields for r in readers.squad(name) if r.fields["answers"] is not None]
         sentences = [nearest(f["question"], f["context"], weights) for f in asked]
         for way, answer in ANSWERS.items():
             scores = [
@@ -118,7 +117,7 @@ def answers(train: str, held_out: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Prints the table of the kind of files that are given."""
+    """Print the table of the kind of files that are given."""
     parser = argparse.ArgumentParser(description="Baselines for entities and for SQuAD.")
     parser.add_argument("--train", required=True)
     parser.add_argument("held_out", nargs="+")

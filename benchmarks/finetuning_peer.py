@@ -1,12 +1,12 @@
-"""The same fine-tuning in PyTorch and transformers, on the same rows, to compare scores and speed.
+"""The same fine-tuning in PyTorch and transformers, on the same batches: scores and speed.
 
     python benchmarks/finetuning_peer.py --model=DIR --train=train.tsv --dev=dev.tsv \\
         --seed=0 --output=peer.jsonl
 
 DIR is the folder of a BERT as transformers saves it. The files have a header with the columns
-`sentence` and `label`, a number. The rows of each step are those of finetune.py with this seed.
-A line is appended to the output. Its time is that of the train steps, without loading, tokenizing
-and evaluation, and without the first two steps where there are more.
+`sentence` and `label`, a number. The sentences of each step are those of finetune.py with this
+seed. A line is appended to the output. Its time is that of the train steps, without loading,
+tokenizing and evaluation, and without the first two steps if there are more.
 """
 
 import argparse
@@ -28,7 +28,7 @@ UNTIMED = 2  # steps
 
 
 def read(path: Path) -> tuple[list[str], list[int]]:
-    """Returns the sentences and labels of a file."""
+    """Return the sentences and labels of a file."""
     header, *lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     names = header.split("\t")
     rows = [dict(zip(names, line.split("\t"), strict=True)) for line in lines]
@@ -38,7 +38,7 @@ def read(path: Path) -> tuple[list[str], list[int]]:
 def make_optimizer(
     model: torch.nn.Module, steps: int, rate: float
 ) -> tuple[torch.optim.AdamW, LambdaLR]:
-    """Returns AdamW as for BERT, and Google's schedule: step t, from 0, has the rate of t."""
+    """Return AdamW as for BERT, and Google's schedule: step t, from 0, has the rate of t."""
     decayed, others = [], []
     for name, parameter in model.named_parameters():
         exempt = name.endswith("bias") or "LayerNorm" in name
@@ -53,7 +53,7 @@ def make_optimizer(
 
 
 class Batches:
-    """Rows of a file as tensors, padded to the longest of them."""
+    """Sentences of a file as tensors, padded to the longest of a batch."""
 
     def __init__(self, path: Path, tokenizer, device: torch.device):
         sentences, self.labels = read(path)
@@ -61,28 +61,28 @@ class Batches:
         self._tokenizer, self._device = tokenizer, device
 
     def take(self, rows: Sequence[int]) -> tuple[BatchEncoding, torch.Tensor]:
-        """Returns the inputs and the labels of some rows."""
+        """Return the inputs and the labels of some sentences."""
         inputs = {name: [column[row] for row in rows] for name, column in self._encoded.items()}
         padded = self._tokenizer.pad(inputs, padding="longest", return_tensors="pt")
         labels = torch.tensor([self.labels[row] for row in rows])
         return padded.to(self._device), labels.to(self._device)
 
     def by_length(self, size: int) -> Iterator[list[int]]:
-        """Yields all rows in batches of like length."""
+        """Yield all sentences in batches of similar length."""
         lengths = [len(ids) for ids in self._encoded["input_ids"]]
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         for begin in range(0, len(order), size):
             yield order[begin : begin + size]
 
     def of_steps(self, epochs: int, seed: int) -> np.ndarray:
-        """Returns the rows of each step, [steps, batch], -1 where there is none."""
+        """Return the sentences of each step, [steps, batch], -1 for none."""
         lengths = np.array([len(ids) for ids in self._encoded["input_ids"]])
         orders = [epoch_batches(lengths, BATCH_SIZE, seed, epoch) for epoch in range(epochs)]
         return np.concatenate(orders)
 
 
 def train(model, batches: Batches, order: np.ndarray, stop: int, rate: float) -> tuple[float, int]:
-    """Trains for `stop` of the steps of `order`; returns the seconds and examples timed."""
+    """Train for `stop` of the steps of `order`; return the seconds and examples timed."""
     optimizer, schedule = make_optimizer(model, len(order), rate)
     model.train()
     begin, examples = time.perf_counter(), 0
@@ -105,14 +105,14 @@ def train(model, batches: Batches, order: np.ndarray, stop: int, rate: float) ->
 
 
 def wait(device: torch.device) -> None:
-    """Waits for what the device has been given to do."""
+    """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @torch.inference_mode()
 def accuracy(model, batches: Batches) -> float:
-    """Returns the fraction of all rows that are labelled rightly."""
+    """Return the accuracy on all sentences."""
     model.eval()
     right = 0
     for rows in batches.by_length(64):

@@ -1,4 +1,4 @@
-"""What a model with a task's head says of a set of examples, each of them once."""
+"""Predictions of a fine-tuned model: computing, scoring and writing them."""
 
 import io
 import time
@@ -29,58 +29,52 @@ def predict(
     batch_size: int,
     process_slices: loader.ProcessSlices = loader.single_process,
 ) -> tuple[list[Any], dict[str, float]]:
-    """Returns the prediction of each example and, where all have labels, the loss and the scores.
-
-    A batch's logits are read, and let go, while the device runs the next one: none but two batches'
-    are held at a time.
+    """Return the prediction of each example and, if all have labels, the loss and the scores.
 
     Args:
-      step: (params, batch) -> (logits, sums), from `step.make_predict_step`.
+      step: (params, batch) -> (logits, metrics), from `step.make_predict_step`.
       params: of the model.
-      task: what the logits mean.
-      examples: whose rows are predicted.
-      batcher: of these rows.
-      batch_size: rows at a time, over all devices.
-      process_slices: which of them this process computes; it is given the predictions of all.
+      task: of the examples.
+      examples: to predict.
+      batcher: of their features.
+      batch_size: features of a global batch.
+      process_slices: the slices of a batch that this process reads; it returns all predictions.
     """
-    started = time.monotonic()
-    found: list[Any] = [None] * len(examples)
-    sums: list[Metrics] = []
+    started, features = time.monotonic(), batcher.features
+    predictions: list[Any] = [None] * len(examples)
+    metrics: list[Metrics] = []
 
-    def take(indices: np.ndarray, logits: Any, of_batch: Metrics) -> None:
-        host = multihost_utils.process_allgather(logits, tiled=True)
-        sums.append(jax.device_get(of_batch))
-        for index, row in zip(indices.tolist(), host, strict=True):
+    def collect(indices: np.ndarray, logits: Any, batch_metrics: Metrics) -> None:
+        metrics.append(jax.device_get(batch_metrics))
+        host_logits = multihost_utils.process_allgather(logits, tiled=True)
+        for index, values in zip(indices.tolist(), host_logits, strict=True):
             if index != FILL:
-                example = batcher.features.example_indices[index]
-                found[example] = task.collect(found[example], batcher.features, index, row)
+                example = features.example_indices[index]
+                predictions[example] = task.collect(predictions[example], features, index, values)
 
-    running: list[tuple[np.ndarray, Any, Metrics]] = []
+    # The logits of a batch are read while the device runs the next one, and then dropped.
+    running: tuple[np.ndarray, Any, Metrics] | None = None
     for indices, batch in eval_batches(batcher, batch_size):
-        running.append((indices, *step(params, loader.take_slices(batch, process_slices))))
-        if len(running) > 1:
-            take(*running.pop(0))
-    for rest in running:
-        take(*rest)
-    values = {"sequences_per_second": len(batcher.features) / (time.monotonic() - started)}
+        logits, batch_metrics = step(params, loader.take_slices(batch, process_slices))
+        if running:
+            collect(*running)
+        running = indices, logits, batch_metrics
+    if running:
+        collect(*running)
+    values = {"sequences_per_second": len(features) / (time.monotonic() - started)}
     if all(example.label is not None for example in examples):
-        values = {"loss": means(sums)["loss"], **task.score(examples, found), **values}
-    return found, values
+        values = {"loss": means(metrics)["loss"], **task.score(examples, predictions), **values}
+    return predictions, values
 
 
-def write(task: Task, examples: Sequence[Example], found: Sequence[Any], stem: Path) -> list[Path]:
-    """Writes predictions, each kind of file at once or not at all, and returns the files.
-
-    Args:
-      task: whose predictions they are.
-      examples: that were predicted.
-      found: what `predict` gave.
-      stem: of the files, to which their endings are added.
-    """
+def write(
+    task: Task, examples: Sequence[Example], predictions: Sequence[Any], stem: Path
+) -> list[Path]:
+    """Write the files of predictions, `stem` with each suffix of the task, and return them."""
     paths = []
     for suffix, write_to in task.writers().items():
         text = io.StringIO()
-        write_to(text, examples, found)
+        write_to(text, examples, predictions)
         paths.append(stem.with_name(stem.name + suffix))
         workdir.write(paths[-1], text.getvalue())
     return paths

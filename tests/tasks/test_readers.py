@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.tasks import readers as records
+from bert_jax.tasks import readers
 
 
 def write(path, content):
@@ -49,7 +49,7 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(tmp_path, name, packed):
     path = write(tmp_path / (name + packed), TABLES[name])
-    found = list(records.table(path))
+    found = list(readers.table(path))
     assert fields(found) == ROWS
     first = 1 if ".jsonl" in name else 2
     assert [record.where for record in found] == [f"{path}:{first}", f"{path}:{first + 1}"]
@@ -58,21 +58,21 @@ def test_tables(tmp_path, name, packed):
 @pytest.mark.parametrize("name", TABLES)
 def test_windows_files(tmp_path, name):
     content = b"\xef\xbb\xbf" + TABLES[name].replace("\n", "\r\n").encode()
-    assert fields(records.table(write(tmp_path / name, content))) == ROWS
+    assert fields(readers.table(write(tmp_path / name, content))) == ROWS
 
 
 def test_tsv_keeps_quotes_spaces_and_empty_fields(tmp_path):
     path = write(tmp_path / "a.tsv", 'a\tb\tc\n "x\t\ty" \n\n\t\t\n')
-    assert fields(records.table(path)) == [
+    assert fields(readers.table(path)) == [
         {"a": ' "x', "b": "", "c": 'y" '},
         {"a": "", "b": "", "c": ""},
     ]
     path = write(tmp_path / "one.tsv", "a\nx\n\ny\n")
-    assert fields(records.table(path)) == [{"a": "x"}, {"a": ""}, {"a": "y"}]
+    assert fields(readers.table(path)) == [{"a": "x"}, {"a": ""}, {"a": "y"}]
 
 
 def test_csv_fields_of_several_lines(tmp_path):
-    found = list(records.table(write(tmp_path / "a.csv", 'a,b\n"1\n2",x\n\n"3\n\n4",y\nz,w\n')))
+    found = list(readers.table(write(tmp_path / "a.csv", 'a,b\n"1\n2",x\n\n"3\n\n4",y\nz,w\n')))
     assert [record.where.split(":")[-1] for record in found] == ["2", "5", "8"]
     assert [record.fields["a"] for record in found] == ["1\n2", "3\n\n4", "z"]
 
@@ -80,7 +80,7 @@ def test_csv_fields_of_several_lines(tmp_path):
 def test_json_values_keep_their_kinds(tmp_path):
     row = {"tokens": ["a", "b"], "n": 3, "x": 0.5, "no": None, "of": {"k": [1]}}
     path = write(tmp_path / "a.jsonl", json.dumps(row) + "\n\n" + '{"s": ["\\ud800x"]}\n')
-    found = list(records.table(path))
+    found = list(readers.table(path))
     assert fields(found) == [row, {"s": ["?x"]}]
     assert found[1].where == f"{path}:3"
 
@@ -89,21 +89,21 @@ def test_json_values_keep_their_kinds(tmp_path):
 def test_names_for_a_file_without_a_header(tmp_path, name):
     mark = "," if name == "a.csv" else "\t"
     path = write(tmp_path / name, f"1{mark}x\n2{mark}y\n")
-    assert fields(records.table(path, ("n", "t"))) == [{"n": "1", "t": "x"}, {"n": "2", "t": "y"}]
-    assert records.first_row(path) == ["1", "x"]
-    assert records.first_row(write(tmp_path / "empty.tsv", "\n")) == []
+    assert fields(readers.table(path, ("n", "t"))) == [{"n": "1", "t": "x"}, {"n": "2", "t": "y"}]
+    assert readers.first_row(path) == ["1", "x"]
+    assert readers.first_row(write(tmp_path / "empty.tsv", "\n")) == []
     one = write(tmp_path / "one.tsv", "\nx\n")
-    assert fields(records.table(one, "t")) == [{"t": ""}, {"t": "x"}]
-    assert fields(records.table(write(tmp_path / "one.tsv", "\n\nt\nx\n"))) == [{"t": "x"}]
-    assert f"{path}:1: 2 fields where 3 are wanted" in fails(records.table, path, "abc")
+    assert fields(readers.table(one, "t")) == [{"t": ""}, {"t": "x"}]
+    assert fields(readers.table(write(tmp_path / "one.tsv", "\n\nt\nx\n"))) == [{"t": "x"}]
+    assert f"{path}:1: 2 fields where 3 are wanted" in fails(readers.table, path, "abc")
 
 
 def test_ragged_rows_fail_or_are_marked(tmp_path):
     for name, mark in (("a.tsv", "\t"), ("a.csv", ",")):
         lines = ["a b c", "1 2 3", "1 2", "", "4 5 6 7", "4", "7 8 9"]
         path = write(tmp_path / name, "\n".join(lines).replace(" ", mark))
-        assert f"{path}:3: 2 fields where the header has 3" in fails(records.table, path)
-        found = list(records.table(path, skips_ragged=True))
+        assert f"{path}:3: 2 fields where the header has 3" in fails(readers.table, path)
+        found = list(readers.table(path, skips_ragged=True))
         assert [record.fields.get("a") for record in found] == ["1", None, None, None, "7"]
         assert [record.where for record in found if not record.fields] == [
             f"{path}:{number}" for number in (3, 5, 6)
@@ -111,7 +111,7 @@ def test_ragged_rows_fail_or_are_marked(tmp_path):
 
 
 def test_a_field_by_its_setting():
-    record = records.Record("a.tsv:2", {"text": "x", "label": None})
+    record = readers.Record("a.tsv:2", {"text": "x", "label": None})
     assert (record.field("text", "data.text"), record.field("label", "data.label")) == ("x", None)
     message = fails(record.field, "sentence", "data.text")
     assert message == ("a.tsv:2 has no column 'sentence'; set data.text to one of text, label")
@@ -133,7 +133,7 @@ def test_csv_round_trip(tmp_path_factory, rows):
     file = io.StringIO(newline="")
     csv.writer(file).writerows([names_of(rows), *rows])
     path = write(tmp_path_factory.mktemp("csv") / "a.csv", file.getvalue())
-    assert [list(record.values()) for record in fields(records.table(path))] == rows
+    assert [list(record.values()) for record in fields(readers.table(path))] == rows
 
 
 @settings(deadline=None)
@@ -142,7 +142,7 @@ def test_tsv_round_trip(tmp_path_factory, rows):
     rows = [["".join(set(field) - set("\t\r\n")) for field in row] for row in rows]
     content = "".join("\t".join(row) + "\n" for row in [names_of(rows), *rows])
     path = write(tmp_path_factory.mktemp("tsv") / "a.tsv", content)
-    assert [list(record.values()) for record in fields(records.table(path))] == rows
+    assert [list(record.values()) for record in fields(readers.table(path))] == rows
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | TEXT, st.lists, max_leaves=5)
@@ -153,7 +153,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | TEXT, st.lists, 
 def test_json_round_trip(tmp_path_factory, rows):
     content = "".join(json.dumps(row) + "\n" for row in rows)
     path = write(tmp_path_factory.mktemp("json") / "a.jsonl", content)
-    assert fields(records.table(path)) == rows
+    assert fields(readers.table(path)) == rows
 
 
 @settings(deadline=None)
@@ -161,7 +161,7 @@ def test_json_round_trip(tmp_path_factory, rows):
 def test_no_content_ends_in_a_traceback(tmp_path_factory, content, name):
     path = tmp_path_factory.mktemp("any") / name
     path.write_bytes(content)
-    for read in (records.table, records.conll, records.squad):
+    for read in (readers.table, readers.conll, readers.squad):
         with contextlib.suppress(UserError):
             for record in read(str(path)):
                 assert record.where.startswith(str(path))
@@ -196,7 +196,7 @@ def test_no_content_ends_in_a_traceback(tmp_path_factory, content, name):
     ],
 )
 def test_malformed_tables(tmp_path, name, content, message):
-    assert message in fails(records.table, write(tmp_path / name, content))
+    assert message in fails(readers.table, write(tmp_path / name, content))
 
 
 def test_damaged_archives(tmp_path):
@@ -204,10 +204,10 @@ def test_damaged_archives(tmp_path):
     packed = gzip.compress(whole, mtime=0)
     for content in (packed[:10] + b"\xff" * 9 + packed[19:], packed[:-30], b"not gzip"):
         (tmp_path / "a.tsv.gz").write_bytes(content)
-        assert "a.tsv.gz is damaged" in fails(records.table, str(tmp_path / "a.tsv.gz"), "ab")
+        assert "a.tsv.gz is damaged" in fails(readers.table, str(tmp_path / "a.tsv.gz"), "ab")
 
 
-@pytest.mark.parametrize("read", [records.table, records.conll, records.squad])
+@pytest.mark.parametrize("read", [readers.table, readers.conll, readers.squad])
 def test_files_that_are_not_there(tmp_path, read):
     assert "no.jsonl does not exist" in fails(read, str(tmp_path / "no.jsonl"))
     assert "is a folder" in fails(read, str(tmp_path))
@@ -237,19 +237,19 @@ SENTENCES = [
 )
 def test_conll(tmp_path, content, lines):
     path = write(tmp_path / "a.conll", content)
-    found = list(records.conll(path))
+    found = list(readers.conll(path))
     assert fields(found) == SENTENCES
     assert [record.where for record in found] == [f"{path}:{line}" for line in lines]
-    assert fields(records.conll(write(tmp_path / "a.conll.xz", content))) == SENTENCES
+    assert fields(readers.conll(write(tmp_path / "a.conll.xz", content))) == SENTENCES
 
 
 def test_conll_of_words_alone(tmp_path):
-    found = fields(records.conll(write(tmp_path / "a.txt", "a\nb\n\n\n\nc\n")))
+    found = fields(readers.conll(write(tmp_path / "a.txt", "a\nb\n\n\n\nc\n")))
     assert found == [{"tokens": ["a", "b"], "tags": None}, {"tokens": ["c"], "tags": None}]
 
 
 def test_conll_words_of_other_white_space(tmp_path):
-    found = fields(records.conll(write(tmp_path / "a.txt", "\u00a0\tO\na\u3000b\tX\n")))
+    found = fields(readers.conll(write(tmp_path / "a.txt", "\u00a0\tO\na\u3000b\tX\n")))
     assert found == [{"tokens": ["\u00a0", "a\u3000b"], "tags": ["O", "X"]}]
 
 
@@ -267,7 +267,7 @@ def test_conll_words_of_other_white_space(tmp_path):
     ],
 )
 def test_malformed_conll(tmp_path, content, message):
-    assert message in fails(records.conll, write(tmp_path / "a.conll", content))
+    assert message in fails(readers.conll, write(tmp_path / "a.conll", content))
 
 
 WORD = st.text(st.characters(codec="utf-8", exclude_characters="\0\t\r\n "), min_size=1, max_size=5)
@@ -281,7 +281,7 @@ def test_conll_round_trip(tmp_path_factory, sentences, mark):
     sentences = [[(f".{word}", tag) for word, tag in sentence] for sentence in sentences]
     lines = ["".join(mark.join(pair) + "\n" for pair in sentence) for sentence in sentences]
     path = write(tmp_path_factory.mktemp("conll") / "a.conll", "\n".join(lines))
-    found = [[*zip(f["tokens"], f["tags"], strict=True)] for f in fields(records.conll(path))]
+    found = [[*zip(f["tokens"], f["tags"], strict=True)] for f in fields(readers.conll(path))]
     assert found == sentences
 
 
@@ -303,7 +303,7 @@ def test_squad(tmp_path, name):
     second = {"id": "q2", "question": "Why?", "answers": [], "is_impossible": True}
     second["plausible_answers"] = [RED]
     path = squad_file(tmp_path / name, ASKED, second, {"id": 3, "question": "Who?"})
-    found = list(records.squad(path))
+    found = list(readers.squad(path))
     context = "It was red. 😀 So."
     both = {"context": context, "is_impossible": False}
     assert fields(found) == [
@@ -323,12 +323,12 @@ def test_flat_squad(tmp_path):
     rows[0]["answers"] = {"text": ["red", "It"], "answer_start": [7, 0]}
     rows[1]["answers"] = {"text": [], "answer_start": []}
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
-    found = fields(records.squad(path))
+    found = fields(readers.squad(path))
     assert [f["answers"] for f in found] == [[("red", 7), ("It", 0)], [], None]
     assert [f["id"] for f in found] == ["q1", "q2", "q3"]
     rows[0]["answers"]["text"].pop()
     path = write(tmp_path / "b.jsonl", "\n".join(map(json.dumps, rows)))
-    assert "question q1: an answer is" in fails(records.squad, path)
+    assert "question q1: an answer is" in fails(readers.squad, path)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_flat_squad(tmp_path):
 )
 def test_malformed_questions(tmp_path, question, message):
     path = squad_file(tmp_path / "a.json", {**ASKED, **question})
-    assert message in fails(records.squad, path)
+    assert message in fails(readers.squad, path)
 
 
 @pytest.mark.parametrize(
@@ -377,12 +377,12 @@ def test_malformed_questions(tmp_path, question, message):
     ],
 )
 def test_malformed_squad_files(tmp_path, content, message):
-    assert message in fails(records.squad, write(tmp_path / "a.json", content))
+    assert message in fails(readers.squad, write(tmp_path / "a.json", content))
 
 
 def test_questions_of_the_same_id(tmp_path):
     path = squad_file(tmp_path / "a.json", ASKED, ASKED)
-    assert "a.json: question q1: its id occurs twice" in fails(records.squad, path)
+    assert "a.json: question q1: its id occurs twice" in fails(readers.squad, path)
 
 
 # TensorFlow datasets
@@ -400,7 +400,7 @@ def test_tfds_without_tensorflow(tmp_path, monkeypatch):
     from spot_records.spot_records_dataset_builder import SpotRecords
 
     SpotRecords(data_dir=str(tmp_path / "data"), file_format="array_record").download_and_prepare()
-    found = list(records.table("tfds:spot_records@train"))
+    found = list(readers.table("tfds:spot_records@train"))
     assert [record.where for record in found] == [f"tfds:spot_records@train #{i}" for i in (0, 1)]
     first, second = sorted(fields(found), key=lambda row: row["idx"])
     assert first == {
@@ -419,7 +419,7 @@ def test_tfds_without_tensorflow(tmp_path, monkeypatch):
     assert json.loads(json.dumps(first)) == first  # no types of NumPy's
     assert second["label"] is None
     assert (second["tags"], second["answers"]["text"], second["rows"]) == ([], [], [])
-    asked = {f["id"]: f for f in fields(records.squad("tfds:spot_records@train[:2]"))}
+    asked = {f["id"]: f for f in fields(readers.squad("tfds:spot_records@train[:2]"))}
     assert asked["a"]["answers"] == [("Fiancé", 0), ("red", 10)]
     assert asked["b"]["answers"] == []
     assert set(asked["a"]) == {"id", "question", "context", "answers", "is_impossible"}
@@ -432,7 +432,7 @@ def test_tfds_without_tensorflow(tmp_path, monkeypatch):
         ("tfds:spot_records@bytes", "tfds:spot_records@bytes #0 cannot be read"),
         ("tfds:spot_records@train[:0]", "cannot be read"),
     ):
-        assert message in fails(records.table, source)
+        assert message in fails(readers.table, source)
 
 
 BUILDER = """

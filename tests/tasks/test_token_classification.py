@@ -14,7 +14,7 @@ from bert_jax.batches.features import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForTokenClassification
-from bert_jax.tasks import readers as records
+from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.token_classification import TokenClassification
@@ -265,7 +265,7 @@ def test_what_is_written_is_read_back(tmp_path):
     found = [tagged([0, 1]), tagged([2, 1])]
     with path.open("w") as file:
         tagger.write(file, examples, found)
-    assert [record.fields for record in records.conll(str(path))] == [
+    assert [record.fields for record in readers.conll(str(path))] == [
         {"tokens": ["The", "fox"], "tags": ["O", "B-LOC"]},
         {"tokens": ["#", "New\u00a0York"], "tags": ["B-PER", "B-LOC"]},
     ]
