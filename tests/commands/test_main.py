@@ -40,7 +40,7 @@ def test_prepare_and_its_mistakes(tmp_path):
     options = {"steps": 2, "data.batch_size": 8, "model.hidden_size": 16}
     flags = [f"--config.{name}={value}" for name, value in options.items()]
     trained = subprocess.run(
-        [sys.executable, *command[1:], f"--workdir={tmp_path / 'run'}", *flags],
+        [sys.executable, "-m", "bert_jax", *command[1:], f"--workdir={tmp_path / 'run'}", *flags],
         capture_output=True,
         text=True,
         cwd=ROOT,
