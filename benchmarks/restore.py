@@ -1,10 +1,10 @@
-"""Time, memory and bytes read of restoring a state, on other devices than it was saved from.
+"""Time, memory and bytes read to restore a state on other devices than it was saved from.
 
     python benchmarks/restore.py
 
 Saves BERT-base with its moments (1.3 GB) from 2 × 2 × 2 devices, and restores it on several meshes
-and, with two processes, on four devices each. The devices are fake ones of this machine. Prints a
-table in Markdown; each line is of a process of its own.
+and, with two processes, on four devices each. The devices are fake ones. Prints a table in
+Markdown; each line is from a process of its own.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SAVED = (2, 2, 2, 1)
 
 
 def main() -> None:
-    """Saves, and restores in new processes."""
+    """Save, and restore in new processes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def start(folder: str, name: str, case: tuple[int, int, int, int]) -> None:
-    """Runs the processes of a case to their end."""
+    """Run the processes of a case to their end."""
     count, devices = case[3], case[0] * case[1] * case[2] // case[3]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -69,7 +69,7 @@ def start(folder: str, name: str, case: tuple[int, int, int, int]) -> None:
 
 
 def work(folder: Path, name: str) -> None:
-    """Saves or restores in this process, and prints a line of the table."""
+    """Save or restore in this process, and print a line of the table."""
     import jax
     import numpy as np
 
@@ -116,12 +116,12 @@ def _tokenizer_config():
 
 
 def peak() -> int:
-    """Returns the most memory that this process has held, in bytes."""
+    """Return the peak memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def read_bytes() -> int:
-    """Returns how many bytes this process has asked the system for."""
+    """Return how many bytes this process has read."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["rchar"])
 

@@ -1,4 +1,4 @@
-"""What a dtype of "auto" stands for."""
+"""The dtype that "auto" stands for."""
 
 import types
 

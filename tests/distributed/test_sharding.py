@@ -1,4 +1,4 @@
-"""What lies where on a mesh, what a mesh refuses, and checkpoints read on another one."""
+"""Shardings on a mesh, what a mesh refuses, and checkpoints read on another one."""
 
 import dataclasses
 from contextlib import closing
@@ -9,7 +9,7 @@ import pytest
 from flax import traverse_util
 from helpers import model_config
 
-from bert_jax import bert as pretrained
+from bert_jax.bert import load
 from bert_jax.config import (
     CheckpointConfig,
     DataConfig,
@@ -29,13 +29,14 @@ from bert_jax.distributed.mesh import (
     num_batch_shards,
 )
 from bert_jax.errors import UserError
+from bert_jax.initialization import copy_params
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.text import tokenizer_training
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
 
-# Every parameter: the mesh axes that its dimensions are split over. Under ZeRO-1 "fsdp" splits the
+# The mesh axes over which each parameter's dimensions are split. Under ZeRO-1 "fsdp" splits the
 # moments alone.
 GOLDEN = """
 bert/embeddings/layer_norm/bias                 fsdp
@@ -81,8 +82,8 @@ SIZES = ModelConfig(
 )
 
 
-def laid_out(shape, zero=3, count=8, sizes=SIZES):
-    """Returns the abstract state of a model, its layout, and a function that makes one."""
+def make_sharded(shape, zero=3, count=8, sizes=SIZES):
+    """Return the abstract state of a model, its layout, and a function that makes a state."""
     config = ParallelConfig(*shape, zero=zero)
     mesh = make_mesh(config, jax.devices()[:count])
     model, optimizer = BertForPreTraining(sizes), make_optimizer(OptimizerConfig(), 10)
@@ -93,37 +94,37 @@ def laid_out(shape, zero=3, count=8, sizes=SIZES):
     return *make_layout(new_state, mesh, config), new_state
 
 
-def split(shardings) -> dict[str, list[str]]:
+def axes_by_name(shardings) -> dict[str, list[str]]:
     flat = traverse_util.flatten_dict(shardings, sep="/")
-    return {name: [axis or "-" for axis in where.spec] for name, where in flat.items()}
+    return {name: [axis or "-" for axis in sharding.spec] for name, sharding in flat.items()}
 
 
-def golden(*left_out: str) -> dict[str, list[str]]:
+def golden(*unsplit: str) -> dict[str, list[str]]:
     rows = (line.split() for line in GOLDEN.strip().splitlines())
-    return {name: ["-" if axis in left_out else axis for axis in axes] for name, *axes in rows}
+    return {name: ["-" if axis in unsplit else axis for axis in axes] for name, *axes in rows}
 
 
 @pytest.mark.parametrize("kind", ["absolute", "relative_key"])
-def test_every_parameter_lies_where_the_table_says(kind):
+def test_every_parameter_is_sharded_as_the_table_says(kind):
     sizes = dataclasses.replace(SIZES, position_embedding_type=kind)
-    here = "position_embeddings" if kind == "relative_key" else "distance"
-    like, layout, _ = laid_out((2, 2, 2), sizes=sizes)
-    wanted = {name: axes for name, axes in golden().items() if here not in name}
-    assert split(layout.params) == split(layout.gradients) == wanted
+    absent = "position_embeddings" if kind == "relative_key" else "distance"
+    like, layout, _ = make_sharded((2, 2, 2), sizes=sizes)
+    wanted = {name: axes for name, axes in golden().items() if absent not in name}
+    assert axes_by_name(layout.params) == axes_by_name(layout.gradients) == wanted
     for moments in (layout.state.opt_state[1].mu, layout.state.opt_state[1].nu):
-        assert split(moments) == wanted
+        assert axes_by_name(moments) == wanted
     assert all(x.sharding for x in jax.tree.leaves(like))
-    _, layout, _ = laid_out((2, 2, 2), zero=1, sizes=sizes)
-    whole = {name: axes for name, axes in golden("fsdp").items() if here not in name}
-    assert split(layout.params) == split(layout.state.params) == whole
-    assert split(layout.gradients) == split(layout.state.opt_state[1].nu) == wanted
+    _, layout, _ = make_sharded((2, 2, 2), zero=1, sizes=sizes)
+    unsplit = {name: axes for name, axes in golden("fsdp").items() if absent not in name}
+    assert axes_by_name(layout.params) == axes_by_name(layout.state.params) == unsplit
+    assert axes_by_name(layout.gradients) == axes_by_name(layout.state.opt_state[1].nu) == wanted
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_a_device_holds_its_part(name):
-    """Of all that is split, a device has the size divided by the parts, and not more."""
+def test_a_device_holds_its_shard(name):
+    """A dimension that is split is divided by the number of shards."""
     data, fsdp, tensor = MESHES[name]
-    like, _, _ = laid_out(MESHES[name])
+    like, _, _ = make_sharded(MESHES[name])
     parts = {"-": 1, "fsdp": fsdp, "tensor": tensor}
     for path, axes in golden().items():
         flat = traverse_util.flatten_dict(like.params, sep="/")
@@ -150,7 +151,7 @@ def test_a_device_holds_its_part(name):
         ({"fsdp": 8}, {"hidden_size": 12, "num_attention_heads": 2}, "parallel.fsdp to 4"),
     ],
 )
-def test_what_does_not_fit_is_refused(parallel_config, model, message):
+def test_sizes_that_the_mesh_does_not_divide_are_refused(parallel_config, model, message):
     config = TrainConfig(
         model=dataclasses.replace(SIZES, **model),
         data=DataConfig(max_length=16),
@@ -165,7 +166,7 @@ def test_what_does_not_fit_is_refused(parallel_config, model, message):
         begin()
 
 
-def test_a_batch_that_the_rows_axes_do_not_divide_is_refused():
+def test_a_batch_that_the_mesh_does_not_divide_is_refused():
     mesh = make_mesh(ParallelConfig(data=2, fsdp=2, tensor=2))
     check_divides(12, 1, mesh)
     with pytest.raises(UserError, match=r"batch_size 12 .* 4 devices .* 2 microbatches; use 16"):
@@ -174,11 +175,11 @@ def test_a_batch_that_the_rows_axes_do_not_divide_is_refused():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A checkpoint of made-up numbers, moments included, saved from 2 × 2 × 2 devices."""
+    """A checkpoint of random numbers, moments included, saved from 2 × 2 × 2 devices."""
     folder = tmp_path_factory.mktemp("saved")
     text = ["some words of a text", "others"] * 9
     tokenizer = tokenizer_training.train(text, TokenizerConfig(kind="wordpiece"), 40)
-    like, _, _ = laid_out((2, 2, 2))
+    like, _, _ = make_sharded((2, 2, 2))
     generator = np.random.default_rng(0)
     numbers = jax.tree.map(
         lambda x: (
@@ -209,7 +210,7 @@ def saved(tmp_path_factory):
 )
 def test_restored_onto_another_mesh(saved, shape, zero, count):
     folder, tokenizer, numbers = saved
-    like, layout, _ = laid_out(shape, zero, count)
+    like, layout, _ = make_sharded(shape, zero, count)
     checkpoints = Checkpoints(folder, CheckpointConfig(), {}, tokenizer, lambda _: 0.0)
     with closing(checkpoints):
         state = checkpoints.restore(7, like)
@@ -217,23 +218,23 @@ def test_restored_onto_another_mesh(saved, shape, zero, count):
     assert jax.tree.map(lambda x: x.sharding, state) == layout.state
 
 
-def test_loaded_exported_and_begun_with_elsewhere(saved, tmp_path):
+def test_loaded_exported_and_used_to_initialize_elsewhere(saved, tmp_path):
     folder, _, numbers = saved
-    bert = pretrained.load(folder)
+    bert = load(folder)
     jax.tree.map(np.testing.assert_array_equal, bert.params, numbers.params)
-    pretrained.export(bert, tmp_path / "exported")
-    back = pretrained.load(tmp_path / "exported")
-    jax.tree.map(np.testing.assert_array_equal, back.params, numbers.params)
-    _, layout, new_state = laid_out((1, 3, 1), count=3)
+    bert.export(tmp_path / "exported")
+    exported = load(tmp_path / "exported")
+    jax.tree.map(np.testing.assert_array_equal, exported.params, numbers.params)
+    _, layout, new_state = make_sharded((1, 3, 1), count=3)
     state = init_sharded(new_state, layout.state, jax.random.key(0))
-    begun = pretrained.fill(state.params, bert.params)
-    jax.tree.map(np.testing.assert_array_equal, begun, numbers.params)
-    assert jax.tree.map(lambda x: x.sharding, begun) == layout.params
+    copied = copy_params(state.params, bert.params)
+    jax.tree.map(np.testing.assert_array_equal, copied, numbers.params)
+    assert jax.tree.map(lambda x: x.sharding, copied) == layout.params
 
 
 def test_a_new_state_does_not_depend_on_the_mesh():
     states = []
     for shape, count in (((1, 1, 1), 1), ((2, 2, 2), 8)):
-        _, layout, new_state = laid_out(shape, count=count, sizes=model_config(vocab_size=104))
+        _, layout, new_state = make_sharded(shape, count=count, sizes=model_config(vocab_size=104))
         states.append(init_sharded(new_state, layout.state, jax.random.key(1)))
     jax.tree.map(np.testing.assert_array_equal, *states)

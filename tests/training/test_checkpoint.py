@@ -75,7 +75,7 @@ def test_restores_bit_for_bit(tmp_path, tokenizer):
     assert tokenizer_lib.from_json(saved, "here").fingerprint == tokenizer.fingerprint
 
 
-def test_what_cannot_be_read_is_named(tmp_path, tokenizer):
+def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path, tokenizer):
     write(tmp_path, tokenizer, {5: None})
     wrong = {"dense": {"kernel": jax.ShapeDtypeStruct((4, 2), np.float32)}}
     with pytest.raises(UserError, match="5 cannot be read"):

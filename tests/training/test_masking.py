@@ -11,7 +11,7 @@ MASK_ID = 4
 
 @pytest.fixture(scope="module")
 def drawn():
-    """Many rows, as (rows before, rows after, predictions)."""
+    """Many sequences, as (batch, masked ids, predictions)."""
     rows = batch(2000)
     masked, predictions = jax.jit(masking())(
         jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["index"]
@@ -26,7 +26,7 @@ def test_counts_are_those_of_the_original(drawn):
     np.testing.assert_array_equal(predictions.weights.sum(1), expected)
 
 
-def test_chosen_positions_are_distinct_pieces_of_the_row(drawn):
+def test_chosen_positions_are_distinct_tokens_of_the_sequence(drawn):
     rows, masked, predictions = drawn
     for index in range(len(masked)):
         ids, valid = rows["input_ids"][index], predictions.weights[index] > 0
@@ -61,7 +61,7 @@ def test_80_10_10(drawn):
     after = np.take_along_axis(masked, predictions.positions, 1)[valid]
     count = valid.sum()
     is_mask, is_same = after == MASK_ID, after == before
-    # A random piece is [MASK] or the piece itself once in VOCAB.
+    # A random token is [MASK] or the token itself once in VOCAB.
     for found, share in ((is_mask, 0.8 + 0.1 / VOCAB), (is_same, 0.1 + 0.1 / VOCAB)):
         assert abs(found.sum() - share * count) < 4 * np.sqrt(count * share * (1 - share))
     random = after[~is_mask & ~is_same]
@@ -70,7 +70,7 @@ def test_80_10_10(drawn):
     assert stats.chisquare(np.delete(counts, MASK_ID)).pvalue > 1e-3
 
 
-def test_a_row_of_padding_or_of_special_pieces_predicts_nothing():
+def test_a_sequence_of_padding_or_special_tokens_predicts_nothing():
     ids = np.array([[0] * 32, [2, 3, 3, *[0] * 29]], np.int32)
     _, predictions = jax.jit(masking())(
         jax.random.key(0), ids, (ids > 0).astype(np.int32), np.arange(2, dtype=np.int32)
@@ -78,7 +78,7 @@ def test_a_row_of_padding_or_of_special_pieces_predicts_nothing():
     assert predictions.weights.sum() == 0
 
 
-def test_masks_follow_the_row_and_the_key_not_the_place():
+def test_masks_follow_the_index_and_the_key():
     rows = batch(16)
     mask = jax.jit(masking())
     whole, _ = mask(jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["index"])
@@ -97,7 +97,7 @@ def test_masks_follow_the_row_and_the_key_not_the_place():
 
 
 def test_whole_words():
-    """Words are chosen or left whole, at most the count, and nearly as much as the count."""
+    """All tokens of a word are chosen or none, nearly as many as the count and no more."""
     continues = np.zeros(VOCAB, bool)
     continues[50:] = True
     rows = batch(1000)
@@ -120,7 +120,7 @@ def test_whole_words():
 
 
 def test_whole_words_are_equally_likely():
-    """A word's chance does not depend on its place: over words of two pieces, all the same."""
+    """A word's chance does not depend on its position: words of two tokens are chosen equally."""
     continues = np.zeros(VOCAB, bool)
     continues[50:] = True
     ids = np.tile(np.array([2, *[10, 60] * 14, 3, 0, 0], np.int32), (4000, 1))

@@ -1,4 +1,4 @@
-"""What is recorded: means over unequal parts, baselines, and a record that survives a kill."""
+"""Means over unequal batches, baselines, and a record that survives a kill."""
 
 import json
 
@@ -10,7 +10,7 @@ from bert_jax.training.metrics import Writer, duration, means, unigram_entropy
 from bert_jax.training.objectives import WeightedSum
 
 
-def test_means_weigh_each_part():
+def test_means_weigh_each_batch():
     first = {
         "mlm_loss": WeightedSum(6.0, 2.0),
         "nsp_loss": WeightedSum(1.0, 4.0),
@@ -25,7 +25,7 @@ def test_means_weigh_each_part():
     assert found == {"mlm_loss": 0.7, "nsp_loss": 0.25, "mlm_accuracy": 0.5, "loss": 0.95}
 
 
-def test_a_quantity_without_weight_is_left_out():
+def test_a_metric_of_weight_0_is_dropped():
     found = means([{"mlm_loss": WeightedSum(1.0, 2.0), "nsp_loss": WeightedSum(0.0, 0.0)}])
     assert found == {"mlm_loss": 0.5, "loss": 0.5}
 
@@ -36,7 +36,7 @@ def test_unigram_entropy():
     assert unigram_entropy(np.ones(64)) == pytest.approx(np.log(64))
 
 
-def test_a_resumed_record_goes_on_from_its_step(tmp_path):
+def test_a_record_resumes_from_its_step(tmp_path):
     writer = Writer(tmp_path, 0, {"loss": "loss"})
     for step in (10, 20, 30):
         writer.write(step, "train", {"loss": step / 10})

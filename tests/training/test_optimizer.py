@@ -85,8 +85,8 @@ def test_adamw_is_optax_own():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *results)
 
 
-def test_no_buffer_stands_twice_in_the_state():
-    """Such a state could not be donated."""
+def test_no_buffer_is_in_the_state_twice():
+    """A state that had one could not be donated."""
     config = dataclasses.replace(OptimizerConfig(), name="bert_adamw")
     state = make_optimizer(config, STEPS).init({"kernel": jax.numpy.ones(4)})
     pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]

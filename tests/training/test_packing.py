@@ -1,4 +1,4 @@
-"""Packed rows: the losses and gradients of the same pairs in rows of their own; no leaks."""
+"""Packed sequences: the losses and gradients of the same pairs alone; no leaks between them."""
 
 import dataclasses
 
@@ -57,7 +57,7 @@ def places_of(alone) -> list[tuple[int, int, int, int]]:
 
 
 def packed(alone) -> dict[str, np.ndarray]:
-    """Puts rows of a pair each together, one pair at a time."""
+    """Pack sequences of one pair each, one pair at a time."""
     places = places_of(alone)
     rows = 1 + max(row for row, *_ in places)
     names = ("input_ids", "token_type_ids", "attention_mask", "position_ids")
@@ -76,7 +76,7 @@ def packed(alone) -> dict[str, np.ndarray]:
 
 
 def packed_as_masked(task: Pretraining, alone, masked: MaskedBatch) -> MaskedBatch:
-    """Packs rows that are masked already, so that the same pieces are to be predicted."""
+    """Pack sequences that are masked already, so that the same tokens are predicted."""
     places = places_of(alone)
     rows = packed({**alone, "input_ids": masked.input_ids})
     result = prepare(task, rows)
@@ -92,7 +92,7 @@ def packed_as_masked(task: Pretraining, alone, masked: MaskedBatch) -> MaskedBat
     return result.replace(input_ids=rows["input_ids"], predictions=Predictions(**parts))
 
 
-def test_losses_and_gradients_are_those_of_rows_of_a_pair_each():
+def test_losses_and_gradients_are_those_of_a_pair_a_sequence():
     task, alone = objective(num_hidden_layers=1), batch(PAIRS)
     weights = params(task)
     masked = prepare(task, alone, seed=1)
@@ -123,7 +123,7 @@ def test_losses_and_gradients_are_those_of_rows_of_a_pair_each():
 
 
 def encode(task: Pretraining, weights, rows):
-    """Returns the last hidden state and the pooled output of rows, packed or not."""
+    """Return the last hidden state and the pooled output of a batch, packed or not."""
 
     @jax.jit
     def run(weights, rows):
@@ -136,7 +136,7 @@ def encode(task: Pretraining, weights, rows):
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "relative_key", "relative_key_query"])
-def test_other_positions_are_counted_in_each_text_too(kind):
+def test_other_positions_are_counted_in_each_segment_too(kind):
     task, alone = objective(position_embedding_type=kind, num_hidden_layers=1), batch(PAIRS)
     weights = params(task)
     hidden, pooled = encode(task, weights, alone)
@@ -148,11 +148,11 @@ def test_other_positions_are_counted_in_each_text_too(kind):
         np.testing.assert_allclose(found_pooled[row, number], pooled[pair], rtol=0, atol=1e-5)
 
 
-def test_a_text_does_not_see_the_others():
-    """Nor what stands at padding."""
+def test_a_segment_does_not_see_the_others():
+    """Nor padding."""
     task, rows = objective(), packed(batch(PAIRS))
     weights = params(task)
-    changed = rows["attention_mask"] % 2 == 0  # every second text, and the padding
+    changed = rows["attention_mask"] % 2 == 0  # every second segment, and the padding
     ids = np.where(changed, (rows["input_ids"] + 7) % VOCAB, rows["input_ids"])
     hidden, pooled = encode(task, weights, rows)
     new, new_pooled = encode(task, weights, {**rows, "input_ids": ids})
@@ -165,8 +165,8 @@ def test_a_text_does_not_see_the_others():
     assert np.abs(pooled - new_pooled)[is_pair & ~of_first].max(-1).min() > 1e-3
 
 
-def test_whole_words_do_not_run_over_texts():
-    """A row is masked as one: its pieces are counted over all texts, words end where texts do."""
+def test_whole_words_end_where_segments_do():
+    """A packed sequence is masked as one: its tokens are counted over all segments."""
     rows = packed(batch(PAIRS))
     given = [rows[name] for name in ("input_ids", "attention_mask", "index")]
     sizes = (rows["attention_mask"] > 0).sum(1)
@@ -188,7 +188,7 @@ def test_whole_words_do_not_run_over_texts():
 
 
 def test_eight_devices_agree_with_one():
-    """Masks are keyed to the row; the sums are of the pairs of all devices."""
+    """Masks are keyed to the sequence; the sums are of the pairs of all devices."""
     rows = {name: value[:ROWS] for name, value in packed(batch(4 * ROWS)).items()}
     task, found = objective(num_hidden_layers=1), []
     for devices in (1, 8):
@@ -203,7 +203,7 @@ def test_eight_devices_agree_with_one():
 
 
 @pytest.mark.parametrize("length", [16, LONG])
-def test_synthetic_rows_are_of_the_same_form(length):
+def test_synthetic_batches_have_the_same_form(length):
     config = TrainConfig(data=DataConfig(packing=True, max_length=length, batch_size=3))
     made = synthetic.random_batch(config, phases(config)[0][1])
     assert made.keys() == packed(batch(1)).keys()
