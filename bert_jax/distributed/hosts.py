@@ -238,7 +238,8 @@ def run(main: Callable[[], None]) -> None:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if not _ending.locked():
             # A collective fails where another process is lost: then JAX aborts this one too.
-            _print(f"{reason}; if another host was lost, JAX aborts within {HEARTBEAT_SECONDS} s")
+            note = f"if another host was lost, JAX aborts within {HEARTBEAT_SECONDS} s"
+            print(f"{reason}; {note}", file=sys.stderr, flush=True)
             time.sleep(HEARTBEAT_SECONDS + 10)
             traceback.print_exc()
         _disconnect(reason, 1)
@@ -253,9 +254,8 @@ def _disconnect(reason: str = "", code: int = 0) -> None:
     if code == 0:
         gather(None)
     _ending.acquire()
-    with suppress(jax.errors.JaxRuntimeError):  # another one was first
-        if code != 0:
-            _set(_STOPPED, [global_state.process_id, socket.gethostname(), reason, code])
+    if code != 0:
+        _set(_STOPPED, [global_state.process_id, socket.gethostname(), reason, code])
     _shut_down()
     if _watcher and code == 0:
         _watcher.join(HEARTBEAT_SECONDS)  # Python aborts if it ends while a thread is within JAX
@@ -280,7 +280,7 @@ def _shut_down() -> None:
 
 def _set(key: str, value: Any) -> None:
     client: Any = global_state.client
-    client.key_value_set(key, json.dumps(value))
+    client.key_value_set(key, json.dumps(value), allow_overwrite=True)
 
 
 def _get(key: str, seconds: int = 5) -> Any:
@@ -294,11 +294,7 @@ def _get(key: str, seconds: int = 5) -> Any:
                 raise
 
 
-def _print(text: str) -> None:
-    print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr, flush=True)
-
-
 def _exit(text: str, code: int) -> NoReturn:
     """End the process with a line on stderr, whatever its main thread waits for."""
-    _print(text)
+    print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr, flush=True)
     os._exit(code)

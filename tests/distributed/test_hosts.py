@@ -31,7 +31,7 @@ from bert_jax.text import prepare as prepare_lib
 from bert_jax.text.store import open_store
 
 ROOT = Path(__file__).parents[2]
-STEPS = 8
+STEPS = 6
 HEARTBEAT = 8  # seconds, of runs in which a host is killed
 
 
@@ -186,7 +186,6 @@ def test_killed_stopped_and_resumed_elsewhere(store, folder, tmp_path):
     codes, lines = end(killed)
     assert codes == [-signal.SIGABRT, -signal.SIGKILL], lines
     assert time.monotonic() - since < HEARTBEAT + 10
-    assert all("if another host was lost, JAX aborts within" in line for line in lines[0])
     assert "unhealthy" in killed[0].err  # of JAX's own words
 
     stopped = start_in_slurm(command, 2, 2, folder)
