@@ -26,6 +26,6 @@ class Interrupted(CommandError):
 
 
 class HostLost(CommandError):
-    """A process has gone without a word, or not come; the same command goes on (EX_UNAVAILABLE)."""
+    """Not all processes of a run connected in time; the same command may (EX_UNAVAILABLE)."""
 
     exit_code = 69
