@@ -1,9 +1,15 @@
-"""Compiled programs: kept for the next process, and never in its way."""
+"""What commands set for their process: the cache of compiled programs, the allocator."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from bert_jax.commands import process
 
 # Compiles a function, and says whether it was found; then damages what is kept and goes on.
 CODE = """
@@ -15,7 +21,7 @@ from bert_jax.commands import process as programs
 
 found = []
 monitoring.register_event_listener(lambda event, **_: found.append(event))
-programs.keep()
+programs.cache_compiled_programs()
 
 def compiled(name):
     del found[:]
@@ -59,3 +65,16 @@ def test_another_process_finds_them_and_damaged_ones_are_made_anew(tmp_path):
 def test_a_place_that_cannot_be_written_does_no_harm(tmp_path):
     (tmp_path / "bert-jax").write_text("")  # for root, who may write in any folder
     assert run(tmp_path) == ["new 2 False"]
+
+
+@pytest.mark.parametrize(
+    ("platforms", "has_accelerator", "keeps"),
+    [("cpu", True, True), ("cuda,cpu", False, False), (None, False, True), (None, True, False)],
+)
+def test_freed_memory_is_kept_on_cpus_alone(platforms, has_accelerator, keeps, monkeypatch):
+    calls = []
+    monkeypatch.setattr(process, "_mallopt", calls.append)
+    monkeypatch.setattr(process, "_has_accelerator", lambda: has_accelerator)
+    monkeypatch.setattr(jax, "config", SimpleNamespace(jax_platforms=platforms))
+    process.keep_host_memory()
+    assert bool(calls) == keeps
