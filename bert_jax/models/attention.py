@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
@@ -29,15 +29,12 @@ _MAX_CUDNN_HEAD_SIZE = 128  # of GPUs before Hopper, by JAX's own check
 
 @struct.dataclass
 class AttentionMask:
-    """Which tokens attend to which.
+    """Which tokens attend to which: none to padding, of segment 0.
 
-    Attributes:
-      segment_ids: [B, L] int32; 0 for padding, to which nothing attends. In packed sequences the
-        segments are numbered from 1 on, and a token attends to its own segment.
-      packed: whether a sequence may have several segments.
+    In packed sequences, segments are numbered from 1 on, and a token attends to its own segment.
     """
 
-    segment_ids: Any
+    segment_ids: Any  # [B, L] int32
     packed: bool = struct.field(pytree_node=False, default=False)
 
     def bias(self) -> Float[Array, "B 1 L_or_1 M"]:
@@ -70,15 +67,10 @@ class BertSelfAttention(nn.Module):
         relative = None
         if c.position_embedding_type.startswith("relative"):
             relative = RelativePositions(c, name="distance")
-        attention = None
-        if (
-            c.attention == "fused"
-            and not output_attentions
-            and not unsupported(
-                c, target_platform(), length, packed=mask.packed, training=dropout_key is not None
-            )
-        ):
-            context = fused_attention(c, projected, mask, dropout_key)
+        options: Any = {"packed": mask.packed, "training": dropout_key is not None}
+        is_fused = c.attention == "fused" and not output_attentions
+        if is_fused and not unsupported(c, target_platform(), length, **options):
+            context, attention = fused_attention(c, projected, mask, dropout_key), None
         else:
             context, attention = plain_attention(c, projected, mask, dropout_key, relative)
         return Dense(c, (size, size), ("heads", "embed"), name="output")(context), attention
@@ -138,9 +130,7 @@ def fused_attention(
             # Adding to the first word adds to the counter of positions; a head has its own range.
             first = first[:, None] + jnp.arange(heads, dtype=jnp.uint32) * jnp.uint32(most * most)
             head_keys = jnp.stack(jnp.broadcast_arrays(first, second[:, None]), axis=-1)
-        # Tests run these kernels on a CPU, in Pallas's interpreter.
-        interpret = attention_tpu.target_platform() != "tpu"
-        options = attention_tpu.KernelOptions(head_size, mask.packed, rate, most, interpret)
+        options = attention_tpu.KernelOptions(head_size, mask.packed, rate, most)
         function = partial(attention_tpu.tpu_attention, options)
         operands, specs = (mask.segment_ids, head_keys), (P(), P(None, axes))
     if axes:  # The compiler cannot partition a kernel: each device runs it for its own heads.
@@ -155,21 +145,15 @@ def fused_attention(
 
 
 def cudnn_attention(
-    query: Float[Array, "B L D"],
-    key: Float[Array, "B L D"],
-    value: Float[Array, "B L D"],
-    lengths: Int[Array, "B"],
-    *,
-    head_size: int,
-    implementation: str = "cudnn",
+    query: Array, key: Array, value: Array, lengths: Array, head_size: int, implementation="cudnn"
 ) -> Float[Array, "B L D"]:
-    """Return the context of each query, by cuDNN; padding is at the end of each sequence."""
+    """Return the context of queries [B, L, D], by cuDNN; `lengths` [B] are without padding."""
     heads = (x.reshape(*x.shape[:2], -1, head_size) for x in (query, key, value))
     context = jax.nn.dot_product_attention(
         *heads,
         # A sequence of padding alone keeps one key, since a softmax over none is NaN.
         key_value_seq_lengths=jnp.maximum(lengths, 1),
-        implementation=implementation,  # pyright: ignore[reportArgumentType]
+        implementation=implementation,
     )
     return context.reshape(query.shape)
 

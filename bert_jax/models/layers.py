@@ -124,15 +124,10 @@ class LayerNorm(nn.Module):
 
 @struct.dataclass
 class DropoutKey:
-    """The key of dropout: a PRNG key and the index of each sequence in the global batch.
-
-    Attributes:
-      key: of the step; `fold` derives those of the layers.
-      indices: [B].
-    """
+    """The key of dropout: a PRNG key, and the index of each sequence in the global batch."""
 
     key: Any
-    indices: Any
+    indices: Any  # [B]
 
     def fold(self, number: int | Array) -> "DropoutKey":
         """Return the key of one of several uses."""

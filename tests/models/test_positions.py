@@ -72,11 +72,11 @@ def test_every_kind_learns(kind):
     state = init_state(start, optimizer, seed=0)
     step = jax.jit(make_train_step(task, optimizer))
     generator, losses = np.random.default_rng(0), []
+    rows = batch(32)
+    rows["attention_mask"] = np.ones_like(rows["attention_mask"])
     for _ in range(300):
-        rows = batch(32)
         begin = generator.integers(0, 95, (32, 1))
         rows["input_ids"] = (5 + (begin + np.arange(LENGTH)) % 95).astype(np.int32)
-        rows["attention_mask"] = np.ones_like(rows["attention_mask"])
         state, sums = step(state, rows)
         losses.append(float(sums["mlm_loss"].total / sums["mlm_loss"].weight))
     assert np.mean(losses[-10:]) < 3.0 < np.log(95) - 1
