@@ -85,7 +85,12 @@ class Host:
         with self._files[0].open("w") as out, self._files[1].open("w") as err:
             self.process = subprocess.Popen(
                 [sys.executable, *command],
-                env={**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), **environment},
+                env={
+                    **os.environ,
+                    "XLA_FLAGS": flags,
+                    "PYTHONPATH": f"{folder}:{ROOT}",
+                    **environment,
+                },
                 stdout=out,
                 stderr=err,
                 cwd=folder,
@@ -114,6 +119,8 @@ def folder(tmp_path):
     """A folder to start processes in; none of them outlives the test."""
     folder = tmp_path / "folder"
     folder.mkdir()
+    # tensorboardX imports PyTorch where it is installed, which takes seconds.
+    (folder / "torch.py").write_text("raise ImportError")
     yield folder
     for host in Host.running:
         host.process.kill()
