@@ -36,17 +36,28 @@ def make_plans(
       UserError: the config is not valid, or does not divide over the devices.
     """
     validate(config)
-    meshes = [make_mesh(config.parallel, topology.devices) for topology in topologies]
-    lengths = [phase.max_length for _, phase in phases(config)]
-    for mesh in meshes:  # all of them before the first compilation, which takes minutes
-        check_model(config.model, mesh, lengths, packed=config.data.packing)
-        for _, phase in phases(config):
-            check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
+    configs = [topology.resolve(config) for topology in topologies]
+    meshes = [
+        _make_mesh(resolved, topology, phases(config))  # before any compilation, which is slow
+        for resolved, topology in zip(configs, topologies, strict=True)
+    ]
     return [
-        _make_plan(topology.resolve(config), phase, topology, mesh, log, with_largest)
-        for topology, mesh in zip(topologies, meshes, strict=True)
+        _make_plan(resolved, phase, topology, mesh, log, with_largest)
+        for resolved, topology, mesh in zip(configs, topologies, meshes, strict=True)
         for _, phase in phases(config)
     ]
+
+
+def _make_mesh(
+    config: TrainConfig, topology: Topology, numbered: Sequence[tuple[int, Phase]]
+) -> Mesh:
+    """Return the mesh of a config on a topology, or refuse phases that do not divide over it."""
+    mesh = make_mesh(config.parallel, topology.devices)
+    lengths = [phase.max_length for _, phase in numbered]
+    check_model(config.model, mesh, lengths, packed=config.data.packing)
+    for _, phase in numbered:
+        check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
+    return mesh
 
 
 def search(config: TrainConfig, topology: Topology, log: Log, *, with_largest: bool) -> list[Plan]:
@@ -61,7 +72,7 @@ def search(config: TrainConfig, topology: Topology, log: Log, *, with_largest: b
     config = topology.resolve(config)
     starts = [start for start, _ in phases(config)] + [config.steps]
     steps = [end - start for start, end in itertools.pairwise(starts)]
-    phase = phases(config)[steps.index(max(steps))][1]
+    start, phase = phases(config)[steps.index(max(steps))]
     multiple = config.optimizer.microbatches
     options = [
         option
@@ -77,10 +88,8 @@ def search(config: TrainConfig, topology: Topology, log: Log, *, with_largest: b
 
     plans = []
     for option in sorted(options, key=total_sent)[:_SEARCHED]:
-        changed, mesh = (
-            dataclasses.replace(config, parallel=option),
-            make_mesh(option, topology.devices),
-        )
+        changed = dataclasses.replace(config, parallel=option)
+        mesh = _make_mesh(changed, topology, [(start, phase)])
         plans.append(_make_plan(changed, phase, topology, mesh, log, with_largest))
     return sorted(plans, key=lambda plan: -plan.get("sequences_per_second", 0.0))
 
@@ -246,6 +255,8 @@ def as_text(plans: Sequence[Plan]) -> str:
 
 def _describe_devices(plan: Plan) -> list[str]:
     axes = " × ".join(f"{name} {size}" for name, size in plan["mesh"].items())
+    if plan["mesh"]["fsdp"] > 1:
+        axes += f", ZeRO {plan['zero']}"
     parameters = f"{plan['parameters']:,} parameters"
     lines = [f"{plan['topology']}: {plan['devices']} devices as {axes}; {parameters}"]
     chip = CHIPS.get(plan["topology"].split(":")[0])

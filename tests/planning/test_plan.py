@@ -120,7 +120,9 @@ def test_search(compiled):
     assert len(plans) == 4  # data, fsdp with ZeRO 1 and 3, tensor
     speeds = [each["sequences_per_second"] for each in plans]
     assert speeds == sorted(speeds, reverse=True)
-    assert plan.as_text(plans).count("2 devices as") == 4
+    shown = plan.as_text(plans)
+    assert shown.count("2 devices as") == 4
+    assert "fsdp 2 × tensor 1, ZeRO 1;" in shown
     config.data.batch_size = 3
     with pytest.raises(UserError, match="divides over no mesh"):
         plan.search(config, read_topologies("h100:8")[0], no_log, with_largest=False)
