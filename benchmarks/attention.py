@@ -11,8 +11,9 @@ counts. `--jax` adds JAX's own kernels, which have no dropout.
 
 import argparse
 from functools import partial
+from pathlib import Path
 
-from bert_jax.commands import flags as cli
+from bert_jax.commands import process
 from bert_jax.planning.topology import read_topologies
 
 TOKENS, HEADS, HEAD_SIZE = 16384, 12, 64
@@ -131,4 +132,4 @@ def _heads(projected):
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    process.run(main, Path(__file__).name)
