@@ -27,6 +27,7 @@ pytestmark = [
 ]
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+torch.set_num_threads(1)  # models this small only wait for the other threads
 
 WORDS = "the quick brown fox jumps over a lazy dog while it rains on plains of spain"
 TEXT = [
@@ -36,12 +37,12 @@ TEXT = [
     ("a fox", "a dog"),
 ]
 SHAPES = {
-    "bert": dict(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=128),
+    "bert": dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=64),
     "bert tanh": dict(
         num_hidden_layers=3,
-        hidden_size=48,
+        hidden_size=24,
         num_attention_heads=3,
-        intermediate_size=80,
+        intermediate_size=40,
         hidden_act="gelu_new",
     ),
     "bert relu": dict(
@@ -53,7 +54,7 @@ SHAPES = {
         layer_norm_eps=1e-6,
     ),
     "roberta": dict(
-        num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64
+        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64
     ),
 }
 

