@@ -1,10 +1,10 @@
-"""What packing gives: the share of real tokens, and how many of them a second are trained on.
+"""Packing: the share of real tokens, and the tokens per second that are trained on.
 
     python benchmarks/packing.py STORE [--config.FIELD=VALUE …]
 
-STORE is what `bert-jax prepare` wrote. A model of configs/small.py on 8 rows of 512 tokens, if no
-fields say otherwise. Rows with and without packing are the run's own and take turns, so that a
-change of the machine's speed meets both; reading them is not timed.
+STORE is a token store of `bert-jax prepare`. The default is the model of configs/small.py with 8
+sequences of 512 tokens. Steps with and without packing alternate, so that a change of the machine's
+speed affects both; reading the batches is not timed.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ ROUNDS = 36
 
 
 def make(config: TrainConfig, corpus: Corpus):
-    """Returns a function that takes a step and gives its times, and the batches."""
+    """Return a function that runs a step and returns its times, and the batches."""
     mesh = make_mesh(config.parallel)
     model = BertForPreTraining(config.model)
     optimizer = make_optimizer(config.optimizer, config.steps)
@@ -47,14 +47,14 @@ def make(config: TrainConfig, corpus: Corpus):
     state = init_sharded(new_state, layout.state, jax.random.key(0))
     slices = partial(process_slices, mesh)
     step = train.make_stages(config, corpus, model, optimizer, layout, slices)[0].train_step
-    batches, taken = TrainBatches(corpus, config), 0
+    batches, number = TrainBatches(corpus, config), 0
 
     def run() -> tuple[float, float]:
-        nonlocal state, taken
-        rows = batches[taken]
-        taken += 1
+        nonlocal state, number
+        batch = batches[number]
+        number += 1
         begin, work = time.perf_counter(), time.process_time()
-        state, _ = step(state, rows)
+        state, _ = step(state, batch)
         jax.block_until_ready(state)
         seconds, work = time.perf_counter() - begin, time.process_time() - work
         return seconds, work
@@ -63,7 +63,7 @@ def make(config: TrainConfig, corpus: Corpus):
 
 
 def main() -> None:
-    """Prints both, and their ratio."""
+    """Print both speeds and their ratio."""
     store, fields = sys.argv[1], sys.argv[2:]
     sys.argv[1:] = ["--config.data.max_length=512", "--config.data.batch_size=8", *fields]
     keep_host_memory()
@@ -71,29 +71,29 @@ def main() -> None:
     config_lib.validate(config)
     config.model = resolve_dtype(config.model, jax.devices()[0])
     corpus = open_store(Path(store))
-    made, found = {}, {}
+    runs, seconds_by_packing = {}, {}
     for packing in (False, True):
         data = dataclasses.replace(config.data, packing=packing)
-        made[packing] = make(dataclasses.replace(config, data=data), corpus)
-        found[packing] = []
+        runs[packing] = make(dataclasses.replace(config, data=data), corpus)
+        seconds_by_packing[packing] = []
     for number in range(ROUNDS + 2):
-        for packing, (run, _) in made.items():
+        for packing, (run, _) in runs.items():
             times = run()
-            if number > 1:  # the first step is compiled
-                found[packing].append(times)
+            if number > 1:  # the first steps compile
+                seconds_by_packing[packing].append(times)
     device, data = jax.devices()[0], config.data
     print(
-        f"{device.device_kind} ({device.platform}), {data.batch_size} rows of {data.max_length}, "
+        f"{device.device_kind} ({device.platform}), {data.batch_size} × {data.max_length} tokens, "
         f"{config.model.num_hidden_layers} layers of {config.model.hidden_size}, "
-        f"{config.model.dtype}; {ROUNDS} steps each, in turns"
+        f"{config.model.dtype}; {ROUNDS} steps each, alternating"
     )
-    alone, packed = made[True][1].padding()[data.max_length]
-    print(f"{'rows':<10}{'real tokens':>12}{'a step':>9}{'quartiles':>16}{'of the cores':>14}")
+    alone, packed = runs[True][1].padding()[data.max_length]
+    print(f"{'sequences':<10}{'real tokens':>12}{'a step':>9}{'quartiles':>16}{'of the cores':>14}")
     speeds, size = {}, data.batch_size * data.max_length
     for packing, padding in ((False, alone), (True, packed)):
-        times, works = (np.array(each) for each in zip(*found[packing], strict=True))
+        times, works = (np.array(each) for each in zip(*seconds_by_packing[packing], strict=True))
         low, middle, high = (1e3 * q for q in statistics.quantiles(times, n=4))
-        # By the share of all rows: that of the few that were taken is off by some percent.
+        # The share over all sequences: that of the few timed ones is off by some percent.
         speeds[packing] = (1 - padding) * size / np.array([np.median(times), np.median(works)])
         print(
             f"{'packed' if packing else 'one pair':<10}{1 - padding:>12.2%}{middle:>6.0f} ms"

@@ -15,7 +15,7 @@ from flax import traverse_util
 from make_golden import GOLDEN
 
 import bert_jax
-from bert_jax import bert as pretrained
+from bert_jax import initialization
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.convert import names
 from bert_jax.errors import UserError
@@ -195,7 +195,7 @@ def test_case_of_a_vocabulary(lowercase, folder):
 
 def back(bert, path, head=None):
     """Exports and loads again, and nothing else is left there."""
-    made = pretrained.export(bert, path, head)
+    made = bert.export(path, head)
     assert json.loads((path / "config.json").read_text())["architectures"] == [made.architecture]
     found = bert_jax.load(path)
     assert names.module_names(found.params) == names.module_names(bert.params) - set(made.dropped)
@@ -238,7 +238,7 @@ def test_sinusoidal_positions_come_back_as_a_table(golden, tmp_path):
     positions = "bert/embeddings/position_embeddings"
     params = without(golden.params, positions)
     bert = dataclasses.replace(golden, config=config, params=params)
-    pretrained.export(bert, tmp_path / "out")
+    bert.export(tmp_path / "out")
     found = bert_jax.load(tmp_path / "out")
     assert found.config == golden.config
     same(without(found.params, positions), params)
@@ -251,20 +251,20 @@ def test_sinusoidal_positions_come_back_as_a_table(golden, tmp_path):
 @pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
 def test_relative_positions_are_not_exported(kind, tmp_path):
     with pytest.raises(UserError, match=f"{kind}, which transformers") as caught:
-        pretrained.export(bert_jax.load(GOLDEN / kind), tmp_path / "out")
+        bert_jax.load(GOLDEN / kind).export(tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="--head=pretraining does not fit a roberta"):
-        pretrained.export(bert_jax.load(GOLDEN / "roberta"), tmp_path / "out", "pretraining")
+        bert_jax.load(GOLDEN / "roberta").export(tmp_path / "out", "pretraining")
     encoder = dataclasses.replace(golden, params={"bert": golden.params["bert"]})
     with pytest.raises(UserError, match=r"has no mlm_head, .* it has bert/pooler"):
-        pretrained.export(encoder, tmp_path / "out", "masked-lm")
+        encoder.export(tmp_path / "out", "masked-lm")
     for wrong in ("/dev/null/out", "/proc/out"):
         with pytest.raises(UserError, match="cannot be written"):
-            pretrained.export(golden, wrong)
+            golden.export(wrong)
     assert not list(tmp_path.iterdir())
 
     def full(*_):
@@ -273,20 +273,20 @@ def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("bert_jax.convert.tokenizer_files.files", full)
         with pytest.raises(UserError, match=r"cannot be written .*No space left"):
-            pretrained.export(golden, tmp_path / "out")
+            golden.export(tmp_path / "out")
     assert not list(tmp_path.iterdir())
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("kept")
-    for write_there in (pretrained.export, pretrained.save):
+    for write_there in (golden.export, golden.save):
         with pytest.raises(UserError, match="already there"):
-            write_there(golden, tmp_path / "out")
+            write_there(tmp_path / "out")
     assert [p.name for p in tmp_path.rglob("*")] == ["out", "mine"]
 
 
 @pytest.mark.parametrize("lacks", [(), ("bert/pooler", "nsp_head"), ("mlm_head", "nsp_head")])
 def test_a_checkpoint_of_ours_and_back(lacks, golden, tmp_path):
     params = without(golden.params, *lacks)
-    pretrained.save(dataclasses.replace(golden, params=params), tmp_path / "ours")
+    dataclasses.replace(golden, params=params).save(tmp_path / "ours")
     found = bert_jax.load(tmp_path / "ours")
     same(found.params, params)
     assert found.config == golden.config
@@ -335,7 +335,7 @@ def test_export_of_a_task_and_back(task, either, tmp_path):
 def test_a_fine_tuned_checkpoint_of_ours_and_back(number, probe, golden, tmp_path):
     bert = fine_tuned(golden, TASKS[number], probe)
     assert ("mix" in names.module_names(bert.params)) == (probe == "mix")
-    pretrained.save(bert, tmp_path / "ours")
+    bert.save(tmp_path / "ours")
     found = bert_jax.load(tmp_path / "ours")
     same(found.params, bert.params)
     assert (found.task, found.model, found.config) == (bert.task, bert.model, bert.config)
@@ -354,7 +354,7 @@ def test_of_a_probe_the_encoder_alone_is_exported(probe, golden, tmp_path):
     bert = fine_tuned(golden, TASKS[0], probe)
     for head in (None, "classification"):
         with pytest.raises(UserError, match=f"a probe .of '{probe}'.*--head=none") as caught:
-            pretrained.export(bert, tmp_path / "out", head)
+            bert.export(tmp_path / "out", head)
         assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
     found = back(bert, tmp_path / "out", "none")
@@ -368,7 +368,7 @@ def test_heads_that_a_fine_tuned_model_is_not_exported_with(either, tmp_path):
         ("regression", "does not fit a checkpoint"),
     ):
         with pytest.raises(UserError, match=said):
-            pretrained.export(bert, tmp_path / "out", head)
+            bert.export(tmp_path / "out", head)
     found = back(bert, tmp_path / "out", "none")
     same(found, {"bert": bert.params["bert"]})
 
@@ -376,9 +376,9 @@ def test_heads_that_a_fine_tuned_model_is_not_exported_with(either, tmp_path):
 def test_pretraining_goes_on_with_the_encoder_of_a_fine_tuned_model(either):
     bert = fine_tuned(either, TASKS[0])
     config = ModelConfig(hidden_size=99, hidden_dropout_prob=0.25, dtype="bfloat16")
-    model = pretrained.model_to_train(bert, config, ["hidden_dropout_prob"])
+    model = initialization.model_config(bert, config, ["hidden_dropout_prob"])
     assert model == dataclasses.replace(bert.config, hidden_dropout_prob=0.25, dtype="bfloat16")
-    filled = pretrained.fill(
+    filled = initialization.copy_params(
         jax.tree.map(lambda x: jax.numpy.zeros(x.shape), either.params), bert.params
     )
     same(filled["bert"], {name: bert.params["bert"][name] for name in either.params["bert"]})
@@ -388,7 +388,7 @@ def test_pretraining_goes_on_with_the_encoder_of_a_fine_tuned_model(either):
 def foreign(golden, folder: Path, task: TaskConfig, **values) -> bert_jax.Bert:
     """Writes a fine-tuned model as another program would, which knows nothing of ours."""
     bert = fine_tuned(golden, task)
-    pretrained.export(bert, folder)
+    bert.export(folder)
     config = json.loads((folder / "config.json").read_text())
     for name in ("bert_jax_task", "tokenizer_pieces", "id2label", "label2id", "problem_type"):
         config.pop(name, None)
@@ -537,7 +537,7 @@ def test_architectures_that_say_nothing(given, folder, golden):
     ],
 )
 def test_a_damaged_description_of_ours(field, value, said, golden, tmp_path):
-    pretrained.save(fine_tuned(golden, SEVERAL), tmp_path / "ours")
+    fine_tuned(golden, SEVERAL).save(tmp_path / "ours")
     path = tmp_path / "ours" / "config" / "metadata"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
     refused(tmp_path / "ours", str(tmp_path / "ours"), said)

@@ -12,7 +12,6 @@ import pytest
 from helpers import masking
 
 import bert_jax
-from bert_jax import bert as pretrained
 from bert_jax.convert import names
 from bert_jax.models.bert import BertModel
 from bert_jax.training.masking import Predictions
@@ -269,7 +268,7 @@ def test_twenty_steps_of_training(pair):
 @pytest.mark.parametrize("head", [None, "masked-lm", "none"])
 def test_exports_load_with_no_key_missing_or_left_over(pair, head, tmp_path):
     theirs, ours = pair
-    made = pretrained.export(ours, tmp_path / "out", head)
+    made = ours.export(tmp_path / "out", head)
     automatic = {
         "BertForPreTraining": "AutoModelForPreTraining",
         "BertForMaskedLM": "AutoModelForMaskedLM",
@@ -334,7 +333,7 @@ def test_a_fine_tuned_model_there_and_back(kind, task, tmp_path):
         value = close(found, wanted.logits)
     assert 0.3 < np.abs(value).mean() < 3
 
-    made = pretrained.export(ours, tmp_path / "back")
+    made = ours.export(tmp_path / "back")
     with warnings.catch_warnings(action="ignore"):
         loader = getattr(transformers, f"AutoModel{head}")
         again, report = loader.from_pretrained(tmp_path / "back", output_loading_info=True)

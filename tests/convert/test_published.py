@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import bert as pretrained
 from bert_jax.text import builtin
 
 pytestmark = [
@@ -52,8 +51,8 @@ def test_embeddings_and_their_way_back(sentences, tmp_path):
     np.testing.assert_allclose(bert.encode(sentences), means, rtol=0, atol=1e-5)
     for found, wanted in zip(bert.encode(sentences, pooling="tokens"), whole, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
-    pretrained.save(bert, tmp_path / "ours")
-    made = pretrained.export(bert_jax.load(tmp_path / "ours"), tmp_path / "back")
+    bert.save(tmp_path / "ours")
+    made = bert_jax.load(tmp_path / "ours").export(tmp_path / "back")
     assert (made.architecture, made.dropped, made.newly_initialized) == ("BertModel", [], [])
     again, _ = embeddings_there(tmp_path / "back", sentences[:20])
     np.testing.assert_array_equal(again, means[:20])

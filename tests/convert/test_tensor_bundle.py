@@ -20,7 +20,6 @@ import safetensors.numpy
 from make_golden import GOLDEN, google_variables
 
 import bert_jax
-from bert_jax import bert as pretrained
 from bert_jax.convert.tensor_bundle import open_bundle
 from bert_jax.errors import UserError
 from bert_jax.text import tokenizer as tokenizer_lib
@@ -342,7 +341,7 @@ def test_loading_a_damaged_index_of_files(tmp_path):
 
 
 def test_loading_damaged_tokenizers(tmp_path):
-    pretrained.export(bert_jax.load(GOLDEN / "bert"), tmp_path / "tokenizer.json")
+    bert_jax.load(GOLDEN / "bert").export(tmp_path / "tokenizer.json")
     shutil.copytree(GOLDEN / "bert", tmp_path / "vocab.txt")
     shutil.copytree(GOLDEN / "roberta", tmp_path / "vocab.json")
 

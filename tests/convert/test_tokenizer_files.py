@@ -16,7 +16,7 @@ from helpers import model_config
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from bert_jax import bert as pretrained
+import bert_jax
 from bert_jax.config import TokenizerConfig
 from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
@@ -303,7 +303,7 @@ def random_bert(tokenizer):
     shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     generator = np.random.default_rng(0)
     params = jax.tree.map(lambda x: generator.normal(size=x.shape).astype("float32"), shapes)
-    return pretrained.Bert(config, params, tokenizer, model)
+    return bert_jax.Bert(config, params, tokenizer, model)
 
 
 @pytest.mark.parity
@@ -312,7 +312,7 @@ def random_bert(tokenizer):
 def test_transformers_loads_the_directory(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
     ours, _, _ = made(kind)
-    pretrained.export(random_bert(ours), tmp_path / "model")
+    random_bert(ours).export(tmp_path / "model")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     for text in TEXTS:
         assert theirs(text, add_special_tokens=False)["input_ids"] == pieces(ours, text), text
