@@ -36,12 +36,12 @@ TEXT = [
     ("a fox", "a dog"),
 ]
 SHAPES = {
-    "bert": dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=64),
+    "bert": dict(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=128),
     "bert tanh": dict(
         num_hidden_layers=3,
-        hidden_size=24,
+        hidden_size=48,
         num_attention_heads=3,
-        intermediate_size=40,
+        intermediate_size=80,
         hidden_act="gelu_new",
     ),
     "bert relu": dict(
@@ -53,7 +53,7 @@ SHAPES = {
         layer_norm_eps=1e-6,
     ),
     "roberta": dict(
-        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64
+        num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64
     ),
 }
 
