@@ -31,6 +31,6 @@ def show(text: str = "") -> None:
         print(text, flush=True)
 
 
-def progress_bar(**options: Any) -> tqdm:
+def progress_bar(*, is_shown: bool = True, **options: Any) -> tqdm:
     """Return a bar on stderr, which is disabled where stderr is no terminal."""
-    return tqdm(disable=True if is_quiet() else None, **options)
+    return tqdm(disable=None if is_shown and not is_quiet() else True, **options)

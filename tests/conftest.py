@@ -21,6 +21,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 
+import pytest  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
 install_import_hook(
@@ -33,3 +34,19 @@ def pytest_unconfigure():
     """Removes the programs, in the process that made the folder."""
     if _made:
         shutil.rmtree(_made, ignore_errors=True)
+
+
+@pytest.fixture
+def bert_jax_main(monkeypatch, capsys):
+    """`bert-jax` in this process: returns what it prints, and raises its errors."""
+    from bert_jax.commands import main, process
+
+    def run(*words) -> str:
+        monkeypatch.setattr(process, "run", lambda command, name: command())
+        monkeypatch.setattr(process, "_mallopt", lambda options: None)
+        monkeypatch.setattr("sys.argv", ["bert-jax", *map(str, words)])
+        capsys.readouterr()
+        main.main()
+        return capsys.readouterr().out
+
+    return run

@@ -25,6 +25,7 @@ import jaxlib.version
 # There is no public name for the client of the coordination service. Orbax uses this one too.
 from jax._src.distributed import global_state
 
+from bert_jax import console
 from bert_jax.errors import CommandError, HostLost, Interrupted, UserError
 from bert_jax.settings import flatten
 
@@ -137,7 +138,7 @@ def is_main() -> bool:
 def print_on_main(text: str) -> None:
     """Print a line on process 0."""
     if is_main():
-        print(text, flush=True)
+        console.show(text)
 
 
 def gather(value: Any) -> list[Any]:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.text import tokenizer as tokenizer_lib
@@ -197,7 +197,9 @@ def _tokenize(text: _Text, folder: Path) -> None:
         splits[name] = _open_split(folder / name, splits.get(name), dtype)
     with (
         ThreadPoolExecutor(1) as reader,
-        tqdm(total=text.size, desc="tokenizing", unit_scale=True, disable=None, leave=False) as bar,
+        console.progress_bar(
+            total=text.size, desc="tokenizing", unit_scale=True, leave=False
+        ) as bar,
     ):
         # Tokenizers release the interpreter's lock, so that the next batch is read meanwhile.
         next_batch = reader.submit(next, batches, None)
@@ -225,11 +227,10 @@ def _tokenize(text: _Text, folder: Path) -> None:
     _write_json(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
     (folder / "progress.json").unlink()
     seconds = time.monotonic() - start_time
-    print(
+    console.show(
         f"prepared {name} ({text.source.form}): {num_documents:,} documents, "
         f"{characters / 1e6:.1f} MB of text in {seconds:.1f} s "
-        f"({characters / 1e6 / seconds:.1f} MB/s)",
-        flush=True,
+        f"({characters / 1e6 / seconds:.1f} MB/s)"
     )
 
 

@@ -4,15 +4,14 @@ import functools
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from bert_jax import console
 from bert_jax.distributed import hosts
 from bert_jax.training.objectives import Metrics
 
@@ -60,6 +59,7 @@ class Writer:
         self._records = [record for record in records if record["step"] <= step]
         self.latest = {record["split"]: record for record in self._records}
         self._writes = hosts.is_main()
+        self._plotted = time.monotonic()
         if not self._writes:
             return
         temporary = self._path.with_suffix(".tmp")
@@ -67,7 +67,6 @@ class Writer:
         os.replace(temporary, self._path)
         self._lines = self._path.open("a")
         self._purge_step, self._events_folder = step + 1, str(workdir / "tensorboard")
-        self._plotted = time.monotonic()
 
     @functools.cached_property
     def _events(self) -> Any:
@@ -100,11 +99,13 @@ class Writer:
 
     def draw(self) -> None:
         """Plot the run so far, unless that was done a moment ago."""
-        if self._writes and time.monotonic() - self._plotted > _SECONDS_BETWEEN_PLOTS:
+        if time.monotonic() - self._plotted > _SECONDS_BETWEEN_PLOTS:
             self._draw()
             self._plotted = time.monotonic()
 
     def _draw(self) -> None:
+        if not self._writes or console.is_quiet():
+            return
         # Imported late: it takes longer than a small run's first step.
         from matplotlib.figure import Figure
 
@@ -126,8 +127,8 @@ class Writer:
 
     def close(self) -> None:
         """Plot, and close the files."""
+        self._draw()
         if self._writes:
-            self._draw()
             self._lines.close()
             self._events.close()
 
@@ -137,12 +138,8 @@ class Progress:
 
     def __init__(self, steps: int, step: int):
         self._steps = steps
-        self._bar = tqdm(
-            total=steps,
-            initial=step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not (hosts.is_main() and sys.stderr.isatty()),
+        self._bar = console.progress_bar(
+            total=steps, initial=step, unit="step", dynamic_ncols=True, is_shown=hosts.is_main()
         )
         self._started, self._first_step = time.monotonic(), step
 
@@ -155,7 +152,7 @@ class Progress:
         if not hosts.is_main():
             return
         self._bar.clear()
-        print(line, flush=True)
+        console.show(line)
         self._bar.refresh()
 
     def show(self, step: int, values: Mapping[str, float]) -> None:

@@ -1,0 +1,88 @@
+"""Small runs: as the two scripts are given them, in this process or in one of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import matplotlib
+import numpy as np
+import orbax.checkpoint as ocp
+
+ROOT = Path(__file__).parents[1]
+NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+def words(defaults: Mapping[str, Any], flags: Sequence[str]) -> list[str]:
+    """Return flags that set each field once; `flags` win over the defaults."""
+    fields = {f"--config.{name}": f"{value}" for name, value in defaults.items()}
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        fields[name] = value
+    return [f"{name}={value}" for name, value in fields.items()]
+
+
+def start_script(name: str, cache: Path, *flags: str) -> subprocess.Popen:
+    """Start `train.py` or `finetune.py` on one device, as a user whose cache is `cache`."""
+    theirs = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    environment = {k: v for k, v in os.environ.items() if k not in theirs}
+    environment |= {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XDG_CACHE_HOME": str(cache),
+        "MPLCONFIGDIR": matplotlib.get_cachedir(),  # whose list of fonts takes seconds to make
+    }
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / name), *flags],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cache,
+    )
+
+
+def run_script(name: str, cache: Path, *flags: str) -> tuple[int, str, str]:
+    """Run a script to its end, and return its exit code, its output and its errors."""
+    process = start_script(name, cache, *flags)
+    output, errors = process.communicate(timeout=300)
+    return process.returncode, output, errors
+
+
+def wait_for_logs(process: subprocess.Popen, count: int) -> None:
+    """Wait until a script has logged some steps, or has ended."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        count -= line.startswith("step ") and "held-out" not in line
+        if count <= 0:
+            return
+
+
+def records(workdir: Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_state(workdir: Path, step: int) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint, read by Orbax alone."""
+    path = workdir / "checkpoints" / str(step) / "state"
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        names = reader.metadata(path).item_metadata.tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names)
+        state = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+    leaves = jax.tree.leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def assert_same_state(one: Path, other: Path, step: int) -> None:
+    first, second = read_state(one, step), read_state(other, step)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name], err_msg=name)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [p for p in folder.rglob("*") if p.is_file() and "tensorboard" not in p.parts]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
