@@ -134,7 +134,8 @@ def keep_host_memory() -> None:
     """
     import jax
 
-    platform = (jax.config.jax_platforms or "").split(",")[0]
+    platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
+    platform = platforms.split(",")[0]
     if platform == "cpu" or not (platform or _has_accelerator()):
         # From malloc.h: M_ARENA_MAX, M_MMAP_MAX, and M_TRIM_THRESHOLD, of which -1 is none. Two
         # steps of BERT-base are in flight at once, and free more than any threshold allows.

@@ -65,7 +65,8 @@ class PmapCollectives(Collectives):
     def psum(self, tree: Any) -> Any:
         return jax.lax.psum(tree, "data")
 
-    reduce_gradients = psum
+    def reduce_gradients(self, gradients: Any) -> Any:
+        return jax.lax.psum(gradients, "data")
 
 
 @dataclasses.dataclass(frozen=True)

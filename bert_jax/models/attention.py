@@ -7,7 +7,7 @@ says so before training. Shape letters are those of `models.bert`.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -145,12 +145,22 @@ def fused_attention(
 
 
 def cudnn_attention(
-    query: Array, key: Array, value: Array, lengths: Array, head_size: int, implementation="cudnn"
+    query: Array,
+    key: Array,
+    value: Array,
+    lengths: Array,
+    *,
+    head_size: int,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "B L D"]:
     """Return the context of queries [B, L, D], by cuDNN; `lengths` [B] are without padding."""
-    heads = (x.reshape(*x.shape[:2], -1, head_size) for x in (query, key, value))
+    query_heads, key_heads, value_heads = (
+        x.reshape(*x.shape[:2], -1, head_size) for x in (query, key, value)
+    )
     context = jax.nn.dot_product_attention(
-        *heads,
+        query_heads,
+        key_heads,
+        value_heads,
         # A sequence of padding alone keeps one key, since a softmax over none is NaN.
         key_value_seq_lengths=jnp.maximum(lengths, 1),
         implementation=implementation,

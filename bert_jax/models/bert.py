@@ -116,14 +116,16 @@ class BertLayer(nn.Module):
     ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"] | None]:
         """Return the layer's output, and its attention map before dropout where it was computed."""
         c = self.config
-        sizes, axes = (c.hidden_size, c.intermediate_size), ("embed", "feed_forward")
+        size, wide = c.hidden_size, c.intermediate_size
         keys = [key and key.fold(number) for number in range(3)]
         attend = BertSelfAttention(c, name="attention")
         update, attention = attend(hidden, mask, keys[0], output_attentions)
         update = apply_dropout(update, keys[1], c.hidden_dropout_prob)
         hidden = LayerNorm(c, name="attention_layer_norm")(hidden + update)
-        update = ACTIVATIONS[c.hidden_act](Dense(c, sizes, axes, name="up")(hidden))
-        update = Dense(c, sizes[::-1], axes[::-1], name="down")(update)
+        update = ACTIVATIONS[c.hidden_act](
+            Dense(c, (size, wide), ("embed", "feed_forward"), name="up")(hidden)
+        )
+        update = Dense(c, (wide, size), ("feed_forward", "embed"), name="down")(update)
         update = apply_dropout(update, keys[2], c.hidden_dropout_prob)
         return LayerNorm(c, name="feed_forward_layer_norm")(hidden + update), attention
 

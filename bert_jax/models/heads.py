@@ -72,13 +72,19 @@ class BertForPreTraining(nn.Module):
         attention_mask: Int[Array, "B L"],
         positions: Int[Array, "B P"],
         dropout_key: DropoutKey | None = None,
-        **packing: Array | None,
+        *,
+        position_ids: Int[Array, "B L"] | None = None,
+        segment_starts: Int[Array, "B T"] | None = None,
     ) -> PreTrainingOutput:
-        """Return the MLM logits of `positions` and the NSP logits.
-
-        `packing` is `position_ids` and `segment_starts`, of packed sequences.
-        """
-        output = self.bert(input_ids, token_type_ids, attention_mask, dropout_key, **packing)
+        """Return the MLM logits of `positions` and the NSP logits; see `BertModel`."""
+        output = self.bert(
+            input_ids,
+            token_type_ids,
+            attention_mask,
+            dropout_key,
+            position_ids=position_ids,
+            segment_starts=segment_starts,
+        )
         hidden = gather_positions(output.last_hidden_state, positions)
         nsp = self.nsp_head(output.pooled).astype(jnp.float32) if self.next_sentence else None
         return PreTrainingOutput(
@@ -183,11 +189,19 @@ class BertForMultipleChoice(TaskModel):
     uses_pooler = True
     input_rank = 3
 
-    def __call__(self, input_ids, token_type_ids, attention_mask, dropout_key=None) -> Array:
-        """Return float32 logits [B, C] of inputs [B, C, L]."""
+    def __call__(
+        self,
+        input_ids: Int[Array, "B C L"],
+        token_type_ids: Int[Array, "B C L"],
+        attention_mask: Int[Array, "B C L"],
+        dropout_key: DropoutKey | None = None,
+    ) -> Float[Array, "B C"]:
+        """Return float32 logits."""
         batch, choices, length = input_ids.shape
         if dropout_key:
             indices = dropout_key.indices[:, None] * choices + jnp.arange(choices)
             dropout_key = DropoutKey(dropout_key.key, indices.reshape(-1))
-        inputs = (x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask))
-        return super().__call__(*inputs, dropout_key).reshape(batch, choices)
+        ids, types, mask = (
+            x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask)
+        )
+        return super().__call__(ids, types, mask, dropout_key).reshape(batch, choices)
