@@ -68,7 +68,8 @@ def test_finetuning_recipe(name):
         validate_finetuning(dataclasses.replace(config, model=ModelConfig()))
         assert from_dict(FinetuneConfig, json.loads(to_json(config)), "here") == config
         make_task(config.task)
-    assert "python finetune.py" in module.__doc__
+    command = "bert-jax finetune"
+    assert command + f" --config=finetune/{name}" * (name != "docstrings") in module.__doc__
     assert name in ("docstrings", "squad2") or "Published" in module.__doc__
 
 

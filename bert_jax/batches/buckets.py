@@ -1,4 +1,4 @@
-"""Batches of a task's features: padded to one of a few lengths, by step or each once."""
+"""Batches of a task's features, padded to one of a few lengths: by step, or each example once."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -12,8 +12,9 @@ from bert_jax.text.tokenizer import Tokenizer
 
 FILL = -1  # the index of an example of padding alone, which no loss or score counts
 
-# The train step is compiled once for each padded length: at most so many, multiples of _MULTIPLE.
-_MAX_LENGTHS, _MULTIPLE = 4, 8
+_MAX_LENGTHS = 4  # the train step is compiled once for each padded length
+# A longer sequence is padded to a multiple of 128, as the fused attention of a TPU takes no other.
+_MAX_SHORT, _MULTIPLE, _LONG_MULTIPLE = 512, 8, 128
 _MAX_CANDIDATES = 12  # whose combinations are tried
 # Batches of a window, in which examples are sorted by length; an epoch has at least 4 windows.
 # Source: `get_length_grouped_indices` of transformers, with at most 50 batches.
@@ -30,10 +31,10 @@ class Batcher:
       max_length: maximum length of a sequence, in tokens.
 
     Attributes:
-      lengths: [n] the tokens of each example, of its longest sequence.
-      longest: the padded length that every example fits.
+      lengths: [n] the number of tokens of each example, in its longest sequence.
+      longest: the padded length that fits every example.
       tokens: the mean tokens of a sequence.
-      padding: the share of padding if all were padded to `max_length`.
+      padding: the share of padding if every sequence were padded to `max_length`.
     """
 
     def __init__(self, features: Features, tokenizer: Tokenizer, types: int, max_length: int):
@@ -41,7 +42,7 @@ class Batcher:
         self._pad, self._types = tokenizer.pad_id, types
         lengths = np.array([len(sequence) for sequence in features.sequences], np.int64)
         self.lengths = lengths.reshape(-1, features.choices).max(1)
-        self.longest = min(round_up(int(self.lengths.max())), max_length)
+        self.longest = min(int(round_up(self.lengths.max())), max_length)
         self.tokens = float(lengths.mean())
         self.padding = 1 - self.tokens / max_length
 
@@ -84,8 +85,8 @@ class Batcher:
 class BucketedBatches:
     """The batch of every step, by index: a pure function of (features, seed, step).
 
-    A batch has examples of similar length, padded to the least of a few lengths that all fit, so
-    that the train step is compiled once a length. Each example occurs once an epoch.
+    A batch has examples of similar length, padded to the smallest of a few lengths that fits them
+    all, so that the train step is compiled once a length. Each example occurs once an epoch.
 
     Args:
       batcher: of the training examples.
@@ -109,7 +110,7 @@ class BucketedBatches:
     ):
         self._batcher, self._batch_size, self._steps = batcher, batch_size, steps
         self._seed, self._process_slices = seed, process_slices
-        # Not of `seed`, so that runs of several seeds share their compiled programs.
+        # Independent of `seed`, so that runs of several seeds share their compiled programs.
         longest = self._longest(epoch_batches(batcher.lengths, batch_size, 0, 0))
         self.lengths = choose_lengths(longest, batcher.longest)
         self.padding = 1 - batcher.tokens / float(pad_to(longest, self.lengths).mean())
@@ -119,7 +120,7 @@ class BucketedBatches:
         return self._steps
 
     def indices(self, step: int) -> np.ndarray:
-        """Return the examples of a step, [batch_size], FILL where there is none."""
+        """Return the examples of a step, [batch_size], FILL for padding."""
         epoch, number = divmod(step, -(-len(self._batcher.lengths) // self._batch_size))
         if self._epoch[0] != epoch:
             batches = epoch_batches(self._batcher.lengths, self._batch_size, self._seed, epoch)
@@ -139,7 +140,7 @@ class BucketedBatches:
 
 
 def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the examples of each batch of an epoch, [batches, batch_size], FILL at the end of one.
+    """Return the examples of each batch of an epoch, [batches, batch_size], FILL for padding.
 
     The examples are shuffled and split into windows. Each window is sorted by length and split into
     batches, and the batches are shuffled.
@@ -149,7 +150,7 @@ def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -
     count = -(-len(order) // batch_size)
     window = batch_size * max(1, min(_WINDOW, count // _MIN_WINDOWS))
     windows = [order[start : start + window] for start in range(0, len(order), window)]
-    # Longest first, so that the batch that is filled up is one of the shortest examples.
+    # Longest first, so that the batch with padding examples is one of the shortest.
     order = np.concatenate([w[np.argsort(-lengths[w], kind="stable")] for w in windows])
     order = np.pad(order, (0, count * batch_size - len(order)), constant_values=FILL)
     return generator.permutation(order.reshape(count, batch_size))
@@ -158,7 +159,7 @@ def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -
 def eval_batches(batcher: Batcher, batch_size: int) -> Iterator[tuple[np.ndarray, Batch]]:
     """Yield every example once, as (indices, batch), the longest first.
 
-    The last batch is filled up with padding, whose index is FILL.
+    The last batch is filled up with padding examples, whose index is FILL.
     """
     order = np.argsort(-batcher.lengths, kind="stable")
     order = np.pad(order, (0, -len(order) % batch_size), constant_values=FILL)
@@ -169,22 +170,23 @@ def eval_batches(batcher: Batcher, batch_size: int) -> Iterator[tuple[np.ndarray
         yield indices, batcher.batch(indices, length)
 
 
-def round_up(length: int) -> int:
-    """Return the least multiple of 8 from `length` on."""
-    return -(-length // _MULTIPLE) * _MULTIPLE
+def round_up(lengths: np.ndarray) -> np.ndarray:
+    """Return the least multiples of 8, or above 512 of 128, that are not below `lengths`."""
+    multiple = np.where(lengths > _MAX_SHORT, _LONG_MULTIPLE, _MULTIPLE)
+    return -(-lengths // multiple) * multiple
 
 
 def pad_to(lengths: np.ndarray, padded: Sequence[int]) -> np.ndarray:
-    """Return for each length the least of the rising padded lengths that it fits."""
+    """Return for each length the smallest of the rising `padded` lengths that fits it."""
     return np.asarray(padded)[np.searchsorted(padded, lengths)]
 
 
 def choose_lengths(lengths: np.ndarray, longest: int) -> list[int]:
     """Return up to four rising padded lengths, the last `longest`, with the least padding.
 
-    Each is a multiple of 8. Of more than a dozen such, quantiles of `lengths` are tried.
+    The others are those of `round_up`. Of more than a dozen such, quantiles of `lengths` are tried.
     """
-    rounded = np.minimum(-(-np.asarray(lengths) // _MULTIPLE) * _MULTIPLE, longest)
+    rounded = np.minimum(round_up(np.asarray(lengths)), longest)
     candidates = np.unique(rounded)
     if len(candidates) > _MAX_CANDIDATES:
         shares = np.linspace(0, 1, _MAX_CANDIDATES)

@@ -1,10 +1,10 @@
-"""Texts, or pairs of texts, by class: your own file.
+"""Classification of texts, or of pairs of texts, from your own files.
 
-    python finetune.py --config=configs/finetune/classification.py --init=bert-base-uncased \\
+    bert-jax finetune --config=finetune/classification --init=bert-base-uncased \\
         --config.data.train=train.tsv --config.data.eval=dev.tsv
 
-The columns are `sentence` and `label`, or what data.text and data.label name. Published, for SST-2,
-movie reviews by mood: BERT-base 93.5 (Devlin et al. 2019, table 1).
+The columns are `sentence` and `label`, or those that data.text and data.label name. Published, for
+SST-2 (sentiment of movie reviews): BERT-base 93.5 (Devlin et al. 2019, table 1).
 """
 
 from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig

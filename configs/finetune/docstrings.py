@@ -1,10 +1,10 @@
-"""Which part of Python's library a docstring is of: a task that needs no data, about two minutes.
+"""The area of Python's library that a docstring is from: needs no data, takes about two minutes.
 
-    python train.py
-    python finetune.py
+    bert-jax pretrain
+    bert-jax finetune
 
-Begins with the checkpoint that `python train.py` makes, and prints the accuracy beside that of the
-same model from random weights, and that of a logistic regression on TF-IDF.
+Starts from the checkpoint of `bert-jax pretrain`, and prints the accuracy beside that of the same
+model from random weights and that of logistic regression on TF-IDF.
 """
 
 from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig

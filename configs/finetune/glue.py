@@ -1,10 +1,10 @@
 """One of GLUE's tasks: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.
 
-    python finetune.py --config=configs/finetune/glue.py:mrpc --init=bert-base-uncased
+    bert-jax finetune --config=finetune/glue:mrpc --init=bert-base-uncased
 
-reads it from TensorFlow Datasets; with --config.data.train=glue/MRPC, from a folder with GLUE's own
-TSV files. The paper took the best rate of 5e-5, 4e-5, 3e-5 and 2e-5 on the development set:
---config.optimizer.learning_rate.
+The data is read from TensorFlow Datasets or, with --config.data.train=glue/MRPC, from a folder with
+GLUE's own TSV files. The paper chose the best learning rate of 5e-5, 4e-5, 3e-5 and 2e-5 on the
+development set: --config.optimizer.learning_rate.
 
 Published, BERT-base and -large on the test sets (Devlin et al. 2019, table 1): MNLI 84.6/83.4 and
 86.7/85.9, QQP 71.2 and 72.1 F1, QNLI 90.5 and 92.7, SST-2 93.5 and 94.9, CoLA 52.1 and 60.5, STS-B

@@ -1,11 +1,11 @@
 """Named entities, as in CoNLL 2003: a file with a word and its tag on each line.
 
-    python finetune.py --config=configs/finetune/ner.py --init=bert-base-cased \
+    bert-jax finetune --config=finetune/ner --init=bert-base-cased \\
         --config.data.train=train.conll --config.data.eval=dev.conll --config.data.test=test.conll
 
 The same recipe serves parts of speech and any other tags of words. Published F1 on CoNLL 2003's
 test set: BERT-base 92.4, BERT-large 92.8 (Devlin et al. 2019, table 7; cased, with the whole
-document as context, which this recipe does not have).
+document as context, which this recipe does not use).
 """
 
 from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig, TaskConfig

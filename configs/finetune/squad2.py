@@ -1,10 +1,10 @@
-"""SQuAD 2.0: as 1.1, with questions that the text does not answer.
+"""SQuAD 2.0: like 1.1, with questions that the text does not answer.
 
-    python finetune.py --config=configs/finetune/squad2.py --init=bert-large-uncased \
+    bert-jax finetune --config=finetune/squad2 --init=bert-large-uncased \\
         --config.data.train=train-v2.0.json --config.data.eval=dev-v2.0.json
 
-By how much "no answer" must lead is tuned on the development set, and kept in the checkpoint.
-Published there, EM and F1: BERT-large 78.7 and 81.9 (Devlin et al. 2019, table 3).
+The threshold of "no answer" is tuned on the development set and saved in the checkpoint. Published
+there, EM and F1: BERT-large 78.7 and 81.9 (Devlin et al. 2019, table 3).
 """
 
 from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig, TaskConfig

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bert_jax.batches import buckets
 from bert_jax.batches.buckets import FILL, Batcher, BucketedBatches
 from bert_jax.batches.features import NO_LABEL, Features
+from bert_jax.models import attention_tpu
 
 
 def features_of(sizes, choices=1, per_token=False) -> Features:
@@ -36,7 +37,7 @@ def test_a_batch_by_hand():
     assert batch["labels"].tolist() == [2, 0, NO_LABEL]
 
 
-def test_labels_of_pieces_and_choices_by_hand():
+def test_labels_of_tokens_and_choices_by_hand():
     batch = batcher_of([2, 3], per_token=True).batch(np.array([1, 0]), 4)
     assert batch["labels"].tolist() == [[1, 1, 1, NO_LABEL], [0, 0, NO_LABEL, NO_LABEL]]
     batch = batcher_of([2, 3, 1, 2], choices=2).batch(np.array([1, FILL]), 3)
@@ -44,10 +45,10 @@ def test_labels_of_pieces_and_choices_by_hand():
     assert batch["labels"].tolist() == [1, NO_LABEL]
 
 
-def test_numbers_that_are_not_known_are_not_zero():
-    rows = features_of([2, 2])
-    rows.labels = [0.5, float("nan")]
-    labels = Batcher(rows, FakeTokenizer(), 1, 64).batch(np.array([1, 0, FILL]), 2)["labels"]
+def test_unknown_numbers_are_nan():
+    features = features_of([2, 2])
+    features.labels = [0.5, float("nan")]
+    labels = Batcher(features, FakeTokenizer(), 1, 64).batch(np.array([1, 0, FILL]), 2)["labels"]
     np.testing.assert_array_equal(labels, np.array([np.nan, 0.5, np.nan], np.float32))
 
 
@@ -73,7 +74,7 @@ def test_every_example_once_an_epoch(count, size):
             assert set(ids[mask > 0]) == (set() if index == FILL else {10 + index})
 
 
-def test_orders_differ_by_epoch_and_seed_and_do_not_depend_on_what_was_asked_before():
+def test_orders_differ_by_epoch_and_seed_and_do_not_depend_on_earlier_calls():
     batcher = batcher_of([4] * 40)
     batches = [BucketedBatches(batcher, 8, 20, seed) for seed in (0, 0, 1)]
     late = batches[0].indices(12)
@@ -100,13 +101,13 @@ def test_batches_have_less_padding_than_random_ones():
     assert padding < 0.6 * (1 - lengths.mean() / random.mean())
 
 
-def test_each_process_reads_its_part():
+def test_each_process_reads_its_slices():
     batcher = batcher_of(np.random.default_rng(0).integers(3, 60, 40))
     batches = BucketedBatches(batcher, 8, 5, 0)
-    part = BucketedBatches(batcher, 8, 5, 0, lambda size: [(0, 2), (size - 2, size)])
+    sliced = BucketedBatches(batcher, 8, 5, 0, lambda size: [(0, 2), (size - 2, size)])
     for step in range(5):
         for name, array in batches[step].items():
-            np.testing.assert_array_equal(part[step][name], array[[0, 1, 6, 7]])
+            np.testing.assert_array_equal(sliced[step][name], array[[0, 1, 6, 7]])
 
 
 def test_examples_of_one_length_have_one_padded_length():
@@ -119,32 +120,47 @@ def test_no_padded_length_exceeds_the_maximum():
     assert BucketedBatches(batcher, 2, 1, 0).lengths == [30]
 
 
+def test_long_sequences_are_padded_to_lengths_that_the_fused_attention_of_a_tpu_takes():
+    lengths = np.array([1, 500, 512, 513, 640, 641, 1030])
+    assert buckets.round_up(lengths).tolist() == [8, 504, 512, 640, 640, 768, 1152]
+    batches = BucketedBatches(
+        Batcher(features_of([300, 530, 700, 901]), FakeTokenizer(), 2, 2048), 1, 4, 0
+    )
+    assert batches.lengths == [304, 640, 768, 1024]
+    for length in batches.lengths:
+        assert attention_tpu.supports_length(length)
+    sizes = np.random.default_rng(0).integers(3, 2049, 300)
+    chosen = buckets.choose_lengths(sizes, 2048)
+    assert chosen[-1] == 2048
+    assert all(length % (8 if length <= 512 else 128) == 0 for length in chosen)
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=40))
 def test_lengths_pad_least(sizes):
-    longest = buckets.round_up(max(sizes))
-    found = buckets.choose_lengths(np.array(sizes), longest)
-    assert found[-1] == longest
-    assert len(found) <= 4
+    longest = int(buckets.round_up(np.array(max(sizes))))
+    padded = buckets.choose_lengths(np.array(sizes), longest)
+    assert padded[-1] == longest
+    assert len(padded) <= 4
     multiples = range(8, longest, 8)
     least = min(
         buckets.pad_to(np.array(sizes), [*chosen, longest]).sum()
         for count in range(4)
         for chosen in combinations(multiples, count)
     )
-    assert buckets.pad_to(np.array(sizes), found).sum() == least
+    assert buckets.pad_to(np.array(sizes), padded).sum() == least
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=50), st.sampled_from([1, 4, 16]))
-def test_evaluation_sees_every_row_once_and_the_longest_first(sizes, batch_size):
+def test_evaluation_sees_every_example_once_and_the_longest_first(sizes, batch_size):
     batcher = batcher_of(sizes)
     batches = list(buckets.eval_batches(batcher, batch_size))
     indices = np.concatenate([indices for indices, _ in batches])
     assert sorted(indices[indices != FILL]) == list(range(len(sizes)))
     seen = [sizes[i] for i in indices if i != FILL]
     assert seen == sorted(sizes, reverse=True)
-    for of_batch, batch in batches:
+    for indices, batch in batches:
         assert len(batch["input_ids"]) == batch_size
-        wanted = [0 if i == FILL else sizes[i] for i in of_batch]
-        assert batch["attention_mask"].sum(1).tolist() == wanted
+        expected = [0 if i == FILL else sizes[i] for i in indices]
+        assert batch["attention_mask"].sum(1).tolist() == expected
