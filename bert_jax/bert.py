@@ -47,6 +47,10 @@ class Guess:
       probability: of the token, by the model.
       text: the whole text with the token filled in.
       position: index of the masked token in the sequence, in which [CLS] is 0.
+
+    >>> guess = getfixture("tiny_bert").fill_mask("The [MASK] bank.", top_k=1)[0]
+    >>> 0 < guess.probability < 1, guess.position
+    (True, 2)
     """
 
     token: str
@@ -70,7 +74,7 @@ class Bert:
 
     >>> bert = getfixture("tiny_bert")
     >>> bert
-    Bert(bert, 2 layers of 16, 2 heads, 7,362 parameters, wordpiece of 64 tokens)
+    Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     >>> bert.config.num_hidden_layers
     2
     """
@@ -436,7 +440,7 @@ def load(path: str | Path) -> Bert:
     >>> path = getfixture("tmp_path") / "tiny"
     >>> getfixture("tiny_bert").save(path)
     >>> load(path)
-    Bert(bert, 2 layers of 16, 2 heads, 7,362 parameters, wordpiece of 64 tokens)
+    Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
     path = Path(path)
     for module, is_its in ((google, google.is_google), (huggingface, huggingface.is_huggingface)):

@@ -8,19 +8,35 @@ class CommandError(Exception):
 
 
 class UserError(CommandError):
-    """A mistake the user can mend: one line that says what is wrong, where, and what to do."""
+    """A mistake the user can mend: one line that says what is wrong, where, and what to do.
+
+    >>> import bert_jax
+    >>> try:
+    ...     bert_jax.recipe("tny")
+    ... except bert_jax.UserError as error:
+    ...     print(error)
+    --config=tny: no such recipe or file; did you mean tiny?
+    """
 
     exit_code = 2
 
 
 class TrainingError(CommandError):
-    """Training cannot go on, for example because the loss is no longer a number."""
+    """Training cannot continue, for example because the loss is not finite.
+
+    >>> TrainingError("loss is nan at step 7").exit_code
+    1
+    """
 
     exit_code = 1
 
 
 class Interrupted(CommandError):
-    """A signal asked the run to stop; it has saved, and the same command goes on (EX_TEMPFAIL)."""
+    """A signal asked the run to stop; it has saved, and the same command resumes (EX_TEMPFAIL).
+
+    >>> Interrupted("SIGTERM after step 7").exit_code
+    75
+    """
 
     exit_code = 75
 

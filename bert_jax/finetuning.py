@@ -59,6 +59,10 @@ class FinetuningResult:
         with "name" and "scores".
       checkpoint: the best checkpoint.
       bert: the best model.
+
+    >>> result = getfixture("tiny_finetuning")
+    >>> result.checkpoint.name, sorted(result.scores["eval"])[:2]
+    ('best', ['accuracy', 'f1'])
     """
 
     scores: dict[str, dict[str, float]]

@@ -28,6 +28,10 @@ class Predictions(Sequence[dict[str, Any]]):
       scores: of the predictions, where all examples have labels; else empty.
       num_truncated: texts, or words of a sentence, that were truncated.
       num_skipped: records of a file that the format's own readers skip.
+
+    >>> predictions = getfixture("tiny_classifier").predict(["A river bank.", "A bank."])
+    >>> [each["label"] in ("first", "second") for each in predictions]
+    [True, True]
     """
 
     def __init__(
@@ -56,6 +60,10 @@ class Predictions(Sequence[dict[str, Any]]):
 
         Args:
           stem: the files' path without its ending.
+
+        >>> predictions = getfixture("tiny_classifier").predict(["A river bank."])
+        >>> [path.name for path in predictions.save(getfixture("tmp_path") / "predictions")]
+        ['predictions.jsonl']
         """
         return evaluation.write(self.task, self.examples, self._predictions, Path(stem))
 

@@ -62,6 +62,10 @@ class PretrainingResult:
         held-out text, the share of its most frequent token, and that of the larger class.
       checkpoint: the latest checkpoint.
       bert: the trained model; None where several hosts share it.
+
+    >>> result = getfixture("tiny_run")
+    >>> result.checkpoint.name, sorted(result.scores)[:3]
+    ('2', ['loss', 'mlm_accuracy', 'mlm_loss'])
     """
 
     scores: dict[str, float]
@@ -101,7 +105,7 @@ def pretrain(
     >>> sorted(result.baselines)
     ['mlm_accuracy', 'mlm_loss', 'nsp_accuracy']
     >>> result.bert
-    Bert(bert, 2 layers of 16, 2 heads, 7,362 parameters, wordpiece of 64 tokens)
+    Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
     with console.quiet(quiet or console.is_quiet()):
         return train(start(config, Path(workdir), init))

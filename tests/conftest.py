@@ -50,3 +50,84 @@ def bert_jax_main(monkeypatch, capsys):
         return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture(scope="session")
+def tiny_text(tmp_path_factory):
+    """A file of documents of short sentences."""
+    import numpy as np
+
+    words = ["the", "a", "river", "bank", "token", "model", "layer", "head", "reads", "sees"]
+    words += ["of", "with", "small", "large"]
+    generator = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("tiny_text") / "text.txt"
+    with path.open("w") as file:
+        for _ in range(60):
+            for _ in range(6):
+                sentence = " ".join(generator.choice(words, generator.integers(3, 12)))
+                file.write(f"The {sentence}.\n")
+            file.write("\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tiny_text):
+    """The config of two steps of pretraining."""
+    from bert_jax import DataConfig, ModelConfig, OptimizerConfig, TokenizerConfig, TrainConfig
+
+    return TrainConfig(
+        steps=2,
+        model=ModelConfig(
+            vocab_size=64,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=32,
+        ),
+        tokenizer=TokenizerConfig(kind="wordpiece"),
+        data=DataConfig(source=str(tiny_text), eval_fraction=0.1, max_length=32, batch_size=8),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_config, tmp_path_factory):
+    """The result of `bert_jax.pretrain`."""
+    import bert_jax
+
+    return bert_jax.pretrain(tiny_config, tmp_path_factory.mktemp("tiny_run"), quiet=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tiny_run):
+    """A pretrained model, loaded from its checkpoint."""
+    import bert_jax
+
+    return bert_jax.load(tiny_run.checkpoint)
+
+
+@pytest.fixture(scope="session")
+def tiny_finetuning_config(tmp_path_factory):
+    """The config of three steps of fine-tuning."""
+    from bert_jax import DataFiles, FinetuneConfig
+
+    path = tmp_path_factory.mktemp("tiny_task") / "train.tsv"
+    examples = ["The river bank.\tfirst", "A model reads the token.\tsecond"] * 14
+    path.write_text("\n".join(["sentence\tlabel", *examples]) + "\n")
+    return FinetuneConfig(epochs=1.0, data=DataFiles(train=str(path), max_length=32, batch_size=8))
+
+
+@pytest.fixture(scope="session")
+def tiny_finetuning(tiny_finetuning_config, tiny_run, tmp_path_factory):
+    """The result of `bert_jax.finetune`."""
+    import bert_jax
+
+    workdir = tmp_path_factory.mktemp("tiny_finetuning")
+    return bert_jax.finetune(tiny_finetuning_config, tiny_run.checkpoint, workdir, quiet=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_classifier(tiny_finetuning):
+    """A fine-tuned model."""
+    return tiny_finetuning.bert
