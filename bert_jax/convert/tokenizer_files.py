@@ -11,7 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer, bert_template
+from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer
 
 # pyright: reportAttributeAccessIssue=false
 _Proto = sentencepiece_model_pb2.ModelProto
@@ -93,8 +93,7 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
     result.decoder = decoders.Sequence(steps)
     special = sorted({*tokenizer.special_ids, tokenizer.unk_id})
     result.add_special_tokens([tokenizer.id_to_token(index) for index in special])
-    ends = (tokenizer.cls_id, tokenizer.sep_id)
-    result.post_processor = bert_template({tokenizer.id_to_token(index): index for index in ends})
+    result.post_processor = tokenizer.template()
     return result
 
 

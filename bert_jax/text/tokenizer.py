@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,28 @@ from bert_jax.errors import UserError
 from bert_jax.text.word_cache import WordCache
 
 _SETTINGS = "tokenizer_config.json"
-_FILE_KINDS = "sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with merges.txt"
+# Settings of a `tokenizer_config.json` and what `tokenizers` calls them.
+_NORMALIZER = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
 
 
 class Tokenizer(abc.ABC):
     """Text to token ids and back."""
 
     kind: str
-    vocab_size: int  # including special tokens
-    pad_id: int
-    unk_id: int
-    cls_id: int
-    sep_id: int
-    mask_id: int
-    is_continuation: np.ndarray  # bool [vocab_size]: the token continues the word before it
+    _continuation: re.Pattern[str]  # matches the start of a token that continues a word
+
+    def __init__(self, tokens: Sequence[str], special: Sequence[int]):
+        """`special` are the ids of padding, unknown text, [CLS], [SEP] and [MASK]."""
+        self._tokens = tokens
+        self.vocab_size = len(tokens)  # including special tokens
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
+        continues = [bool(self._continuation.match(token)) for token in tokens]
+        self.is_continuation = np.array(continues)  # [vocab_size]
+        self.is_continuation[list(special)] = False
 
     @property
     def special_ids(self) -> tuple[int, ...]:
@@ -52,12 +61,12 @@ class Tokenizer(abc.ABC):
         """Return the text of token ids, without the special tokens."""
 
     @abc.abstractmethod
-    def id_to_token(self, index: int) -> str:
-        """Return a token as it is written in the vocabulary."""
-
-    @abc.abstractmethod
     def files(self) -> dict[str, bytes]:
         """Return the content of the tokenizer's files by name."""
+
+    def id_to_token(self, index: int) -> str:
+        """Return a token as it is written in the vocabulary; a padding embedding has none."""
+        return (index < self.vocab_size and self._tokens[index]) or f"<{index}>"
 
     @property
     def fingerprint(self) -> str:
@@ -79,6 +88,15 @@ class Tokenizer(abc.ABC):
         """Return the files as JSON, as they are stored in a checkpoint."""
         return {name: base64.b64encode(data).decode() for name, data in self.files().items()}
 
+    def template(self) -> processors.PostProcessor:
+        """Return how one text or two are joined with special tokens, as BERT does by default."""
+        cls, sep = self.id_to_token(self.cls_id), self.id_to_token(self.sep_id)
+        return processors.TemplateProcessing(
+            single=f"{cls}:0 $A:0 {sep}:0",
+            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+            special_tokens=[(cls, self.cls_id), (sep, self.sep_id)],
+        )
+
     def encode_with_masks(self, text: str) -> list[int]:
         """Return the token ids of a text in which "[MASK]", or the mask token itself, is masked.
 
@@ -94,6 +112,7 @@ class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model; special tokens that it lacks are added after its vocabulary."""
 
     kind = "sentencepiece"
+    _continuation = re.compile("(?!▁)")
     _SPECIAL = (("<pad>", "[PAD]"), ("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[MASK]", "<mask>"))
 
     def __init__(self, model: bytes):
@@ -106,12 +125,7 @@ class SentencePieceTokenizer(Tokenizer):
             if name is None:
                 tokens.append(name := names[0])
             special.append(tokens.index(name))
-        self.pad_id, self.cls_id, self.sep_id, self.mask_id = special
-        self.unk_id = self._processor.unk_id()
-        self.vocab_size = len(tokens)
-        self._tokens = tokens
-        self.is_continuation = np.array([not token.startswith("▁") for token in tokens])
-        self.is_continuation[[*special, self.unk_id]] = False
+        super().__init__(tokens, [special[0], self._processor.unk_id(), *special[1:]])
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         threads = os.cpu_count() or 1
@@ -127,9 +141,6 @@ class SentencePieceTokenizer(Tokenizer):
         size, special = self._processor.vocab_size(), self.special_ids
         return self._processor.decode([int(i) for i in ids if i not in special and i < size])
 
-    def id_to_token(self, index: int) -> str:
-        return self._tokens[index]
-
     def files(self) -> dict[str, bytes]:
         return {"sentencepiece.model": self._model}
 
@@ -144,25 +155,14 @@ class _FastTokenizer(Tokenizer):
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
         ids = tokenizer.get_vocab()
-        _check_special(self.special, ids)
+        for token in self.special:
+            if token not in ids:
+                raise UserError(f"the vocabulary has no {token}; add it, the model needs it")
+        if len(ids) != max(ids.values()) + 1:
+            raise UserError(f"the vocabulary has {len(ids)} tokens and ids to {max(ids.values())}")
+        super().__init__(sorted(ids, key=ids.__getitem__), [ids[t] for t in self.special])
         if tokenizer.post_processor is None:  # other libraries need it to join texts as we do
-            tokenizer.post_processor = self._template(ids)
-        self.vocab_size = max(ids.values()) + 1
-        if len(ids) != self.vocab_size:
-            raise UserError(f"the vocabulary has {len(ids)} tokens and ids to {self.vocab_size}")
-        special = [ids[token] for token in self.special]
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
-        self.is_continuation = np.zeros(self.vocab_size, bool)
-        self.is_continuation[[i for token, i in ids.items() if self._continues(token)]] = True
-        self.is_continuation[special] = False
-
-    @abc.abstractmethod
-    def _template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
-        """Return how one text or two are joined with special tokens."""
-
-    @abc.abstractmethod
-    def _continues(self, token: str) -> bool:
-        """Return whether a token continues the word of the one before it."""
+            tokenizer.post_processor = self.template()
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -175,22 +175,27 @@ class _FastTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids])
 
-    def id_to_token(self, index: int) -> str:
-        return self._tokenizer.id_to_token(int(index)) or f"<{index}>"
-
     def files(self) -> dict[str, bytes]:
         return {"tokenizer.json": self._tokenizer.to_str(pretty=True).encode()}
 
 
 class WordPieceTokenizer(_FastTokenizer):
-    """BERT's tokenizer. Source: google-research/bert `tokenization.py`."""
+    """BERT's tokenizer. Source: google-research/bert `tokenization.py`.
+
+    `settings` are those of a `tokenizer_config.json`, which override BERT's normalizer.
+    """
 
     kind = "wordpiece"
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    _continuation = re.compile("##")
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer):
+    def __init__(self, tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any] = {}):
         super().__init__(tokenizer)
         steps = (type(tokenizer.normalizer), type(tokenizer.pre_tokenizer))
+        if steps[0] == normalizers.BertNormalizer:
+            for name, value in settings.items():
+                if name in _NORMALIZER:
+                    setattr(tokenizer.normalizer, _NORMALIZER[name], value)
         is_bert = steps == (normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
         # BERT's own steps never look beyond a space, but an added token may.
@@ -202,45 +207,22 @@ class WordPieceTokenizer(_FastTokenizer):
 
     @classmethod
     def from_vocabulary(
-        cls, tokens: Sequence[str], *, lowercase: bool, settings: Mapping[str, Any] | None = None
+        cls, tokens: Sequence[str], *, lowercase: bool, settings: Mapping[str, Any] = {}
     ):
-        """Build BERT's tokenizer from the lines of a `vocab.txt`.
-
-        `settings` are those of a `tokenizer_config.json`, which override `lowercase`.
-        """
+        """Build BERT's tokenizer from the lines of a `vocab.txt`."""
         ids = {token: i for i, token in enumerate(tokens)}
         if len(ids) != len(tokens):
             twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
             raise UserError(f"the vocabulary has the token {twice!r} twice; remove one")
-        _check_special(cls.special, ids)
         # The original turns words of over 100 characters into [UNK].
         model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
         tokenizer = tokenizers.Tokenizer(model)
-        tokenizer.normalizer = _normalizer({"do_lower_case": lowercase, **(settings or {})}, {})
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
+        result = cls(tokenizer, settings)  # refuses a vocabulary that has not all special tokens
         tokenizer.add_special_tokens(list(cls.special))
-        return cls(tokenizer)
-
-    def _template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
-        return bert_template({token: ids[token] for token in ("[CLS]", "[SEP]")})
-
-    def _continues(self, token: str) -> bool:
-        return token.startswith("##")
-
-
-def _normalizer(
-    settings: Mapping[str, Any], original: Mapping[str, Any]
-) -> normalizers.BertNormalizer:
-    """Return BERT's normalizer: a `tokenizer_config.json` overrides that of a `tokenizer.json`."""
-    names = {
-        "do_lower_case": "lowercase",
-        "strip_accents": "strip_accents",
-        "tokenize_chinese_chars": "handle_chinese_chars",
-    }
-    fields = {k: v for k, v in original.items() if k in (*names.values(), "clean_text")}
-    overrides = {ours: settings[name] for name, ours in names.items() if name in settings}
-    return normalizers.BertNormalizer(**(fields | overrides))
+        return result
 
 
 class ByteLevelTokenizer(_FastTokenizer):
@@ -248,58 +230,27 @@ class ByteLevelTokenizer(_FastTokenizer):
 
     kind = "byte_bpe"
     special = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-
-    @classmethod
-    def from_merges(
-        cls, ids: Mapping[str, int], merges: Sequence[tuple[str, str]], *, add_prefix_space: bool
-    ):
-        """Build RoBERTa's tokenizer from the content of its `vocab.json` and `merges.txt`."""
-        _check_special(cls.special, ids)
-        tokenizer = tokenizers.Tokenizer(models.BPE(dict(ids), list(merges)))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-        return cls.from_model(tokenizer)
+    _continuation = re.compile("(?!Ġ)")
 
     @classmethod
     def from_model(cls, tokenizer: tokenizers.Tokenizer):
         """Add what does not depend on the vocabulary: special tokens and decoder."""
         tokenizer.decoder = decoders.ByteLevel()
+        result = cls(tokenizer)  # refuses a vocabulary that has not all special tokens
         mask = tokenizers.AddedToken("<mask>", lstrip=True, special=True)
         tokenizer.add_special_tokens([*cls.special[:-1], mask])
-        return cls(tokenizer)
+        return result
 
-    def _template(self, ids: Mapping[str, int]) -> processors.PostProcessor:
-        pre_tokenizer = json.loads(self._tokenizer.to_str())["pre_tokenizer"] or {}
-        prefix = bool(pre_tokenizer.get("add_prefix_space"))
-        first, last = ("<s>", ids["<s>"]), ("</s>", ids["</s>"])
+    def template(self) -> processors.PostProcessor:
+        prefix = getattr(self._tokenizer.pre_tokenizer, "add_prefix_space", False)
+        first, last = ("<s>", self.cls_id), ("</s>", self.sep_id)
         return processors.RobertaProcessing(last, first, add_prefix_space=prefix)
-
-    def _continues(self, token: str) -> bool:
-        return not token.startswith("Ġ")
-
-
-def bert_template(special: Mapping[str, int]) -> processors.TemplateProcessing:
-    """Return how BERT joins one text or two with [CLS] and [SEP], which are `special`."""
-    cls, sep = special
-    return processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=list(special.items()),
-    )
-
-
-def _check_special(special: Sequence[str], ids: Mapping[str, int]) -> None:
-    missing = [token for token in special if token not in ids]
-    if missing:
-        raise UserError(f"the vocabulary has no {missing[0]}; add this token, the model needs it")
 
 
 def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
     """Load a tokenizer from one of its files, or from the folder that holds them.
 
     `lowercase` is how to read a `vocab.txt`, which does not say.
-
-    Raises:
-      UserError: there is none at `path`, or it is damaged.
     """
     path = Path(path)
     names = ("*.model", "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", _SETTINGS)
@@ -338,17 +289,17 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
         if {"vocab.json", "merges.txt"} <= set(files):
             lines = files["merges.txt"].decode().split("\n")
             lines = lines[lines[0].startswith("#version") :]
-            merges = [
-                (first, second) for first, _, second in (m.partition(" ") for m in lines if m)
-            ]
+            merges = [line.partition(" ")[::2] for line in lines if line]
+            model = models.BPE(dict(json.loads(files["vocab.json"])), merges)
+            tokenizer = tokenizers.Tokenizer(model)
             prefix = bool(settings.get("add_prefix_space"))
-            ids = json.loads(files["vocab.json"])
-            return ByteLevelTokenizer.from_merges(ids, merges, add_prefix_space=prefix)
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+            return ByteLevelTokenizer.from_model(tokenizer)
         for name, content in files.items():
             if name.endswith(".txt"):
                 # Not splitlines: a token may hold another character that it splits at.
-                tokens = [line.removesuffix("\r") for line in content.decode().split("\n")]
-                tokens = tokens[:-1] if tokens[-1] == "" else tokens
+                tokens = content.decode().removesuffix("\n").split("\n")
+                tokens = [token.removesuffix("\r") for token in tokens]
                 return WordPieceTokenizer.from_vocabulary(
                     tokens, lowercase=lowercase, settings=settings
                 )
@@ -356,22 +307,22 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
         raise UserError(f"{where}: {error}") from error
     except Exception as error:  # `tokenizers` raises bare Exception for a damaged file
         raise UserError(f"{where} holds no readable tokenizer ({error}); fetch it again") from error
-    raise UserError(f"{where} has no {_FILE_KINDS}; add one")
+    raise UserError(
+        f"{where} has no sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with "
+        "merges.txt; add one"
+    )
 
 
 def _from_tokenizer_json(text: str, settings: Mapping[str, Any]) -> Tokenizer:
-    content = json.loads(text)
-    kind = content["model"].get("type")
     tokenizer = tokenizers.Tokenizer.from_str(text)
-    if kind == "WordPiece":
-        if content["model"].get("unk_token") not in WordPieceTokenizer.special:
+    model = tokenizer.model
+    if isinstance(model, models.WordPiece):
+        if model.unk_token not in WordPieceTokenizer.special:
             raise UserError("tokenizer.json has no token for unknown words; BERT's is [UNK]")
-        normalizer = content["normalizer"] or {}
-        if normalizer.get("type") == "BertNormalizer":
-            tokenizer.normalizer = _normalizer(settings, normalizer)
-        return WordPieceTokenizer(tokenizer)
-    if kind == "BPE" and '"ByteLevel"' in text:
+        return WordPieceTokenizer(tokenizer, settings)
+    if isinstance(model, models.BPE) and '"ByteLevel"' in text:
         return ByteLevelTokenizer(tokenizer)
+    kind = type(model).__name__
     raise UserError(f"tokenizer.json is of kind {kind}; put its SentencePiece .model beside it")
 
 

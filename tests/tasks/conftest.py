@@ -1,6 +1,8 @@
 """Small vocabularies for the tests of tasks."""
 
 import pytest
+import tokenizers
+from tokenizers import models
 from tokenizers.pre_tokenizers import ByteLevel
 
 from bert_jax.text.tokenizer import ByteLevelTokenizer, WordPieceTokenizer
@@ -21,4 +23,6 @@ def byte_bpe():
     merges = [("Ġ", "f"), ("Ġf", "o"), ("Ġfo", "x"), ("f", "o"), ("Ġ", "T"), ("ĠT", "h")]
     names += [first + second for first, second in merges]
     vocabulary = {name: number for number, name in enumerate(names)}
-    return ByteLevelTokenizer.from_merges(vocabulary, merges, add_prefix_space=False)
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return ByteLevelTokenizer.from_model(tokenizer)
