@@ -8,6 +8,7 @@ import contextlib
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from bert_jax.commands.flags import add_config, read_config
@@ -50,16 +51,13 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
     from bert_jax.planning import benchmark
     from bert_jax.text import prepare
 
+    log = partial(print, file=sys.stderr, flush=True)
     phase, corpus = phases(config)[args.phase - 1][1], None
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
         if args.text:
-            _log(f"reading {config.data.source}")
+            log(f"reading {config.data.source}")
             with contextlib.redirect_stdout(sys.stderr):
                 corpus = prepare.read(config, None, Path(folder))
         limits = {"steps": args.steps, "seconds": args.seconds, "trace_folder": args.profile}
-        result = benchmark.measure(config, phase, corpus, _log, **limits)
+        result = benchmark.measure(config, phase, corpus, log, **limits)
     print(json.dumps(result, indent=2) if args.json else benchmark.as_text(result, name))
-
-
-def _log(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ time that a step takes. TPUs need `pip install libtpu`. The default config is BE
 import argparse
 import json
 import sys
+from functools import partial
 
 from bert_jax.commands.flags import add_config, read_config
 from bert_jax.config import TrainConfig
@@ -33,15 +34,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
 
     topologies = read_topologies(args.topology)
     config = read_config(args.config, words, TrainConfig).config
-    with_largest = not args.quick
-    if args.search:
-        plans = []
-        for topology in topologies:
-            plans += plan.search(config, topology, _log, with_largest=with_largest)
-    else:
-        plans = plan.make_plans(config, topologies, _log, with_largest=with_largest)
+    log = partial(print, file=sys.stderr, flush=True)
+    options = {"search": args.search, "with_largest": not args.quick}
+    plans = plan.make_plans(config, topologies, log, **options)
     print(json.dumps(plans, indent=2) if args.json else plan.as_text(plans))
-
-
-def _log(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

@@ -15,26 +15,32 @@ import numpy as np
 
 from bert_jax.batches import Batch, loader
 from bert_jax.config import Phase, TrainConfig
-from bert_jax.distributed.mesh import (
-    check_divides,
-    check_model,
-    init_sharded,
-    make_mesh,
-    shard_batch,
-)
-from bert_jax.distributed.precision import resolve_dtype
+from bert_jax.distributed.mesh import init_sharded, shard_batch
 from bert_jax.errors import TrainingError
-from bert_jax.planning import machine
+from bert_jax.planning import machine, synthetic
 from bert_jax.planning.chips import chip_of
 from bert_jax.planning.costs import model_flops, total_memory
-from bert_jax.planning.synthetic import abstract_batch, random_batch, set_up
-from bert_jax.text.prepare import resolve_vocab_size
 from bert_jax.text.store import Corpus
 from bert_jax.training.masking import make_masking
 
 _WARM_UP = 6  # steps before those that are timed
 _TRACED = 5  # steps
 _IN_FLIGHT = 4  # steps; two keep the devices busy, and many more would exceed a time limit
+
+# The label, key, factor and digits of each row of the table.
+_ROWS = (
+    ("steps timed", "steps", 1, 0),
+    ("step, mean                ms", "mean", 1e3, 2),
+    ("      lower quartile      ms", "lower_quartile", 1e3, 2),
+    ("      median              ms", "median", 1e3, 2),
+    ("      upper quartile      ms", "upper_quartile", 1e3, 2),
+    ("sequences                 /s", "sequences_per_second", 1, 1),
+    ("tokens without padding    /s", "tokens_per_second", 1, 0),
+    ("padding                    %", "padding", 100, 1),
+    ("model's operations   GFLOP/s", "model_flops_per_second", 1e-9, 1),
+    ("MFU of the datasheet       %", "mfu", 100, 1),
+    ("MFU of a matmul alone      %", "mfu_of_matmul", 100, 1),
+)
 
 
 def measure(
@@ -47,45 +53,32 @@ def measure(
     seconds: float = 60.0,
     trace_folder: str | None = None,
 ) -> dict[str, Any]:
-    """Measure the train step of a phase on random sequences, and with a corpus on its own too.
+    """Measure the train step of a phase on random sequences, and on those of a corpus if given.
 
-    Args:
-      config: of the run, valid.
-      phase: its length and batch.
-      corpus: the text.
-      log: prints what is being done.
-      steps: to time of each kind, at most.
-      seconds: to time them, at most.
-      trace_folder: where to write a trace of some steps.
-
-    Returns:
-      Figures for JSON: bytes, seconds, and operations per second of all devices.
+    At most `steps` steps of each are timed, for at most `seconds`; then some are traced. Return
+    figures for JSON: bytes, seconds, and operations per second of all devices.
 
     Raises:
       UserError: a batch does not fit.
       TrainingError: a loss or a gradient is not finite.
     """
     load, _, _ = os.getloadavg()
-    mesh = make_mesh(config.parallel)
-    device = mesh.devices.flat[0]
-    model = dataclasses.replace(
-        resolve_dtype(config.model, device), vocab_size=resolve_vocab_size(config, None)
-    )
-    config = dataclasses.replace(config, model=model)
-    check_model(model, mesh, [phase.max_length], packed=config.data.packing)
-    check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
+    devices = jax.devices()
+    device = devices[0]
+    config = synthetic.resolve(config, device)
+    model, mesh = config.model, synthetic.make_checked_mesh(config, phase, devices)
     masking = make_masking(corpus.tokenizer, phase, config.data) if corpus else None
     with machine.out_of_memory_refused(phase, device):
-        setup = set_up(config, phase, mesh, masking)
+        setup = synthetic.set_up(config, phase, mesh, masking)
         log("compiling the step, without a cache and with one")
-        arguments = setup.abstract_state, abstract_batch(config, phase, mesh)
+        arguments = setup.abstract_state, synthetic.abstract_batch(config, phase, mesh)
         step, cold, cached = machine.compile_twice(lambda: setup.jit().lower(*arguments).compile())
         needed = total_memory(step.memory_analysis())
-        machine.check_memory(phase, needed, list(mesh.devices.flat))
+        machine.check_memory(phase, needed, devices)
         machine.reset_peak_memory()
         state = init_sharded(setup.new_state, setup.layout.state, jax.random.key(config.seed))
         parameters = sum(x.size for x in jax.tree.leaves(state.params))
-        random = itertools.repeat(shard_batch(mesh, random_batch(config, phase)))
+        random = itertools.repeat(shard_batch(mesh, synthetic.random_batch(config, phase)))
         kinds: dict[str, Iterator[Any]] = {"random": random}
         if corpus:
             batches = text_batches(corpus, config, phase)
@@ -101,7 +94,7 @@ def measure(
             options.python_tracer_level = 0  # it slows the steps down
             with jax.profiler.trace(trace_folder, profiler_options=options):
                 state, _, _ = take_steps(step, state, random, _TRACED, seconds)
-        peak = machine.peak_memory(list(mesh.devices.flat))
+        peak = machine.peak_memory(devices)
         log("matmuls alone")
         matmul_speed, matmul_shape = machine.measure_matmul(model, phase, mesh)
     chip = chip_of(device) if model.dtype == "bfloat16" else None
@@ -141,15 +134,11 @@ def take_steps(
 ) -> tuple[Any, np.ndarray, float]:
     """Take steps as in training, a few in flight, until there are enough of them.
 
-    Returns:
-      The last state, the seconds of each step from the end of the one before, and the share of
-      padding in the batches.
-
-    Raises:
-      TrainingError: a loss or a gradient is not finite.
+    Return the last state, the seconds of each step from the end of the one before, and the share of
+    padding in the batches.
     """
     in_flight: deque[Any] = deque()
-    metrics, tokens, size, mask, count = [], 0, 0, None, 0
+    metrics, padding, mask, share = [], [], None, 0.0
     times = [time.perf_counter()]
 
     def wait() -> None:
@@ -164,8 +153,8 @@ def take_steps(
         in_flight.append(metric)
         if batch["attention_mask"] is not mask:  # a repeated batch is counted once
             mask = batch["attention_mask"]
-            count = int((np.asarray(mask) > 0).sum())
-        tokens, size = tokens + count, size + mask.size
+            share = float((np.asarray(mask) == 0).mean())
+        padding.append(share)
         if len(in_flight) == _IN_FLIGHT:
             wait()
     while in_flight:
@@ -173,11 +162,9 @@ def take_steps(
     for number, metric in enumerate(jax.device_get(metrics), 1):
         for name, value in metric.items():
             if not math.isfinite(value.total):
-                raise TrainingError(
-                    f"{name} is {value.total} at step {number} of the benchmark; lower "
-                    "optimizer.learning_rate"
-                )
-    return state, np.diff(times), 1 - tokens / size
+                where = f"{name} is {value.total} at step {number} of the benchmark"
+                raise TrainingError(f"{where}; lower optimizer.learning_rate")
+    return state, np.diff(times), float(np.mean(padding))
 
 
 def _rates(
@@ -188,18 +175,14 @@ def _rates(
     stated: float | None,
     matmul_speed: float,
 ) -> dict[str, Any]:
-    """Return what the times of steps amount to; all rates are of the mean."""
+    """Return the figures of some steps; all rates are of the mean."""
     mean = float(seconds.mean())
     low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75]).tolist()
+    times = {"mean": mean, "lower_quartile": low, "median": median, "upper_quartile": high}
     speed = phase.batch_size / mean
     return {
         "steps": len(seconds),
-        "step_seconds": {
-            "mean": mean,
-            "lower_quartile": low,
-            "median": median,
-            "upper_quartile": high,
-        },
+        "step_seconds": times,
         "sequences_per_second": speed,
         "tokens_per_second": speed * phase.max_length * (1 - padding),
         "padding": padding,
@@ -230,25 +213,10 @@ def as_text(result: dict[str, Any], name: str) -> str:
         "",
         f"{'sequences':<30}" + "".join(f"{kind:>14}" for kind in kinds),
     ]
-
-    def milliseconds(each: dict[str, Any], key: str) -> str:
-        return f"{1e3 * each['step_seconds'][key]:,.2f}"
-
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "steps timed": lambda each: f"{each['steps']:,}",
-        "step, mean                ms": lambda each: milliseconds(each, "mean"),
-        "      lower quartile      ms": lambda each: milliseconds(each, "lower_quartile"),
-        "      median              ms": lambda each: milliseconds(each, "median"),
-        "      upper quartile      ms": lambda each: milliseconds(each, "upper_quartile"),
-        "sequences                 /s": lambda each: f"{each['sequences_per_second']:,.1f}",
-        "tokens without padding    /s": lambda each: f"{each['tokens_per_second']:,.0f}",
-        "padding                    %": lambda each: f"{100 * each['padding']:.1f}",
-        "model's operations   GFLOP/s": lambda each: f"{each['model_flops_per_second'] / 1e9:,.1f}",
-        "MFU of the datasheet       %": lambda each: _percent(each["mfu"]),
-        "MFU of a matmul alone      %": lambda each: _percent(each["mfu_of_matmul"]),
-    }
-    for label, value in columns.items():
-        lines.append(f"{label:<30}" + "".join(f"{value(result[kind]):>14}" for kind in kinds))
+    for label, key, factor, digits in _ROWS:
+        values = [(result[kind] | result[kind]["step_seconds"])[key] for kind in kinds]
+        cells = ("unknown" if v is None else f"{factor * v:,.{digits}f}" for v in values)
+        lines.append(f"{label:<30}" + "".join(f"{cell:>14}" for cell in cells))
     compile_seconds, peak = result["compile_seconds"], result["peak_memory_bytes"]
     cached, stated = compile_seconds["cached"], result["stated_flops_per_second"]
     m, k, n = result["matmul_shape"]
@@ -263,7 +231,3 @@ def as_text(result: dict[str, Any], name: str) -> str:
         "load average": f"{result['load_average']:.1f}",
     }
     return "\n".join([*lines, "", *(f"{what:<30}{value}" for what, value in beside.items())])
-
-
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{100 * share:.1f}"

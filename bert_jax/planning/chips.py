@@ -1,7 +1,6 @@
 """What chips can do: their makers' figures, and the rate at which a group of them communicates.
 
-Every figure is the maker's best: a time computed from it is a lower bound, not an expectation.
-Matmuls reach 70 to 80% of the peak of an H100, for example.
+A time computed from these figures is a lower bound: matmuls reach 70 to 80% of an H100's peak.
 """
 
 import dataclasses
@@ -42,34 +41,26 @@ def _tpu(
 
 
 def _gpu(
-    kind: str, peak: float, memory: float, rate: float, link: float, network: float, source: str
+    name: str, peak: float, memory: float, rate: float, link: float, network: float, kind: str
 ) -> Chip:
     """Return a GPU, of whose memory JAX takes 75% (docs.jax.dev, "GPU memory allocation")."""
+    source = f"NVIDIA {name} datasheet; DGX {name.split()[0]} datasheet"
+    source += f", {8 * network / 1e9:.0f} Gb/s per GPU"
     return Chip(peak, memory, 0.75 * memory, rate, link, network, source, (kind,))
 
 
 # Google's "inter-chip interconnect bandwidth" counts both directions of all links: one link sends
 # at half of it divided by the number of ports. v4's page has only the "all-reduce bandwidth per
-# Pod", which divided by chips and ports is the same. NVLink's figure counts both directions too. A
-# GPU node has a network card for each GPU. Others of a family differ: the H100 PCIe has three
-# quarters of the peak.
+# Pod", to divide by chips and ports. NVLink's figure counts both directions too. A GPU node has a
+# network card for each GPU. The H100 PCIe is another chip, with three quarters of the peak.
 CHIPS = {
     "v4": _tpu("v4", 275e12, 32.0, 30.75, 1200e9, 1.1e15 / 4096 / 6, "TPU v4"),
     "v5e": _tpu("v5e", 197e12, 16.0, 15.75, 819e9, 400e9 / 2 / 4, "TPU v5 lite", "TPU v5e"),
     "v5p": _tpu("v5p", 459e12, 95.0, 95.73, 2765e9, 1200e9 / 2 / 6, "TPU v5", "TPU v5p"),
     "v6e": _tpu("v6e", 918e12, 32.0, 31.24, 1638e9, 800e9 / 2 / 4, "TPU v6 lite", "TPU v6e"),
-    "a100": _gpu(
-        *("NVIDIA A100-SXM4-80GB", 312e12, 80e9, 2039e9, 600e9 / 2, 200e9 / 8),
-        "NVIDIA A100 80GB SXM datasheet; DGX A100 datasheet, 200 Gb/s per GPU",
-    ),
-    "h100": _gpu(
-        *("NVIDIA H100 80GB HBM3", 989e12, 80e9, 3350e9, 900e9 / 2, 400e9 / 8),
-        "NVIDIA H100 SXM datasheet; DGX H100 datasheet, 400 Gb/s per GPU",
-    ),
-    "h200": _gpu(
-        *("NVIDIA H200", 989e12, 141e9, 4800e9, 900e9 / 2, 400e9 / 8),
-        "NVIDIA H200 SXM datasheet; DGX H200 datasheet, 400 Gb/s per GPU",
-    ),
+    "a100": _gpu("A100 80GB SXM", 312e12, 80e9, 2039e9, 600e9 / 2, 25e9, "NVIDIA A100-SXM4-80GB"),
+    "h100": _gpu("H100 SXM", 989e12, 80e9, 3350e9, 900e9 / 2, 50e9, "NVIDIA H100 80GB HBM3"),
+    "h200": _gpu("H200 SXM", 989e12, 141e9, 4800e9, 900e9 / 2, 50e9, "NVIDIA H200"),
 }
 
 
@@ -81,9 +72,8 @@ def chip_of(device: Any) -> Chip | None:
 def ring_rate(chip: Chip, group: Sequence[int], devices: Sequence[Any]) -> float:
     """Return the bytes per second that each device of a group sends in a ring.
 
-    The group are indices into `devices`, which are in the mesh's order. GPUs of one node have
-    NVLink. A ring over several nodes leaves each once, over the network cards of all its GPUs in
-    the group.
+    The group are indices into `devices`, which are in the mesh's order. A ring over several nodes
+    of GPUs leaves each node once, over the network cards of all its GPUs in the group.
     """
     if chip.is_tpu:
         return chip.link * num_links(group, devices)
@@ -96,11 +86,11 @@ def ring_rate(chip: Chip, group: Sequence[int], devices: Sequence[Any]) -> float
 def num_links(group: Sequence[int], devices: Sequence[Any]) -> float:
     """Return the number of links over which each TPU of a group can send at once in a ring.
 
-    Each dimension of the slice along which the group extends counts: two links, if the group spans
-    a torus; one, if it is a line of neighbours; half a link, if it has every second chip, because
-    the chips between use the same links; and so on. A dimension is a torus if it has 16 chips (v5e,
-    v6e), or if all three dimensions are multiples of 4 (v4, v5p). Source: Cloud TPU documentation,
-    'TPU v5e', 'TPU v4' (3D mesh and 3D torus), 'TPU configurations'.
+    Along each dimension of the slice, a group that spans a torus has two links, and a line of
+    neighbours has one. A line of every second chip has half a link, because the chips between use
+    it too. A dimension is a torus if it has 16 chips (v5e, v6e), or if all three dimensions are
+    multiples of 4 (v4, v5p). Source: Cloud TPU documentation, 'TPU v5e', 'TPU v4', 'TPU
+    configurations'.
     """
     coords = np.array([device.coords for device in devices])
     sizes = coords.max(axis=0) + 1

@@ -25,11 +25,10 @@ class Sent(NamedTuple):
 
 
 def compile_cost(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, Any]:
-    """Compile the train step of a phase for a mesh, and return what the compiler says of it.
+    """Compile the train step of a phase for a mesh, and return the compiler's figures.
 
-    Returns:
-      "parameters" of the whole model; "memory" of a device in bytes, by use, or None if the step
-      does not fit; "error", why it does not; and "flops" of a device, a loop's body counted once.
+    These are the "parameters" of the model, the "memory" of a device in bytes by use, or None and
+    an "error" if the step does not fit, and the "flops" of a device, a loop's body counted once.
     """
     setup, batch = set_up(config, phase, mesh), abstract_batch(config, phase, mesh)
     state = setup.abstract_state
@@ -79,8 +78,8 @@ def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
     """Return the floating-point operations of a sequence, forward and backward, as MFU counts them.
 
     `S (N (24 D² + 12 D F) + 12 N D S) + 6 P (D² + D V) + 6 D²` for N layers, S tokens and P
-    predictions: two for each weight that a token meets, and twice as many again backward. Dropout
-    and recomputation do not count.
+    predictions: two for each weight and token, and four backward. Dropout and recomputation do not
+    count.
     """
     size, layers, length = model.hidden_size, model.num_hidden_layers, phase.max_length
     layer = 24 * size**2 + 12 * size * model.intermediate_size + 12 * size * length
@@ -109,11 +108,7 @@ def sent_bytes(
     - Over tensor, each layer all-reduces its activations twice forward and twice backward, the head
       those of the predictions, and the embeddings what they look up, in float32.
 
-    Args:
-      config: of the run.
-      phase: its batch and lengths.
-      parallel: the mesh, without -1, and the ZeRO stage.
-      parameters: of the model, as `abstract_parameters` returns them.
+    No axis of `parallel` is -1; `parameters` are those of `abstract_parameters`.
     """
     model, data, fsdp, tensor = config.model, parallel.data, parallel.fsdp, parallel.tensor
     width = jnp.dtype(model.dtype).itemsize
@@ -134,16 +129,16 @@ def sent_bytes(
     predictions = sequences * phase.max_predictions * model.hidden_size
     summed = 4 * model.num_hidden_layers * activations * width
     summed += activations * _FLOAT32 + predictions * width
+
+    def ring(devices: int) -> float:
+        return (devices - 1) / devices
+
     batch_axes = tuple(axis for axis, n in (("data", data), ("fsdp", fsdp)) if n > 1)
     sent = [
-        Sent("all-gather of parameters", ("fsdp",), gathered * _ring(fsdp)),
-        Sent("reduce-scatter of gradients", ("fsdp",), sharded * _ring(fsdp)),
-        Sent("all-reduce of gradient shards", ("data",), 2 * sharded / fsdp * _ring(data)),
-        Sent("all-reduce of gradients", batch_axes, 2 * replicated * _ring(data * fsdp)),
-        Sent("all-reduce of activations", ("tensor",), 2 * summed * _ring(tensor)),
+        Sent("all-gather of parameters", ("fsdp",), gathered * ring(fsdp)),
+        Sent("reduce-scatter of gradients", ("fsdp",), sharded * ring(fsdp)),
+        Sent("all-reduce of gradient shards", ("data",), 2 * sharded / fsdp * ring(data)),
+        Sent("all-reduce of gradients", batch_axes, 2 * replicated * ring(data * fsdp)),
+        Sent("all-reduce of activations", ("tensor",), 2 * summed * ring(tensor)),
     ]
     return [each for each in sent if each.bytes]
-
-
-def _ring(devices: int) -> float:
-    return (devices - 1) / devices

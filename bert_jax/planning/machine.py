@@ -25,23 +25,17 @@ from bert_jax.errors import UserError
 _ROUNDS, _ROUND_SECONDS = 7, 0.1
 _MATMUL_SIZES = {"cpu": (1024,), "gpu": (4096, 8192), "tpu": (4096, 8192)}
 _MOST_TOKENS = 4096  # of a matmul of the model; with more it is no faster
-_CACHE_SETTINGS = (
-    "jax_compilation_cache_dir",
-    "jax_enable_compilation_cache",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_persistent_cache_min_entry_size_bytes",
-)
+_CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
 
 def compile_twice(compile_step: Callable[[], Any]) -> tuple[Any, float, float | None]:
-    """Compile with an empty cache on disk, and again with the one that this filled.
+    """Return a program, and the seconds to compile it without a cache on disk and with one.
 
-    Returns:
-      The program, and the seconds of both; None for the second if the program was not cached.
+    The latter is None if the program was not cached.
     """
     before = [getattr(jax.config, name) for name in _CACHE_SETTINGS]
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
-        _configure_cache(folder, True, 0.0, -1)
+        _configure_cache(folder, 0.0)
         try:
             program, cold = _timed(compile_step)
             entries = set(os.listdir(folder))
@@ -64,10 +58,8 @@ def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return function(), time.perf_counter() - started
 
 
-def measure_matmul(
-    model: ModelConfig, phase: Phase, mesh: Mesh
-) -> tuple[float, tuple[int, int, int]]:
-    """Return the operations per second of the fastest matmul, of all devices, and its [m, k, n].
+def measure_matmul(model: ModelConfig, phase: Phase, mesh: Mesh) -> tuple[float, Sequence[int]]:
+    """Return the operations per second, of all devices, of the fastest matmul, and its [m, k, n].
 
     It is the fastest of square ones and those of the feed-forward layer, in the model's dtype.
     """
@@ -75,11 +67,10 @@ def measure_matmul(
     size, inner = model.hidden_size, model.intermediate_size
     shapes = [(n, n, n) for n in _MATMUL_SIZES[mesh.devices.flat[0].platform]]
     shapes += [(tokens, size, inner), (tokens, inner, size)]
-    return max((_matmul_speed(shape, model.dtype, mesh), shape) for shape in shapes)
+    return max((_matmul_speed(*shape, model.dtype, mesh), shape) for shape in shapes)
 
 
-def _matmul_speed(shape: tuple[int, int, int], dtype: str, mesh: Mesh) -> float:
-    m, k, n = shape
+def _matmul_speed(m: int, k: int, n: int, dtype: str, mesh: Mesh) -> float:
     split, replicated = NamedSharding(mesh, P(mesh.axis_names)), NamedSharding(mesh, P())
     # A CPU has instructions for bfloat16 only if the result is float32.
     result = jnp.float32 if mesh.devices.flat[0].platform == "cpu" else dtype
@@ -109,14 +100,15 @@ def out_of_memory_refused(phase: Phase, device: Any) -> Iterator[None]:
         words = ("RESOURCE_EXHAUSTED", "Out of memory")  # on a CPU, the latter
         if not isinstance(error, MemoryError) and not any(each in str(error) for each in words):
             raise
-        raise _does_not_fit(phase, device, "") from error
+        raise _does_not_fit(phase, device) from error
 
 
 def check_memory(phase: Phase, needed: int, devices: Sequence[Any]) -> None:
     """Refuse a program that needs more bytes per device than there are; CPU devices share them."""
     device = devices[0]
     if device.platform == "cpu":
-        needed, available = needed * len(devices), _available_memory()
+        kilobytes = _proc_field("meminfo", "MemAvailable").removesuffix(" kB")
+        needed, available = needed * len(devices), int(kilobytes) << 10 if kilobytes else None
     else:
         available = (device.memory_stats() or {}).get("bytes_limit")
     if available is not None and needed > available:
@@ -124,7 +116,7 @@ def check_memory(phase: Phase, needed: int, devices: Sequence[Any]) -> None:
         raise _does_not_fit(phase, device, sizes)
 
 
-def _does_not_fit(phase: Phase, device: Any, sizes: str) -> UserError:
+def _does_not_fit(phase: Phase, device: Any, sizes: str = "") -> UserError:
     whose = "this machine" if device.platform == "cpu" else device.device_kind
     return UserError(
         f"a batch of {phase.batch_size:,} × {phase.max_length:,} does not fit in the memory of "
@@ -132,14 +124,14 @@ def _does_not_fit(phase: Phase, device: Any, sizes: str) -> UserError:
     )
 
 
-def _available_memory() -> int | None:
-    """Return the bytes that Linux says are available; None on other systems."""
+def _proc_field(file: str, name: str) -> str:
+    """Return the first value of a field in a file of Linux's /proc; "" on other systems."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc", file).read_text().splitlines()
     except OSError:
-        return None
-    sizes = (line.split() for line in lines)
-    return next((int(size) << 10 for name, size, *_ in sizes if name == "MemAvailable:"), None)
+        return ""
+    fields = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in fields if key.strip() == name), "")
 
 
 def reset_peak_memory() -> None:
@@ -161,9 +153,5 @@ def device_name(device: Any) -> str:
     """Return what a device is called; for a CPU, by Linux, with its number of cores."""
     if device.platform != "cpu":
         return device.device_kind
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return f"CPU ({os.cpu_count()} cores)"
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"CPU ({next(names, 'unnamed')}, {len(os.sched_getaffinity(0))} cores)"
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return f"CPU ({_proc_field('cpuinfo', 'model name') or 'unnamed'}, {cores} cores)"

@@ -1,7 +1,6 @@
 """Whether a config's train step fits on given devices, and the least time that it takes there."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,69 +9,68 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig, phases, validate
-from bert_jax.distributed.mesh import check_divides, check_model, make_mesh, num_batch_shards
+from bert_jax.distributed.mesh import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
 from bert_jax.planning.costs import Sent, abstract_parameters, compile_cost, model_flops, sent_bytes
+from bert_jax.planning.synthetic import make_checked_mesh
 from bert_jax.planning.topology import Topology
 
 _GIB = 2**30
 _SEARCHED = 4  # meshes that are compiled, of those that send least
 
 Plan = dict[str, Any]
-Log = Callable[[str], None]
 
 
 def make_plans(
-    config: TrainConfig, topologies: Sequence[Topology], log: Log, *, with_largest: bool = True
+    config: TrainConfig,
+    topologies: Sequence[Topology],
+    log: Callable[[str], None],
+    *,
+    search: bool = False,
+    with_largest: bool = True,
 ) -> list[Plan]:
     """Compile each phase of a config for each topology, and return what it costs.
 
-    Returns:
-      Figures for JSON: bytes, operations and seconds of each device. "seconds" are the least that
-      each of compute, memory and network takes, "largest_batch" is approximate.
+    With `search`, compile the phase with the most steps for several meshes, the fastest first. The
+    plans are figures for JSON: bytes, operations and seconds of each device.
 
     Raises:
-      UserError: the config is not valid, or does not divide over the devices.
+      UserError: the config is not valid, or does not divide over the devices; or `search` is for
+        devices of unknown rates.
     """
     validate(config)
-    configs = [topology.resolve(config) for topology in topologies]
-    meshes = [
-        _make_mesh(resolved, topology, phases(config))  # before any compilation, which is slow
-        for resolved, topology in zip(configs, topologies, strict=True)
-    ]
+    # All are checked before any compilation, which is slow.
+    checked = [_choose_steps(topology.resolve(config), topology, search) for topology in topologies]
+    plans = []
+    for topology, steps in zip(topologies, checked, strict=True):
+        compiled = [_make_plan(*step, topology, log, with_largest) for step in steps]
+        if search:
+            compiled.sort(key=lambda plan: -plan.get("sequences_per_second", 0.0))
+        plans += compiled
+    return plans
+
+
+def _choose_steps(
+    config: TrainConfig, topology: Topology, search: bool
+) -> list[tuple[TrainConfig, Phase, Mesh]]:
+    starts, chosen = zip(*phases(config), strict=True)
+    configs = [config]
+    if search:
+        longest = np.diff([*starts, config.steps]).argmax()
+        chosen = [chosen[longest]]
+        configs = _best_meshes(config, chosen[0], topology)
     return [
-        _make_plan(resolved, phase, topology, mesh, log, with_largest)
-        for resolved, topology, mesh in zip(configs, topologies, meshes, strict=True)
-        for _, phase in phases(config)
+        (each, phase, make_checked_mesh(each, phase, topology.devices))
+        for each in configs
+        for phase in chosen
     ]
 
 
-def _make_mesh(
-    config: TrainConfig, topology: Topology, numbered: Sequence[tuple[int, Phase]]
-) -> Mesh:
-    """Return the mesh of a config on a topology, or refuse phases that do not divide over it."""
-    mesh = make_mesh(config.parallel, topology.devices)
-    lengths = [phase.max_length for _, phase in numbered]
-    check_model(config.model, mesh, lengths, packed=config.data.packing)
-    for _, phase in numbered:
-        check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
-    return mesh
-
-
-def search(config: TrainConfig, topology: Topology, log: Log, *, with_largest: bool) -> list[Plan]:
-    """Return the plans of several meshes, the fastest first, for the phase with the most steps.
-
-    Raises:
-      UserError: the devices have no known rates, or the batch does not divide over any mesh.
-    """
+def _best_meshes(config: TrainConfig, phase: Phase, topology: Topology) -> list[TrainConfig]:
+    """Return the config with each of the meshes that send least."""
     if topology.chip is None:
         raise UserError(f"--search needs a chip's rates, and {topology.name} has none; name a chip")
-    validate(config)
-    config = topology.resolve(config)
-    starts = [start for start, _ in phases(config)] + [config.steps]
-    steps = [end - start for start, end in itertools.pairwise(starts)]
-    start, phase = phases(config)[steps.index(max(steps))]
     multiple = config.optimizer.microbatches
     options = [
         option
@@ -86,12 +84,8 @@ def search(config: TrainConfig, topology: Topology, log: Log, *, with_largest: b
     def total_sent(option: ParallelConfig) -> float:
         return sum(each.bytes for each in sent_bytes(config, phase, option, parameters))
 
-    plans = []
-    for option in sorted(options, key=total_sent)[:_SEARCHED]:
-        changed = dataclasses.replace(config, parallel=option)
-        mesh = _make_mesh(changed, topology, [(start, phase)])
-        plans.append(_make_plan(changed, phase, topology, mesh, log, with_largest))
-    return sorted(plans, key=lambda plan: -plan.get("sequences_per_second", 0.0))
+    best = sorted(options, key=total_sent)[:_SEARCHED]
+    return [dataclasses.replace(config, parallel=option) for option in best]
 
 
 def list_meshes(model: ModelConfig, devices: int) -> Iterator[ParallelConfig]:
@@ -107,9 +101,9 @@ def list_meshes(model: ModelConfig, devices: int) -> Iterator[ParallelConfig]:
 def _make_plan(
     config: TrainConfig,
     phase: Phase,
-    topology: Topology,
     mesh: Mesh,
-    log: Log,
+    topology: Topology,
+    log: Callable[[str], None],
     with_largest: bool,
 ) -> Plan:
     def compiled(batch_size: int) -> dict[str, Any]:
@@ -136,9 +130,9 @@ def _make_plan(
     used = cost["memory"] and cost["memory"]["total"]
     plan |= {"capacity": chip.usable, "fits": used is not None and used <= chip.usable}
     if plan["fits"]:
-        state = cost["memory"]["parameters"] + cost["memory"]["moments"]
-        temporaries = cost["memory"]["temporaries"] if topology.has_compiler else 0
-        plan |= least_time(config, phase, mesh, chip, sent, state + temporaries, cost["flops"])
+        held = ["parameters", "moments"] + ["temporaries"] * topology.has_compiler
+        moved = 2 * sum(cost["memory"][use] for use in held)  # written and read at least once
+        plan |= least_time(config, phase, mesh, chip, sent, moved, cost["flops"])
     if with_largest:
         unit = num_batch_shards(mesh) * config.optimizer.microbatches
         plan["largest_batch"] = largest_batch(
@@ -154,20 +148,13 @@ def least_time(
     mesh: Mesh,
     chip: Chip,
     sent: Sequence[Sent],
-    held: int,
-    flops: float = 0.0,
+    moved: int,
+    flops: float,
 ) -> dict[str, Any]:
     """Return the least seconds of a step, and the speed and MFU if the longest were all of it.
 
-    Args:
-      config: of the run.
-      phase: its length and batch.
-      mesh: of the devices.
-      chip: their kind.
-      sent: by each of them.
-      held: bytes of state and temporaries on a device, which are written and read at least once.
-      flops: of a device, by the compiler, which counts a loop's body once: those of the model's
-        formula count if they are more.
+    `moved` are the bytes from and to the memory of a device. `flops` are its operations by the
+    compiler, which counts a loop's body once: those of the model's formula count if they are more.
     """
     useful = phase.batch_size * model_flops(config.model, phase, pairs=config.data.pairs != "none")
     recomputed = 4 / 3 if config.model.remat else 1.0
@@ -178,7 +165,7 @@ def least_time(
         network += each.bytes / ring_rate(chip, indices[ring].ravel().tolist(), devices)
     seconds = {
         "compute": max(flops, useful * recomputed / mesh.size) / chip.peak,
-        "memory": 2 * held / chip.memory_rate,
+        "memory": moved / chip.memory_rate,
         "network": network,
     }
     step = max(seconds.values())
@@ -194,15 +181,9 @@ def largest_batch(
 ) -> int | None:
     """Return about the largest batch that fits, by a line through the memory of two batches.
 
-    Args:
-      total: compiles a batch, and returns the bytes of a device; None if it does not fit.
-      batch_size: a batch that is compiled already.
-      used: its bytes.
-      limit: bytes that a program gets.
-      unit: the number that a batch must be a multiple of.
-
-    Returns:
-      0 if no batch fits; None if memory does not grow with the batch.
+    `total` compiles a batch and returns the bytes of a device, None if it does not fit; `used` are
+    those of `batch_size`. A batch must be a multiple of `unit`, and a program gets `limit` bytes.
+    Return 0 if no batch fits, and None if memory does not grow with the batch.
     """
     units = batch_size // unit
     while used is None and units > 1:
@@ -235,21 +216,16 @@ def as_text(plans: Sequence[Plan]) -> str:
         if "fits" in plan:
             verdict = "fits" if plan["fits"] else f"does not fit. {plan['error']}"
             lines.append(f"  {'available':<12}{plan['capacity'] / _GIB:9.3f} GiB: {verdict}")
-        if plan.get("largest_batch") is not None:
-            lines.append(
-                f"  the largest batch that fits: about {plan['largest_batch']:,} sequences"
-            )
+        largest = plan.get("largest_batch")
+        if largest is not None:
+            lines.append(f"  the largest batch that fits: about {largest:,} sequences")
         for each in plan["sent"]:
-            axes = " × ".join(each["axes"])
-            lines.append(
-                f"  sends {each['bytes'] / 1e6:15,.1f} MB: {each['collective']} over {axes}"
-            )
+            size, axes = each["bytes"] / 1e6, " × ".join(each["axes"])
+            lines.append(f"  sends {size:15,.1f} MB: {each['collective']} over {axes}")
         if "seconds" in plan:
+            speed, mfu = plan["sequences_per_second"], plan["mfu"]
             lines += [f"  {what:<9}{1e3 * s:12.3f} ms" for what, s in plan["seconds"].items()]
-            lines[-1] += (
-                f" at least: {plan['sequences_per_second']:,.0f} sequences/s, MFU "
-                f"{plan['mfu']:.1%} at most"
-            )
+            lines[-1] += f" at least: {speed:,.0f} sequences/s, MFU {mfu:.1%} at most"
     return "\n".join(lines)
 
 

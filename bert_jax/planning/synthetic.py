@@ -1,7 +1,7 @@
 """The train step of a phase on random sequences, to compile or time it without any text."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,9 +11,11 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.batches.packing import NO_PAIR, max_pairs
 from bert_jax.config import Phase, TrainConfig
+from bert_jax.distributed import mesh as mesh_lib
 from bert_jax.distributed.fsdp import BATCH_AXES
-from bert_jax.distributed.mesh import Layout, jit_step, make_layout
+from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.models.heads import BertForPreTraining
+from bert_jax.text.prepare import resolve_vocab_size
 from bert_jax.training.masking import Masking
 from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import make_optimizer
@@ -29,12 +31,27 @@ class Setup:
 
     new_state: Callable[[jax.Array], Any]
     abstract_state: Any
-    layout: Layout
+    layout: mesh_lib.Layout
     step: Callable[..., Any]
 
     def jit(self) -> Any:
         """Return the jitted step; it donates its state."""
-        return jit_step(self.step, self.layout, self.layout.state, ("state", "metrics"))
+        return mesh_lib.jit_step(self.step, self.layout, self.layout.state, ("state", "metrics"))
+
+
+def resolve(config: TrainConfig, device: Any) -> TrainConfig:
+    """Return the config with the dtype "auto" and the vocabulary size 0 resolved."""
+    model = resolve_dtype(config.model, device)
+    model = dataclasses.replace(model, vocab_size=resolve_vocab_size(config, None))
+    return dataclasses.replace(config, model=model)
+
+
+def make_checked_mesh(config: TrainConfig, phase: Phase, devices: Sequence[Any]) -> Mesh:
+    """Return the mesh of a resolved config, or refuse a phase that does not divide over it."""
+    mesh = mesh_lib.make_mesh(config.parallel, devices)
+    mesh_lib.check_model(config.model, mesh, [phase.max_length], packed=config.data.packing)
+    mesh_lib.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
+    return mesh
 
 
 def set_up(config: TrainConfig, phase: Phase, mesh: Mesh, masking: Masking | None = None) -> Setup:
@@ -46,7 +63,7 @@ def set_up(config: TrainConfig, phase: Phase, mesh: Mesh, masking: Masking | Non
     def new_state(key: jax.Array) -> Any:
         return init_state(model.init_params(key), optimizer, config.seed)
 
-    abstract_state, layout = make_layout(new_state, mesh, config.parallel)
+    abstract_state, layout = mesh_lib.make_layout(new_state, mesh, config.parallel)
     if masking is None:
         counts = np.minimum(np.arange(phase.max_length + 1), predictions).astype(np.int32)
         is_continuation = np.zeros(vocab_size, bool) if config.data.whole_word_masking else None
@@ -77,7 +94,7 @@ def random_batch(config: TrainConfig, phase: Phase, seed: int = 0) -> dict[str, 
 def abstract_batch(
     config: TrainConfig, phase: Phase, mesh: Mesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes and shardings of `random_batch`, of any size, without making it."""
+    """Return the shapes and shardings of `random_batch`, without making it."""
     example = random_batch(config, dataclasses.replace(phase, batch_size=1))
     sharding = NamedSharding(mesh, P(BATCH_AXES))
     return {
@@ -89,11 +106,10 @@ def abstract_batch(
 def _segments(shape: tuple[int, int], random: np.random.Generator) -> dict[str, np.ndarray]:
     """Return the arrays in which packed sequences differ; their pairs are of one size."""
     batch_size, length = shape
-    most = max_pairs(length)
-    number = min(_PAIRS, most)
+    number = min(_PAIRS, max_pairs(length))
     size = -(-length // number)
     position = np.broadcast_to(np.arange(length), shape)
-    starts = np.zeros((batch_size, most), np.int32)
+    starts = np.zeros((batch_size, max_pairs(length)), np.int32)
     starts[:, :number] = np.arange(number) * size
     label = np.full_like(starts, NO_PAIR)
     label[:, :number] = random.integers(0, 2, (batch_size, number))

@@ -11,10 +11,8 @@ import jax
 from jax.experimental import topologies
 
 from bert_jax.config import TrainConfig
-from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
-from bert_jax.planning import chips
-from bert_jax.text.prepare import resolve_vocab_size
+from bert_jax.planning import chips, synthetic
 
 # libtpu's compiler asks its host for these. The accelerator type is ignored: each plan names its
 # topology.
@@ -42,11 +40,10 @@ class Topology:
 
     def resolve(self, config: TrainConfig) -> TrainConfig:
         """Return the config with the dtype "auto" and the vocabulary size 0 resolved."""
-        model = resolve_dtype(config.model, self.devices[0])
         if self.chip and config.model.dtype == "auto":  # all chips of the list compute in it
-            model = dataclasses.replace(model, dtype="bfloat16")
-        model = dataclasses.replace(model, vocab_size=resolve_vocab_size(config, None))
-        return dataclasses.replace(config, model=model)
+            model = dataclasses.replace(config.model, dtype="bfloat16")
+            config = dataclasses.replace(config, model=model)
+        return synthetic.resolve(config, self.devices[0])
 
 
 def read_topologies(names: str) -> list[Topology]:

@@ -17,7 +17,7 @@ from bert_jax.commands import benchmark as command
 from bert_jax.commands.flags import Recipe
 from bert_jax.config import DataConfig, ParallelConfig, TokenizerConfig, TrainConfig, phases
 from bert_jax.errors import TrainingError, UserError
-from bert_jax.planning import benchmark
+from bert_jax.planning import benchmark, machine
 from bert_jax.text import prepare
 
 STEPS = 4
@@ -26,6 +26,15 @@ MASK = np.array([[1, 1, 1, 0], [2, 1, 1, 1]])  # packed sequences number their s
 
 def no_log(_: str) -> None:
     """Print nothing."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_matmuls():
+    """Large ones take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_MATMUL_SIZES", {"cpu": (64,)})
+        patch.setattr(machine, "_ROUND_SECONDS", 0.01)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +107,7 @@ def run(monkeypatch, config: TrainConfig, *words: str) -> None:
 
 def test_no_text_is_needed(monkeypatch, capsys):
     """The built-in text has fewer than the 30,522 tokens of the vocabulary."""
+    monkeypatch.setattr(machine, "compile_twice", lambda compile_step: (compile_step(), 1.0, None))
     config = TrainConfig(
         model=dataclasses.replace(model_config(num_hidden_layers=1), vocab_size=30522),
         data=DataConfig(max_length=32, batch_size=8),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -79,7 +80,7 @@ def test_a_step_that_does_not_fit(monkeypatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 25G\nof 15.75G hbm.")
 
     config = config_of()
-    monkeypatch.setattr(jax.stages.Lowered, "compile", fail)
+    monkeypatch.setattr(synthetic.Setup, "jit", lambda _: SimpleNamespace(lower=fail))
     cost = costs.compile_cost(config, PHASE, mesh_of(config))
     assert cost["memory"] is None
     assert cost["error"] == "RESOURCE_EXHAUSTED: Used 25G of 15.75G hbm."

@@ -116,7 +116,7 @@ def test_meshes_divide_the_model():
 
 def test_search(compiled):
     config = small_config()
-    plans = plan.search(config, read_topologies("h100:2")[0], no_log, with_largest=False)
+    plans = plan.make_plans(config, read_topologies("h100:2"), no_log, search=True)
     assert len(plans) == 4  # data, fsdp with ZeRO 1 and 3, tensor
     speeds = [each["sequences_per_second"] for each in plans]
     assert speeds == sorted(speeds, reverse=True)
@@ -125,9 +125,9 @@ def test_search(compiled):
     assert "fsdp 2 × tensor 1, ZeRO 1;" in shown
     config.data.batch_size = 3
     with pytest.raises(UserError, match="divides over no mesh"):
-        plan.search(config, read_topologies("h100:8")[0], no_log, with_largest=False)
+        plan.make_plans(config, read_topologies("h100:8"), no_log, search=True)
     with pytest.raises(UserError, match="name a chip"):
-        plan.search(config, read_topologies("cpu:8")[0], no_log, with_largest=False)
+        plan.make_plans(config, read_topologies("cpu:8"), no_log, search=True)
 
 
 @pytest.fixture
