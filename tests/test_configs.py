@@ -25,7 +25,8 @@ from bert_jax.config import (
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.settings import flatten, from_dict, to_json
+from bert_jax.recipes import recipe
+from bert_jax.settings import flatten, from_dict, override, to_json
 from bert_jax.tasks import glue, make_task
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
@@ -196,3 +197,92 @@ def test_what_may_be_another_on_resume(name, value, is_free, tmp_path):
     else:
         with pytest.raises(UserError, match=f"model.{name} is 0.1 there"):
             check_same_run(config, saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("steps", "100", 100),
+        ("seed", "7", 7),
+        ("optimizer.learning_rate", "1e-3", 1e-3),
+        ("data.eval_fraction", "0", 0.0),
+        ("data.source", "a.txt,b.txt", "a.txt,b.txt"),
+        ("tokenizer.lowercase", "false", False),
+        ("model.remat", "True", True),
+        ("model.remat", "0", False),
+        ("model.remat", None, True),
+        ("parallel.zero", "1", 1),
+        ("data.pairs", "none", "none"),
+    ],
+)
+def test_a_field_is_set_to_a_value_of_its_type(name, text, value):
+    config = TrainConfig()
+    override(config, name, text)
+    result = flatten(config)[name]
+    assert (result, type(result)) == (value, type(value))
+
+
+@pytest.mark.parametrize("text", ["no,yes", "('no', 'yes')", "['no','yes']"])
+def test_a_tuple_is_set_by_commas_or_as_python(text):
+    config = FinetuneConfig()
+    override(config, "task.labels", text)
+    assert config.task.labels == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("model.hiden_size", "3", "no such field; did you mean --config.model.hidden_size?"),
+        ("zzz", "3", "--config.zzz: no such field; --help lists the fields"),
+        ("model", "3", "--config.model: no such field"),
+        ("steps", None, "--config.steps needs a value: --config.steps=VALUE"),
+        ("steps", "many", "--config.steps=many: a value of type int is wanted"),
+        ("steps", "1.5", "a value of type int is wanted"),
+        ("model.remat", "maybe", "--config.model.remat=maybe: a value of type bool is wanted"),
+        ("data.pairs", "all", "--config.data.pairs is 'all'; choose one of nsp, sop, none"),
+        ("parallel.zero", "2", "--config.parallel.zero is '2'; choose one of 1, 3"),
+        ("data.phases", "(1", "--config.data.phases=(1: a value of type"),
+    ],
+)
+def test_a_value_or_a_field_that_is_refused(name, text, message):
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        override(TrainConfig(), name, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_recipes_by_name_and_by_path(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def get_config(name='b'):\n    return 'config ' + name\n")
+    assert recipe(str(path)) == "config b"
+    assert recipe(f"{path}:c") == "config c"
+    assert recipe("tiny") == recipe(str(CONFIGS / "tiny.py")) is not recipe("tiny")
+    assert recipe("finetune/glue:cola").task.glue == "cola"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("def get_config(:", "cannot be read"),
+        ("x = 1", "cannot be read: get_config"),
+        ("def get_config():\n    return open('nowhere')", "No such file"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read(tmp_path, content, message):
+    (tmp_path / "mine.py").write_text(content)
+    with pytest.raises(UserError, match=message) as caught:
+        recipe(str(tmp_path / "mine.py"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tny", "--config=tny: no such recipe or file; did you mean tiny?"),
+        ("configs/huge.py", "--config=configs/huge.py: no such recipe or file"),
+        ("finetune/sqad", "did you mean finetune/squad?"),
+        ("zzz", "there are base, "),
+    ],
+)
+def test_a_recipe_that_is_not_there(name, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        recipe(name)

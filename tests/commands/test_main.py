@@ -4,61 +4,78 @@ import json
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from bert_jax import UserError
+from bert_jax.commands.main import COMMANDS
 
 
-def bert_jax(*words) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "bert_jax", *map(str, words)],
-        capture_output=True,
-        text=True,
-    )
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help(command, bert_jax_main, capsys):
+    with pytest.raises(SystemExit) as end:
+        bert_jax_main(*command.split(), "--help")
+    assert end.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"usage: bert-jax {command}".strip())
+    if command in ("pretrain", "finetune"):
+        for text in ("--workdir", "--init", "--config.seed=0", "--config.model.hidden_size=768"):
+            assert text in printed
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("prepare",), ("fill-mask",), ("import",), ("export",), ("embed",)]
-)
-def test_help(words):
-    shown = bert_jax(*words, "--help")
-    assert shown.returncode == 0
-    assert "usage: bert-jax" in shown.stdout
+@pytest.mark.parametrize("words", [["no-such-command"], ["export", "a", "b", "--hed=none"], []])
+def test_a_mistake_of_the_command_line(words, bert_jax_main):
+    with pytest.raises(SystemExit) as end:
+        bert_jax_main(*words)
+    assert end.value.code == 2
 
 
-def test_prepare_and_its_mistakes(tmp_path):
-    lines = "One sentence.\nAnother sentence.\nA third one.\n\n" * 40
-    (tmp_path / "text.txt").write_text(lines)
-    options = ["--tokenizer=wordpiece", "--vocab-size=40"]
-    made = bert_jax("prepare", tmp_path / "text.txt", tmp_path / "store", *options)
-    assert made.returncode == 0, made.stderr
-    assert "training: " in made.stdout
-    # The printed command trains on the store, whatever the size of its vocabulary.
-    command = shlex.split(made.stdout.partition("train on it with: ")[2])
-    options = {"steps": 2, "data.batch_size": 8, "model.hidden_size": 16}
-    flags = [f"--config.{name}={value}" for name, value in options.items()]
-    trained = subprocess.run(
-        [sys.executable, "-m", "bert_jax", *command[1:], f"--workdir={tmp_path / 'run'}", *flags],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert trained.returncode == 0, trained.stderr
+def test_a_mistake_ends_the_process_with_one_line(tmp_path):
+    command = [sys.executable, "-m", "bert_jax", "prepare", "none.txt", "store"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("bert-jax prepare: data source none.txt does not exist")
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_prepare_prints_a_command_that_works(tmp_path, monkeypatch, bert_jax_main):
+    """It trains on the store, whatever the size of its vocabulary."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("One sentence.\nAnother sentence.\nA third one.\n\n" * 40)
+    options = "--tokenizer=wordpiece", "--vocab-size=40"
+    printed = bert_jax_main("prepare", "text.txt", "store", *options)
+    assert "training: " in printed
+    command = shlex.split(printed.partition("train on it with: ")[2])
+    fields = {"steps": 2, "data.batch_size": 8, "model.hidden_size": 16}
+    changes = [f"--config.{name}={value}" for name, value in fields.items()]
+    bert_jax_main(*command[1:], "--workdir=run", *changes)
     saved = json.loads((tmp_path / "run/config.json").read_text())
     assert saved["model"]["vocab_size"] == 40
+    before = sorted(tmp_path.iterdir())
     for words, message in (
-        (("prepare", tmp_path / "none.txt", tmp_path / "other"), "does not exist"),
-        (("prepare", tmp_path / "text.txt", tmp_path / "store"), "another tokenizer"),
-        (("prepare", tmp_path / "text.txt", tmp_path / "other", "--vocab-size=9999"), "suit"),
-        (("prepare", tmp_path / "text.txt", tmp_path / "other", "--tokenizer=x.model"), "x.model"),
-        (("prepare", tmp_path / "text.txt", tmp_path / "o", "--eval-fraction=2"), "eval_fraction"),
-        (("fill-mask", tmp_path / "none", "a [MASK]"), "does not exist"),
+        (("prepare", "none.txt", "other"), "does not exist"),
+        (("prepare", "text.txt", "store"), "another tokenizer"),
+        (("prepare", "text.txt", "other", "--vocab-size=9999"), "suit"),
+        (("prepare", "text.txt", "other", "--tokenizer=x.model"), "x.model"),
+        (("prepare", "text.txt", "other", "--eval-fraction=2"), "eval_fraction"),
+        (("fill-mask", "none", "a [MASK]"), "does not exist"),
         (("fill-mask", tmp_path, "a [MASK]"), "holds no checkpoint"),
-        (("no-such-command",), "invalid choice"),
     ):
-        failed = bert_jax(*words)
-        assert failed.returncode == 2, words
-        assert message in failed.stderr
-        assert "Traceback" not in failed.stderr
+        with pytest.raises(UserError, match=message) as caught:
+            bert_jax_main(*words)
+        assert "\n" not in str(caught.value)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_fill_mask_separates_the_masks(tiny_run, bert_jax_main):
+    printed = bert_jax_main("fill-mask", tiny_run.checkpoint, "the [MASK] of [MASK]", "--top-k=2")
+    first, second = printed.strip().split("\n\n")
+    assert (len(first.splitlines()), len(second.splitlines())) == (2, 2)
+
+
+def test_import_and_export(tiny_run, tmp_path, bert_jax_main):
+    printed = bert_jax_main("export", tiny_run.checkpoint, tmp_path / "exported")
+    assert printed.startswith("BertForPreTraining; load it with transformers.")
+    printed = bert_jax_main("import", tmp_path / "exported", tmp_path / "imported")
+    assert "2 layers of 16" in printed

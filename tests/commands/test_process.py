@@ -1,6 +1,7 @@
 """What commands set for their process: the cache of compiled programs, the allocator."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import jax
 import pytest
 
 from bert_jax.commands import process
+from bert_jax.errors import HostLost, Interrupted, TrainingError, UserError
 
 # Compiles a function, and says whether it was found; then damages what is kept and goes on.
 CODE = """
@@ -78,3 +80,40 @@ def test_freed_memory_is_kept_on_cpus_alone(platforms, has_accelerator, keeps, m
     monkeypatch.setattr(jax, "config", SimpleNamespace(jax_platforms=platforms))
     process.keep_host_memory()
     assert bool(calls) == keeps
+
+
+def test_stop_signals_are_noted_and_restored():
+    before = signal.getsignal(signal.SIGTERM)
+    with process.StopSignals() as signals:
+        assert signals.reason() == ""
+        signal.raise_signal(signal.SIGTERM)
+        assert signals.reason() == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):  # a second one ends the process
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UserError, 2), (TrainingError, 1), (Interrupted, 75), (HostLost, 69)],
+)
+def test_an_error_ends_with_its_line_and_exit_code(error, code, capsys, monkeypatch):
+    ends = []
+    monkeypatch.setattr(process.os, "_exit", ends.append)
+
+    def command():
+        raise error("something is wrong; mend it")
+
+    process.run(command, "bert-jax export")
+    assert ends == [code]
+    assert capsys.readouterr().err == "bert-jax export: something is wrong; mend it\n"
+
+
+def test_an_interruption_by_hand(capsys):
+    def command():
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        process.run(command, "bert-jax export")
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "bert-jax export: interrupted\n"

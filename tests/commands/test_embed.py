@@ -1,0 +1,93 @@
+"""`bert-jax embed`: what it writes, in bounded memory, and its mistakes."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from bert_jax import UserError
+from bert_jax.commands.embed import write_npz
+from bert_jax.embeddings import word_spans
+
+TEXTS = ["The river bank.", "A model reads the (small) token.", "the"] * 3 + ["bank " * 100]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS))
+    return path
+
+
+def test_texts_are_written_as_encoded(tiny_run, tiny_bert, file, tmp_path, bert_jax_main):
+    output = tmp_path / "mean.npz"
+    arguments = tiny_run.checkpoint, file, "--layer=-2", f"--output={output}"
+    printed = bert_jax_main("embed", *arguments)
+    assert f"{output}: 10 texts" in printed
+    assert "1 of them are longer" in printed
+    with pytest.warns(UserWarning, match="1 of 10"):
+        expected = tiny_bert.encode(TEXTS, -2)
+    np.testing.assert_allclose(np.load(output)["vectors"], expected, atol=2e-5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mean.npz", "texts.txt"]
+
+
+def test_words_are_written_with_their_spans(tiny_run, tiny_bert, file, tmp_path, bert_jax_main):
+    output = tmp_path / "words.npz"
+    bert_jax_main("embed", tiny_run.checkpoint, file, "--pooling=words", f"--output={output}")
+    with pytest.warns(UserWarning, match="1 of 10"):
+        expected = tiny_bert.encode(TEXTS, pooling="words")
+    with np.load(output) as arrays:
+        assert len(arrays["ends"]) == len(TEXTS)
+        vectors = np.split(arrays["vectors"], arrays["ends"])
+        spans = np.split(arrays["spans"], arrays["ends"])
+    for index, value in enumerate(expected):
+        np.testing.assert_allclose(vectors[index], value, rtol=0, atol=2e-5)
+        np.testing.assert_array_equal(spans[index], word_spans(TEXTS[index]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--layer": "9"}, "has layers 0"),
+        ({"--layer": "x"}, "numbers are wanted"),
+        ({"file": "none"}, "is no file"),
+        ({"file": "empty.txt"}, "the file has no lines"),
+        ({"--output": "texts.txt"}, "ends in .npz"),
+        ({"--output": "no/x.npz"}, "make the folder first"),
+    ],
+)
+def test_mistakes(tiny_run, file, tmp_path, monkeypatch, bert_jax_main, change, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    before = sorted(tmp_path.iterdir())
+    options = {"file": "texts.txt", "--output": "x.npz", "--layer": "-1"} | change
+    name = options.pop("file")
+    with pytest.raises(UserError, match=message):
+        bert_jax_main("embed", tiny_run.checkpoint, name, *(f"{k}={v}" for k, v in options.items()))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_written_in_bounded_memory(tmp_path):
+    rows = np.ones((1000, 256), np.float32)
+    tracemalloc.start()
+    write_npz(
+        tmp_path / "x.npz",
+        ({"vectors": rows * number, "ends": np.array([number])} for number in range(150)),
+    )
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20e6  # of 154 MB; NumPy writes 16 MiB at a time
+    with np.load(tmp_path / "x.npz") as arrays:
+        assert arrays["vectors"].shape == (150_000, 256)
+        assert (arrays["vectors"][::1000, 0] == np.arange(150)).all()
+        assert arrays["ends"].tolist() == list(range(150))
+
+
+def test_nothing_is_left_behind_on_an_error(tmp_path):
+    def parts():
+        yield {"vectors": np.ones((10, 4), np.float32)}
+        raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        write_npz(tmp_path / "x.npz", parts())
+    assert not list(tmp_path.iterdir())

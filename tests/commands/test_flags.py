@@ -1,0 +1,37 @@
+"""`--config=RECIPE --config.FIELD=VALUE`, as the words of a command."""
+
+import pytest
+
+from bert_jax import FinetuneConfig, TrainConfig, UserError
+from bert_jax.commands.flags import read_config
+
+
+def test_fields_are_set_in_each_of_three_forms():
+    words = ["--config.model.remat", "--config.steps", "7", "--config.data.pairs=sop"]
+    recipe = read_config("tiny", words, TrainConfig)
+    assert (recipe.config.model.remat, recipe.config.steps) == (True, 7)
+    assert recipe.config.data.pairs == "sop"
+    assert recipe.fields == ["model.remat", "steps", "data.pairs"]
+    assert recipe.model_fields == ["remat"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [("finetune/squad", "squad"), ("finetune/glue:mrpc", "glue-mrpc")],
+)
+def test_a_run_is_named_after_its_recipe(recipe, name):
+    assert read_config(recipe, [], FinetuneConfig).name == name
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "message"),
+    [
+        ("finetune/squad", [], "returns no TrainConfig"),
+        ("tiny", ["now"], "'now' is not a flag; fields are set by --config.FIELD=VALUE"),
+        ("tiny", ["--wrokdir=x"], "'--wrokdir=x' is not a flag"),
+        ("tiny", ["--config.steps", "--config.seed=1"], "--config.steps needs a value"),
+    ],
+)
+def test_mistakes(recipe, words, message):
+    with pytest.raises(UserError, match=message):
+        read_config(recipe, words, TrainConfig)

@@ -1,0 +1,251 @@
+"""The Python interface: quiet to the process, plain values in, arrays and plain values out."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers import model_config
+
+import bert_jax
+from bert_jax import Bert, DataFiles, TaskConfig, TokenizerConfig, UserError
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.tasks import make_task
+from bert_jax.text import tokenizer_training
+
+# Prints what importing bert_jax and loading a model change of a process that has imported the
+# libraries below it, and that has flags of its own.
+CODE = """
+import json, logging, signal, sys, warnings
+import flax, grain, jax, optax, orbax.checkpoint, safetensors, sentencepiece, sklearn, tokenizers
+from absl import flags
+for name in ("workdir", "init", "config"):
+    flags.DEFINE_string(name, "", "")
+flags.FLAGS(["program", "--workdir=elsewhere"])
+
+def state():
+    loggers = {"": logging.root, **logging.root.manager.loggerDict}
+    return {
+        "flags": sorted(flags.FLAGS),
+        "loggers": {
+            name: (logger.level, list(map(str, logger.handlers)), logger.disabled)
+            for name, logger in loggers.items()
+            if isinstance(logger, logging.Logger)
+        },
+        "hooks": list(map(str, (sys.excepthook, sys.unraisablehook, warnings.showwarning))),
+        "warnings": list(map(str, warnings.filters)),
+        "signals": [str(signal.getsignal(number)) for number in signal.valid_signals()],
+        "argv": list(sys.argv),
+        "cache": jax.config.jax_compilation_cache_dir,
+    }
+
+before = state()
+import bert_jax
+bert = bert_jax.load(sys.argv[1])
+bert("A river bank.")
+after = state()
+after["loggers"] = {name: after["loggers"][name] for name in before["loggers"]}
+changed = [name for name in before if before[name] != after[name]]
+print(json.dumps([changed, "bert_jax.commands.process" in sys.modules, flags.FLAGS.workdir]))
+"""
+
+
+@pytest.fixture(scope="module")
+def roberta() -> Bert:
+    """A RoBERTa of random weights: no pooler, and two separators between texts."""
+    tokenizer = tokenizer_training.train(
+        ["The river bank.", "A model reads."] * 9, TokenizerConfig(kind="byte_bpe"), 280
+    )
+    config = model_config(model_type="roberta", vocab_size=280, type_vocab_size=1)
+    model = BertForPreTraining(config, next_sentence=False)
+    return Bert(config, nn.unbox(model.init_params(jax.random.key(0))), tokenizer, model)
+
+
+def test_public_names():
+    assert len(bert_jax.__all__) == len(set(bert_jax.__all__))
+    for name in bert_jax.__all__:
+        assert getattr(bert_jax, name).__doc__
+    assert bert_jax.__version__.count(".") == 2
+    with pytest.raises(AttributeError, match="has no attribute 'Brt'"):
+        _ = bert_jax.Brt
+
+
+def test_importing_and_loading_change_nothing_of_the_process(tiny_run):
+    command = [sys.executable, "-c", CODE, str(tiny_run.checkpoint)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[], False, "elsewhere"]
+
+
+def test_tokenize_pads_to_the_longest_text(tiny_bert):
+    tokenizer = tiny_bert.tokenizer
+    texts = ["the river", "the river bank of the model"]
+    arrays = tiny_bert.tokenize(texts)
+    assert {array.dtype for array in arrays.values()} == {np.dtype(np.int32)}
+    for row, text in zip(arrays["input_ids"], texts, strict=True):
+        ids = [tokenizer.cls_id, *tokenizer.encode([text])[0], tokenizer.sep_id]
+        assert row[: len(ids)].tolist() == ids
+        assert (row[len(ids) :] == tokenizer.pad_id).all()
+    np.testing.assert_array_equal(arrays["attention_mask"], arrays["input_ids"] != tokenizer.pad_id)
+    assert not arrays["token_type_ids"].any()
+
+
+def test_tokenize_joins_and_truncates_pairs(tiny_bert):
+    first, second = (tiny_bert.tokenizer.encode([t])[0] for t in ("the river", "a bank"))
+    arrays = tiny_bert.tokenize("the river", "a bank")
+    (types,) = arrays["token_type_ids"].tolist()
+    assert types == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    arrays = tiny_bert.tokenize("the river " * 9, "a bank", max_length=16)
+    (row,) = arrays["input_ids"].tolist()
+    assert len(row) == 16
+    assert row[-len(second) - 1 :] == [*second, tiny_bert.tokenizer.sep_id]
+
+
+def test_a_roberta_has_two_separators_and_one_token_type(roberta):
+    tokenizer = roberta.tokenizer
+    first, second = (tokenizer.encode([text])[0] for text in ("The river", "bank."))
+    arrays = roberta.tokenize(["The river"], ["bank."])
+    separator = tokenizer.sep_id
+    expected = [tokenizer.cls_id, *first, separator, separator, *second, separator]
+    assert arrays["input_ids"].tolist() == [expected]
+    assert not arrays["token_type_ids"].any()
+
+
+def test_hidden_states_and_attentions(tiny_bert, roberta):
+    for bert, has_pooler in ((tiny_bert, True), (roberta, False)):
+        output = bert(["The river.", "A bank."], output_hidden_states=True, output_attentions=True)
+        n, length, width = output.last_hidden_state.shape
+        assert (n, width) == (2, 16)
+        assert (output.pooled is not None) == has_pooler
+        assert [state.shape for state in output.hidden_states] == [(2, length, 16)] * 3
+        assert [each.shape for each in output.attentions] == [(2, 2, length, length)] * 2
+        for attention in output.attentions:
+            np.testing.assert_allclose(attention.sum(-1), 1, rtol=1e-5)
+    output = tiny_bert("The river.", "A bank.")
+    assert (output.hidden_states, output.attentions) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "values"),
+    [
+        ("classification", ("no", "yes"), ["The river.", ("The river.", "A bank.")]),
+        ("regression", (), ["The river.", "A bank."]),
+        ("token_classification", ("B-X", "I-X", "O"), [["The", "river"], ["A", "bank", "."]]),
+        ("question_answering", (), [{"question": "What?", "context": "The river bank."}]),
+        ("multiple_choice", (), [{"context": "The", "choices": ["river", "bank"]}]),
+    ],
+)
+def test_predictions_of_plain_values(tiny_bert, kind, labels, values):
+    task, data = TaskConfig(kind=kind, labels=labels, max_question=8), DataFiles(max_length=32)
+    model = make_task(task).model(tiny_bert.config, "")
+    params = nn.unbox(model.init_params(jax.random.key(0)))
+    bert = Bert(tiny_bert.config, params, tiny_bert.tokenizer, model, task=task, data=data)
+    for value in values:  # one at a time, as texts and pairs do not mix
+        (prediction,) = bert.predict([value])
+        json.dumps(prediction)
+        if kind == "regression":
+            assert isinstance(prediction["value"], float)
+        elif kind == "token_classification":
+            assert prediction["tokens"] == value
+            assert set(prediction["labels"]) <= set(labels)
+            assert all(1 / 3 <= p <= 1 for p in prediction["probabilities"])
+        elif kind == "question_answering":
+            start, end = prediction["start"], prediction["end"]
+            assert value["context"][start:end] == prediction["answer"]
+        else:
+            probabilities = prediction["probabilities"]
+            listed = list(probabilities.values()) if labels else probabilities
+            assert sum(listed) == pytest.approx(1)
+            assert prediction["probability"] == max(listed)
+            best = prediction["label"] if labels else prediction["choice"]
+            assert probabilities[best] == max(listed)
+    with pytest.raises(UserError, match=r"examples\[0\] is 3; give "):
+        bert.predict([3])
+
+
+def test_predictions_are_a_sequence(tiny_classifier):
+    predictions = tiny_classifier.predict(["The river.", "A bank.", "A model."])
+    assert len(predictions) == 3
+    assert predictions[-1] == predictions[2]
+    assert predictions[:2] == [predictions[0], predictions[1]]
+    assert predictions.scores == {}
+
+
+def test_fill_mask_is_flat_for_one_text(tiny_bert):
+    guesses = tiny_bert.fill_mask("the [MASK] of [MASK]", top_k=2)
+    assert len({guess.position for guess in guesses}) == 2
+    assert len(guesses) == 4
+    assert tiny_bert.fill_mask(["the [MASK] of [MASK]"], top_k=2) == [guesses]
+
+
+def test_save_and_load(tiny_bert, tiny_classifier, tmp_path):
+    for name, bert in {"pretrained": tiny_bert, "classifier": tiny_classifier}.items():
+        bert.save(tmp_path / name)
+        again = bert_jax.load(tmp_path / name)
+        jax.tree.map(np.testing.assert_array_equal, again.params, bert.params)
+        assert (again.config, again.task, again.data) == (bert.config, bert.task, bert.data)
+        assert repr(again) == repr(bert)
+        with pytest.raises(UserError, match="is already there"):
+            bert.save(tmp_path / name)
+    assert "classification of 2 labels" in repr(tiny_classifier)
+
+
+def test_errors_read_as_those_of_the_commands(tiny_bert, tiny_run, tmp_path, bert_jax_main):
+    for words, call in (
+        (("fill-mask", tiny_run.checkpoint, "no"), lambda: tiny_bert.fill_mask("no")),
+        (("predict", tiny_run.checkpoint, "x.tsv"), lambda: tiny_bert.predict(["x"])),
+        (("export", "nowhere", "out"), lambda: bert_jax.load("nowhere")),
+    ):
+        with pytest.raises(UserError) as of_command:
+            bert_jax_main(*words)
+        with pytest.raises(UserError) as of_function:
+            call()
+        assert str(of_command.value) == str(of_function.value)
+        assert "\n" not in str(of_function.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda bert: bert.tokenize([]), "there are 0 texts"),
+        (lambda bert: bert.tokenize(["a", "b"], ["c"]), "2 texts and 1 second texts"),
+        (lambda bert: bert.tokenize("a", max_length=33), "max_length is 33"),
+        (lambda bert: bert.tokenize("a", "b", max_length=3), "max_length is 3"),
+        (lambda bert: bert.fill_mask("[MASK] " * 40), "has 42 tokens and the model only 32"),
+        (lambda bert: bert.fill_mask("a [MASK]", top_k=0), "top_k is 0"),
+        (lambda bert: bert.predict(["a"]), "no head of a task"),
+    ],
+)
+def test_mistakes(tiny_bert, call, message):
+    with pytest.raises(UserError, match=message):
+        call(tiny_bert)
+
+
+def test_a_fine_tuned_model_has_no_masked_lm_head(tiny_classifier):
+    with pytest.raises(UserError, match="no masked LM head"):
+        tiny_classifier.fill_mask("a [MASK]")
+
+
+def test_quiet_runs_print_and_draw_nothing_and_install_nothing(
+    tiny_config, tiny_finetuning_config, tmp_path, capfd, monkeypatch
+):
+    def refuse(*_):
+        raise AssertionError("a signal handler was installed")
+
+    monkeypatch.setattr(signal, "signal", refuse)
+    pretrained = bert_jax.pretrain(tiny_config, tmp_path / "run", quiet=True)
+    finetuned = bert_jax.finetune(
+        tiny_finetuning_config, pretrained.checkpoint, tmp_path / "task", quiet=True
+    )
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    assert not list(tmp_path.rglob("*.png"))
+    assert set(pretrained.baselines) < set(pretrained.scores)
+    assert pretrained.bert.encode("The river.").shape == (1, 16)
+    assert [row["name"] for row in finetuned.comparison][-1] == "best constant prediction"
+    assert finetuned.scores["eval"].keys() >= {"accuracy", "f1"}
+    assert len(finetuned.bert.predict(["The river."])) == 1
