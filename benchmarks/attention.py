@@ -1,4 +1,4 @@
-"""What one layer's attention costs on a TPU, by its compiler: plain, and fused.
+"""Cost of one attention layer on a TPU by XLA's own estimate: plain and fused.
 
     pip install libtpu
     python benchmarks/attention.py v5e:2x2 v6e:2x2

@@ -1,4 +1,4 @@
-"""Baselines without a network, for named entities and for answers.
+"""Non-neural baselines of named entity recognition and extractive question answering.
 
     python benchmarks/finetuning_baselines.py --train=train.conll dev.conll test.conll
     python benchmarks/finetuning_baselines.py --train=train.json dev.json

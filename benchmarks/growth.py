@@ -1,4 +1,4 @@
-"""Time and memory of a train step against length, layers and vocabulary.
+"""Scaling of a train step's time and memory with length, layers and vocabulary.
 
     python benchmarks/growth.py --config=configs/small.py --output=growth
 

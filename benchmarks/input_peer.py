@@ -1,4 +1,4 @@
-"""Prepare text as transformers' `run_mlm.py` does, in a process of its own, and print the seconds.
+"""Prepare text as transformers' `run_mlm.py` does, in a subprocess, and print the seconds.
 
 input.py starts it with the files, the tokenizer's folder, a folder for the cache and the number of
 processes. This project need not be installed.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import transformers
-from serve import read_spec, run_peer, serve, synthetic
+from peer_worker import read_spec, run_peer, serve, synthetic
 
 
 def main() -> None:

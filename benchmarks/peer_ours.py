@@ -6,7 +6,7 @@ import json
 import jax
 import jaxlib.version
 import numpy as np
-from serve import read_spec, run_peer, serve
+from peer_worker import read_spec, run_peer, serve
 
 from bert_jax import config as config_lib
 from bert_jax.commands.process import keep_host_memory

@@ -8,7 +8,7 @@ to be predicted first, which it does not.
 import numpy as np
 import torch
 import transformers
-from serve import Spec, read_spec, run_peer, serve, synthetic
+from peer_worker import Spec, read_spec, run_peer, serve, synthetic
 from torch.nn import functional
 
 transformers.logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""Our train step beside those of other implementations, in one run and in turns.
+"""Our train step beside those of other implementations, interleaved in one run.
 
     python benchmarks/peers.py --config=configs/base.py --config.data.batch_size=8 \\
         --peers=bert-jax,torch,torch-masked --dtypes=float32,bfloat16 --output=peers.json
@@ -12,7 +12,7 @@ the predicted positions alone, as ours; `torch-compiled` and `torch-masked-compi
 `torch.compile`; `flax`, the last Flax BERT, which transformers 4 alone has: give the Python of an
 environment with it as `--flax_python`. Their rows are masked beforehand, ours in the step. And our
 own step without one of the things that make it fast: `without-` and the name of one of
-`serve.TECHNIQUES`.
+`peer_worker.TECHNIQUES`.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from typing import Any
 
 import record
 from absl import flags
-from serve import TECHNIQUES, Spec
+from peer_worker import TECHNIQUES, Spec
 
 from bert_jax import config as config_lib
 from bert_jax.commands import flags as cli

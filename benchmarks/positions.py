@@ -1,4 +1,4 @@
-"""What each kind of position embedding costs: parameters, and the time of a train step.
+"""Cost of each kind of position embedding: parameters, and the time of a train step.
 
     python benchmarks/positions.py [LENGTH]
 

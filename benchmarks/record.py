@@ -1,4 +1,4 @@
-"""What a record of a benchmark must say besides its figures, and how figures are compared."""
+"""Metadata of a benchmark record (commit, hardware, versions), and comparison of its figures."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Encoders in JAX: pretrain BERT from your own text, fine-tune it, and use it."""
+"""BERT-style encoders in JAX: pretrain them from your own text, fine-tune them, use them."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

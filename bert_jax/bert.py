@@ -1,4 +1,4 @@
-"""A checkpoint, loaded to be used: `bert = bert_jax.load(CHECKPOINT)`."""
+"""The user's view of a model: `bert = bert_jax.load(CHECKPOINT)` and what it can do."""
 
 import dataclasses
 import functools

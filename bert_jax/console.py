@@ -1,4 +1,4 @@
-"""Lines and progress bars that a run shows, which a caller from Python may turn off."""
+"""Terminal output: lines and progress bars, which a caller from Python can silence."""
 
 import contextlib
 import contextvars

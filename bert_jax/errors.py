@@ -1,4 +1,4 @@
-"""How a command ends other than well: one line on stderr and an exit code, no traceback."""
+"""User-facing errors: a one-line message and an exit code each."""
 
 
 class CommandError(Exception):

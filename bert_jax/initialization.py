@@ -1,4 +1,4 @@
-"""How a run continues from another model: its shape, and its parameters."""
+"""Start a run from another model's weights (`--init`): take its architecture and parameters."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The predictions of a fine-tuned model for some examples of its task."""
+"""What `Bert.predict` returns: labels and probabilities of examples, to be read or saved."""
 
 from collections.abc import Sequence
 from pathlib import Path

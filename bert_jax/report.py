@@ -1,4 +1,4 @@
-"""What a person reads at the start and at the end of a run."""
+"""Human-readable summaries that a run prints at its start and at its end."""
 
 from collections.abc import Mapping
 from pathlib import Path

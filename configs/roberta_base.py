@@ -1,9 +1,9 @@
-"""RoBERTa-base as published: masks alone, full blocks of 512, byte-level BPE, 500 k steps of 8,192.
+"""RoBERTa-base as published: MLM only, full sequences of 512, byte-level BPE, 500 k steps of 8,192.
 
-    python train.py --config=configs/roberta_base.py --config.data.source=text/*.txt \
+    bert-jax pretrain --config=roberta_base --config.data.source=text/*.txt \
         --workdir=runs/roberta
 
-Raise `optimizer.microbatches` until a step's rows fit into memory; the result stays the same.
+Raise `optimizer.microbatches` until a step's sequences fit into memory; the result stays the same.
 
 Published, on 160 GB of text: MNLI 87.6, SST-2 94.8 (fairseq's release; the settings: Liu et al.
 2019, table 9).

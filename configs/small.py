@@ -1,8 +1,8 @@
-"""A small BERT on your own text: 4 layers of 256, 13 M parameters with 30,522 pieces.
+"""A small BERT on your own text: 4 layers of 256, 13 M parameters with 30,522 tokens.
 
-    python train.py --config=configs/small.py --config.data.source=text/*.txt --workdir=runs/small
+    bert-jax pretrain --config=small --config.data.source=text/*.txt --workdir=runs/small
 
-About 80 rows a second on two CPU cores, a day for a useful encoder; minutes on one GPU.
+About 80 sequences a second on two CPU cores, a day for a useful encoder; minutes on one GPU.
 """
 
 from bert_jax.config import (

@@ -1,4 +1,4 @@
-"""A tiny BERT on English that Python carries: no download, about three minutes on two CPU cores.
+"""A tiny BERT on the documentation of Python's library: no download, three minutes on two cores.
 
     python train.py
 

@@ -1,12 +1,12 @@
 """A BERT of 1.3 billion parameters: 24 layers of 2048, as Megatron's, for hundreds of chips.
 
-    python train.py --config=configs/xlarge.py --config.data.source=stores/mine \
+    bert-jax pretrain --config=xlarge --config.data.source=stores/mine \
         --workdir=runs/xlarge
 
-Parameters and moments are split over all devices; `bert-jax plan --config=configs/xlarge.py
---topology=v5p:8x8x8` says what it takes. The sizes, the batch and the schedule are Shoeybi et al.
-2019's (table 4 and section 5.3), who moved layer normalization because so large a BERT trained
-badly with it where it is: watch the loss, and lower the learning rate if need be.
+Parameters and moments are sharded over all devices; `bert-jax plan --config=xlarge
+--topology=v5p:8x8x8` says what a step takes. Sizes, batch and schedule are those of Shoeybi et al.
+2019 (table 4 and section 5.3). They moved layer normalization, since so large a BERT trained badly
+with post-normalization: watch the loss, and lower the learning rate if it diverges.
 """
 
 from bert_jax.config import (

@@ -43,10 +43,8 @@ PARAMETERS = {"base": 110_106_428, "large": 336_226_108, "roberta_base": 124_697
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe(name):
     module = importlib.import_module(f"configs.{name}")
-    assert (
-        f"python train.py{'' if name == 'tiny' else f' --config=configs/{name}.py'}"
-        in module.__doc__
-    )
+    command = "python train.py" if name == "tiny" else f"bert-jax pretrain --config={name}"
+    assert command in module.__doc__
     config = module.get_config()
     validate(config)
     config.model = resolve_dtype(config.model, jax.devices()[0])

@@ -1,4 +1,4 @@
-"""Batches of a task's features, padded to one of a few lengths: by step, or each example once."""
+"""Length-bucketed fine-tuning batches: by step for training, each example once for evaluation."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""Examples as token ids and labels, from which the batches of a task are made."""
+"""Fine-tuning examples as token ids and labels, from which batches are made."""
 
 import dataclasses
 from typing import Any

@@ -1,1 +1,1 @@
-"""The `bert-jax` command: flags, help, printing."""
+"""Subcommands of `bert-jax`, one a file: their flags, help and printing."""

@@ -1,4 +1,4 @@
-"""The `bert-jax` command: its subcommands, each of which is a file of this folder."""
+"""Entry point of `bert-jax`: choose a subcommand, parse its flags, run it."""
 
 import argparse
 import importlib

@@ -1,4 +1,4 @@
-"""All that a command sets for its whole process: how it ends, its cache, its memory, its signals.
+"""Process-wide setup of the commands: exit codes, XLA compilation cache, memory, signals.
 
 The library sets none of this: `import bert_jax` and its functions leave the process as it is.
 """

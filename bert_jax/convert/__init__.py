@@ -1,1 +1,1 @@
-"""Checkpoints of Hugging Face, read and written, and of Google's BERT, read."""
+"""Import and export Hugging Face checkpoints; import Google's BERT."""

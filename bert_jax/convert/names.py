@@ -1,4 +1,4 @@
-"""Names and layouts of parameters in other formats, and the parameters built from them.
+"""Map Hugging Face and Google tensor names and layouts to our parameters, both ways.
 
 The names of Hugging Face's BERT serve as the standard names. Google's differ in spelling only;
 `standard_name` maps those of RoBERTa and of older files to them. PyTorch stores the matrix of a

@@ -1,4 +1,4 @@
-"""Run a command as one of several processes, on several hosts: connect, agree, end together.
+"""Multi-host runs: connect the processes, exchange small values, end together.
 
 JAX's distributed runtime connects the processes. The small values they tell each other are in the
 key-value store of its coordination service, which runs in process 0: unlike a collective it can be

@@ -1,4 +1,4 @@
-"""The device mesh: shardings of states and batches, and steps compiled for it.
+"""The device mesh: the sharding of each parameter and batch, and steps jitted for it.
 
 `compile_step` is the one place where `parallel.mode` "mesh" and "pmap" differ.
 """

@@ -1,4 +1,4 @@
-"""Matrix products with gradients, written in the form that each platform computes fastest.
+"""Matmuls with custom gradients, in the form that each platform computes fastest.
 
 Accelerators take a product as it is. A CPU with bfloat16 instructions (AVX-512 BF16, AMX) uses them
 for `x @ y` of bfloat16 operands with a float32 result and a contiguous last axis, and for little

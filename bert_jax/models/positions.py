@@ -1,4 +1,4 @@
-"""Position embeddings that BERT has not: sinusoidal, and relative ones in the attention scores.
+"""Position embeddings other than BERT's own: sinusoidal, and relative in the attention scores.
 
 Shape letters are those of `models.bert`; besides, R = 2 L - 1 distances.
 """

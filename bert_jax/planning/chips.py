@@ -1,4 +1,4 @@
-"""What chips can do: their makers' figures, and the rate at which a group of them communicates.
+"""Accelerator specs: peak FLOP/s, memory, bandwidth and interconnect, by their makers.
 
 A time computed from these figures is a lower bound: matmuls reach 70 to 80% of an H100's peak.
 """

@@ -1,4 +1,4 @@
-"""What this host's devices are and can do: matmul speed, memory, and the time to compile."""
+"""Measured properties of this host's devices: matmul speed, memory, compile time."""
 
 import contextlib
 import os

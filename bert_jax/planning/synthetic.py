@@ -1,4 +1,4 @@
-"""The train step of a phase on random sequences, to compile or time it without any text."""
+"""The train step of a pretraining phase on random sequences, to be compiled or timed."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

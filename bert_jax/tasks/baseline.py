@@ -1,4 +1,4 @@
-"""The baseline of a fine-tuned classifier: logistic regression on TF-IDF."""
+"""The baseline of fine-tuned classifiers: logistic regression on TF-IDF."""
 
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets

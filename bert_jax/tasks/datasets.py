@@ -1,4 +1,4 @@
-"""The datasets of a task: reading, splitting and checking its examples."""
+"""Load a task's training, held-out and test examples through `readers`, split and check them."""
 
 import dataclasses
 import hashlib

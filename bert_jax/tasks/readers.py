@@ -1,4 +1,4 @@
-"""Readers of a task's files: tables, CoNLL columns, SQuAD, TensorFlow datasets.
+"""File readers of tasks: .tsv, .csv, .jsonl, CoNLL columns, SQuAD's JSON, TFDS.
 
 Nothing is dropped silently: a malformed record is an error that names file and line.
 """

@@ -1,4 +1,4 @@
-"""Built-in text and labelled examples: English that every Python has, so nothing is downloaded."""
+"""Built-in text and labelled examples: the documentation of Python's standard library."""
 
 import ast
 import collections

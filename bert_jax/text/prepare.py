@@ -1,4 +1,4 @@
-"""Prepare text for training: tokenize it into a store, once.
+"""Write a token store: tokenize text once, resumable after a kill.
 
 The files of a store are appended to batch by batch, and `progress.json` records their sizes after
 each. A run that was killed resumes after the last batch recorded.

@@ -1,4 +1,4 @@
-"""Open a token store: tokenized text in flat files that are memory-mapped.
+"""Read a token store: tokenized text in memory-mapped files, which `prepare` writes.
 
 A store is a folder:
 

@@ -1,4 +1,4 @@
-"""Predictions of a fine-tuned model: computing, scoring and writing them."""
+"""Run a fine-tuned model over a dataset once, score its predictions, and write them."""
 
 import io
 import time

@@ -1,4 +1,4 @@
-"""Choosing and replacing the positions to predict, inside the jitted step.
+"""MLM masking: choose tokens to predict and replace them, inside the jitted step.
 
 Source: `create_masked_lm_predictions` in google-research/bert `create_pretraining_data.py`. Masks
 are drawn anew each time that a sequence is seen. They depend on the key and on the sequence's index

@@ -1,4 +1,4 @@
-"""What a run reports: JSON lines, TensorBoard events, a plot, a progress bar or plain lines."""
+"""Metric writers of a run: JSON lines, TensorBoard events, a plot, a progress bar or lines."""
 
 import functools
 import json

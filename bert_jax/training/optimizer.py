@@ -1,4 +1,4 @@
-"""BERT's optimizer and its schedule, as Optax transformations."""
+"""AdamW as BERT was trained with it, and the learning rate schedule, in Optax."""
 
 import re
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""The workdir of a run: claim it, check it, write to it."""
+"""The workdir of a run: check that a run may start or resume there, claim it, write to it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""How the programs that peers.py starts are told what to run, and say how long it took.
+"""Protocol between peers.py and its worker processes: jobs in, timings out.
 
 One of them runs where this project is not installed.
 """
