@@ -1,6 +1,7 @@
 """Fine-tuning examples as token ids and labels, from which batches are made."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ class Features:
     Attributes:
       sequences: int32 token ids, special tokens included; `choices` consecutive ones a feature.
       second_starts: where the second text of each sequence starts; its length if there is none.
-      example_indices: [n] the example of each feature.
-      labels: [n] numbers or arrays of numbers; with `per_token` one number a token. NO_LABEL, or
-        NaN for a regression, where there is none.
+      example_indices: the example of each feature.
+      labels: of each feature, a number or an array; with `per_token` a number for each token.
+        NO_LABEL, or NaN for a regression, where it is unknown.
       choices: sequences of a feature.
       per_token: whether each token has a label.
       spans: what a task needs to read the predictions of each feature.
@@ -27,10 +28,10 @@ class Features:
       skipped: where each example is whose label cannot be used, and why.
     """
 
-    sequences: list[np.ndarray]
-    second_starts: list[int]
-    example_indices: np.ndarray
-    labels: list[Any]
+    sequences: list[np.ndarray] = dataclasses.field(default_factory=list)
+    second_starts: list[int] = dataclasses.field(default_factory=list)
+    example_indices: list[int] = dataclasses.field(default_factory=list)
+    labels: list[Any] = dataclasses.field(default_factory=list)
     choices: int = 1
     per_token: bool = False
     spans: list[Any] = dataclasses.field(default_factory=list)
@@ -39,3 +40,14 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.example_indices)
+
+    def add(
+        self, index: int, label: Any, sequences: Iterable[tuple[np.ndarray, int]], span: Any = None
+    ) -> None:
+        """Add a feature of example `index`, each sequence with the start of its second text."""
+        self.example_indices.append(index)
+        self.labels.append(label)
+        self.spans.append(span)
+        for sequence, second_start in sequences:
+            self.sequences.append(sequence)
+            self.second_starts.append(second_start)

@@ -13,6 +13,7 @@ from bert_jax.batches.features import Features
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
+from bert_jax.tasks import readers
 from bert_jax.tasks.readers import Record
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -49,6 +50,8 @@ class Task(abc.ABC):
     num_outputs: ClassVar[int | None] = None  # of the head; None: one for each label
     suffix: ClassVar[str] = ".jsonl"  # of a file of predictions
     value_form: ClassVar[str]  # what `example_from` takes, for messages
+    known_metrics: Sequence[str]
+    default_metrics: Sequence[str]
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
         self.config = dataclasses.replace(config, labels=tuple(labels or config.labels))
@@ -59,25 +62,35 @@ class Task(abc.ABC):
         return self.config.labels
 
     @property
-    @abc.abstractmethod
     def metrics(self) -> Sequence[str]:
-        """The scores whose mean chooses the best checkpoint: those of `config`, or the usual."""
+        """The scores whose mean chooses the best checkpoint; UserError if `config` has others."""
+        unknown = sorted(set(self.config.metrics) - set(self.known_metrics))
+        if unknown:
+            known = ", ".join(self.known_metrics)
+            raise UserError(f"task.metrics has {unknown[0]!r}; this task has {known}")
+        return self.config.metrics or self.default_metrics
+
+    def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
+        """Yield the records of a file or a TensorFlow dataset, with the fields of a task."""
+        for record in readers.table(source):
+            yield Record(record.where, self.select_fields(record, data))
 
     @abc.abstractmethod
-    def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        """Yield the records of a file or a TensorFlow dataset."""
+    def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
+        """Return the fields of a task from the columns of a record, by the names in `data`."""
 
     @abc.abstractmethod
     def make_example(self, record: Record, data: DataFiles) -> Example | None:
-        """Return the example of a record; None if the format's own tools skip it.
+        """Return the example of a record of the task; None if the format's own tools skip it.
 
         Raises:
           UserError: a field is missing, empty or malformed.
         """
 
-    @abc.abstractmethod
     def fields_from(self, value: Any, where: str, data: DataFiles) -> Mapping[str, Any] | None:
-        """Return a Python value as the fields of a record; None if it is of another form."""
+        """Return the fields of a task from a Python value; None if it is of another form."""
+        is_mapping = isinstance(value, Mapping)
+        return self.select_fields(Record(where, value), data) if is_mapping else None
 
     def example_from(self, value: Any, index: int = 0, data: DataFiles | None = None) -> Example:
         """Return the example of a Python value.
@@ -107,8 +120,7 @@ class Task(abc.ABC):
 
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """Return the names of all labels, in the order of the head's outputs."""
-        labels = (label for example in examples for label in self.example_labels(example))
-        return tuple(sorted(set(labels)))
+        return tuple(sorted({label for each in examples for label in self.example_labels(each)}))
 
     @abc.abstractmethod
     def features(
@@ -166,7 +178,7 @@ class Task(abc.ABC):
         return {self.suffix: self.write}
 
     def tune(self, scores: Mapping[str, float]) -> None:  # noqa: B027 - few kinds have any
-        """Set what `config` has to be chosen by the scores of held-out examples."""
+        """Choose settings of `config` by the scores of held-out examples."""
 
     def mean_score(self, scores: Mapping[str, float]) -> float:
         """Return the mean of `metrics` among the scores."""
@@ -178,20 +190,6 @@ class Task(abc.ABC):
         Scores of small sets are often equal; the loss then chooses the best checkpoint.
         """
         return self.mean_score(values) - 1e-9 * values["loss"]
-
-
-def choose_metrics(
-    chosen: Sequence[str], usual: Sequence[str], known: Sequence[str]
-) -> Sequence[str]:
-    """Return the chosen metrics, or else the usual ones.
-
-    Raises:
-      UserError: the task has no such metric.
-    """
-    unknown = sorted(set(chosen) - set(known))
-    if unknown:
-        raise UserError(f"task.metrics has {unknown[0]!r}; this task has {', '.join(known)}")
-    return chosen or usual
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -226,15 +224,13 @@ def truncate(texts: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
 
     Source: `_truncate_seq_pair` in google-research/bert `run_classifier.py`.
     """
+    if len(texts) == 1:
+        return [texts[0][:size]]
     sizes = [len(text) for text in texts]
-    if len(sizes) == 2:
-        excess = sum(sizes) - size
-        if excess > 0:
-            # The longer is cut to the other's length, then both in turn, the second one first.
-            gap = min(excess, abs(sizes[0] - sizes[1]))
-            sizes[0 if sizes[0] > sizes[1] else 1] -= gap
-            sizes[1] -= (excess - gap + 1) // 2
-            sizes[0] -= (excess - gap) // 2
-    else:
-        sizes = [min(length, size) for length in sizes]
+    excess = max(0, sum(sizes) - size)
+    # The longer is truncated to the other's length, then both in turn, the second one first.
+    gap = min(excess, abs(sizes[0] - sizes[1]))
+    sizes[0 if sizes[0] > sizes[1] else 1] -= gap
+    sizes[1] -= (excess - gap + 1) // 2
+    sizes[0] -= (excess - gap) // 2
     return [text[:length] for text, length in zip(texts, sizes, strict=True)]

@@ -18,7 +18,6 @@ from bert_jax.tasks.base import (
     Example,
     Task,
     build_sequence,
-    choose_metrics,
     max_text_tokens,
     softmax,
     truncate,
@@ -44,34 +43,35 @@ class TextTask(Task):
         elif self.config.glue:
             yield from glue.read(self.config.glue, source)
         else:
-            for record in readers.table(source):
-                yield Record(record.where, _fields(record, data))
+            yield from super().read_records(source, data)
+
+    def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
+        if self.config.glue:
+            return glue.fields(self.config.glue, record)
+        columns = [name.strip() for name in data.text.split(",")]
+        texts = tuple(record.field(name, "data.text") for name in columns)
+        values = record.fields
+        label = values.get(data.label)
+        return {"id": values.get("id"), "columns": columns, "texts": texts, "label": label}
 
     def fields_from(self, value: Any, where: str, data: DataFiles) -> Mapping[str, Any] | None:
-        if isinstance(value, Mapping):
-            record = Record(where, value)
-            return (
-                glue.fields(self.config.glue, record) if self.config.glue else _fields(record, data)
-            )
         texts = (value,) if isinstance(value, str) else value
         if isinstance(texts, Sequence) and 1 <= len(texts) <= 2:
             return {"texts": tuple(texts), "label": None}
-        return None
+        return super().fields_from(value, where, data)
 
     def make_example(self, record: Record, data: DataFiles) -> Example | None:
         if not record.fields:
             return None
-        texts, label = record.fields["texts"], record.fields["label"]
+        texts, label, where = record.fields["texts"], record.fields["label"], record.where
         if not 1 <= len(texts) <= 2:
             raise UserError(f"data.text names {len(texts)} columns; one text or two are classified")
         for text in texts:
-            if not isinstance(text, str):
-                raise UserError(f"{record.where}: a text is wanted, and there is {text!r}")
-            if not text.strip():
-                raise UserError(f"{record.where}: the text is empty; fill it in or remove the line")
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"{where}: a text is {text!r}; fill it in or remove the line")
         label = label.strip() if isinstance(label, str) else label
-        known = None if label is None or label == "" else self.read_label(label, record.where)
-        return Example(record.fields.get("id"), record.where, texts, known)
+        label = None if label is None or label == "" else self.read_label(label, where)
+        return Example(record.fields.get("id"), where, texts, label)
 
     def read_label(self, label: Any, where: str) -> Any:
         """Return the label of an example from the value in its file."""
@@ -79,19 +79,25 @@ class TextTask(Task):
             raise UserError(f"{where}: the label {label!r} is no name; give a text or a number")
         return str(label)
 
+    def sequence_texts(self, example: Example) -> list[tuple[str, ...]]:
+        """Return the one or two texts of each sequence of an example."""
+        return [example.texts]
+
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
-        encoded = iter(tokenizer.encode([text for example in examples for text in example.texts]))
-        features = Features([], [], np.arange(len(examples)), [])
-        for example in examples:
-            texts = [next(encoded) for _ in example.texts]
-            truncated = truncate(texts, max_text_tokens(len(texts), model, max_length))
-            sequence, second_start = build_sequence(truncated, tokenizer, model)
-            features.sequences.append(sequence)
-            features.second_starts.append(second_start)
-            features.labels.append(self.target(example))
-            features.truncated += sum(map(len, truncated)) < sum(map(len, texts))
+        groups = [self.sequence_texts(example) for example in examples]
+        encoded = iter(tokenizer.encode([t for group in groups for texts in group for t in texts]))
+        features = Features(choices=len(groups[0]) if groups else 1)
+        for index, (example, group) in enumerate(zip(examples, groups, strict=True)):
+            sequences, is_truncated = [], False
+            for texts in group:
+                ids = [next(encoded) for _ in texts]
+                truncated = truncate(ids, max_text_tokens(len(ids), model, max_length))
+                is_truncated |= sum(map(len, truncated)) < sum(map(len, ids))
+                sequences.append(build_sequence(truncated, tokenizer, model))
+            features.add(index, self.target(example), sequences)
+            features.truncated += is_truncated
         return features
 
     def target(self, example: Example) -> float:
@@ -100,7 +106,7 @@ class TextTask(Task):
 
     @abc.abstractmethod
     def line(self, prediction: Any) -> dict[str, Any]:
-        """Return what a file of predictions has of one."""
+        """Return the fields of a prediction in its line of a file."""
 
     def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
         for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
@@ -109,20 +115,11 @@ class TextTask(Task):
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _fields(record: Record, data: DataFiles) -> dict[str, Any]:
-    """Return the id, texts and label of a record by the columns that `data` names."""
-    columns = [name.strip() for name in data.text.split(",")]
-    texts = tuple(record.field(name, "data.text") for name in columns)
-    label = record.fields.get(data.label)
-    return {"id": record.fields.get("id"), "texts": texts, "label": label}
-
-
 class Classification(TextTask):
     """Each text or pair has one of several classes. A prediction is the logits, [N]."""
 
-    @property
-    def metrics(self) -> Sequence[str]:
-        return choose_metrics(self.config.metrics, ("accuracy",), ("accuracy", "f1", "matthews"))
+    default_metrics = ("accuracy",)
+    known_metrics = ("accuracy", "f1", "matthews")
 
     def example_labels(self, example: Example) -> Sequence[str]:
         return () if example.label is None else (example.label,)
@@ -204,17 +201,10 @@ class Regression(TextTask):
     """Each text or pair has a number, such as how similar the two are. So has a prediction."""
 
     num_outputs = 1
-
-    @property
-    def metrics(self) -> Sequence[str]:
-        known = ("pearson", "spearman")
-        return choose_metrics(self.config.metrics, known, known)
+    default_metrics = known_metrics = ("pearson", "spearman")
 
     def read_label(self, label: Any, where: str) -> float:
-        try:
-            value = float("nan") if isinstance(label, bool) else float(label)
-        except (TypeError, ValueError, OverflowError):
-            value = float("nan")
+        value = readers.to_number(label)
         if not abs(value) <= _MAX_VALUE:
             raise UserError(f"{where}: the label {label!r} is no number; mend it, or the column")
         return value

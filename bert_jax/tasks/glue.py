@@ -5,7 +5,6 @@ Source: the data of gluebenchmark.com and Wang et al. 2019, table 1; google-rese
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,40 +128,35 @@ def sources(name: str, folder: str = "") -> dict[str, str]:
 
 
 def read(name: str, source: str) -> Iterator[Record]:
-    """Yield the examples of a task, the fields of each "id", "texts" and "label".
+    """Yield the examples of a task, with the fields of `fields`.
 
-    A .tsv has GLUE's own columns; a TensorFlow dataset, .csv or .jsonl those of `Layout.fields`.
-    "id" is the example's number in the file, or else its index; "label" a class's name, a number
-    for a regression, or None. A record that is to be skipped has no fields: without an agreed label
-    ("-"), or by `Layout.skips_ragged`.
+    A .tsv has GLUE's own columns; a TensorFlow dataset, .csv or .jsonl those of `Layout.fields`. A
+    record without an agreed label ("-"), or ragged by `Layout.skips_ragged`, has no fields.
 
     Raises:
       UserError: there is no such task, or the source is missing, malformed or of another task.
     """
     task = layout(name)
-    is_glue = ".tsv" in Path(source.lower()).suffixes and not source.startswith("tfds:")
-    columns, label = (task.texts, task.label) if is_glue else (task.fields, "label")
-    headless = task.headless if is_glue else ()
+    is_tsv = ".tsv" in Path(source.lower()).suffixes and not source.startswith("tfds:")
+    label, headless = (task.label, task.headless) if is_tsv else ("label", ())
     # Of a task whose files have no header, that of the test has one.
-    if headless and columns[0] in readers.first_row(source):
+    if headless and task.texts[0] in readers.first_row(source):
         headless = ()
     table = readers.table(source, headless, skips_ragged=task.skips_ragged)
     for index, record in enumerate(table):
-        if not record.fields or record.fields.get(label) == "-":
-            yield Record(record.where, {})
-        else:
-            yield Record(record.where, _fields(name, record, columns, label, index))
+        is_skipped = not record.fields or record.fields.get(label) == "-"
+        values = {} if is_skipped else fields(name, record, index, is_tsv=is_tsv)
+        yield Record(record.where, values)
 
 
-def fields(name: str, record: Record) -> dict[str, Any]:
-    """Return the "id", "texts" and "label" of a record with the fields of `Layout.fields`."""
-    return _fields(name, record, layout(name).fields, "label", 0)
+def fields(name: str, record: Record, index: int = 0, *, is_tsv: bool = False) -> dict[str, Any]:
+    """Return the "id", "texts" and "label" of a record with the columns of a task.
 
-
-def _fields(
-    name: str, record: Record, columns: tuple[str, ...], label: str, index: int
-) -> dict[str, Any]:
-    values = record.fields
+    "id" is the example's number in the file, or else `index`; "label" a class's name, a number for
+    a regression, or None.
+    """
+    task, values = layout(name), record.fields
+    columns, label = (task.texts, task.label) if is_tsv else (task.fields, "label")
     missing = next((column for column in columns if column not in values), None)
     if missing:
         raise UserError(
@@ -173,7 +167,7 @@ def _fields(
     return {
         "id": int(number) if number.isdecimal() else number,
         "texts": tuple(values[column] for column in columns),
-        "label": _label(layout(name), values.get(label), record.where),
+        "label": _label(task, values.get(label), record.where),
     }
 
 
@@ -181,15 +175,12 @@ def _label(task: Layout, label: Any, where: str) -> str | float | None:
     """Return a label by its name or number; None without one, or with -1, which hides it."""
     if label is None or label in task.labels:
         return label
-    try:
-        number = math.nan if isinstance(label, bool) else float(label)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = readers.to_number(label)
     if number == -1:
         return None
     if not task.labels and 0 <= number <= _HIGHEST_SCORE:
         return number
     if number in range(len(task.labels)):
         return task.labels[int(number)]
-    wanted = f"{', '.join(task.labels)}, or its number" if task.labels else "a number from 0 to 5"
-    raise UserError(f"{where}: the label is {label!r}; it must be {wanted}")
+    names = f"{', '.join(task.labels)}, or its number" if task.labels else "a number from 0 to 5"
+    raise UserError(f"{where}: the label is {label!r}; it must be {names}")

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 from bert_jax.batches.features import NO_LABEL, Features
-from bert_jax.config import DataFiles, ModelConfig
+from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForQuestionAnswering
 from bert_jax.tasks import readers, squad_metrics
-from bert_jax.tasks.base import Example, Task, build_sequence, choose_metrics, max_text_tokens
+from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens, softmax
 from bert_jax.tasks.readers import Record
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -74,39 +74,31 @@ class QuestionAnswering(Task):
     num_outputs = 2
     suffix = ".json"
     value_form = "a dict with question and context"
+    default_metrics, known_metrics = ("f1",), ("exact_match", "f1")
 
-    @property
-    def metrics(self) -> Sequence[str]:
-        known = ["exact_match", "f1", *["best_exact", "best_f1"] * self.config.with_unanswerable]
-        usual = ("best_f1",) if self.config.with_unanswerable else ("f1",)
-        return choose_metrics(self.config.metrics, usual, known)
+    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
+        super().__init__(config, labels)
+        if config.with_unanswerable:
+            self.default_metrics = ("best_f1",)
+            self.known_metrics = ("exact_match", "f1", "best_exact", "best_f1")
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         return readers.squad(source)
 
-    def fields_from(self, value: Any, where: str, data: DataFiles) -> Mapping[str, Any] | None:
-        if not isinstance(value, Mapping):
-            return None
-        name = str(value.get("id", where))
-        return readers.question(where, name, readers.pair_answers(value)).fields
+    def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
+        return readers.question_fields(record.where, readers.pair_answers(record.fields))
 
     def make_example(self, record: Record, data: DataFiles) -> Example:
         fields, where = record.fields, record.where
-        texts = (fields["question"].strip(), fields["context"])
-        label = fields["answers"]
-        if fields["is_impossible"] or (label is not None and not label):
-            if not self.config.with_unanswerable:
-                raise UserError(
-                    f"{where}: the question has no answer; set task.with_unanswerable=True"
-                )
-            label = []
-        for text, _ in label or ():
-            if not text.strip():
-                raise UserError(
-                    f"{where}: an answer is empty; a question without one has an empty list"
-                )
-        label = None if label is None else tuple(tuple(answer) for answer in label)
-        return Example(fields["id"], where, texts, label)
+        answers = [] if fields["is_impossible"] else fields["answers"]
+        if answers == [] and not self.config.with_unanswerable:
+            raise UserError(f"{where}: the question has no answer; set task.with_unanswerable=True")
+        if not all(text.strip() for text, _ in answers or ()):
+            raise UserError(
+                f"{where}: an answer is empty; a question without one has an empty list"
+            )
+        label = None if answers is None else tuple(map(tuple, answers))
+        return Example(fields["id"], where, (fields["question"].strip(), fields["context"]), label)
 
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
@@ -127,7 +119,7 @@ class QuestionAnswering(Task):
                 f"data.max_length {max_length} has no room for a context after a question of "
                 f"task.max_question {config.max_question} tokens; raise the one or lower the other"
             )
-        features, example_indices = Features([], [], np.empty(0, np.int64), []), []
+        features = Features()
         questions = tokenizer.encode([example.texts[0] for example in examples])
         contexts: dict[str, tuple[list[int], np.ndarray]] = {}  # several questions share one
         for index, (example, question_ids) in enumerate(zip(examples, questions, strict=True)):
@@ -151,13 +143,10 @@ class QuestionAnswering(Task):
                     label = [0, 0]
                 if isinstance(target, tuple) and start <= target[0] and target[1] < end:
                     label = [second_start - start + position for position in target]
-                features.sequences.append(sequence)
-                features.second_starts.append(second_start)
-                features.labels.append(np.array(label, np.int32))
-                features.spans.append(Window(context, offsets[start:end], is_central))
+                window = Window(context, offsets[start:end], is_central)
+                label = np.array(label, np.int32)
+                features.add(index, label, [(sequence, second_start)], window)
             features.truncated += len(windows) * (len(question_ids) > len(question))
-            example_indices += [index] * len(windows)
-        features.example_indices = np.array(example_indices, np.int64)
         return features
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
@@ -238,31 +227,25 @@ class QuestionAnswering(Task):
         if answer:
             start = context.index(answer, prediction.best[0].start)
             end = start + len(answer)
-        return {
-            "answer": answer,
-            "probability": ranked.get(answer),
-            "start": start,
-            "end": end,
-        }
+        probability = ranked.get(answer)
+        return {"answer": answer, "probability": probability, "start": start, "end": end}
 
     def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
         """Write SQuAD's JSON of predictions, which its own scripts read: the text for each id."""
         pairs = zip(examples, predictions, strict=True)
-        json.dump({example.id: self.answer(example, answers) for example, answers in pairs}, file)
-        file.write("\n")
-
-    def writers(self) -> dict[str, Callable[[TextIO, Sequence[Example], Sequence[Any]], None]]:
-        return {self.suffix: self.write, ".nbest.json": self.write_nbest}
+        answers = {example.id: self.answer(example, answers) for example, answers in pairs}
+        file.write(json.dumps(answers) + "\n")
 
     def write_nbest(
         self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]
     ) -> None:
         """Write a JSON object with a list of the best answers for each id."""
         pairs = zip(examples, predictions, strict=True)
-        json.dump(
-            {example.id: self._ranked(example, each) for example, each in pairs}, file, indent=1
-        )
-        file.write("\n")
+        ranked = {example.id: self._ranked(example, answers) for example, answers in pairs}
+        file.write(json.dumps(ranked, indent=1) + "\n")
+
+    def writers(self) -> dict[str, Callable[[TextIO, Sequence[Example], Sequence[Any]], None]]:
+        return {self.suffix: self.write, ".nbest.json": self.write_nbest}
 
     def _ranked(self, example: Example, answers: Answers | None) -> list[dict[str, Any]]:
         """Return the best answers, best first, and "" for "no answer" if there may be none.
@@ -274,11 +257,10 @@ class QuestionAnswering(Task):
         if self.config.with_unanswerable and answers:
             ranked.append(("", answers.null))
         ranked.sort(key=lambda item: -item[1])
-        weights = [math.exp(score - ranked[0][1]) for _, score in ranked]
-        total = sum(weights)
+        probabilities = softmax(np.array([score for _, score in ranked])) if ranked else []
         return [
-            {"text": text, "probability": weight / total, "score": score}
-            for (text, score), weight in zip(ranked, weights, strict=True)
+            {"text": text, "probability": float(probability), "score": score}
+            for (text, score), probability in zip(ranked, probabilities, strict=True)
         ]
 
 
@@ -294,11 +276,10 @@ def _distinct(candidates: Iterable[Candidate], context: str, count: int) -> tupl
     """Return the first `count` candidates of different text that is not empty."""
     kept: dict[str, Candidate] = {}
     for candidate in candidates:
-        text = candidate.text(context)
-        if text and text not in kept:
-            kept[text] = candidate
-            if len(kept) == count:
-                break
+        kept.setdefault(candidate.text(context), candidate)
+        if len(kept) - ("" in kept) == count:
+            break
+    kept.pop("", None)
     return tuple(kept.values())
 
 

@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,14 @@ class Record:
             names = ", ".join(self.fields) or "no columns"
             raise UserError(f"{self.where} has no column {name!r}; set {setting} to one of {names}")
         return self.fields[name]
+
+
+def to_number(value: Any) -> float:
+    """Return a number of a file as a float, NaN for any other value."""
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def table(
@@ -91,16 +100,19 @@ def conll(source: str) -> Iterator[Record]:
       UserError: the file is missing, empty or damaged, or its lines differ in their columns.
     """
     path, width, start = _file(source), 0, 0
-    tokens: list[str] = []
-    tags: list[str] = []
+    words: list[list[str]] = []
     # The blank line after the last sentence may be missing.
     for number, line in itertools.chain(_lines(path), [(0, "")]):
-        columns = _columns(line)
-        if not columns or columns[0] == "-DOCSTART-":
-            if tokens:
-                fields = {"tokens": tokens, "tags": tags if width > 1 else None}
-                yield Record(f"{path}:{start}", fields)
-            tokens, tags = [], []
+        # Other white space than tabs and spaces may be a word, or part of one.
+        separator = "\t" if "\t" in line else " +"
+        columns = [column.strip(" ") for column in re.split(separator, line.strip(" \r\n"))]
+        if not any(columns) or columns[0] == "-DOCSTART-":
+            if words:
+                tokens, tags = ([columns[i] for columns in words] for i in (0, -1))
+                yield Record(
+                    f"{path}:{start}", {"tokens": tokens, "tags": tags if width > 1 else None}
+                )
+            words = []
             continue
         width = width or len(columns)
         if len(columns) != width:
@@ -110,40 +122,33 @@ def conll(source: str) -> Iterator[Record]:
             )
         if not all(columns):
             raise UserError(f"{path}:{number}: an empty column; fill it in or remove the tab")
-        start = start if tokens else number
-        tokens.append(columns[0])
-        tags.append(columns[-1])
+        start = start if words else number
+        words.append(columns)
     if not width:
         raise UserError(f"{path} is empty; give one with a word and its tag a line")
-
-
-def _columns(line: str) -> list[str]:
-    # Other white space than the two may be a word, or a part of one.
-    line = line.rstrip("\r\n")
-    if not line.strip(" \t"):
-        return []
-    if "\t" in line:
-        return [column.strip(" ") for column in line.split("\t")]
-    return re.split(" +", line.strip(" "))
 
 
 def squad(source: str) -> Iterator[Record]:
     """Yield the questions of a SQuAD file, version 1.1 or 2.0, or of tfds:squad/...@SPLIT.
 
-    The fields are those of `question`. A .jsonl has a question a line, with the fields of the
-    TensorFlow dataset.
+    The fields are those of `question_fields`. A .jsonl has a question a line, with the fields of
+    the TensorFlow dataset.
 
     Raises:
       UserError: the source is missing, empty or malformed, or two questions have the same id.
     """
     is_flat = source.startswith("tfds:") or file_type(source) == ".jsonl"
     seen = set()
-    for record in _flat_questions(source) if is_flat else _nested_questions(source):
-        name = record.fields["id"]
-        if name in seen:
-            raise UserError(f"{record.where}: its id occurs twice; give each question its own")
-        seen.add(name)
-        yield record
+    for record in table(source) if is_flat else _nested_questions(source):
+        fields = pair_answers(record.fields) if is_flat else record.fields
+        name = fields.get("id")
+        if not isinstance(name, str | int) or name == "":
+            raise UserError(f"{record.where} has no id; give each question its own")
+        where = f"{source}: question {name}"
+        if str(name) in seen:
+            raise UserError(f"{where}: its id occurs twice; give each question its own")
+        seen.add(str(name))
+        yield Record(where, question_fields(where, fields))
     if not seen:
         raise UserError(f"{source} has no questions; give a file in the form of SQuAD's")
 
@@ -178,9 +183,9 @@ def _delimited(path: Path, columns: Sequence[str], skips_ragged: bool) -> Iterat
         where = f"{path}:{number}"
         if not header:
             header = [] if row == [""] else row
-            twice = next((name for name in header if header.count(name) > 1), None)
-            if twice is not None:
-                raise UserError(f"{where}: two columns are named {twice!r}; rename one of them")
+            repeated = _repeated(header)
+            if repeated is not None:
+                raise UserError(f"{where}: two columns are named {repeated!r}; rename one of them")
         elif len(row) == len(header):
             yield Record(where, dict(zip(header, row, strict=True)))
         elif row == [""]:
@@ -188,9 +193,13 @@ def _delimited(path: Path, columns: Sequence[str], skips_ragged: bool) -> Iterat
         elif skips_ragged:
             yield Record(where, {})
         else:
-            than = f"{len(header)} are wanted" if columns else f"the header has {len(header)}"
+            than = f"{len(header)} are expected" if columns else f"the header has {len(header)}"
             count = "1 field" if len(row) == 1 else f"{len(row)} fields"
             raise UserError(f"{where}: {count} where {than}; mend or remove the line")
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    return next((name for name in names if names.count(name) > 1), None)
 
 
 def _split_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -230,11 +239,10 @@ def _json(text: str, where: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} stands there twice")
-    return fields
+    repeated = _repeated([name for name, _ in pairs])
+    if repeated is not None:
+        raise ValueError(f"{repeated!r} occurs twice")
+    return dict(pairs)
 
 
 def _plain(value: Any) -> Any:
@@ -270,37 +278,32 @@ def _named(value: Any, feature: Any) -> Any:
 
     while isinstance(feature, features.Sequence):
         feature = feature.feature
-    if isinstance(feature, features.FeaturesDict):
-        if not isinstance(value, dict):  # a `features.Dataset`, a list of rows
-            return [_named(row, feature) for row in value]
-        # A sequence of dicts is a dict of sequences in the file.
+    if isinstance(value, dict):  # a sequence of dicts, too, is a dict of sequences in the file
         return {name: _named(item, feature[name]) for name, item in value.items()}
+    if isinstance(feature, features.FeaturesDict):  # of a `features.Dataset`, a list of rows
+        return [_named(row, feature) for row in value]
     value = _plain(value)
-    return _class(value, feature) if isinstance(feature, features.ClassLabel) else value
-
-
-def _class(value: Any, feature: Any) -> Any:
+    if not isinstance(feature, features.ClassLabel):
+        return value
     if isinstance(value, list):
-        return [_class(item, feature) for item in value]
+        return [_named(item, feature) for item in value]
     return None if value < 0 else feature.int2str(value)
 
 
 def _nested_questions(source: str) -> Iterator[Record]:
-    path = _file(source)
-    text = "".join(line for line, _ in read_lines(path, strip=False))
-    if not text.strip():
-        return
-    for a, article in enumerate(_list(_json(text, source), "data", source)):
+    text = "".join(line for line, _ in read_lines(_file(source), strip=False))
+    articles = _list(_json(text, source), "data", source) if text.strip() else []
+    for a, article in enumerate(articles):
         at = f"{source}: data[{a}]"
         for p, paragraph in enumerate(_list(article, "paragraphs", at)):
-            place = f"{at}.paragraphs[{p}]"
-            questions = _list(paragraph, "qas", place)
-            context = _text(paragraph, "context", place)
+            at_paragraph = f"{at}.paragraphs[{p}]"
+            questions = _list(paragraph, "qas", at_paragraph)
+            context = _text(paragraph, "context", at_paragraph)
             for q, fields in enumerate(questions):
+                where = f"{at_paragraph}.qas[{q}]"
                 if not isinstance(fields, dict):
-                    raise UserError(f"{place}.qas[{q}] is no JSON object; mend or remove it")
-                where = f"{place}.qas[{q}]"
-                yield _named_question(source, where, {**fields, "context": context})
+                    raise UserError(f"{where} is no JSON object; mend or remove it")
+                yield Record(where, {**fields, "context": context})
 
 
 def _list(value: Any, key: str, where: str) -> list[Any]:
@@ -316,34 +319,24 @@ def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
     return value
 
 
-def _flat_questions(source: str) -> Iterator[Record]:
-    for record in table(source):
-        yield _named_question(source, record.where, pair_answers(record.fields))
-
-
 def pair_answers(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a question's fields in TFDS or Hugging Face with its answers as SQuAD has them."""
     answers = fields.get("answers")
-    if isinstance(answers, dict):
-        texts, starts = answers.get("text"), answers.get("answer_start")
-        if isinstance(texts, list) and isinstance(starts, list):
-            pairs = itertools.zip_longest(texts, starts)
-            answers = [{"text": text, "answer_start": start} for text, start in pairs]
-    return {**fields, "answers": answers}
+    texts, starts = (
+        answers.get(name) if isinstance(answers, dict) else None
+        for name in ("text", "answer_start")
+    )
+    if not isinstance(texts, list) or not isinstance(starts, list):
+        return fields
+    pairs = itertools.zip_longest(texts, starts)
+    return {**fields, "answers": [{"text": text, "answer_start": start} for text, start in pairs]}
 
 
-def _named_question(source: str, place: str, fields: Mapping[str, Any]) -> Record:
-    name = fields.get("id")
-    if not isinstance(name, str | int) or name == "":
-        raise UserError(f"{place} has no id; give each question its own")
-    return question(f"{source}: question {name}", str(name), fields)
+def question_fields(where: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked fields of a question in the form of SQuAD.
 
-
-def question(where: str, name: str, fields: Mapping[str, Any]) -> Record:
-    """Return the record of a question by the fields of SQuAD.
-
-    Its fields are "id", "question", "context", "answers", a list of texts and where each starts in
-    the context, in characters, or None if unknown, and "is_impossible".
+    They are "id", "question", "context", "answers", a list of texts and where each starts in the
+    context, in characters, or None if unknown, and "is_impossible".
     """
     answers = fields.get("answers")
     if answers is not None:
@@ -352,7 +345,8 @@ def question(where: str, name: str, fields: Mapping[str, Any]) -> Record:
     if not isinstance(impossible, bool):
         raise UserError(f"{where}: is_impossible is {impossible!r}; it must be true or false")
     texts = {key: _text(fields, key, where) for key in ("question", "context")}
-    return Record(where, {"id": name, **texts, "answers": answers, "is_impossible": impossible})
+    name = str(fields.get("id", where))
+    return {"id": name, **texts, "answers": answers, "is_impossible": impossible}
 
 
 def _answer(answer: Any, where: str) -> tuple[str, int]:

@@ -6,18 +6,11 @@ from typing import Any, TextIO
 import numpy as np
 
 from bert_jax.batches.features import NO_LABEL, Features
-from bert_jax.config import DataFiles, ModelConfig
+from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForTokenClassification
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import (
-    Example,
-    Task,
-    build_sequence,
-    choose_metrics,
-    max_text_tokens,
-    softmax,
-)
+from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens, softmax
 from bert_jax.tasks.readers import Record
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -35,44 +28,41 @@ class TokenClassification(Task):
     model_class = BertForTokenClassification
     suffix = ".conll"
     value_form = "a list of words, or a dict of the columns of data.text and data.label"
+    default_metrics, known_metrics = ("f1",), ("accuracy", "precision", "recall", "f1")
 
-    @property
-    def metrics(self) -> Sequence[str]:
-        usual = ("f1",) if self._has_entities else ("accuracy",)
-        known = ("accuracy", "precision", "recall", "f1") if self._has_entities else usual
-        return choose_metrics(self.config.metrics, usual, known)
-
-    @property
-    def _has_entities(self) -> bool:
-        return all(tag == _OUTSIDE or tag.startswith(_ENTITY_PREFIXES) for tag in self.labels)
+    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
+        super().__init__(config, labels)
+        if not all(tag == _OUTSIDE or tag.startswith(_ENTITY_PREFIXES) for tag in self.labels):
+            self.default_metrics = self.known_metrics = ("accuracy",)
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         if source.startswith("tfds:") or readers.file_type(source) == ".jsonl":
-            for record in readers.table(source):
-                yield Record(record.where, _fields(record, data))
-        else:
-            yield from readers.conll(source)
+            return super().read_records(source, data)
+        return readers.conll(source)
+
+    def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
+        words = record.field(data.text, "data.text")
+        return {"tokens": words, "tags": record.fields.get(data.label)}
 
     def fields_from(self, value: Any, where: str, data: DataFiles) -> Mapping[str, Any] | None:
-        if isinstance(value, Mapping):
-            return _fields(Record(where, value), data)
-        is_list = isinstance(value, Sequence) and not isinstance(value, str)
-        return {"tokens": value, "tags": None} if is_list else None
+        if _is_list(value):
+            return {"tokens": value, "tags": None}
+        return super().fields_from(value, where, data)
 
     def make_example(self, record: Record, data: DataFiles) -> Example | None:
-        words, tags = record.fields["tokens"], record.fields["tags"]
-        is_list = isinstance(words, Sequence) and not isinstance(words, str)
-        if not is_list or not words or not all(words):
-            raise UserError(f"{record.where}: a list of words is wanted, none of them empty")
-        if tags is not None and (not isinstance(tags, Sequence) or isinstance(tags, str)):
-            raise UserError(f"{record.where}: a list of tags is wanted, one for each word")
-        if tags is not None and len(tags) != len(words):
-            raise UserError(f"{record.where}: {len(words)} words have {len(tags)} tags")
-        if tags is not None and None in tags:
-            if any(tag is not None for tag in tags):
-                raise UserError(f"{record.where}: some words have a tag and others none")
-            tags = None
-        return Example(None, record.where, tuple(map(str, words)), tags and tuple(map(str, tags)))
+        words, tags, where = record.fields["tokens"], record.fields["tags"], record.where
+        if not _is_list(words) or not words or not all(words):
+            raise UserError(f"{where}: a list of words is expected, none of them empty")
+        if tags is not None:
+            if not _is_list(tags) or len(tags) != len(words):
+                raise UserError(
+                    f"{where}: {len(words)} words have the tags {tags!r}; give each one"
+                )
+            unknown = sum(tag is None for tag in tags)
+            if 0 < unknown < len(tags):
+                raise UserError(f"{where}: some words have a tag and others none")
+            tags = None if unknown else tuple(map(str, tags))
+        return Example(None, where, tuple(map(str, words)), tags)
 
     def example_labels(self, example: Example) -> Sequence[str]:
         return example.label or ()
@@ -90,21 +80,15 @@ class TokenClassification(Task):
         # A word within a text has a space before it, which is a part of a byte-level token.
         space = " " if tokenizer.kind == "byte_bpe" else ""
         encoded = iter(tokenizer.encode([space + word for e in examples for word in e.texts]))
-        features, example_indices = Features([], [], np.empty(0, int), [], per_token=True), []
-        numbers = {name: number for number, name in enumerate(self.labels)}
+        features = Features(per_token=True)
         size = max_text_tokens(1, model, max_length)
 
         def add(index: int, ids: list[int], positions: list[tuple[int, int]]) -> None:
             sequence, second_start = build_sequence([ids], tokenizer, model)
             labels = np.full(len(sequence), NO_LABEL, np.int32)
-            tags = examples[index].label
-            for word, position in positions:
-                labels[position] = NO_LABEL if tags is None else numbers[tags[word]]
-            features.sequences.append(sequence)
-            features.second_starts.append(second_start)
-            features.labels.append(labels)
-            features.spans.append(positions)
-            example_indices.append(index)
+            for word, position in positions if examples[index].label else ():
+                labels[position] = self.labels.index(examples[index].label[word])
+            features.add(index, labels, [(sequence, second_start)], positions)
 
         for index, example in enumerate(examples):
             ids: list[int] = []
@@ -119,7 +103,6 @@ class TokenClassification(Task):
                     positions.append((word, len(ids) + 1))
                     ids += word_ids[:size]
             add(index, ids, positions)
-        features.example_indices = np.array(example_indices, int)
         return features
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
@@ -144,7 +127,7 @@ class TokenClassification(Task):
         from seqeval import metrics
 
         scores = {"accuracy": float(metrics.accuracy_score(actual, predicted))}
-        if self._has_entities:
+        if "f1" in self.known_metrics:
             for name in ("precision", "recall", "f1"):
                 scorer: Any = getattr(metrics, f"{name}_score")
                 scores[name] = float(scorer(actual, predicted, zero_division=0))
@@ -172,6 +155,5 @@ class TokenClassification(Task):
             file.write("\n")
 
 
-def _fields(record: Record, data: DataFiles) -> dict[str, Any]:
-    words = record.field(data.text, "data.text")
-    return {"tokens": words, "tags": record.fields.get(data.label)}
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)

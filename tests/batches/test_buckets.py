@@ -21,7 +21,7 @@ def features_of(sizes, choices=1, per_token=False) -> Features:
     labels = [np.full(size, i % 3) if per_token else i % 3 for i, size in enumerate(sizes[:count])]
     second = [size // 2 for size in sizes]
     return Features(
-        sequences, second, np.arange(count), labels, choices=choices, per_token=per_token
+        sequences, second, list(range(count)), labels, choices=choices, per_token=per_token
     )
 
 

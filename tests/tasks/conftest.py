@@ -7,18 +7,18 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from bert_jax.text.tokenizer import ByteLevelTokenizer, WordPieceTokenizer
 
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PIECES += ["the", "fox", "jump", "##s", "##ed", "over", "lazy", "dog", "what", "who", ".", "?"]
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TOKENS += ["the", "fox", "jump", "##s", "##ed", "over", "lazy", "dog", "what", "who", ".", "?"]
 
 
 @pytest.fixture(scope="session")
 def wordpiece():
-    return WordPieceTokenizer.from_vocabulary(PIECES, lowercase=True)
+    return WordPieceTokenizer.from_vocabulary(TOKENS, lowercase=True)
 
 
 @pytest.fixture(scope="session")
 def byte_bpe():
-    """As RoBERTa's, which puts no space before a text."""
+    """A tokenizer like RoBERTa's, which puts no space before a text."""
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(ByteLevel.alphabet())]
     merges = [("Ġ", "f"), ("Ġf", "o"), ("Ġfo", "x"), ("f", "o"), ("Ġ", "T"), ("ĠT", "h")]
     names += [first + second for first, second in merges]

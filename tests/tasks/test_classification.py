@@ -1,4 +1,4 @@
-"""Texts by class and by number: scores against plain definitions, and what is read and written."""
+"""Classification and regression: scores against plain definitions, examples, predictions."""
 
 import dataclasses
 import io
@@ -59,14 +59,14 @@ def logits_of(number, count, probability=0.9):
     return np.log(probabilities)
 
 
-def write(task, examples, found):
+def write(task, examples, predictions):
     file = io.StringIO()
-    task.write(file, examples, found)
+    task.write(file, examples, predictions)
     return [json.loads(line) for line in file.getvalue().splitlines()]
 
 
-def f1_of(right, taken, there):
-    return 2 * right / (taken + there) if taken + there else 0.0
+def f1_of(correct, predicted, actual):
+    return 2 * correct / (predicted + actual) if predicted + actual else 0.0
 
 
 def pearson(a, b):
@@ -133,17 +133,21 @@ def test_the_best_constant_prediction(metrics):
 
 
 def test_a_prediction_has_its_probability():
-    task, found = classes("a", "b", "c"), [None] * 2
+    task, predictions = classes("a", "b", "c"), [None] * 2
     logits = np.array([1.0, 3.0, 2.0], np.float32)
-    found[1] = task.collect(None, None, 0, logits)
-    found[0] = task.collect(None, None, 1, np.array([1000.0, -1000.0, 0.0], np.float32))
+    predictions[1] = task.collect(None, None, 0, logits)
+    predictions[0] = task.collect(None, None, 1, np.array([1000.0, -1000.0, 0.0], np.float32))
     softmax = np.exp(logits) / np.exp(logits).sum()
-    assert task.to_json(labelled("a")[0], found[1]) == {
+    assert task.to_json(labelled("a")[0], predictions[1]) == {
         "label": "b",
         "probability": pytest.approx(softmax[1], rel=1e-6),
         "probabilities": pytest.approx(dict(zip("abc", softmax.tolist(), strict=True)), rel=1e-6),
     }
-    assert task.to_json(labelled("a")[0], found[0])["probabilities"] == {"a": 1, "b": 0, "c": 0}
+    assert task.to_json(labelled("a")[0], predictions[0])["probabilities"] == {
+        "a": 1,
+        "b": 0,
+        "c": 0,
+    }
 
 
 def test_predictions_of_classes_as_json_lines():
@@ -152,8 +156,8 @@ def test_predictions_of_classes_as_json_lines():
         Example(None, "a:2", ("fox",), None),
         Example(0, "a:3", ("fox",), "日本"),
     ]
-    found = [logits_of(0, 2, 0.75), logits_of(1, 2, 2 / 3), logits_of(0, 2, 1.0)]
-    assert write(classes("a", "日本"), examples, found) == [
+    predictions = [logits_of(0, 2, 0.75), logits_of(1, 2, 2 / 3), logits_of(0, 2, 1.0)]
+    assert write(classes("a", "日本"), examples, predictions) == [
         {"id": "x", "prediction": "a", "probability": 0.75, "label": "a"},
         {"id": 1, "prediction": "日本", "probability": 0.666667},
         {"id": 0, "prediction": "a", "probability": 1.0, "label": "日本"},
@@ -161,10 +165,10 @@ def test_predictions_of_classes_as_json_lines():
 
 
 @pytest.mark.parametrize("names", ["ab", [f"class {n}" for n in range(31)], ["$x^$", "1_2"]])
-def test_the_confusion_picture(tmp_path, names):
+def test_the_confusion_matrix_is_drawn(tmp_path, names):
     examples = labelled(names[0], names[1], names[1])
-    found = [logits_of(number, len(names)) for number in (0, 0, 1)]
-    classes(*names).draw(tmp_path / "picture", examples, found)
+    predictions = [logits_of(number, len(names)) for number in (0, 0, 1)]
+    classes(*names).draw(tmp_path / "picture", examples, predictions)
     picture = (tmp_path / "picture").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
     assert b"IEND" in picture[-12:]
@@ -178,7 +182,7 @@ PAIRS = st.lists(
 
 
 def ranks(values):
-    """Each value's place, the mean of those of equal ones."""
+    """Return the rank of each value, the mean rank of equal ones."""
     return np.array([(values < v).sum() + ((values == v).sum() + 1) / 2 for v in values])
 
 
@@ -197,14 +201,14 @@ def test_scores_of_numbers(pairs):
 
 
 def test_numbers():
-    task, found = numbers(), [None]
+    task, predictions = numbers(), [None]
     assert list(task.metrics) == ["pearson", "spearman"]
     assert task.constant_score(labelled(1.0, 2.0)) == 0.0
     assert task.example_labels(labelled(1.0)[0]) == ()
-    found[0] = task.collect(None, None, 0, np.float32([2.5]))
+    predictions[0] = task.collect(None, None, 0, np.float32([2.5]))
     examples = [Example(None, "a:1", ("fox",), 3.0), Example("x", "a:2", ("fox",), None)]
-    assert task.to_json(examples[0], found[0]) == {"value": 2.5}
-    assert write(task, examples, [found[0], 1.0]) == [
+    assert task.to_json(examples[0], predictions[0]) == {"value": 2.5}
+    assert write(task, examples, [predictions[0], 1.0]) == [
         {"id": 0, "prediction": 2.5, "label": 3.0},
         {"id": "x", "prediction": 1.0},
     ]
@@ -258,10 +262,10 @@ def test_a_file_named_like_the_built_in_data(tmp_path, monkeypatch):
     assert task.make_example(record, data).label == "yes"
 
 
-def test_what_a_table_lacks(tmp_path):
+def test_missing_fields(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("sentence\tlabel\nA fox\tyes\n \tno\n")
-    assert error_of(path).startswith(f"{path}:3: the text is empty; ")
+    assert error_of(path).startswith(f"{path}:3: a text is ' '; fill it in")
     path.write_text("sentence\tlabel\nA fox\tyes\nA dog\t\n")
     assert error_of(path).startswith(f"{path}:3 has no label; ")
     assert error_of(path, label="gold").startswith(f"{path}:2 has no label; ")
@@ -270,10 +274,12 @@ def test_what_a_table_lacks(tmp_path):
     )
     assert "names 3 columns" in error_of(path, text="sentence,label,sentence")
     (tmp_path / "a.jsonl").write_text('{"sentence": 3, "label": "x"}')
-    assert error_of(tmp_path / "a.jsonl").startswith(f"{tmp_path}/a.jsonl:1: a text is wanted")
+    assert error_of(tmp_path / "a.jsonl").startswith(
+        f"{tmp_path}/a.jsonl:1: a text is 3; fill it in"
+    )
 
 
-def test_rows(wordpiece):
+def test_features(wordpiece):
     task = classes("no", "yes")
     pair = ("the lazy fox jumps", "the dog jumped over")
     examples = [
@@ -289,7 +295,7 @@ def test_rows(wordpiece):
     ]
     assert features.second_starts == [4, 6, 6]
     assert features.labels == [1, NO_LABEL, 0]
-    assert features.example_indices.tolist() == [0, 1, 2]
+    assert features.example_indices == [0, 1, 2]
     assert (features.choices, features.per_token, features.truncated) == (1, False, 2)
     assert task.features(examples, wordpiece, MODEL, 13).truncated == 0
     of_numbers = numbers().features([*labelled(2.5), *labelled(None)], wordpiece, MODEL, 8)
@@ -353,7 +359,7 @@ def test_examples_of_dicts_have_the_columns_of_the_data():
 
 
 @pytest.mark.parametrize("value", [3, None, [], ("a", "b", "c"), {}, b"", "", " ", ["a", 3], b"ab"])
-def test_values_that_are_no_examples(value):
+def test_values_of_another_form_are_refused(value):
     with pytest.raises(UserError, match=r"^examples\[5\]") as error:
         classes("a", "b").example_from(value, 5)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""What a run reads: splits, labels, several files by name, and what it refuses."""
+"""The datasets of a run: splits, labels, several files by name, and refusals."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets, pa
 
 @pytest.fixture
 def table(tmp_path):
-    """Returns what writes a file of texts and labels, and gives its path."""
+    """Return a function that writes a file of texts and labels and returns its path."""
 
     def write(name, labels):
         path = tmp_path / name
@@ -65,7 +65,7 @@ def test_at_least_one_example_is_held_out_and_one_is_not(table):
 
 
 def test_a_label_that_is_only_held_out_is_known(table):
-    """Which examples are held out is by chance, so every label is of the training data."""
+    """Held-out examples are drawn at random, so the labels are those of all training examples."""
     task, sets = load_datasets(config(table("a.tsv", "dcba"), eval_fraction=0.5))
     assert task.labels == ("a", "b", "c", "d")
     assert len(sets.train) == 2
@@ -82,7 +82,7 @@ def test_several_files_by_name(table):
     assert [example.label for example in sets.tests["test"]] == [None, "a", None]
 
 
-def test_records_that_are_left_out_are_counted(tmp_path):
+def test_skipped_records_are_counted(tmp_path):
     header = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tgold_label\n"
     row = "0\t1\t1n\tg\tA\tB\t"
     (tmp_path / "train.tsv").write_text(f"{header}{row}neutral\n{row}-\n{row}entailment\n")
@@ -102,10 +102,10 @@ def test_where_labels_come_from(table):
     assert load_datasets(settings)[0].labels == ("10", "9", "a", "b")
     of_head = ("z", "b", "a", "9", "10")
     assert load_datasets(settings, of_head)[0].labels == of_head
-    given = ("a", "b", "9", "10")
-    settings.task.labels = given
+    chosen = ("a", "b", "9", "10")
+    settings.task.labels = chosen
     task, _ = load_datasets(settings, of_head)
-    assert task.labels == task.config.labels == given
+    assert task.labels == task.config.labels == chosen
 
 
 def test_labels_of_no_output(table):
@@ -139,7 +139,7 @@ def test_an_f1_is_refused_once_the_tags_are_known_to_be_no_entities(tmp_path):
     assert message == "task.metrics has 'f1'; this task has accuracy"
 
 
-def test_what_is_missing(table, tmp_path):
+def test_missing_data(table, tmp_path):
     train, empty = table("a.tsv", "ab"), table("b.tsv", "")
     assert refusal(config("")).startswith("data.train is empty; give")
     assert refusal(config(empty)).startswith(f"{empty} has no rows; ")
@@ -190,7 +190,7 @@ def test_make_task():
         assert task.labels == ("a", "b")
 
 
-def test_the_head_that_a_run_begins_with():
+def test_an_initial_head_must_fit():
     task = Classification(TaskConfig(), ("a", "b"))
     check_same_head(task, TaskConfig(labels=("a", "b"), metrics=("f1",)))
     check_same_head(task, TaskConfig())  # one whose labels have no names
@@ -226,7 +226,7 @@ def test_fingerprint():
 
 
 def test_a_fingerprint_of_every_kind_of_task(tmp_path):
-    """Labels are strings, numbers, tags, and answers with their places."""
+    """Labels are strings, numbers, tags, and answers with their positions."""
     question = {"id": "q", "question": "Who?", "context": "The fox", "is_impossible": False}
     answers = {"text": ["fox"], "answer_start": [4]}
     choices = {"a": "A", "b": "B", "c": "C", "d": "D", "label": "1"}

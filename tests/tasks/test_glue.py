@@ -1,4 +1,4 @@
-"""GLUE's tasks, in its own files and as TensorFlow datasets: columns, labels, what is skipped."""
+"""GLUE's tasks, in its own files and as TensorFlow datasets: columns, labels, skipped records."""
 
 import gzip
 import json
@@ -90,8 +90,8 @@ TEST = {
 }
 
 
-def values(found):
-    return [tuple(record.fields.get(key) for key in ("id", "texts", "label")) for record in found]
+def values(records):
+    return [tuple(r.fields.get(key) for key in ("id", "texts", "label")) for r in records]
 
 
 @pytest.mark.parametrize("name", glue.LAYOUTS)
@@ -100,9 +100,9 @@ def test_own_files(tmp_path, name):
     train, test = tmp_path / "train.tsv", tmp_path / "test.tsv.gz"
     train.write_text(f"{header}\n{lines}" if header else lines)
     test.write_bytes(gzip.compress(f"{test_header}\n{test_lines}".encode()))
-    found = list(glue.read(name, str(train)))
-    assert values(found) == TRAIN[name]
-    assert found[0].where == f"{train}:{2 if header else 1}"
+    records = list(glue.read(name, str(train)))
+    assert values(records) == TRAIN[name]
+    assert records[0].where == f"{train}:{2 if header else 1}"
     assert values(glue.read(name, str(test))) == [(0, TEST[name], None)]
 
 
@@ -171,33 +171,33 @@ def test_sources_in_a_folder(tmp_path):
             glue.sources("mnli", bad)
 
 
-def test_a_task_that_there_is_not():
+def test_unknown_tasks():
     names = "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli"
     for call in (glue.layout, glue.task, glue.sources, lambda name: list(glue.read(name, "x.tsv"))):
         with pytest.raises(UserError, match=f"^task.glue is 'sst'; choose one of {names}$"):
             call("sst")
 
 
-def test_ragged_lines_are_marked_where_the_usual_readers_skip_them(tmp_path):
+def test_ragged_lines_have_no_fields_where_the_usual_readers_skip_them(tmp_path):
     header, lines, *_ = FILES["qqp"]
     path = tmp_path / "train.tsv"
     path.write_text(f"{header}\n1\t2\t3\tHow\n or why?\tWho?\t1\n{lines}")
-    found = list(glue.read("qqp", str(path)))
-    assert found[:2] == [Record(f"{path}:2", {}), Record(f"{path}:3", {})]
-    assert values(found[2:]) == TRAIN["qqp"]
+    records = list(glue.read("qqp", str(path)))
+    assert records[:2] == [Record(f"{path}:2", {}), Record(f"{path}:3", {})]
+    assert values(records[2:]) == TRAIN["qqp"]
     header, lines, *_ = FILES["rte"]
     path.write_text(f"{header}\n{lines}2\tA\tB\n")
     with pytest.raises(UserError, match=r"train\.tsv:4: 3 fields where the header has 4"):
         list(glue.read("rte", str(path)))
 
 
-def test_examples_without_an_agreed_label_are_marked(tmp_path):
+def test_examples_without_an_agreed_label_have_no_fields(tmp_path):
     header, lines, *_ = FILES["mnli"]
     path = tmp_path / "dev_matched.tsv"
     path.write_text(f"{header}\n9\t3\t3n\tg\tA\tB\tneutral\t-\n{lines}")
-    found = list(glue.read("mnli", str(path)))
-    assert found[0] == Record(f"{path}:2", {})
-    assert values(found[1:]) == TRAIN["mnli"]
+    records = list(glue.read("mnli", str(path)))
+    assert records[0] == Record(f"{path}:2", {})
+    assert values(records[1:]) == TRAIN["mnli"]
 
 
 def test_an_empty_sentence_is_left_to_the_caller(tmp_path):
@@ -236,13 +236,13 @@ def test_a_file_of_another_task(tmp_path):
     ):
         list(glue.read("qqp", str(tmp_path / "train.tsv")))
     (tmp_path / "train.tsv").write_text("a\t1\t\tb\na\t1\tb\n")
-    with pytest.raises(UserError, match=r"train\.tsv:2: 3 fields where 4 are wanted"):
+    with pytest.raises(UserError, match=r"train\.tsv:2: 3 fields where 4 are expected"):
         list(glue.read("cola", str(tmp_path / "train.tsv")))
     with pytest.raises(UserError, match=r"no\.tsv does not exist"):
         list(glue.read("cola", str(tmp_path / "no.tsv")))
 
 
-def test_files_that_hugging_face_writes(tmp_path):
+def test_hugging_face_files(tmp_path):
     rows = [
         {"premise": "A", "hypothesis": "B", "label": 2, "idx": 7},
         {"premise": "C", "hypothesis": "D", "label": -1, "idx": 8},
@@ -259,7 +259,7 @@ def test_files_that_hugging_face_writes(tmp_path):
 
 
 def small_glue():
-    """Returns a builder that writes what TFDS's own, which fetches GLUE, finds prepared."""
+    """Return a builder of small datasets, which TFDS then loads instead of downloading GLUE."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import registered
 
@@ -322,6 +322,6 @@ def test_tfds_without_tensorflow(tmp_path, monkeypatch):
     assert read("stsb", stsb["test"]) == [(0, ("First é.", "Other."), None)]
     evaluated = dict(part.split("=") for part in glue.sources("mnli")["eval"].split(","))
     for source in evaluated.values():
-        assert [found[2] for found in read("mnli", source)] == ["entailment", "contradiction"]
+        assert [label for _, _, label in read("mnli", source)] == ["entailment", "contradiction"]
     assert "tensorflow" not in sys.modules
     assert not isinstance(read("stsb", stsb["train"])[0][2], np.generic)

@@ -1,4 +1,4 @@
-"""Choices: features by hand, SWAG's own columns, and what does not fit."""
+"""Multiple choice: features by hand, SWAG's columns, and refusals."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def test_swag(tmp_path):
     assert task().label_names(read(path, is_labelled=False)) == ("0", "1", "2", "3")
 
 
-def test_each_choice_is_the_context_and_a_way_to_go_on(wordpiece):
+def test_each_choice_is_a_pair_of_context_and_ending(wordpiece):
     texts = ("The fox jumps.", "The dog", "jumped", "over the lazy fox")
     examples = [
         Example(None, "a:1", texts, "1"),
@@ -63,11 +63,11 @@ def test_each_choice_is_the_context_and_a_way_to_go_on(wordpiece):
     ]
     assert features.second_starts == [7] * 4
     assert features.labels == [1, NO_LABEL]
-    assert features.example_indices.tolist() == [0, 1]
+    assert features.example_indices == [0, 1]
     assert (features.choices, features.truncated, len(features)) == (2, 0, 2)
 
 
-def test_each_choice_is_cut_by_itself(wordpiece):
+def test_each_choice_is_truncated_by_itself(wordpiece):
     texts = ("The fox jumps.", "The dog", "jumped", "over the lazy fox")
     features = task("0", "1").features([Example(None, "a:1", texts, "1")] * 2, wordpiece, MODEL, 12)
     assert [sequence.tolist() for sequence in features.sequences[:2]] == [
@@ -97,12 +97,12 @@ def test_labels_that_are_no_choice(tmp_path, label):
     )
 
 
-def test_what_a_table_lacks(tmp_path):
+def test_missing_fields(tmp_path):
     path = tmp_path / "a.jsonl"
     row = {"sent1": "A", "sent2": "", "ending0": "b", "ending1": "c", "label": 1}
     text = "sent1,sent2,ending0,ending1"
     path.write_text(json.dumps(row))
-    assert read(path, text=text)[0].label == "1"  # how the choices begin may be empty
+    assert read(path, text=text)[0].label == "1"  # the start of the choices may be empty
     with pytest.raises(UserError, match=r"a\.jsonl:1 has no column 'ending2'; set data\.text to"):
         read(path)
     with pytest.raises(UserError, match=r"a\.jsonl:1 has 3 texts; data\.text names a context"):
@@ -124,23 +124,23 @@ def test_a_head_of_another_number_of_choices(tmp_path):
 
 def test_predictions(tmp_path):
     examples = [Example(None, "a:1", TEXTS, "2"), Example("x", "a:2", TEXTS, "0")]
-    chooser, found = task("0", "1", "2", "3"), [None] * 2
-    found[0] = chooser.collect(None, None, 0, np.array([0, 1, 4, 2], np.float32))
-    found[1] = chooser.collect(None, None, 1, np.array([0, 0, 0, 9], np.float32))
-    assert chooser.score(examples, found)["accuracy"] == 0.5
+    chooser, predictions = task("0", "1", "2", "3"), [None] * 2
+    predictions[0] = chooser.collect(None, None, 0, np.array([0, 1, 4, 2], np.float32))
+    predictions[1] = chooser.collect(None, None, 1, np.array([0, 0, 0, 9], np.float32))
+    assert chooser.score(examples, predictions)["accuracy"] == 0.5
     assert chooser.constant_score([*examples, examples[0]]) == pytest.approx(2 / 3)
-    values = chooser.to_json(examples[1], found[1])
+    values = chooser.to_json(examples[1], predictions[1])
     softmax = np.exp([0, 0, 0, 9]) / np.exp([0, 0, 0, 9]).sum()
     assert (values["choice"], values["probability"]) == (3, pytest.approx(softmax[3], rel=1e-6))
     assert values["probabilities"] == pytest.approx(softmax.tolist(), rel=1e-5)
     file = io.StringIO()
-    chooser.write(file, examples, found)
+    chooser.write(file, examples, predictions)
     lines = [json.loads(line) for line in file.getvalue().splitlines()]
     assert [(line["id"], line["prediction"], line["label"]) for line in lines] == [
         (0, "2", "2"),
         ("x", "3", "0"),
     ]
-    chooser.draw(tmp_path / "picture.png", examples, found)
+    chooser.draw(tmp_path / "picture.png", examples, predictions)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,6 +1,6 @@
-"""Question answering: windows by hand, answers against literal loops, and what is not as it should.
+"""Question answering: windows by hand, answers against an exhaustive search, and refusals.
 
-Literal: every start with every end, one at a time, as `run_squad.py` describes it.
+The search tries every start with every end, one at a time, as `run_squad.py` describes it.
 """
 
 import functools
@@ -22,19 +22,16 @@ from bert_jax.tasks import question_answering
 from bert_jax.tasks.question_answering import Answers, Candidate, QuestionAnswering
 from bert_jax.tasks.readers import Record
 from bert_jax.text import tokenizer_training
-from bert_jax.text.tokenizer import WordPieceTokenizer
 
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PIECES += ["the", "fox", "jump", "##s", "##ed", "over", "lazy", "dog", "what", "who", ".", "?"]
-CONTEXT = "The fox jumps over the lazy dog."  # 9 pieces: the fox jump ##s over the lazy dog .
-QUESTION = "Who jumps?"  # 4 pieces
+CONTEXT = "The fox jumps over the lazy dog."  # 9 tokens: the fox jump ##s over the lazy dog .
+QUESTION = "Who jumps?"  # 4 tokens
 WORDS = ["The", "fox", "jumps", "jumped", "over", "lazy", "Dog", "dogs", "bird", ".", "fox,"]
 MODEL = model_config()
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return WordPieceTokenizer.from_vocabulary(PIECES, lowercase=True)
+@pytest.fixture
+def tokenizer(wordpiece):
+    return wordpiece
 
 
 def task(**fields) -> QuestionAnswering:
@@ -53,12 +50,12 @@ def example(answers, context=CONTEXT, *, question=QUESTION):
 
 
 def answer_all(task, features, logits):
-    """Takes the logits of every row, and returns what is found for each example."""
-    found: list[Any] = [None] * (int(features.example_indices.max()) + 1)
-    for index, row in enumerate(logits):
+    """Return the prediction of each example from the logits of every feature."""
+    predictions: list[Any] = [None] * (max(features.example_indices) + 1)
+    for index, values in enumerate(logits):
         example = features.example_indices[index]
-        found[example] = task.collect(found[example], features, index, row)
-    return found
+        predictions[example] = task.collect(predictions[example], features, index, values)
+    return predictions
 
 
 def random_logits(features, seed):
@@ -73,7 +70,7 @@ def texts(context, answers):
 def test_windows_by_hand(tokenizer):
     examples = [example([("lazy dog", 23)]), example([("fox", 4), ("dog", 28)]), example([])]
     features = task(doc_stride=2).features(examples, tokenizer, MODEL, 12)
-    assert features.example_indices.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert features.example_indices == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert len(features) == 9
     assert features.second_starts == [6] * 9
     for first in (0, 3, 6):
@@ -84,7 +81,7 @@ def test_windows_by_hand(tokenizer):
         ]
     labels = np.array(features.labels).tolist()
     assert labels[:3] == [[0, 0], [0, 0], [8, 9]]
-    assert labels[3:6] == [[7, 7], [0, 0], [0, 0]]  # the first answer is learned
+    assert labels[3:6] == [[7, 7], [0, 0], [0, 0]]  # the first answer is the label
     assert labels[6:] == [[0, 0]] * 3
     assert [span.is_central.tolist() for span in features.spans[:3]] == [
         [True, True, True, True, False],
@@ -96,12 +93,12 @@ def test_windows_by_hand(tokenizer):
     assert features.skipped == []
 
 
-def test_an_answer_ends_with_the_piece_that_it_ends_in(tokenizer):
-    """As it begins: an answer may be a part of a word, or even of a piece."""
+def test_an_answer_ends_with_the_token_that_it_ends_in(tokenizer):
+    """So does its start: an answer may be a part of a word, or even of a token."""
     answers = [[("jump", 8)], [("jumps over", 8)], [("s", 12)], [("x jum", 6)], [("azy do", 24)]]
     features = task().features([example(a) for a in answers], tokenizer, MODEL, 32)
-    places = [(np.array(label) - 6).tolist() for label in features.labels]
-    assert places == [[2, 2], [2, 4], [3, 3], [1, 2], [6, 7]]
+    positions = [(np.array(label) - 6).tolist() for label in features.labels]
+    assert positions == [[2, 2], [2, 4], [3, 3], [1, 2], [6, 7]]
 
 
 def test_roberta_has_two_separators(tokenizer):
@@ -112,10 +109,10 @@ def test_roberta_has_two_separators(tokenizer):
     assert features.labels[2].tolist() == [9, 10]
 
 
-def test_long_questions_are_cut(tokenizer):
+def test_long_questions_are_truncated(tokenizer):
     examples = [example([("fox", 4)], question="who " * 9), example([("fox", 4)])]
     features = task(max_question=4, doc_stride=4).features(examples, tokenizer, MODEL, 12)
-    assert features.truncated == 2  # windows, of 5 pieces
+    assert features.truncated == 2  # windows, of 5 tokens
     assert features.sequences[0].tolist() == [2, 14, 14, 14, 14, 3, 5, 6, 7, 8, 10, 3]
     with pytest.raises(UserError, match=r"max_length 12 has no room .* task\.max_question 9"):
         task(max_question=9).features(examples, tokenizer, MODEL, 12)
@@ -153,14 +150,14 @@ def google_is_central(spans, number, position):
 
 
 @given(st.integers(1, 80), st.integers(1, 30), st.integers(1, 40))
-def test_windows_and_their_centres_are_those_of_the_original(size, room, stride):
+def test_windows_and_central_tokens_are_those_of_the_original(size, room, stride):
     windows = question_answering._windows(size, room, stride)
-    wanted = google_windows(size, room, stride)
-    assert [(begin, end - begin) for begin, end in windows] == wanted
+    expected = google_windows(size, room, stride)
+    assert [(start, end - start) for start, end in windows] == expected
     for number, central in enumerate(question_answering._central(windows)):
-        start, length = wanted[number]
+        start, length = expected[number]
         for position in range(start, start + length):
-            assert central[position - start] == google_is_central(wanted, number, position)
+            assert central[position - start] == google_is_central(expected, number, position)
 
 
 @functools.cache
@@ -172,16 +169,16 @@ def trained(kind):
 
 @st.composite
 def answered_contexts(draw):
-    """A context and an answer of whole words in it, with odd spaces."""
+    """Return a context, with odd spaces, and an answer of whole words in it."""
     words = draw(st.lists(st.sampled_from([*WORDS, "日本語", "naïve"]), min_size=1, max_size=40))
     spaces = st.sampled_from([" ", "  ", " \n", "\u00a0"])
-    context, places = draw(st.sampled_from(["", " ", "\n\n"])), []
+    context, spans = draw(st.sampled_from(["", " ", "\n\n"])), []
     for word in words:
-        places.append((len(context), len(context) + len(word)))
+        spans.append((len(context), len(context) + len(word)))
         context += word + draw(spaces)
     first = draw(st.integers(0, len(words) - 1))
     last = draw(st.integers(first, min(first + 4, len(words) - 1)))
-    begin, end = places[first][0], places[last][1]
+    begin, end = spans[first][0], spans[last][1]
     return context, (context[begin:end], begin)
 
 
@@ -213,33 +210,33 @@ def test_every_answer_is_in_a_window_and_read_from_it(case, kind, room, stride):
         if label[0] and features.spans[index].is_central[first]:
             logits = np.zeros((2, len(features.sequences[index])))
             logits[[0, 1], label] = 1
-            found = reader.collect(None, features, index, logits)
-            assert reader.answer(of_example, found) == answer
+            predictions = reader.collect(None, features, index, logits)
+            assert reader.answer(of_example, predictions) == answer
 
 
-def literal_answers(task, features, logits, context):
-    """The best answers of all windows of one example: every start and end, one at a time."""
-    config, found = task.config, []
+def exhaustive_answers(task, features, logits, context):
+    """Return the best answers of all windows of one example: every start and end, one at a time."""
+    config, candidates = task.config, []
     for index, (start_logits, end_logits) in enumerate(logits):
         window, second = features.spans[index], features.second_starts[index]
-        pieces = range(len(window.offsets))
+        tokens = range(len(window.offsets))
         starts = sorted(
-            (i for i in pieces if window.is_central[i]), key=lambda i: -start_logits[second + i]
+            (i for i in tokens if window.is_central[i]), key=lambda i: -start_logits[second + i]
         )
-        ends = sorted(pieces, key=lambda i: -end_logits[second + i])
+        ends = sorted(tokens, key=lambda i: -end_logits[second + i])
         for start in starts[: config.n_best]:
             for end in ends[: config.n_best]:
                 if end < start or end - start + 1 > config.max_answer:
                     continue
                 score = float(start_logits[second + start]) + float(end_logits[second + end])
                 begin, stop = int(window.offsets[start][0]), int(window.offsets[end][1])
-                found.append((-score, begin, stop))
+                candidates.append((-score, begin, stop))
     best, seen = [], set()
-    for score, begin, stop in sorted(found):
+    for score, begin, stop in sorted(candidates):
         if context[begin:stop] not in seen and len(best) < config.n_best:
             seen.add(context[begin:stop])
             best.append(Candidate(-score, begin, stop))
-    null = min(float(row[0, 0]) + float(row[1, 0]) for row in logits)
+    null = min(float(values[0, 0]) + float(values[1, 0]) for values in logits)
     return Answers(tuple(best), null)
 
 
@@ -252,31 +249,31 @@ def literal_answers(task, features, logits, context):
     st.sampled_from([1, 2, 5, 20, 50]),
     st.integers(0, 1000),
 )
-def test_answers_are_those_of_a_literal_search(words, length, stride, max_answer, n_best, seed):
+def test_answers_are_those_of_an_exhaustive_search(words, length, stride, max_answer, n_best, seed):
     tokenizer, context = trained("wordpiece"), " ".join(words)
     reader = task(doc_stride=stride, max_answer=max_answer, n_best=n_best)
     features = reader.features([example(None, context, question="fox")], tokenizer, MODEL, length)
     logits = random_logits(features, seed)
-    found = answer_all(reader, features, logits)[0]
-    assert found == literal_answers(reader, features, logits, context)
-    assert len(found.best) <= n_best
-    assert len(set(texts(context, found))) == len(found.best)
+    predictions = answer_all(reader, features, logits)[0]
+    assert predictions == exhaustive_answers(reader, features, logits, context)
+    assert len(predictions.best) <= n_best
+    assert len(set(texts(context, predictions))) == len(predictions.best)
     backwards = None
     for index in reversed(range(len(features))):
         backwards = reader.collect(backwards, features, index, logits[index])
-    assert backwards == found
+    assert backwards == predictions
 
 
 def test_with_enough_candidates_nothing_is_missed():
-    """Then the best answer is the best of all pairs whatever."""
+    """The best answer is then the best of all pairs of start and end."""
     tokenizer, context = trained("wordpiece"), " ".join(WORDS * 2)
     reader = task(max_answer=1000, n_best=1000)
     features = reader.features([example(None, context, question="fox")], tokenizer, MODEL, 200)
     assert len(features) == 1
     (logits,) = random_logits(features, 3)
     starts, ends = logits[:, features.second_starts[0] : -1].astype(float)
-    wanted = max(starts[i] + ends[j] for i in range(len(starts)) for j in range(i, len(ends)))
-    assert answer_all(reader, features, [logits])[0].best[0].score == wanted
+    expected = max(starts[i] + ends[j] for i in range(len(starts)) for j in range(i, len(ends)))
+    assert answer_all(reader, features, [logits])[0].best[0].score == expected
 
 
 def test_equal_texts_are_one_answer(tokenizer):
@@ -285,18 +282,18 @@ def test_equal_texts_are_one_answer(tokenizer):
     features = reader.features([of_example], tokenizer, MODEL, 32)
     logits = np.zeros((2, 11))
     logits[0, 6:10] = [1, 2, 0, 2]
-    found = answer_all(reader, features, [logits])[0]
-    assert found.best == (Candidate(2, 4, 7), Candidate(0, 8, 11))
+    predictions = answer_all(reader, features, [logits])[0]
+    assert predictions.best == (Candidate(2, 4, 7), Candidate(0, 8, 11))
 
 
 def test_padding_does_not_matter(tokenizer):
-    """Nor do pieces of the question, whatever their logits."""
+    """Nor do tokens of the question, whatever their logits."""
     reader = task(n_best=5)
     features = reader.features([example([("fox", 4)])], tokenizer, MODEL, 32)
     (logits,) = random_logits(features, 0)
-    wanted = answer_all(reader, features, [logits])
+    expected = answer_all(reader, features, [logits])
     logits[:, 1:6] = logits[:, -1] = 100
-    assert answer_all(reader, features, [logits]) == wanted
+    assert answer_all(reader, features, [logits]) == expected
 
 
 def test_no_answer_and_its_threshold(tokenizer):
@@ -307,13 +304,13 @@ def test_no_answer_and_its_threshold(tokenizer):
     logits[0][:, 0] = 2
     logits[1][[0, 1], [8, 9]] = 1  # "jumps" with 2, and "no answer" with 3
     logits[1][:, 0] = 1.5
-    for threshold, wanted in ((0.0, ["fox", ""]), (1.0, ["fox", "jumps"]), (-3.0, ["", ""])):
+    for threshold, expected in ((0.0, ["fox", ""]), (1.0, ["fox", "jumps"]), (-3.0, ["", ""])):
         reader = task(with_unanswerable=True, null_threshold=threshold)
-        found = answer_all(reader, features, logits)
-        given = [reader.answer(e, f) for e, f in zip([fox, none], found, strict=True)]
-        assert given == wanted
-        scores = reader.score([fox, none], found)
-        right = [wanted[0] == "fox", wanted[1] == ""]
+        predictions = answer_all(reader, features, logits)
+        answers = [reader.answer(e, f) for e, f in zip([fox, none], predictions, strict=True)]
+        assert answers == expected
+        scores = reader.score([fox, none], predictions)
+        right = [expected[0] == "fox", expected[1] == ""]
         assert scores == {
             "exact_match": np.mean(right),
             "f1": np.mean(right),
@@ -322,11 +319,11 @@ def test_no_answer_and_its_threshold(tokenizer):
             **{"best_exact": 1.0, "best_f1": 1.0, "best_f1_threshold": -2.0},
         }
     reader = task()  # of SQuAD 1.1, which always answers
-    assert [reader.answer(e, f) for e, f in zip([fox, none], found, strict=True)] == [
+    assert [reader.answer(e, f) for e, f in zip([fox, none], predictions, strict=True)] == [
         "fox",
         "jumps",
     ]
-    assert reader.score([fox], found[:1]) == {"exact_match": 1.0, "f1": 1.0}
+    assert reader.score([fox], predictions[:1]) == {"exact_match": 1.0, "f1": 1.0}
     assert reader.constant_score([fox, none, none]) == pytest.approx(2 / 3)
 
 
@@ -334,24 +331,24 @@ def test_the_least_null_score_counts(tokenizer):
     reader = task(doc_stride=2, with_unanswerable=True)
     features = reader.features([example([])], tokenizer, MODEL, 12)
     logits = random_logits(features, 1)
-    for row, null in zip(logits, (3.0, -5.0, 1.0), strict=True):
-        row[:, 0] = null
+    for values, null in zip(logits, (3.0, -5.0, 1.0), strict=True):
+        values[:, 0] = null
     assert answer_all(reader, features, logits)[0].null == -10
 
 
-def test_a_threshold_that_was_found_gives_its_score(tokenizer):
+def test_the_best_threshold_has_its_score(tokenizer):
     generator = np.random.default_rng(0)
     choices = [[("fox", 4)], [("lazy dog", 23)], []]
     examples = [example(choices[i]) for i in generator.integers(0, 3, 40)]
     reader = task(with_unanswerable=True)
     features = reader.features(examples, tokenizer, MODEL, 32)
     logits = random_logits(features, 5)
-    for row, label in zip(logits, features.labels, strict=True):
-        row[[0, 1], label] += 2
-    found = answer_all(reader, features, logits)
-    scores = reader.score(examples, found)
+    for values, label in zip(logits, features.labels, strict=True):
+        values[[0, 1], label] += 2
+    predictions = answer_all(reader, features, logits)
+    scores = reader.score(examples, predictions)
     best = task(with_unanswerable=True, null_threshold=scores["best_f1_threshold"])
-    assert best.score(examples, found)["f1"] == pytest.approx(scores["best_f1"])
+    assert best.score(examples, predictions)["f1"] == pytest.approx(scores["best_f1"])
     assert scores["best_f1"] > scores["f1"] > 0.3
 
 
@@ -361,12 +358,12 @@ def test_the_files_of_predictions(tokenizer):
     features = reader.features([of_example], tokenizer, MODEL, 32)
     logits = np.zeros((2, 16))
     logits[0, 0], logits[[0, 1], [7, 7]] = 1, 2
-    found = answer_all(reader, features, [logits])
+    predictions = answer_all(reader, features, [logits])
     file = io.StringIO()
-    reader.write(file, [of_example], found)
+    reader.write(file, [of_example], predictions)
     assert json.loads(file.getvalue()) == {"q": "fox"}
     file = io.StringIO()
-    reader.write_nbest(file, [of_example], found)
+    reader.write_nbest(file, [of_example], predictions)
     (listed,) = json.loads(file.getvalue()).values()
     assert [(item["text"], item["score"]) for item in listed] == [
         ("fox", 4.0),
@@ -377,7 +374,7 @@ def test_the_files_of_predictions(tokenizer):
     weights = np.exp([4, 2, 2, 1])
     np.testing.assert_allclose([item["probability"] for item in listed], weights / weights.sum())
     plain = io.StringIO()
-    task(n_best=3).write_nbest(plain, [of_example], found)
+    task(n_best=3).write_nbest(plain, [of_example], predictions)
     assert [item["text"] for item in json.loads(plain.getvalue())["q"]] == [
         "fox",
         "The fox",
@@ -385,16 +382,16 @@ def test_the_files_of_predictions(tokenizer):
     ]
 
 
-def test_nothing_found_is_no_answer(tokenizer):
-    """A context of which the tokenizer keeps nothing has a row all the same."""
+def test_a_context_without_tokens_has_no_answer(tokenizer):
+    """It has a feature all the same."""
     silent = example(None, "\x01\u200b\x02")
     reader = task(with_unanswerable=True, null_threshold=5.0)
     features = reader.features([silent], tokenizer, MODEL, 32)
     assert features.sequences[0].tolist() == [2, 14, 7, 8, 16, 3, 3]
     assert features.labels[0].tolist() == [NO_LABEL, NO_LABEL]
-    found = answer_all(reader, features, random_logits(features, 0))
-    assert found[0].best == ()
-    for seen in (found, [None]):
+    predictions = answer_all(reader, features, random_logits(features, 0))
+    assert predictions[0].best == ()
+    for seen in (predictions, [None]):
         assert reader.answer(silent, seen[0]) == ""
         for method in (reader.write, reader.write_nbest):
             file = io.StringIO()
@@ -404,7 +401,7 @@ def test_nothing_found_is_no_answer(tokenizer):
     assert reader.score([example([])], [None])["f1"] == 1.0
     assert task().score([], []) == {"exact_match": 0.0, "f1": 0.0}
     nothing = reader.features([], tokenizer, MODEL, 32)
-    assert (len(nothing), nothing.sequences, nothing.example_indices.dtype.kind) == (0, [], "i")
+    assert (len(nothing), nothing.sequences, nothing.example_indices) == (0, [], [])
 
 
 def test_logits_that_are_no_numbers(tokenizer):
@@ -413,17 +410,17 @@ def test_logits_that_are_no_numbers(tokenizer):
     features = reader.features([of_example], tokenizer, MODEL, 32)
     for value in (np.nan, np.inf, -np.inf, 3e38, -1e9):
         logits = np.full((2, 16), value, np.float32)
-        found = answer_all(reader, features, [logits])
-        assert all(map(np.isfinite, reader.score([of_example], found).values()))
+        predictions = answer_all(reader, features, [logits])
+        assert all(map(np.isfinite, reader.score([of_example], predictions).values()))
         file = io.StringIO()
-        reader.write_nbest(file, [of_example], found)
+        reader.write_nbest(file, [of_example], predictions)
         assert "NaN" not in file.getvalue()
     logits = np.full((2, 16), np.nan)
     logits[[0, 1], [12, 13]] = -4
     assert reader.answer(of_example, answer_all(reader, features, [logits])[0]) == "lazy dog"
 
 
-def test_an_answer_that_is_not_at_its_place_is_counted(tokenizer):
+def test_an_answer_that_is_not_at_its_position_is_counted(tokenizer):
     misplaced = [[("fox", 5)], [("dog", 900)], [("fox", -28)], [("wolf", 4)]]
     examples = [example(a) for a in misplaced]
     silent = example([("\u200b", 3)], "fox\u200b over")
@@ -442,15 +439,15 @@ def test_an_answer_that_is_not_at_its_place_is_counted(tokenizer):
     assert features.skipped[4] == "dev.json: q: the answer '\\u200b' has no tokens"
     logits = np.zeros((2, 16))
     logits[[0, 1], 7] = 1
-    found = answer_all(reader, features, [logits])
-    assert reader.score(examples[:1], found[:1])["f1"] == 1.0  # by its text
+    predictions = answer_all(reader, features, [logits])
+    assert reader.score(examples[:1], predictions[:1])["f1"] == 1.0  # by its text
 
 
 def test_records_as_examples():
-    made = example([["fox", 4], ("dog", 28)], question="  Who? ")
-    assert made.texts == ("Who?", CONTEXT)
-    assert made.label == (("fox", 4), ("dog", 28))
-    assert (made.id, made.where) == ("q", "dev.json: q")
+    asked = example([["fox", 4], ("dog", 28)], question="  Who? ")
+    assert asked.texts == ("Who?", CONTEXT)
+    assert asked.label == (("fox", 4), ("dog", 28))
+    assert (asked.id, asked.where) == ("q", "dev.json: q")
     assert example(None).label is None
     assert example([]).label == ()
     second = task(with_unanswerable=True)

@@ -1,4 +1,4 @@
-"""Tables, CoNLL, SQuAD and TensorFlow datasets: what they hold, and how they can be broken."""
+"""Tables, CoNLL, SQuAD and TensorFlow datasets: their records, and malformed ones."""
 
 import contextlib
 import csv
@@ -23,12 +23,12 @@ def write(path, content):
     return str(path)
 
 
-def fields(found):
-    return [record.fields for record in found]
+def fields(records):
+    return [record.fields for record in records]
 
 
 def fails(read, *args, **more) -> str:
-    """Returns the one line that reading ends with."""
+    """Return the one-line message of the error."""
     with pytest.raises(UserError) as error:
         list(read(*args, **more))
     message = str(error.value)
@@ -49,10 +49,10 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(tmp_path, name, packed):
     path = write(tmp_path / (name + packed), TABLES[name])
-    found = list(readers.table(path))
-    assert fields(found) == ROWS
+    records = list(readers.table(path))
+    assert fields(records) == ROWS
     first = 1 if ".jsonl" in name else 2
-    assert [record.where for record in found] == [f"{path}:{first}", f"{path}:{first + 1}"]
+    assert [record.where for record in records] == [f"{path}:{first}", f"{path}:{first + 1}"]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -72,17 +72,17 @@ def test_tsv_keeps_quotes_spaces_and_empty_fields(tmp_path):
 
 
 def test_csv_fields_of_several_lines(tmp_path):
-    found = list(readers.table(write(tmp_path / "a.csv", 'a,b\n"1\n2",x\n\n"3\n\n4",y\nz,w\n')))
-    assert [record.where.split(":")[-1] for record in found] == ["2", "5", "8"]
-    assert [record.fields["a"] for record in found] == ["1\n2", "3\n\n4", "z"]
+    records = list(readers.table(write(tmp_path / "a.csv", 'a,b\n"1\n2",x\n\n"3\n\n4",y\nz,w\n')))
+    assert [record.where.split(":")[-1] for record in records] == ["2", "5", "8"]
+    assert [record.fields["a"] for record in records] == ["1\n2", "3\n\n4", "z"]
 
 
-def test_json_values_keep_their_kinds(tmp_path):
+def test_json_values_keep_their_types(tmp_path):
     row = {"tokens": ["a", "b"], "n": 3, "x": 0.5, "no": None, "of": {"k": [1]}}
     path = write(tmp_path / "a.jsonl", json.dumps(row) + "\n\n" + '{"s": ["\\ud800x"]}\n')
-    found = list(readers.table(path))
-    assert fields(found) == [row, {"s": ["?x"]}]
-    assert found[1].where == f"{path}:3"
+    records = list(readers.table(path))
+    assert fields(records) == [row, {"s": ["?x"]}]
+    assert records[1].where == f"{path}:3"
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
@@ -95,7 +95,7 @@ def test_names_for_a_file_without_a_header(tmp_path, name):
     one = write(tmp_path / "one.tsv", "\nx\n")
     assert fields(readers.table(one, "t")) == [{"t": ""}, {"t": "x"}]
     assert fields(readers.table(write(tmp_path / "one.tsv", "\n\nt\nx\n"))) == [{"t": "x"}]
-    assert f"{path}:1: 2 fields where 3 are wanted" in fails(readers.table, path, "abc")
+    assert f"{path}:1: 2 fields where 3 are expected" in fails(readers.table, path, "abc")
 
 
 def test_ragged_rows_fail_or_are_marked(tmp_path):
@@ -103,9 +103,9 @@ def test_ragged_rows_fail_or_are_marked(tmp_path):
         lines = ["a b c", "1 2 3", "1 2", "", "4 5 6 7", "4", "7 8 9"]
         path = write(tmp_path / name, "\n".join(lines).replace(" ", mark))
         assert f"{path}:3: 2 fields where the header has 3" in fails(readers.table, path)
-        found = list(readers.table(path, skips_ragged=True))
-        assert [record.fields.get("a") for record in found] == ["1", None, None, None, "7"]
-        assert [record.where for record in found if not record.fields] == [
+        records = list(readers.table(path, skips_ragged=True))
+        assert [record.fields.get("a") for record in records] == ["1", None, None, None, "7"]
+        assert [record.where for record in records if not record.fields] == [
             f"{path}:{number}" for number in (3, 5, 6)
         ]
 
@@ -158,7 +158,7 @@ def test_json_round_trip(tmp_path_factory, rows):
 
 @settings(deadline=None)
 @given(content=st.binary(max_size=60), name=st.sampled_from([*TABLES, "a.tsv.gz", "a.csv.xz"]))
-def test_no_content_ends_in_a_traceback(tmp_path_factory, content, name):
+def test_no_content_raises_anything_but_a_user_error(tmp_path_factory, content, name):
     path = tmp_path_factory.mktemp("any") / name
     path.write_bytes(content)
     for read in (readers.table, readers.conll, readers.squad):
@@ -189,7 +189,7 @@ def test_no_content_ends_in_a_traceback(tmp_path_factory, content, name):
         ("a.tsv", b"a\tb\n1\t\xff\n", "a.tsv: line 2 is not UTF-8"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2 is not JSON"),
         ("b.jsonl", '{"a": 1}\n[1]\n', "b.jsonl:2 is no JSON object"),
-        ("c.jsonl", '{"a": 1, "a": 2}\n', "'a' stands there twice"),
+        ("c.jsonl", '{"a": 1, "a": 2}\n', "'a' occurs twice"),
         ("d.jsonl", '{"a": ' + "[" * 200_000 + "\n", "d.jsonl:1 is not JSON"),
         ("e.jsonl", '{"a": ' + "9" * 5000 + "}\n", "e.jsonl:1 is not JSON"),
         ("f.jsonl", "null\n", "f.jsonl:1 is no JSON object"),
@@ -208,7 +208,7 @@ def test_damaged_archives(tmp_path):
 
 
 @pytest.mark.parametrize("read", [readers.table, readers.conll, readers.squad])
-def test_files_that_are_not_there(tmp_path, read):
+def test_missing_files(tmp_path, read):
     assert "no.jsonl does not exist" in fails(read, str(tmp_path / "no.jsonl"))
     assert "is a folder" in fails(read, str(tmp_path))
     path = write(tmp_path / "a.jsonl", "{}")
@@ -237,20 +237,20 @@ SENTENCES = [
 )
 def test_conll(tmp_path, content, lines):
     path = write(tmp_path / "a.conll", content)
-    found = list(readers.conll(path))
-    assert fields(found) == SENTENCES
-    assert [record.where for record in found] == [f"{path}:{line}" for line in lines]
+    records = list(readers.conll(path))
+    assert fields(records) == SENTENCES
+    assert [record.where for record in records] == [f"{path}:{line}" for line in lines]
     assert fields(readers.conll(write(tmp_path / "a.conll.xz", content))) == SENTENCES
 
 
 def test_conll_of_words_alone(tmp_path):
-    found = fields(readers.conll(write(tmp_path / "a.txt", "a\nb\n\n\n\nc\n")))
-    assert found == [{"tokens": ["a", "b"], "tags": None}, {"tokens": ["c"], "tags": None}]
+    records = fields(readers.conll(write(tmp_path / "a.txt", "a\nb\n\n\n\nc\n")))
+    assert records == [{"tokens": ["a", "b"], "tags": None}, {"tokens": ["c"], "tags": None}]
 
 
 def test_conll_words_of_other_white_space(tmp_path):
-    found = fields(readers.conll(write(tmp_path / "a.txt", "\u00a0\tO\na\u3000b\tX\n")))
-    assert found == [{"tokens": ["\u00a0", "a\u3000b"], "tags": ["O", "X"]}]
+    records = fields(readers.conll(write(tmp_path / "a.txt", "\u00a0\tO\na\u3000b\tX\n")))
+    assert records == [{"tokens": ["\u00a0", "a\u3000b"], "tags": ["O", "X"]}]
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_conll_round_trip(tmp_path_factory, sentences, mark):
     sentences = [[(f".{word}", tag) for word, tag in sentence] for sentence in sentences]
     lines = ["".join(mark.join(pair) + "\n" for pair in sentence) for sentence in sentences]
     path = write(tmp_path_factory.mktemp("conll") / "a.conll", "\n".join(lines))
-    found = [[*zip(f["tokens"], f["tags"], strict=True)] for f in fields(readers.conll(path))]
-    assert found == sentences
+    records = [[*zip(f["tokens"], f["tags"], strict=True)] for f in fields(readers.conll(path))]
+    assert records == sentences
 
 
 # SQuAD
@@ -303,15 +303,17 @@ def test_squad(tmp_path, name):
     second = {"id": "q2", "question": "Why?", "answers": [], "is_impossible": True}
     second["plausible_answers"] = [RED]
     path = squad_file(tmp_path / name, ASKED, second, {"id": 3, "question": "Who?"})
-    found = list(readers.squad(path))
+    records = list(readers.squad(path))
     context = "It was red. 😀 So."
     both = {"context": context, "is_impossible": False}
-    assert fields(found) == [
+    assert fields(records) == [
         {"id": "q1", "question": "What was it?", "answers": [("red", 7)], **both},
         {"id": "q2", "question": "Why?", "answers": [], **both, "is_impossible": True},
         {"id": "3", "question": "Who?", "answers": None, **both},
     ]
-    assert [record.where for record in found] == [f"{path}: question {q}" for q in ("q1", "q2", 3)]
+    assert [record.where for record in records] == [
+        f"{path}: question {q}" for q in ("q1", "q2", 3)
+    ]
 
 
 def test_flat_squad(tmp_path):
@@ -323,9 +325,9 @@ def test_flat_squad(tmp_path):
     rows[0]["answers"] = {"text": ["red", "It"], "answer_start": [7, 0]}
     rows[1]["answers"] = {"text": [], "answer_start": []}
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
-    found = fields(readers.squad(path))
-    assert [f["answers"] for f in found] == [[("red", 7), ("It", 0)], [], None]
-    assert [f["id"] for f in found] == ["q1", "q2", "q3"]
+    records = fields(readers.squad(path))
+    assert [f["answers"] for f in records] == [[("red", 7), ("It", 0)], [], None]
+    assert [f["id"] for f in records] == ["q1", "q2", "q3"]
     rows[0]["answers"]["text"].pop()
     path = write(tmp_path / "b.jsonl", "\n".join(map(json.dumps, rows)))
     assert "question q1: an answer is" in fails(readers.squad, path)
@@ -389,7 +391,7 @@ def test_questions_of_the_same_id(tmp_path):
 
 
 def test_tfds_without_tensorflow(tmp_path, monkeypatch):
-    """A dataset prepared on the spot, with classes at every depth."""
+    """A dataset prepared by the test, with classes at every depth."""
     package = tmp_path / "code" / "spot_records"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -400,9 +402,9 @@ def test_tfds_without_tensorflow(tmp_path, monkeypatch):
     from spot_records.spot_records_dataset_builder import SpotRecords
 
     SpotRecords(data_dir=str(tmp_path / "data"), file_format="array_record").download_and_prepare()
-    found = list(readers.table("tfds:spot_records@train"))
-    assert [record.where for record in found] == [f"tfds:spot_records@train #{i}" for i in (0, 1)]
-    first, second = sorted(fields(found), key=lambda row: row["idx"])
+    records = list(readers.table("tfds:spot_records@train"))
+    assert [record.where for record in records] == [f"tfds:spot_records@train #{i}" for i in (0, 1)]
+    first, second = sorted(fields(records), key=lambda row: row["idx"])
     assert first == {
         "id": "a",
         "context": "Fiancé is red.",

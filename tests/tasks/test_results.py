@@ -1,4 +1,4 @@
-"""The table of several runs: means by hand, and runs that went wrong."""
+"""The table of several runs: means by hand, and degenerate runs."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_degenerate_runs_are_named_and_there_is_a_mean_without_them():
     assert (rows[3]["runs"], rows[4]["runs"]) == (3, 2)
 
 
-def test_there_is_no_such_mean_where_all_or_none_are_degenerate():
+def test_no_second_mean_where_all_or_none_are_degenerate():
     for is_degenerate in (False, True):
         runs = [run(seed, 0.5, 0.5, is_degenerate=is_degenerate) for seed in range(2)]
         names = [row["name"] for row in Table(task(), EXAMPLES, runs).rows]

@@ -1,4 +1,4 @@
-"""SQuAD's measures: worked examples, thresholds by trial, and what `transformers` gives."""
+"""SQuAD's metrics: worked examples, thresholds by trial, and against `transformers`."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ WORDS += ["1999", "1,999", "Zürich", "ÉCOLE", "．"]
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("The  Cat's\tmeow!", "cats meow"),
         ("An apple a day", "apple day"),
@@ -24,8 +24,8 @@ WORDS += ["1999", "1,999", "Zürich", "ÉCOLE", "．"]
         ("ÉCOLE", "école"),
     ],
 )
-def test_normalize(text, wanted):
-    assert normalize(text) == wanted
+def test_normalize(text, expected):
+    assert normalize(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_best_threshold_is_the_best_and_has_its_score():
         answered = generator.integers(0, 5, size) / 4
         null = generator.integers(0, 2, size).astype(float)
         odds = generator.integers(-3, 4, size).astype(float)
-        found = best_threshold(answered, null, odds)
+        best = best_threshold(answered, null, odds)
 
         def score(threshold, answered=answered, null=null, odds=odds):
             return np.where(odds > threshold, null, answered).mean()
 
-        assert found.score == pytest.approx(max(map(score, range(-5, 6))))
-        assert score(found.threshold) == pytest.approx(found.score)
+        assert best.score == pytest.approx(max(map(score, range(-5, 6))))
+        assert score(best.threshold) == pytest.approx(best.score)
 
 
 @pytest.mark.parity
@@ -119,7 +119,7 @@ def test_the_same_numbers_as_transformers():
         # A right answer with the lowest odds: else giving none may be best, and theirs then says 0.
         examples.append(Example("right", ["bird"]))
         predictions["right"], odds["right"] = "bird", -9.0
-        wanted = theirs.squad_evaluate(examples, predictions, odds, 0.0)
+        expected = theirs.squad_evaluate(examples, predictions, odds, 0.0)
         true = [[answer["text"] for answer in e.answers] for e in examples]
         answered = np.array(
             [against(predictions[e.qas_id], a) for e, a in zip(examples, true, strict=True)]
@@ -127,14 +127,14 @@ def test_the_same_numbers_as_transformers():
         has = [bool(answers) for answers in true]
         null = 1.0 - np.array(has, float)
         lead = np.array([odds[e.qas_id] for e in examples])
-        given = np.where((lead > 0)[:, None], null[:, None], answered)
-        found = summary(given, has)
+        chosen = np.where((lead > 0)[:, None], null[:, None], answered)
+        scores = summary(chosen, has)
         for ours, name in (("exact_match", "exact"), ("f1", "f1")):
-            assert 100 * found[ours] == pytest.approx(wanted[name], abs=1e-9)
+            assert 100 * scores[ours] == pytest.approx(expected[name], abs=1e-9)
             for part in ("HasAns", "NoAns"):
                 both = f"{part}_{name}"
-                assert 100 * found[both] == pytest.approx(wanted[both], abs=1e-9)
+                assert 100 * scores[both] == pytest.approx(expected[both], abs=1e-9)
         for column, name in enumerate(("exact", "f1")):
             best = squad_metrics.best_threshold(answered[:, column], null, lead)
-            assert 100 * best.score == pytest.approx(wanted[f"best_{name}"], abs=1e-9)
-            assert best.threshold == pytest.approx(wanted[f"best_{name}_thresh"])
+            assert 100 * best.score == pytest.approx(expected[f"best_{name}"], abs=1e-9)
+            assert best.threshold == pytest.approx(expected[f"best_{name}_thresh"])

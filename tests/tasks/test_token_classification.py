@@ -1,4 +1,4 @@
-"""Words by class: features by hand, every word once, entities against a plain reading of BIO."""
+"""Token classification: features by hand, every word once, entities against plain BIO."""
 
 import io
 import json
@@ -39,23 +39,23 @@ def read(path, **fields):
 
 
 def tagged(numbers):
-    """A prediction in which each word has the tag of a number."""
+    """Return a prediction in which each word has the tag of a number."""
     return {word: (number, 0.5) for word, number in enumerate(numbers)}
 
 
 def predict(task, features, tag_of):
-    """Takes logits by which each piece has the tag that `tag_of` gives for row and place."""
-    found = [None] * (int(features.example_indices.max()) + 1)
+    """Predict from logits in which each token has the tag `tag_of(feature, position)`."""
+    predictions = [None] * (max(features.example_indices) + 1)
     for index, sequence in enumerate(features.sequences):
         logits = np.zeros((len(sequence), len(task.labels)), np.float32)
-        for place in range(len(sequence)):
-            logits[place, tag_of(index, place)] = 1
+        for position in range(len(sequence)):
+            logits[position, tag_of(index, position)] = 1
         example = features.example_indices[index]
-        found[example] = task.collect(found[example], features, index, logits)
-    return found
+        predictions[example] = task.collect(predictions[example], features, index, logits)
+    return predictions
 
 
-def test_the_first_piece_has_the_label(wordpiece):
+def test_the_first_token_has_the_label(wordpiece):
     examples = [sentence("The fox jumps .", "O B-LOC I-LOC O"), sentence("Dog jumped")]
     features = task(*BIO).features(examples, wordpiece, MODEL, 12)
     assert [sequence.tolist() for sequence in features.sequences] == [
@@ -67,11 +67,11 @@ def test_the_first_piece_has_the_label(wordpiece):
     assert features.per_token
     assert features.choices == 1
     assert features.second_starts == [7, 5]
-    assert features.example_indices.tolist() == [0, 1]
+    assert features.example_indices == [0, 1]
     assert features.truncated == 0
 
 
-def test_long_sentences_are_several_rows(wordpiece):
+def test_long_sentences_have_several_features(wordpiece):
     tags = "B-PER I-PER O B-LOC I-LOC O"
     examples = [sentence("fox jumps dog jumped over the", tags), sentence("fox", "O")]
     features = task(*BIO).features(examples, wordpiece, MODEL, 6)
@@ -86,10 +86,10 @@ def test_long_sentences_are_several_rows(wordpiece):
         [n, 1, n, 3, 0, n],
         [n, 0, n],
     ]
-    assert features.example_indices.tolist() == [0, 0, 1]
+    assert features.example_indices == [0, 0, 1]
 
 
-def test_a_word_longer_than_a_row_keeps_its_beginning(byte_bpe):
+def test_a_word_longer_than_a_sequence_keeps_its_start(byte_bpe):
     features = task("x", "y").features(
         [sentence(["fox", "ñ" * 20, "dog"], "xyx")], byte_bpe, MODEL, 8
     )
@@ -105,76 +105,76 @@ def test_a_word_longer_than_a_row_keeps_its_beginning(byte_bpe):
     max_length=st.integers(8, 20),
 )
 def test_every_word_is_predicted_once(wordpiece, sentences, max_length):
-    """A tag of its own for each row and place, so that any other would be seen."""
+    """Each feature and position has its own random tag, so that any other would be noticed."""
     generator = np.random.default_rng(0)
     examples = [sentence(words, ["a"] * len(words)) for words in sentences]
     tagger = task(*"abcdefg")
     features = tagger.features(examples, wordpiece, MODEL, max_length)
     assert features.truncated == 0
     tags = generator.integers(0, 7, (len(features), max_length))
-    found = predict(tagger, features, lambda row, place: tags[row, place])
-    places = [
-        (features.example_indices[row], *pair)
-        for row in range(len(features))
-        for pair in features.spans[row]
+    predictions = predict(tagger, features, lambda index, position: tags[index, position])
+    words = [
+        (features.example_indices[index], word)
+        for index in range(len(features))
+        for word, _ in features.spans[index]
     ]
-    assert [place[:2] for place in places] == [
+    assert words == [
         (number, word)
         for number, words in enumerate(sentences)
         for word, text in enumerate(words)
         if text != "\u200b"
     ]
-    for row in range(len(features)):
-        assert len(features.sequences[row]) <= max_length
-        labelled = [place for place, label in enumerate(features.labels[row]) if label != NO_LABEL]
-        assert labelled == [place for _, place in features.spans[row]]
-        for word, place in features.spans[row]:
-            assert found[features.example_indices[row]][word][0] == tags[row, place]
-            text = wordpiece.encode([examples[features.example_indices[row]].texts[word]])[0]
-            piece = features.sequences[row][place : place + len(text)]
-            assert piece.tolist() == list(text)
+    for index, sequence in enumerate(features.sequences):
+        assert len(sequence) <= max_length
+        labelled = [i for i, label in enumerate(features.labels[index]) if label != NO_LABEL]
+        assert labelled == [position for _, position in features.spans[index]]
+        example = features.example_indices[index]
+        for word, position in features.spans[index]:
+            assert predictions[example][word][0] == tags[index, position]
+            ids = wordpiece.encode([examples[example].texts[word]])[0]
+            assert sequence[position : position + len(ids)].tolist() == list(ids)
 
 
-def test_words_without_pieces_are_no_entities(wordpiece):
+def test_words_without_tokens_are_no_entities(wordpiece):
     example = sentence(["fox", "\u200b", "dog"], ["B-PER", "I-PER", "O"])
     tagger = task(*BIO)
     features = tagger.features([example, sentence(["\u200b"], ["O"])], wordpiece, MODEL, 8)
     assert features.sequences[0].tolist() == [2, 6, 12, 3]
     assert features.sequences[1].tolist() == [2, 3]
-    found = predict(tagger, features, lambda row, place: 2)
+    predictions = predict(tagger, features, lambda index, position: 2)
     file = io.StringIO()
-    tagger.write(file, [example], found[:1])
+    tagger.write(file, [example], predictions[:1])
     assert file.getvalue() == "fox\tB-PER\tB-PER\n\u200b\tI-PER\tO\ndog\tO\tB-PER\n\n"
-    assert found[1] == {}
+    assert predictions[1] == {}
     probability = pytest.approx(np.e / (np.e + 4), rel=1e-6)
-    assert tagger.to_json(example, found[0]) == {
+    assert tagger.to_json(example, predictions[0]) == {
         "tokens": ["fox", "\u200b", "dog"],
         "labels": ["B-PER", "O", "B-PER"],
         "probabilities": [probability, None, probability],
     }
-    assert tagger.score([sentence(["\u200b"], ["O"])], found[1:])["accuracy"] == 1.0
+    assert tagger.score([sentence(["\u200b"], ["O"])], predictions[1:])["accuracy"] == 1.0
 
 
-def test_byte_level_pieces_begin_with_the_space(byte_bpe):
+def test_byte_level_tokens_start_with_the_space(byte_bpe):
     words = ["The", "fox", "jumps"]
     features = task("x").features([sentence(words, "xxx")], byte_bpe, MODEL, 32)
     assert features.sequences[0].tolist()[1:-1] == list(byte_bpe.encode([" The fox jumps"])[0])
-    assert [byte_bpe.id_to_token(int(piece)) for piece in features.sequences[0][1:5]] == [
+    assert [byte_bpe.id_to_token(int(token)) for token in features.sequences[0][1:5]] == [
         *("ĠTh", "e", "Ġfox", "Ġ"),
     ]
 
 
 def entities(tags):
-    """An I- after O, or after another type, begins an entity."""
-    found, current = set(), None
-    for place, tag in enumerate([*tags, "O"]):
+    """Return the entities of tags; an I- after O, or after another type, starts one."""
+    spans, current = set(), None
+    for position, tag in enumerate([*tags, "O"]):
         kind, _, name = tag.partition("-")
         if current and not (kind == "I" and name == current[0]):
-            found.add((*current, place))
+            spans.add((*current, position))
             current = None
         if kind != "O" and current is None:
-            current = (name, place)
-    return found
+            current = (name, position)
+    return spans
 
 
 def test_the_plain_reading_by_hand():
@@ -192,21 +192,21 @@ TAGGED = st.lists(
 @settings(deadline=None)
 @given(TAGGED)
 def test_scores_of_entities(sentences):
-    examples, found, right, there, taken, hits = [], [], 0, 0, 0, []
+    examples, predictions, correct, total, guessed, hits = [], [], 0, 0, 0, []
     for pairs in sentences:
         actual, predicted = zip(*pairs, strict=True)
         examples.append(sentence(["fox"] * len(pairs), actual))
-        found.append(tagged(BIO.index(tag) for tag in predicted))
-        right += len(entities(actual) & entities(predicted))
-        there += len(entities(actual))
-        taken += len(entities(predicted))
+        predictions.append(tagged(BIO.index(tag) for tag in predicted))
+        correct += len(entities(actual) & entities(predicted))
+        total += len(entities(actual))
+        guessed += len(entities(predicted))
         hits += [a == p for a, p in pairs]
-    assert task(*BIO).score(examples, found) == pytest.approx(
+    assert task(*BIO).score(examples, predictions) == pytest.approx(
         {
             "accuracy": np.mean(hits),
-            "precision": right / taken if taken else 0.0,
-            "recall": right / there if there else 0.0,
-            "f1": 2 * right / (there + taken) if there + taken else 0.0,
+            "precision": correct / guessed if guessed else 0.0,
+            "recall": correct / total if total else 0.0,
+            "f1": 2 * correct / (total + guessed) if total + guessed else 0.0,
         }
     )
 
@@ -217,13 +217,13 @@ def test_the_best_constant_prediction(sentences):
     examples = [sentence(["fox"] * len(pairs), [a for a, _ in pairs]) for pairs in sentences]
     scores = []
     for tag in BIO:
-        right = there = taken = 0
+        correct = total = guessed = 0
         for example in examples:
             constant = entities([tag] * len(example.texts))
-            right += len(constant & entities(example.label))
-            there += len(entities(example.label))
-            taken += len(constant)
-        scores.append(2 * right / (there + taken) if there + taken else 0.0)
+            correct += len(constant & entities(example.label))
+            total += len(entities(example.label))
+            guessed += len(constant)
+        scores.append(2 * correct / (total + guessed) if total + guessed else 0.0)
     assert task(*BIO).constant_score(examples) == pytest.approx(max(scores))
 
 
@@ -259,19 +259,19 @@ def test_files_of_columns(tmp_path):
     assert read(path) == [Example(None, f"{path}:1", ("The", "fox"), None)]
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_round_trip_of_predictions(tmp_path):
     path, tagger = tmp_path / "a.conll", task(*BIO)
     examples = [sentence("The fox", "O B-PER"), sentence(["#", "New\u00a0York"], ["O", "B-LOC"])]
-    found = [tagged([0, 1]), tagged([2, 1])]
+    predictions = [tagged([0, 1]), tagged([2, 1])]
     with path.open("w") as file:
-        tagger.write(file, examples, found)
+        tagger.write(file, examples, predictions)
     assert [record.fields for record in readers.conll(str(path))] == [
         {"tokens": ["The", "fox"], "tags": ["O", "B-LOC"]},
         {"tokens": ["#", "New\u00a0York"], "tags": ["B-PER", "B-LOC"]},
     ]
     assert path.read_text().startswith("The\tO\tO\nfox\tB-PER\tB-LOC\n\n#")
     with path.open("w") as file:
-        tagger.write(file, [sentence("The fox")], found[:1])
+        tagger.write(file, [sentence("The fox")], predictions[:1])
     assert path.read_text() == "The\tO\nfox\tB-LOC\n\n"
     assert tagger.suffix == ".conll"
 
@@ -286,13 +286,14 @@ def test_files_of_json_lines(tmp_path):
         (("a",), None),
     ]
     for words, tags, message in (
-        ("The fox", ["O"], "a list of words is wanted"),
-        (["fox", ""], ["O", "O"], "a list of words is wanted, none of them empty"),
-        (None, ["O"], "a list of words is wanted"),
-        (["The", "fox"], ["O"], "2 words have 1 tags"),
-        (["The", "fox"], [], "2 words have 0 tags"),
-        (["The", "fox"], 3, "a list of tags is wanted"),
-        (["The", "fox"], "OB", "a list of tags is wanted"),
+        ("The fox", ["O"], "a list of words is expected"),
+        (["fox", ""], ["O", "O"], "a list of words is expected, none of them empty"),
+        (None, ["O"], "a list of words is expected"),
+        (["The", "fox"], ["O"], r"2 words have the tags \['O'\]; give each one"),
+        (["The", "fox"], [], r"2 words have the tags \[\]; give each one"),
+        (["The", "fox"], 3, "2 words have the tags 3; give each one"),
+        (["The", "fox"], "OB", "2 words have the tags 'OB'; give each one"),
+        (["The", "fox"], ["O", None], "some words have a tag and others none"),
     ):
         path.write_text(json.dumps({"w": words, "t": tags}))
         with pytest.raises(UserError, match=f"a.jsonl:1: {message}") as error:
