@@ -130,7 +130,8 @@ class QuestionAnswering(Task):
             ids, offsets = contexts[context]
             target = None
             if example.label:
-                target = _target(*example.label[0], context, offsets)
+                text, first_character = example.label[0]
+                target = _target(text, first_character, context, offsets)
                 if isinstance(target, str):
                     features.skipped.append(f"{example.where}: {target}")
             windows = _windows(len(ids), size - len(question), config.doc_stride)
