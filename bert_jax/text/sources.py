@@ -18,14 +18,7 @@ from typing import Any, BinaryIO
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text import builtin
-from bert_jax.text.sentences import (
-    MAX_DOCUMENT_SENTENCES,
-    is_prose,
-    split_long_sentence,
-    split_sentences,
-    split_text,
-)
+from bert_jax.text import builtin, sentences
 
 
 class Source(abc.ABC):
@@ -47,9 +40,11 @@ class Source(abc.ABC):
     def documents(self) -> Iterator[list[str]]:
         """Yield documents as lists of sentences, both of bounded size, none of them empty."""
         for text in self.texts():
-            document = [part for sentence in text for part in split_long_sentence(sentence)]
-            for start in range(0, len(document), MAX_DOCUMENT_SENTENCES):
-                yield document[start : start + MAX_DOCUMENT_SENTENCES]
+            document = [
+                part for sentence in text for part in sentences.split_long_sentence(sentence)
+            ]
+            for start in range(0, len(document), sentences.MAX_DOCUMENT_SENTENCES):
+                yield document[start : start + sentences.MAX_DOCUMENT_SENTENCES]
 
 
 def open_source(name: str, data: DataConfig) -> Source:
@@ -58,7 +53,7 @@ def open_source(name: str, data: DataConfig) -> Source:
         return BuiltinSource()
     if name.startswith("tfds:"):
         return TfdsSource(name, data.text_field)
-    return FileSource(name, data.text_field, data.sentences)
+    return FileSource(name, data)
 
 
 class BuiltinSource(Source):
@@ -74,7 +69,7 @@ class BuiltinSource(Source):
         texts = builtin.documents()
         for number, text in enumerate(texts, start=1):
             self.position = self.size * number // len(texts)
-            yield split_text(text)
+            yield sentences.split_text(text)
 
 
 class TfdsSource(Source):
@@ -101,31 +96,28 @@ class TfdsSource(Source):
         for index in range(self.size):
             self.position = index + 1
             text = self._records[index][self._text_field]
-            yield split_text(_to_utf8(text.decode() if isinstance(text, bytes) else str(text)))
+            text = text.decode() if isinstance(text, bytes) else str(text)
+            yield sentences.split_text(text)
 
 
 def open_tfds(source: str) -> Any:
     """Return the records of a TensorFlow dataset, as a `tensorflow_datasets` data source.
 
-    They are array records, which need no TensorFlow, in `TFDS_DATA_DIR` or TFDS's default folder.
-    TFDS prepares them there if necessary.
-
-    Args:
-      source: `tfds:NAME[/CONFIG][:VERSION][@SPLIT]`; the default split is "train".
+    `source` is `tfds:NAME[/CONFIG][:VERSION][@SPLIT]`, of which "train" is the default split. Array
+    records need no TensorFlow; TFDS prepares them in `TFDS_DATA_DIR` if necessary.
     """
     # Imported in the function: it takes longer than all other imports of this module.
     import tensorflow_datasets as tfds
 
     dataset, _, split = source.removeprefix("tfds:").partition("@")
     try:
-        builder = tfds.builder(dataset, file_format="array_record")
+        builder: Any = tfds.builder(dataset, file_format="array_record")
         builder.download_and_prepare(file_format="array_record")
-        as_data_source: Any = builder.as_data_source
-        records = as_data_source(split=split or "train")
+        records = builder.as_data_source(split=split or "train")
         if len(records):
             records[0]  # raises if a file is missing or damaged
     except Exception as error:  # TFDS raises nearly every type for a name that it cannot serve
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise UserError(
             f"{source} cannot be read ({reason}); check its name, split and files"
         ) from error
@@ -135,26 +127,29 @@ def open_tfds(source: str) -> Any:
 class FileSource(Source):
     """Files of plain text, or of JSON lines (`.jsonl`), which may be `.gz` or `.xz`.
 
-    Args:
-      name: files and globs, comma separated.
-      text_field: the field of a JSON line that holds the text.
-      sentences: "lines" where a line is a sentence and a blank line ends a document, "split" where
-        lines are joined and split into sentences, "auto" to tell from the text.
+    `name` is files and globs, comma separated. With `data.sentences` "lines", a line is a sentence
+    and a blank line ends a document; with "split", lines are joined and split into sentences;
+    "auto" tells from the text.
     """
 
-    def __init__(self, name: str, text_field: str, sentences: str):
+    def __init__(self, name: str, data: DataConfig):
         self.name = name
         self.paths = _expand(name)
         self.size = sum(path.stat().st_size for path in self.paths)
-        self._text_field = text_field
-        self._split = sentences == "split" or (
-            sentences == "auto" and is_prose(self._first_lines())
-        )
+        self._text_field = data.text_field
+        self._split = data.sentences == "split"
+        if data.sentences == "auto":
+            lines = (line for path in self.paths for line, _ in read_lines(path) if line)
+            self._split = sentences.is_prose(list(itertools.islice(lines, 1000)))
         if not self._split:
             self.form = "one sentence a line"
 
     def identity(self) -> dict[str, Any]:
-        files = [{"bytes": path.stat().st_size, "sha256": _digest(path)} for path in self.paths]
+        files = []
+        for path in self.paths:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            files.append({"bytes": path.stat().st_size, "sha256": digest})
         return {"files": files, "text_field": self._text_field, "split": self._split}
 
     def texts(self) -> Iterator[list[str]]:
@@ -168,18 +163,13 @@ class FileSource(Source):
 
     def _plain(self, path: Path) -> Iterator[tuple[list[str], int]]:
         lines: list[str] = []
-        position = 0
-        for line, position in read_lines(path):
+        for line, position in itertools.chain(read_lines(path), [("", path.stat().st_size)]):
             if line:
                 lines.append(line)
-            if lines and (not line or len(lines) == MAX_DOCUMENT_SENTENCES):
-                yield self._sentences(lines), position
+            if lines and (not line or len(lines) == sentences.MAX_DOCUMENT_SENTENCES):
+                joined = sentences.split_sentences(" ".join(lines)) if self._split else lines
+                yield joined, position
                 lines = []
-        if lines:
-            yield self._sentences(lines), position
-
-    def _sentences(self, lines: list[str]) -> list[str]:
-        return split_sentences(" ".join(lines)) if self._split else lines
 
     def _json(self, path: Path) -> Iterator[tuple[list[str], int]]:
         for number, (line, position) in enumerate(read_lines(path), start=1):
@@ -193,16 +183,12 @@ class FileSource(Source):
             text = record.get(self._text_field) if isinstance(record, dict) else None
             if not isinstance(text, str):
                 raise UserError(f"{where} has no text in {self._text_field!r}; set data.text_field")
-            yield split_text(_to_utf8(text)), position
-
-    def _first_lines(self) -> list[str]:
-        lines = (line for path in self.paths for line, _ in read_lines(path) if line)
-        return list(itertools.islice(lines, 1000))
+            yield sentences.split_text(text), position
 
 
 def _expand(paths: str) -> list[Path]:
     expanded = []
-    for pattern in filter(None, (part.strip() for part in paths.split(","))):
+    for pattern in filter(None, map(str.strip, paths.split(","))):
         matches = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
         files = [Path(match) for match in matches if os.path.isfile(match)]
         if not files:
@@ -219,22 +205,8 @@ def _expand(paths: str) -> list[Path]:
     return expanded
 
 
-def _to_utf8(text: str) -> str:
-    """Replace halves of surrogate pairs, which JSON can hold and UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def read_lines(path: Path, *, strip: bool = True) -> Iterator[tuple[str, int]]:
-    """Yield each line, stripped by default, with the position in the file on disk.
-
-    Raises:
-      UserError: the file is damaged or is not UTF-8.
-    """
+    """Yield each line, stripped by default, with the position in the file on disk."""
     with path.open("rb") as raw:
         decompress = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix)
         lines: BinaryIO = decompress(raw) if decompress else raw  # pyright: ignore[reportAssignmentType]
