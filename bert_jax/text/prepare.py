@@ -36,13 +36,7 @@ _BATCH_CHARACTERS = 2_000_000
 def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> Corpus:
     """Return the text of a run, prepared in `folder` where that has not been done.
 
-    Args:
-      config: of the run.
-      init_tokenizer: of the checkpoint that the run starts from, if there is one.
-      folder: of the store, unless `data.source` is a store.
-
-    Raises:
-      UserError: as `prepare`, or the model has fewer embeddings than the tokenizer has tokens.
+    `init_tokenizer` is that of the checkpoint that the run starts from.
     """
     tokenizer = choose_tokenizer(config, init_tokenizer)
     if isinstance(tokenizer, Tokenizer):
@@ -76,35 +70,29 @@ def prepare(
 ) -> Corpus:
     """Return the store of `data.source`, and write it to `folder` where that has not been done.
 
-    Args:
-      data: the text, and how it is split into sentences and held-out documents.
-      tokenizer: for the text, or how to train one on it.
-      vocab_size: of a tokenizer that is trained; 0 for `DEFAULT_VOCAB_SIZE`.
-      folder: of the store. An interrupted one is resumed.
-
-    Raises:
-      UserError: the text cannot be read, or `folder` holds a store of other text.
+    `vocab_size` is that of a tokenizer that is trained; 0 is `DEFAULT_VOCAB_SIZE`. An interrupted
+    store is resumed.
     """
     if is_store(data.source):
         return _open_source(data.source, tokenizer)
     text, vocab_size = _Text(data), vocab_size or DEFAULT_VOCAB_SIZE
-    identity = {
-        "format": _FORMAT,
-        **text.identity(),
-        "tokenizer": _tokenizer_identity(tokenizer, vocab_size),
-    }
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer_identity = {"fingerprint": tokenizer.fingerprint}
+    else:
+        tokenizer_identity = {**dataclasses.asdict(tokenizer), "vocab_size": vocab_size}
+        del tokenizer_identity["path"]
+    identity = {"format": _FORMAT, **text.identity(), "tokenizer": tokenizer_identity}
     if (folder / "store.json").exists():
         _check_identity(folder, identity)
         return open_store(folder)
     progress = folder / "progress.json"
-    # A store that was started from other text, or with another tokenizer, is started again.
-    is_resumed = progress.exists() and read_json(progress)["identity"] == identity
-    if not is_resumed and isinstance(tokenizer, TokenizerConfig):
-        documents = (document for split, document in text.documents() if split == "train")
-        sentences = itertools.chain.from_iterable(documents)
-        tokenizer = tokenizer_training.train(sentences, tokenizer, vocab_size)
     try:
-        if not is_resumed and isinstance(tokenizer, Tokenizer):
+        # A store that was started from other text, or with another tokenizer, is started again.
+        if not progress.exists() or read_json(progress)["identity"] != identity:
+            if isinstance(tokenizer, TokenizerConfig):
+                documents = (document for split, document in text.documents() if split == "train")
+                sentences = itertools.chain.from_iterable(documents)
+                tokenizer = tokenizer_training.train(sentences, tokenizer, vocab_size)
             shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
             tokenizer.save(folder / "tokenizer")
             _write_json(progress, {"identity": identity, "splits": {}})
@@ -126,14 +114,6 @@ def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> Corpus:
     return corpus
 
 
-def _tokenizer_identity(tokenizer: Tokenizer | TokenizerConfig, vocab_size: int) -> dict[str, Any]:
-    if isinstance(tokenizer, Tokenizer):
-        return {"fingerprint": tokenizer.fingerprint}
-    options = dataclasses.asdict(tokenizer)
-    del options["path"]
-    return {**options, "vocab_size": vocab_size}
-
-
 def _check_identity(folder: Path, identity: dict[str, Any]) -> None:
     stored = read_json(folder / "store.json")["identity"]
     names = {"text": "other text", "held_out": "other held-out text"}
@@ -149,28 +129,28 @@ class _Text:
     """Documents to train on and held-out documents, in one stream."""
 
     def __init__(self, data: DataConfig):
-        self.source = open_source(data.source, data)
-        self._held_out = open_source(data.eval_source, data) if data.eval_source else None
+        names = [data.source, data.eval_source] if data.eval_source else [data.source]
+        self.sources = [open_source(name, data) for name in names]
+        self.size = sum(source.size for source in self.sources)
         self._eval_fraction = data.eval_fraction
-        self._sources = [source for source in (self.source, self._held_out) if source]
-        self.size = sum(source.size for source in self._sources)
 
     @property
     def position(self) -> int:
         """How much of `size` the current reading has done."""
-        return sum(source.position for source in self._sources)
+        return sum(source.position for source in self.sources)
 
     def identity(self) -> dict[str, Any]:
-        held_out = self._held_out.identity() if self._held_out else self._eval_fraction
-        return {"text": self.source.identity(), "held_out": held_out}
+        text, *held_out = (source.identity() for source in self.sources)
+        return {"text": text, "held_out": held_out[0] if held_out else self._eval_fraction}
 
     def documents(self) -> Iterator[tuple[str, list[str]]]:
         """Yield every document with its split; held-out ones are at even distances."""
-        fraction = 0.0 if self._held_out else self._eval_fraction
-        for index, document in enumerate(self.source.documents()):
+        source, *held_out = self.sources
+        fraction = 0.0 if held_out else self._eval_fraction
+        for index, document in enumerate(source.documents()):
             is_held_out = math.floor((index + 1) * fraction) > math.floor(index * fraction)
             yield "eval" if is_held_out else "train", document
-        for document in self._held_out.documents() if self._held_out else ():
+        for document in held_out[0].documents() if held_out else ():
             yield "eval", document
 
     def batches(self, start: int) -> Iterator[list[tuple[str, list[str]]]]:
@@ -195,40 +175,36 @@ def _tokenize(text: _Text, folder: Path) -> None:
     batches, splits = text.batches(num_documents), progress["splits"]
     for name in ("train", "eval"):
         splits[name] = _open_split(folder / name, splits.get(name), dtype)
-    with (
-        ThreadPoolExecutor(1) as reader,
-        console.progress_bar(
-            total=text.size, desc="tokenizing", unit_scale=True, leave=False
-        ) as bar,
-    ):
+    bar = console.progress_bar(total=text.size, desc="tokenizing", unit_scale=True, leave=False)
+    with ThreadPoolExecutor(1) as reader, bar:
         # Tokenizers release the interpreter's lock, so that the next batch is read meanwhile.
         next_batch = reader.submit(next, batches, None)
         while batch := next_batch.result():
             next_batch = reader.submit(next, batches, None)
-            ids = iter(tokenizer.encode([s for _, document in batch for s in document]))
+            sentences = [sentence for _, document in batch for sentence in document]
+            ids = iter(tokenizer.encode(sentences))
             tokenized = [(split, [next(ids) for _ in document]) for split, document in batch]
             for name, sizes in splits.items():
                 _append(folder / name, sizes, [d for split, d in tokenized if split == name])
             num_documents += len(batch)
-            characters += sum(len(s) for _, document in batch for s in document)
+            characters += sum(map(len, sentences))
             progress["documents"] = num_documents
             _write_json(folder / "progress.json", progress)
             bar.update(text.position - bar.n)
-    name = text.source.name
-    if not (splits["train"]["tokens"] and splits["eval"]["tokens"]):
-        (folder / "progress.json").unlink()
-        if not splits["train"]["tokens"]:
-            raise UserError(f"{name} has no text to train on; give more text")
+    source = text.sources[0]
+    if not splits["train"]["tokens"]:
+        raise UserError(f"{source.name} has no text to train on; give more text")
+    if not splits["eval"]["tokens"]:
         raise UserError(
-            f"data.eval_fraction holds out none of the {num_documents} documents of {name}; raise "
-            "it, or give data.eval_source"
+            f"data.eval_fraction holds out none of the {num_documents} documents of {source.name}; "
+            "raise it, or give data.eval_source"
         )
     del progress["documents"]
     _write_json(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
     (folder / "progress.json").unlink()
     seconds = time.monotonic() - start_time
     console.show(
-        f"prepared {name} ({text.source.form}): {num_documents:,} documents, "
+        f"prepared {source.name} ({source.form}): {num_documents:,} documents, "
         f"{characters / 1e6:.1f} MB of text in {seconds:.1f} s "
         f"({characters / 1e6 / seconds:.1f} MB/s)"
     )
