@@ -70,11 +70,8 @@ def fingerprint() -> str:
 def docstring_areas(split: str) -> list[tuple[str, str]]:
     """Return docstrings of the library, each on one line, with the area of their module.
 
-    Docstrings of one file are in one split, because a classifier could otherwise remember names.
-    Those that occur in two areas are dropped.
-
-    Args:
-      split: "train" or "eval"; the latter has about a fifth of each area.
+    Docstrings of one file are in one split, "train" or "eval" (about a fifth of each area), because
+    a classifier could otherwise remember names. Those that occur in two areas are dropped.
     """
     if split not in ("train", "eval"):
         raise UserError(f"builtin@{split}: no such split; use builtin@train or builtin@eval")

@@ -69,11 +69,7 @@ def is_store(path: str | Path) -> bool:
 
 
 def open_store(folder: Path) -> Corpus:
-    """Open a complete store.
-
-    Raises:
-      UserError: it is incomplete or damaged.
-    """
+    """Open a complete store."""
     if not (folder / "store.json").exists():
         raise UserError(f"{folder} is an unfinished store; repeat the command that was writing it")
     record = read_json(folder / "store.json")

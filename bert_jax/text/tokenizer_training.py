@@ -14,12 +14,8 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.text.tokenizer import (
-    ByteLevelTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-    WordPieceTokenizer,
-)
+from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text.tokenizer import ByteLevelTokenizer, Tokenizer, WordPieceTokenizer
 
 # Enough for a stable vocabulary: more text takes longer and hardly improves it.
 _MAX_SENTENCES = 500_000
@@ -30,11 +26,7 @@ _NUM_THREADS = 4
 
 
 def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:
-    """Train a tokenizer of `config.kind` on a uniform sample of the sentences.
-
-    Raises:
-      UserError: there are none, or too few for `vocab_size` tokens.
-    """
+    """Train a tokenizer of `config.kind` on a uniform sample of the sentences."""
     sample = _sample(sentences, _MAX_SENTENCES)
     if not sample:
         raise UserError("data.source has no text to train a tokenizer on; give more text")
@@ -43,16 +35,13 @@ def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) ->
     if config.kind == ByteLevelTokenizer.kind:
         return _train_byte_level(sample, vocab_size, lowercase=config.lowercase)
     rule = "nmt_nfkc_cf" if config.lowercase else "nmt_nfkc"
-    return SentencePieceTokenizer(
-        _train_sentencepiece(
-            sample, vocab_size, model_type=config.model_type, normalization_rule_name=rule
-        )
+    model = _train_sentencepiece(
+        sample, vocab_size, model_type=config.model_type, normalization_rule_name=rule
     )
+    return tokenizer_lib.SentencePieceTokenizer(model)
 
 
-def _train_wordpiece(
-    sentences: Sequence[str], vocab_size: int, *, lowercase: bool
-) -> WordPieceTokenizer:
+def _train_wordpiece(sentences: Sequence[str], vocab_size: int, *, lowercase: bool) -> Tokenizer:
     """Return the vocabulary of all characters and the most frequent merges.
 
     SentencePiece trains it on the words of BERT's splitter. The trainer of `tokenizers` gives
@@ -77,16 +66,13 @@ def _train_wordpiece(
     ]
     alphabet = [name for name in names if len(name) == 1 and name != "▁"]
     merges = [name[1:] if name[0] == "▁" else f"##{name}" for name in names if len(name) > 1]
-    special = WordPieceTokenizer.special
-    tokens = [*special, *alphabet, *(f"##{char}" for char in alphabet), *merges]
-    tokens = list(dict.fromkeys(tokens))[:vocab_size]
+    alphabet += [f"##{char}" for char in alphabet]
+    tokens = list(dict.fromkeys((*WordPieceTokenizer.special, *alphabet, *merges)))[:vocab_size]
     _check_size(len(tokens), vocab_size)
     return WordPieceTokenizer.from_vocabulary(tokens, lowercase=lowercase)
 
 
-def _train_byte_level(
-    sentences: Sequence[str], vocab_size: int, *, lowercase: bool
-) -> ByteLevelTokenizer:
+def _train_byte_level(sentences: Sequence[str], vocab_size: int, *, lowercase: bool) -> Tokenizer:
     """Return the vocabulary of all bytes and the most frequent merges."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     if lowercase:

@@ -158,6 +158,8 @@ def test_special_tokens(any_tokenizer):
     assert len({*special, any_tokenizer.unk_id}) == 5
     assert max(special) < any_tokenizer.vocab_size
     assert not any_tokenizer.is_continuation[list(special)].any()
+    padding = any_tokenizer.vocab_size  # an embedding that only fills the table
+    assert any_tokenizer.id_to_token(padding) == f"<{padding}>"
     ids = any_tokenizer.encode_with_masks("The [MASK] reads the [MASK]")
     assert ids.count(any_tokenizer.mask_id) == 2
     assert any_tokenizer.decode([any_tokenizer.cls_id, *ids]).lower().split()[0] == "the"
