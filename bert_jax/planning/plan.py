@@ -236,13 +236,14 @@ def _describe_devices(plan: Plan) -> list[str]:
     parameters = f"{plan['parameters']:,} parameters"
     lines = [f"{plan['topology']}: {plan['devices']} devices as {axes}; {parameters}"]
     chip = CHIPS.get(plan["topology"].split(":")[0])
-    if chip:
-        network = "" if chip.is_tpu else f", {chip.network / 1e9:.0f} GB/s beyond a node"
-        lines.append(
-            f"  each {chip.peak / 1e12:,.0f} TFLOP/s in bfloat16, {chip.memory / _GIB:.1f} GiB at "
-            f"{chip.memory_rate / 1e9:,.0f} GB/s, links of {chip.link / 1e9:.0f} GB/s{network}"
-        )
-        lines.append(f"  source: {chip.source}")
-    if plan["compiled_for"] == "cpu" and chip:
+    if chip is None:
+        return lines
+    network = "" if chip.is_tpu else f", {chip.network / 1e9:.0f} GB/s beyond a node"
+    lines += [
+        f"  each {chip.peak / 1e12:,.0f} TFLOP/s in bfloat16, {chip.memory / _GIB:.1f} GiB at "
+        f"{chip.memory_rate / 1e9:,.0f} GB/s, links of {chip.link / 1e9:.0f} GB/s{network}",
+        f"  source: {chip.source}",
+    ]
+    if plan["compiled_for"] == "cpu":
         lines.append("  compiled for as many CPUs: temporaries are approximate")
     return lines
