@@ -96,19 +96,10 @@ def abstract_parameters(config: TrainConfig) -> Any:
 def sent_bytes(
     config: TrainConfig, phase: Phase, parallel: ParallelConfig, parameters: Any
 ) -> list[Sent]:
-    """Return the bytes that each device must send in a step, in rings, by the layout's formula.
+    """Return the bytes that each device must send in a step of one microbatch, in rings.
 
-    A ring of n devices sends (n - 1) / n of what is gathered or reduce-scattered, and twice that of
-    what is all-reduced. Metrics and norms, a few bytes, do not count.
-
-    - Gradients are summed in float32: all-reduced over data, or if the parameter is sharded,
-      reduce-scattered over fsdp, and the shard all-reduced over data.
-    - Parameters that are sharded over fsdp are gathered in the model's dtype, those of the layers
-      again if `model.remat` computes them again; under ZeRO-1 after the update, in float32.
-    - Over tensor, each layer all-reduces its activations twice forward and twice backward, the head
-      those of the predictions, and the embeddings what they look up, in float32.
-
-    No axis of `parallel` is -1; `parameters` are those of `abstract_parameters`.
+    The formula is that of docs/scaling.md. Metrics and norms, a few bytes, do not count. No axis of
+    `parallel` is -1; `parameters` are those of `abstract_parameters`.
     """
     model, data, fsdp, tensor = config.model, parallel.data, parallel.fsdp, parallel.tensor
     width = jnp.dtype(model.dtype).itemsize
@@ -131,7 +122,7 @@ def sent_bytes(
     summed += activations * _FLOAT32 + predictions * width
 
     def ring(devices: int) -> float:
-        return (devices - 1) / devices
+        return (devices - 1) / devices  # an all-reduce is a reduce-scatter and an all-gather
 
     batch_axes = tuple(axis for axis, n in (("data", data), ("fsdp", fsdp)) if n > 1)
     sent = [
