@@ -147,11 +147,12 @@ class Classification(TextTask):
         if len(classes) == 2:
             options = {"average": "binary", "zero_division": 0}
         varied = len({*actual, *predicted}) > 1
-        return {
+        scores = {
             "accuracy": float(metrics.accuracy_score(actual, predicted)),
             "f1": float(metrics.f1_score(actual, predicted, **options)),
             "matthews": float(metrics.matthews_corrcoef(actual, predicted)) if varied else 0.0,
         }
+        return {name: scores[name] for name in self.known_metrics}
 
     def constant_score(self, examples: Sequence[Example]) -> float:
         constants = ([number] * len(examples) for number in range(len(self.labels)))

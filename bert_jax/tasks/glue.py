@@ -29,7 +29,7 @@ class Layout:
       fields: their names in TFDS and Hugging Face's datasets.
       label: the column of the label in the .tsv files; elsewhere it is "label".
       metrics: the scores whose mean is the task's score.
-      headless: the columns of .tsv files without a header.
+      headless: the columns of .tsv files without a header; that of the test has one.
       parts: the subsets of evaluation and test.
       skips_ragged: whether the usual readers skip lines with a wrong number of fields.
     """
@@ -139,9 +139,6 @@ def read(name: str, source: str) -> Iterator[Record]:
     task = layout(name)
     is_tsv = ".tsv" in Path(source.lower()).suffixes and not source.startswith("tfds:")
     label, headless = (task.label, task.headless) if is_tsv else ("label", ())
-    # Of a task whose files have no header, that of the test has one.
-    if headless and task.texts[0] in readers.first_row(source):
-        headless = ()
     table = readers.table(source, headless, skips_ragged=task.skips_ragged)
     for index, record in enumerate(table):
         is_skipped = not record.fields or record.fields.get(label) == "-"

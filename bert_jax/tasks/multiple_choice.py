@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bert_jax.config import DataFiles
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForMultipleChoice
@@ -68,12 +66,6 @@ class MultipleChoice(Classification):
     def sequence_texts(self, example: Example) -> list[tuple[str, ...]]:
         context, start, *ends = example.texts
         return [(context, f"{start} {end}".strip()) for end in ends]
-
-    def class_scores(
-        self, examples: Sequence[Example], predicted: Sequence[int]
-    ) -> dict[str, float]:
-        right = [int(e.label) == choice for e, choice in zip(examples, predicted, strict=True)]
-        return {"accuracy": float(np.mean(right))}
 
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         best, probabilities = int(prediction.argmax()), softmax(prediction).tolist()

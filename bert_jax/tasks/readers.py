@@ -58,7 +58,7 @@ def table(
 
     Args:
       source: the file or dataset.
-      columns: their names in a .tsv or .csv without a header.
+      columns: their names in a .tsv or .csv whose first row has none of them, and so is no header.
       skips_ragged: a row with more or fewer fields than the header is a record without fields, not
         an error.
 
@@ -82,11 +82,6 @@ def table(
         yield record
     if record is None:
         raise UserError(f"{source} has no rows; give one for each example")
-
-
-def first_row(source: str) -> list[str]:
-    """Return the fields of the first row of a .tsv or .csv file, [] if it is empty."""
-    return next((row for _, row in _split_rows(_file(source)) if row != [""]), [])
 
 
 def conll(source: str) -> Iterator[Record]:
@@ -179,10 +174,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _delimited(path: Path, columns: Sequence[str], skips_ragged: bool) -> Iterator[Record]:
     header = list(columns)
-    for number, row in _split_rows(path):
+    for index, (number, row) in enumerate(_split_rows(path)):
         where = f"{path}:{number}"
-        if not header:
-            header = [] if row == [""] else row
+        if not header or (index == 0 and not set(columns).isdisjoint(row)):
+            header, columns = [] if row == [""] else row, ()
             repeated = _repeated(header)
             if repeated is not None:
                 raise UserError(f"{where}: two columns are named {repeated!r}; rename one of them")
@@ -321,15 +316,11 @@ def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
 
 def pair_answers(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a question's fields in TFDS or Hugging Face with its answers as SQuAD has them."""
-    answers = fields.get("answers")
-    texts, starts = (
-        answers.get(name) if isinstance(answers, dict) else None
-        for name in ("text", "answer_start")
-    )
-    if not isinstance(texts, list) or not isinstance(starts, list):
+    answers, names = fields.get("answers"), ("text", "answer_start")
+    if not isinstance(answers, dict) or not all(isinstance(answers.get(n), list) for n in names):
         return fields
-    pairs = itertools.zip_longest(texts, starts)
-    return {**fields, "answers": [{"text": text, "answer_start": start} for text, start in pairs]}
+    pairs = itertools.zip_longest(*(answers[name] for name in names))
+    return {**fields, "answers": [dict(zip(names, pair, strict=True)) for pair in pairs]}
 
 
 def question_fields(where: str, fields: Mapping[str, Any]) -> dict[str, Any]:

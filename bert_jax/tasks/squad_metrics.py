@@ -11,16 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-
-
-class Score(NamedTuple):
-    """The scores of answers, from 0 to 1."""
-
-    exact: float
-    f1: float
 
 
 class Threshold(NamedTuple):
@@ -35,14 +29,14 @@ def normalize(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def against(prediction: str, answers: Sequence[str]) -> Score:
-    """Return the best scores of a prediction, "" for "no answer", against any true answer.
+def against(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Return the best exact match and F1 of a prediction, "" for "no answer", to a true answer.
 
     True answers that are empty when normalized are dropped, as in version 2.0. Without any, "" is.
     """
     words = normalize(prediction)
     true = [text for text in map(normalize, answers) if text] or [""]
-    return Score(float(words in true), max(_f1(words.split(), text.split()) for text in true))
+    return float(words in true), max(_f1(words.split(), text.split()) for text in true)
 
 
 def _f1(predicted: Sequence[str], true: Sequence[str]) -> float:
@@ -52,7 +46,7 @@ def _f1(predicted: Sequence[str], true: Sequence[str]) -> float:
     return 2 * same / (len(predicted) + len(true))  # the harmonic mean of precision and recall
 
 
-def summary(scores: Sequence[Score] | np.ndarray, has_answer: Sequence[bool]) -> dict[str, float]:
+def summary(scores: ArrayLike, has_answer: Sequence[bool]) -> dict[str, float]:
     """Return the means of the scores [n, 2] over all questions: "exact_match" and "f1".
 
     Those over the questions with and without an answer have the official names, "HasAns_exact" and
