@@ -1,13 +1,14 @@
 """Scaling of a train step's time and memory with length, layers and vocabulary.
 
-    python benchmarks/growth.py --config=configs/small.py --output=growth
+    python benchmarks/growth.py --config=small --output=growth
 
-Each size is that of the config, with one of them changed, on rows of random pieces: 4,096 tokens a
-step, or one row of a greater length. Writes a table, OUTPUT.csv, and the curves, OUTPUT.png. The
-sizes are measured in turns; the time is the median of the rounds. Memory is the compiler's, of what
-a step needs besides parameters, moments and rows.
+One size of the config is changed at a time, on random sequences: 4,096 tokens a step, or a single
+longer sequence. Writes a table, OUTPUT.csv, and the curves, OUTPUT.png. The sizes are interleaved,
+and the time is the median of the rounds. Memory is what the compiler says that a step needs besides
+parameters, moments and the batch.
 """
 
+import argparse
 import copy
 import csv
 import gc
@@ -15,15 +16,16 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from absl import flags
 from matplotlib.figure import Figure
 
 from bert_jax import config as config_lib
-from bert_jax.commands import flags as cli
+from bert_jax.commands import process
+from bert_jax.commands.flags import read_config
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
 from bert_jax.distributed.mesh import init_sharded, make_mesh
@@ -38,9 +40,18 @@ SIZES = {
     "model.vocab_size": (1024, 4096, 16384, 32768, 65536),
 }
 
-ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each size has its turn.")
-SECONDS = flags.DEFINE_float("seconds", 3.0, "Of a turn.")
-OUTPUT = flags.DEFINE_string("output", "growth", "Where the table and the curves go.")
+ARGS = argparse.Namespace()  # set by main
+
+
+def parse(words: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """Return the flags of this script, and the words that set fields of the config."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", default="small", help="a recipe (small)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of a turn")
+    parser.add_argument("--output", default="growth", help="name of the table and the curves")
+    return parser.parse_known_args(words)
 
 
 class Run:
@@ -61,24 +72,26 @@ class Run:
             self.seconds()
 
     def seconds(self) -> float:
-        """Returns the seconds of a step, the mean of a turn."""
+        """Return the seconds of a step, the mean of a turn."""
         started = time.perf_counter()
         for _ in range(self._count):
             self._state, _ = self._step(self._state, self._batch)
         jax.block_until_ready(self._state)
         found = (time.perf_counter() - started) / self._count
-        self._count = max(1, round(SECONDS.value / found))
+        self._count = max(1, round(ARGS.seconds / found))
         return found
 
 
 def main() -> None:
-    """Measures every size, and draws them."""
+    """Measure every size, and draw the curves."""
     keep_host_memory()
-    config, _ = cli.read_config(Path(__file__).parents[1] / "configs" / "small.py", TrainConfig)
+    global ARGS
+    ARGS, words = parse()
+    config = read_config(ARGS.config, words, TrainConfig).config
     config_lib.validate(config)
-    if not os.access(Path(OUTPUT.value).absolute().parent, os.W_OK):
-        raise UserError(f"--output {OUTPUT.value} cannot be written there; make the folder first")
-    if ROUNDS.value < 1 or SECONDS.value <= 0:
+    if not os.access(Path(ARGS.output).absolute().parent, os.W_OK):
+        raise UserError(f"--output {ARGS.output} cannot be written there; make the folder first")
+    if ARGS.rounds < 1 or ARGS.seconds <= 0:
         raise UserError("--rounds and --seconds must be positive")
     config.model = resolve_dtype(config.model, jax.devices()[0])
     rows = [("field", "value", "tokens a step", "ms a step", "microseconds a token", "GB")]
@@ -88,7 +101,7 @@ def main() -> None:
         for value in values:
             print(f"compiling {field} {value}", file=sys.stderr, flush=True)
             runs.append(Run(changed(config, field, value)))
-        times = [[run.seconds() for run in runs] for _ in range(ROUNDS.value)]
+        times = [[run.seconds() for run in runs] for _ in range(ARGS.rounds)]
         for value, run, column in zip(values, runs, zip(*times, strict=True), strict=True):
             median = statistics.median(column)
             a_token = 1e6 * median / run.tokens
@@ -97,13 +110,13 @@ def main() -> None:
             print(f"| {' | '.join(rows[-1])} |", flush=True)
         del runs
         gc.collect()
-    with open(f"{OUTPUT.value}.csv", "w", newline="") as file:
+    with open(f"{ARGS.output}.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
     draw(rows[1:])
 
 
 def changed(config: TrainConfig, field: str, value: int) -> TrainConfig:
-    """Returns the config with one size changed, and as many rows as make the tokens of a step."""
+    """Return the config with one size changed, and with the batch size of `TOKENS` a step."""
     config = copy.deepcopy(config)
     part, name = field.split(".")
     setattr(getattr(config, part), name, value)
@@ -127,8 +140,8 @@ def draw(rows: list[tuple[str, ...]]) -> None:
             axis[column].set(xlim=0, ylim=0)
             axis[column].grid(visible=True, alpha=0.3)
         axes[1][column].set(xlabel=field)
-    figure.savefig(f"{OUTPUT.value}.png", dpi=120)
+    figure.savefig(f"{ARGS.output}.png", dpi=120)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    process.run(main, Path(__file__).name)

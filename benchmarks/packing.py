@@ -2,7 +2,7 @@
 
     python benchmarks/packing.py STORE [--config.FIELD=VALUE …]
 
-STORE is a token store of `bert-jax prepare`. The default is the model of configs/small.py with 8
+STORE is a token store of `bert-jax prepare`. The default is the model of the recipe small with 8
 sequences of 512 tokens. Steps with and without packing alternate, so that a change of the machine's
 speed affects both; reading the batches is not timed.
 """
@@ -11,7 +11,6 @@ import dataclasses
 import statistics
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -19,17 +18,20 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import train
 from bert_jax import config as config_lib
 from bert_jax.batches.loader import TrainBatches
-from bert_jax.commands import flags as cli
+from bert_jax.commands import process
+from bert_jax.commands.flags import read_config
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
-from bert_jax.distributed.mesh import init_sharded, make_layout, make_mesh, process_slices
+from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.models.heads import BertForPreTraining
+from bert_jax.text.store import Corpus, open_store
+from bert_jax.training.masking import make_masking
+from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.step import init_state
+from bert_jax.training.step import init_state, make_train_step
 
 ROUNDS = 36
 
@@ -45,8 +47,9 @@ def make(config: TrainConfig, corpus: Corpus):
 
     _, layout = make_layout(new_state, mesh, config.parallel)
     state = init_sharded(new_state, layout.state, jax.random.key(0))
-    slices = partial(process_slices, mesh)
-    step = train.make_stages(config, corpus, model, optimizer, layout, slices)[0].train_step
+    masking = make_masking(corpus.tokenizer, config_lib.phases(config)[0][1], config.data)
+    train_step = make_train_step(Pretraining(model, masking), optimizer)
+    step = compile_step(train_step, "mesh", layout, layout.state, outputs=("state", "metrics"))
     batches, number = TrainBatches(corpus, config), 0
 
     def run() -> tuple[float, float]:
@@ -64,10 +67,10 @@ def make(config: TrainConfig, corpus: Corpus):
 
 def main() -> None:
     """Print both speeds and their ratio."""
-    store, fields = sys.argv[1], sys.argv[2:]
-    sys.argv[1:] = ["--config.data.max_length=512", "--config.data.batch_size=8", *fields]
+    store, *words = sys.argv[1:]
+    words = ["--config.data.max_length=512", "--config.data.batch_size=8", *words]
     keep_host_memory()
-    config, _ = cli.read_config(Path(train.__file__).parent / "configs" / "small.py", TrainConfig)
+    config = read_config("small", words, TrainConfig).config
     config_lib.validate(config)
     config.model = resolve_dtype(config.model, jax.devices()[0])
     corpus = open_store(Path(store))
@@ -105,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    process.run(main, Path(__file__).name)

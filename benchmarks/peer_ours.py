@@ -32,7 +32,7 @@ def _one_form_of_products() -> None:
 # The plain form in place of a technique, by its name.
 PLAIN = {
     "hashed-dropout": _threefry_dropout,
-    "cpu-products": _one_form_of_products,
+    "cpu-matmuls": _one_form_of_products,
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 # What `peer_ours.py` can leave out of our step.
-TECHNIQUES = ("hashed-dropout", "cpu-products", "masked-head", "kept-memory")
+TECHNIQUES = ("hashed-dropout", "cpu-matmuls", "masked-head", "kept-memory")
 
 _UNTIMED = 6  # steps that compile, and settle the memory
 
@@ -28,9 +28,9 @@ class Spec:
       head: "full" to score every position, "masked" for the predicted ones; of our own step, what
         it is to be without.
       compile: by `torch.compile`.
-      batch_size: rows a step.
-      max_length: tokens of a row.
-      max_predictions: of a row.
+      batch_size: sequences a step.
+      max_length: tokens of a sequence.
+      max_predictions: masked positions of a sequence.
       threads: of PyTorch; 0 for its own choice.
       config: a `TrainConfig` as JSON.
     """

@@ -1,20 +1,21 @@
 """Our train step beside those of other implementations, interleaved in one run.
 
-    python benchmarks/peers.py --config=configs/base.py --config.data.batch_size=8 \\
+    python benchmarks/peers.py --config=base --config.data.batch_size=8 \\
         --peers=bert-jax,torch,torch-masked --dtypes=float32,bfloat16 --output=peers.json
 
-Model, rows, precision, dropout and optimizer are those of the config for all of them. Each is a
-program of its own, which waits while another runs. A round lets each run for `--seconds`, in turns;
-the ratio to ours is of each round, and printed with its quartiles.
+All have the model, batch size, precision, dropout and optimizer of the config. Each runs in a
+process of its own, which waits while another runs. In a round each runs for `--seconds`. The ratio
+to ours is taken in each round, and printed with its quartiles.
 
-Peers: `torch`, transformers' BertForPreTraining, eager; `torch-masked`, the same with its head on
-the predicted positions alone, as ours; `torch-compiled` and `torch-masked-compiled`, under
-`torch.compile`; `flax`, the last Flax BERT, which transformers 4 alone has: give the Python of an
-environment with it as `--flax_python`. Their rows are masked beforehand, ours in the step. And our
-own step without one of the things that make it fast: `without-` and the name of one of
+Peers: `torch`, transformers' BertForPreTraining, eager; `torch-masked`, the same with its MLM head
+on the masked positions alone, as ours; `torch-compiled` and `torch-masked-compiled`, under
+`torch.compile`; `flax`, the last Flax BERT, which needs transformers 4: name the Python of such an
+environment with `--flax_python`. Their sequences are masked beforehand, ours in the step. Our own
+step can also run without one of the techniques that make it fast: `without-` and a name of
 `peer_worker.TECHNIQUES`.
 """
 
+import argparse
 import dataclasses
 import json
 import os
@@ -23,16 +24,16 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import record
-from absl import flags
 from peer_worker import TECHNIQUES, Spec
 
 from bert_jax import config as config_lib
-from bert_jax.commands import flags as cli
+from bert_jax.commands import process
+from bert_jax.commands.flags import read_config
 from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.settings import to_json
@@ -48,22 +49,36 @@ PEERS = {
 }
 OURS = "bert-jax"
 
-NAMES = flags.DEFINE_list("peers", ["bert-jax", "torch"], "Which; see above.")
-DTYPES = flags.DEFINE_list("dtypes", ["float32"], "Of activations and products.")
-ROUNDS = flags.DEFINE_integer("rounds", 5, "How often each has its turn.")
-SECONDS = flags.DEFINE_float("seconds", 10.0, "Of a turn.")
-THREADS = flags.DEFINE_integer("threads", 0, "Of PyTorch on a CPU; 0 for its own choice.")
-FLAX_PYTHON = flags.DEFINE_string("flax_python", "", "A Python that has transformers 4 and Flax.")
-OUTPUT = flags.DEFINE_string("output", "", "A JSON file for every figure.")
+ARGS = argparse.Namespace()  # set by main
+
+
+def split(text: str) -> list[str]:
+    """Return the names of a comma-separated list."""
+    return [name for name in text.split(",") if name]
+
+
+def parse(words: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """Return the flags of this script, and the words that set fields of the config."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", default="base", help="a recipe (base)")
+    parser.add_argument("--peers", type=split, default="bert-jax,torch", help="which; see above")
+    parser.add_argument("--dtypes", type=split, default="float32", help="of activations")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of a turn")
+    parser.add_argument("--threads", type=int, default=0, help="of PyTorch; 0: its own choice")
+    parser.add_argument("--flax_python", default="", help="a Python with Flax and transformers 4")
+    parser.add_argument("--output", default="", help="a JSON file for every figure")
+    return parser.parse_known_args(words)
 
 
 class Peer:
-    """A program that runs train steps when it is asked to."""
+    """A worker process that runs train steps on request."""
 
     def __init__(self, name: str, spec: Spec):
         script, head, compiled = PEERS[name]
         spec = dataclasses.replace(spec, head=head, compile=compiled)
-        python = FLAX_PYTHON.value if name == "flax" else sys.executable
+        python = ARGS.flax_python if name == "flax" else sys.executable
         command = [python, str(Path(__file__).with_name(script)), json.dumps(vars(spec))]
         self.name, self.dtype = name, spec.dtype
         self._batch = f"{spec.batch_size:,} × {spec.max_length:,}"
@@ -74,12 +89,12 @@ class Peer:
         self._steps = 1
 
     def seconds(self) -> float:
-        """Returns the seconds of a step, the mean of a turn."""
+        """Return the seconds of a step, the mean of a turn."""
         assert self._process.stdin
         self._process.stdin.write(f"{self._steps}\n")
         self._process.stdin.flush()
         found = self._answer()["seconds"]
-        self._steps = max(1, round(SECONDS.value / found))
+        self._steps = max(1, round(ARGS.seconds / found))
         return found
 
     def end(self) -> None:
@@ -104,19 +119,21 @@ class Peer:
 
 
 def main() -> None:
-    """Runs the peers in turns, and prints a table."""
-    config, _ = cli.read_config(Path(__file__).parents[1] / "configs" / "base.py", TrainConfig)
+    """Run the peers, interleaved, and print a table."""
+    global ARGS
+    ARGS, words = parse()
+    config = read_config(ARGS.config, words, TrainConfig).config
     config_lib.validate(config)
-    unknown = set(NAMES.value) - PEERS.keys()
-    if unknown or OURS not in NAMES.value:
+    unknown = set(ARGS.peers) - PEERS.keys()
+    if unknown or OURS not in ARGS.peers:
         raise UserError(f"--peers are bert-jax and any of {', '.join(list(PEERS)[1:])}")
-    if set(DTYPES.value) - {"float32", "bfloat16"} or not DTYPES.value:
+    if set(ARGS.dtypes) - {"float32", "bfloat16"} or not ARGS.dtypes:
         raise UserError("--dtypes are float32, bfloat16 or both")
-    if OUTPUT.value and not os.access(Path(OUTPUT.value).absolute().parent, os.W_OK):
-        raise UserError(f"--output {OUTPUT.value} cannot be written there; make the folder first")
-    if ROUNDS.value < 1 or SECONDS.value <= 0:
+    if ARGS.output and not os.access(Path(ARGS.output).absolute().parent, os.W_OK):
+        raise UserError(f"--output {ARGS.output} cannot be written there; make the folder first")
+    if ARGS.rounds < 1 or ARGS.seconds <= 0:
         raise UserError("--rounds and --seconds must be positive")
-    if "flax" in NAMES.value and not shutil.which(FLAX_PYTHON.value):
+    if "flax" in ARGS.peers and not shutil.which(ARGS.flax_python):
         raise UserError("flax needs --flax_python, the Python of an environment that has it")
     _, phase = config_lib.phases(config)[0]
     spec = Spec(
@@ -127,37 +144,37 @@ def main() -> None:
         batch_size=phase.batch_size,
         max_length=phase.max_length,
         max_predictions=phase.max_predictions,
-        threads=THREADS.value,
+        threads=ARGS.threads,
         config=to_json(config),
     )
     peers = []
-    for name in NAMES.value:
-        for dtype in DTYPES.value:
+    for name in ARGS.peers:
+        for dtype in ARGS.dtypes:
             print(f"starting {name} in {dtype}", file=sys.stderr, flush=True)
             peers.append(Peer(name, dataclasses.replace(spec, dtype=dtype)))
     for peer in peers:
         peer.seconds()  # a step alone, which says how many make a turn
-    seconds = [[peer.seconds() for peer in peers] for _ in range(ROUNDS.value)]
+    seconds = [[peer.seconds() for peer in peers] for _ in range(ARGS.rounds)]
     for peer in peers:
         peer.end()
     columns = list(zip(*seconds, strict=True))
     pairs = list(zip(peers, columns, strict=True))
     ours = {peer.dtype: times for peer, times in pairs if peer.name == OURS}
-    print(f"{phase.batch_size} x {phase.max_length}, {ROUNDS.value} rounds of {SECONDS.value:g} s")
-    head = ["peer", "dtype", "rows/s", *(f"ours in {dtype} is faster by" for dtype in ours)]
+    print(f"{phase.batch_size} x {phase.max_length}, {ARGS.rounds} rounds of {ARGS.seconds:g} s")
+    head = ["peer", "dtype", "sequences/s", *(f"ours in {dtype} is faster by" for dtype in ours)]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for peer, times in pairs:
         rate = phase.batch_size / statistics.median(times)
         ratios = [record.ratio(times, own) for own in ours.values()]
         print(f"| {' | '.join([peer.name, peer.dtype, f'{rate:.2f}', *ratios])} |")
-    if OUTPUT.value:
+    if ARGS.output:
         each = [
             {"peer": p.name, "dtype": p.dtype, **p.first, "seconds_of_a_step": list(times)}
             for p, times in pairs
         ]
         figures = {"command": sys.argv, "config": json.loads(spec.config), "peers": each}
-        Path(OUTPUT.value).write_text(json.dumps(figures, indent=1) + "\n")
+        Path(ARGS.output).write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    process.run(main, Path(__file__).name)
