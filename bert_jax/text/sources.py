@@ -40,9 +40,7 @@ class Source(abc.ABC):
     def documents(self) -> Iterator[list[str]]:
         """Yield documents as lists of sentences, both of bounded size, none of them empty."""
         for text in self.texts():
-            document = [
-                part for sentence in text for part in sentences.split_long_sentence(sentence)
-            ]
+            document = [part for s in text for part in sentences.split_long_sentence(s)]
             for start in range(0, len(document), sentences.MAX_DOCUMENT_SENTENCES):
                 yield document[start : start + sentences.MAX_DOCUMENT_SENTENCES]
 

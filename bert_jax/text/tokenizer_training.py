@@ -14,8 +14,12 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.text import tokenizer as tokenizer_lib
-from bert_jax.text.tokenizer import ByteLevelTokenizer, Tokenizer, WordPieceTokenizer
+from bert_jax.text.tokenizer import (
+    ByteLevelTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    WordPieceTokenizer,
+)
 
 # Enough for a stable vocabulary: more text takes longer and hardly improves it.
 _MAX_SENTENCES = 500_000
@@ -31,14 +35,19 @@ def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) ->
     if not sample:
         raise UserError("data.source has no text to train a tokenizer on; give more text")
     if config.kind == WordPieceTokenizer.kind:
-        return _train_wordpiece(sample, vocab_size, lowercase=config.lowercase)
-    if config.kind == ByteLevelTokenizer.kind:
-        return _train_byte_level(sample, vocab_size, lowercase=config.lowercase)
-    rule = "nmt_nfkc_cf" if config.lowercase else "nmt_nfkc"
-    model = _train_sentencepiece(
-        sample, vocab_size, model_type=config.model_type, normalization_rule_name=rule
-    )
-    return tokenizer_lib.SentencePieceTokenizer(model)
+        tokenizer = _train_wordpiece(sample, vocab_size, lowercase=config.lowercase)
+    elif config.kind == ByteLevelTokenizer.kind:
+        tokenizer = _train_byte_level(sample, vocab_size, lowercase=config.lowercase)
+    else:
+        rule = "nmt_nfkc_cf" if config.lowercase else "nmt_nfkc"
+        options = {"model_type": config.model_type, "normalization_rule_name": rule}
+        tokenizer = SentencePieceTokenizer(_train_sentencepiece(sample, vocab_size, **options))
+    if tokenizer.vocab_size != vocab_size:
+        raise UserError(
+            f"model.vocab_size {vocab_size} does not suit the text, which has "
+            f"{tokenizer.vocab_size} tokens; set it to that or give more text"
+        )
+    return tokenizer
 
 
 def _train_wordpiece(sentences: Sequence[str], vocab_size: int, *, lowercase: bool) -> Tokenizer:
@@ -68,7 +77,6 @@ def _train_wordpiece(sentences: Sequence[str], vocab_size: int, *, lowercase: bo
     merges = [name[1:] if name[0] == "▁" else f"##{name}" for name in names if len(name) > 1]
     alphabet += [f"##{char}" for char in alphabet]
     tokens = list(dict.fromkeys((*WordPieceTokenizer.special, *alphabet, *merges)))[:vocab_size]
-    _check_size(len(tokens), vocab_size)
     return WordPieceTokenizer.from_vocabulary(tokens, lowercase=lowercase)
 
 
@@ -86,16 +94,7 @@ def _train_byte_level(sentences: Sequence[str], vocab_size: int, *, lowercase: b
         show_progress=False,
     )
     tokenizer.train_from_iterator(sentences, trainer)
-    _check_size(tokenizer.get_vocab_size(), vocab_size)
     return ByteLevelTokenizer.from_model(tokenizer)
-
-
-def _check_size(size: int, vocab_size: int) -> None:
-    if size != vocab_size:
-        raise UserError(
-            f"model.vocab_size {vocab_size} does not suit the text, which has {size} tokens; set "
-            "it to that or give more text"
-        )
 
 
 def _train_sentencepiece(sentences: Iterable[str], vocab_size: int, **options: Any) -> bytes:

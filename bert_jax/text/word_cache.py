@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,8 @@ class WordCache:
         self._ids: dict[str, tuple[int, ...]] = {}
         self._characters = 0
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, int32."""
+    def encode(self, texts: Sequence[str]) -> list[Any]:
+        """Return the token ids of each text, an int32 array."""
         words = " ".join(texts).split(" ")
         with self._lock:
             if self._characters > _MAX_CHARACTERS:
