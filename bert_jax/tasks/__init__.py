@@ -20,7 +20,7 @@ TASKS: dict[str, type[Task]] = {
 
 
 def make_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Return the task of a config, with these labels if any are given.
+    """Return the task of a config, with `labels` unless there are none.
 
     Raises:
       UserError: there is no such kind of task.

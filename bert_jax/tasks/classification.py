@@ -199,7 +199,7 @@ class Classification(TextTask):
 
 
 class Regression(TextTask):
-    """Each text or pair has a number, such as how similar the two are. So has a prediction."""
+    """Each text or pair has a number, such as a similarity. So has a prediction."""
 
     num_outputs = 1
     default_metrics = known_metrics = ("pearson", "spearman")

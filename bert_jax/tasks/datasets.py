@@ -128,7 +128,7 @@ def read_examples(
 
 def check_same_head(task: Task, head: TaskConfig) -> None:
     """Raise UserError if a head is of another kind of task, or has other labels or order."""
-    remedy = "begin with a new head by --config.new_head=True"
+    remedy = "replace the head with --config.new_head=True"
     if head.kind != task.config.kind:
         raise UserError(f"--init is for {head.kind}, the config for {task.config.kind}; {remedy}")
     if head.labels and head.labels != task.labels:

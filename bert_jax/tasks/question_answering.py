@@ -155,7 +155,7 @@ class QuestionAnswering(Task):
 
         A score is the sum of the logits of start and end. Only the `n_best` best ends and, among
         the central tokens, starts are tried. Of two answers with one score the first in the
-        context, then the shorter, goes first. A logit that is NaN counts as the lowest.
+        context, then the shorter, ranks higher. A logit that is NaN counts as the lowest.
         """
         config, window = self.config, features.spans[index]
         before, second_start = before or Answers(), features.second_starts[index]
@@ -187,17 +187,16 @@ class QuestionAnswering(Task):
         true = [[text for text, _ in example.label] for example in examples]
         best = [_best(*pair) for pair in zip(examples, predictions, strict=True)]
         odds = np.array([lead for _, lead in best])
-        pairs = [(text, answers) for (text, _), answers in zip(best, true, strict=True)]
-        answered = np.array([squad_metrics.against(*pair) for pair in pairs]).reshape(-1, 2)
+        texts = [text for text, _ in best]
+        answered = np.array([*map(squad_metrics.against, texts, true)]).reshape(-1, 2)
         null = np.array([squad_metrics.against("", answers) for answers in true]).reshape(-1, 2)
         scores = np.where(self._withholds(odds)[:, None], null, answered)
         result = squad_metrics.summary(scores, [bool(answers) for answers in true])
         if not self.config.with_unanswerable:
             return {name: result[name] for name in ("exact_match", "f1")}
-        exact = squad_metrics.best_threshold(answered[:, 0], null[:, 0], odds)
-        f1 = squad_metrics.best_threshold(answered[:, 1], null[:, 1], odds)
-        best_scores = {"best_exact": exact.score, "best_f1": f1.score}
-        return {**result, **best_scores, "best_f1_threshold": f1.threshold}
+        exact, f1 = (squad_metrics.best_threshold(answered[:, i], null[:, i], odds) for i in (0, 1))
+        result |= {"best_exact": exact.score, "best_f1": f1.score}
+        return {**result, "best_f1_threshold": f1.threshold}
 
     def constant_score(self, examples: Sequence[Example]) -> float:
         """Return the share of questions without an answer: the score of "no answer" by any metric.

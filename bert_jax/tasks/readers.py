@@ -287,25 +287,23 @@ def _named(value: Any, feature: Any) -> Any:
 
 def _nested_questions(source: str) -> Iterator[Record]:
     text = "".join(line for line, _ in read_lines(_file(source), strip=False))
-    articles = _list(_json(text, source), "data", source) if text.strip() else []
-    for a, article in enumerate(articles):
-        at = f"{source}: data[{a}]"
-        for p, paragraph in enumerate(_list(article, "paragraphs", at)):
-            at_paragraph = f"{at}.paragraphs[{p}]"
-            questions = _list(paragraph, "qas", at_paragraph)
-            context = _text(paragraph, "context", at_paragraph)
-            for q, fields in enumerate(questions):
-                where = f"{at_paragraph}.qas[{q}]"
+    if not text.strip():
+        return
+    for article_at, article in _items(_json(text, source), "data", source, ": "):
+        for at, paragraph in _items(article, "paragraphs", article_at):
+            questions, context = _items(paragraph, "qas", at), _text(paragraph, "context", at)
+            for where, fields in questions:
                 if not isinstance(fields, dict):
                     raise UserError(f"{where} is no JSON object; mend or remove it")
                 yield Record(where, {**fields, "context": context})
 
 
-def _list(value: Any, key: str, where: str) -> list[Any]:
+def _items(value: Any, key: str, where: str, separator: str = ".") -> list[tuple[str, Any]]:
+    """Return where each item of a list is, and the item."""
     items = value.get(key) if isinstance(value, dict) else None
     if not isinstance(items, list):
         raise UserError(f"{where} has no list {key!r}; SQuAD's form is data > paragraphs > qas")
-    return items
+    return [(f"{where}{separator}{key}[{i}]", item) for i, item in enumerate(items)]
 
 
 def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
