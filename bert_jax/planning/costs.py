@@ -96,13 +96,15 @@ def abstract_parameters(config: TrainConfig) -> Any:
 def sent_bytes(
     config: TrainConfig, phase: Phase, parallel: ParallelConfig, parameters: Any
 ) -> list[Sent]:
-    """Return the bytes that each device must send in a step of one microbatch, in rings.
+    """Return the bytes that each device must send in a step, in rings.
 
     The formula is that of docs/scaling.md. Metrics and norms, a few bytes, do not count. No axis of
     `parallel` is -1; `parameters` are those of `abstract_parameters`.
     """
     model, data, fsdp, tensor = config.model, parallel.data, parallel.fsdp, parallel.tensor
     width = jnp.dtype(model.dtype).itemsize
+    # With ZeRO stage 3, each microbatch gathers the parameters and scatters its gradients.
+    passes = config.optimizer.microbatches if parallel.zero == 3 else 1
     gathered = sharded = replicated = 0.0  # bytes
     for path, leaf in jax.tree.leaves_with_path(
         parameters, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned)
@@ -126,8 +128,8 @@ def sent_bytes(
 
     batch_axes = tuple(axis for axis, n in (("data", data), ("fsdp", fsdp)) if n > 1)
     sent = [
-        Sent("all-gather of parameters", ("fsdp",), gathered * ring(fsdp)),
-        Sent("reduce-scatter of gradients", ("fsdp",), sharded * ring(fsdp)),
+        Sent("all-gather of parameters", ("fsdp",), passes * gathered * ring(fsdp)),
+        Sent("reduce-scatter of gradients", ("fsdp",), passes * sharded * ring(fsdp)),
         Sent("all-reduce of gradient shards", ("data",), 2 * sharded / fsdp * ring(data)),
         Sent("all-reduce of gradients", batch_axes, 2 * replicated * ring(data * fsdp)),
         Sent("all-reduce of activations", ("tensor",), 2 * summed * ring(tensor)),

@@ -143,3 +143,18 @@ def test_model_flops_of_bert_base_and_large():
     ):
         phase = Phase(0.0, length, 1, predictions)
         assert costs.model_flops(model, phase, pairs=True) == pytest.approx(expected, rel=1e-3)
+
+
+def test_each_microbatch_gathers_parameters_and_scatters_gradients():
+    """Under ZeRO stage 3; the sum over data is taken once."""
+    one, four, parallel = config_of(), config_of(), ParallelConfig(data=2, fsdp=4)
+    four.optimizer.microbatches = 4
+    ratios = {
+        a.collective: b.bytes / a.bytes
+        for a, b in zip(sent_bytes(one, parallel), sent_bytes(four, parallel), strict=True)
+    }
+    assert ratios.pop("all-gather of parameters") == 4
+    assert ratios.pop("reduce-scatter of gradients") == 4
+    assert set(ratios.values()) == {1}
+    parallel.zero = 1
+    assert sent_bytes(four, parallel) == sent_bytes(one, parallel)
