@@ -404,7 +404,7 @@ class Bert:
         if self._probe() and head != "none":
             raise UserError(
                 f"the checkpoint is a probe (of {self._probe()!r}), and no class of transformers "
-                "has such a head; export its encoder by head none, or fine-tune without a probe"
+                "has such a head; export its encoder with head=none, or fine-tune without a probe"
             )
         try:
             path.absolute().parent.mkdir(parents=True, exist_ok=True)

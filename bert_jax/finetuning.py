@@ -30,7 +30,7 @@ from bert_jax.distributed.mesh import (
     init_sharded,
     make_layout,
     make_mesh,
-    process_slices,
+    process_indices,
 )
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
@@ -223,7 +223,7 @@ class _Setup:
     def __init__(self, run: Run):
         config = run.config
         self.run, self.mesh = run, make_mesh(config.parallel)
-        self.slices = partial(process_slices, self.mesh)
+        self.indices = partial(process_indices, self.mesh)
         self.train = self.batcher(run.datasets.train)
         self.held_out = {name: self.batcher(e) for name, e in run.datasets.evals.items()}
         per_epoch = -(-len(self.train.features) // config.data.batch_size)
@@ -264,9 +264,9 @@ class _Setup:
         return Batcher(features, tokenizer, config.model.type_vocab_size, length)
 
     def batches(self, seed: int) -> BucketedBatches:
-        """Return this process's slices of the training batches."""
+        """Return this process's part of the training batches."""
         size = self.run.config.data.batch_size
-        return BucketedBatches(self.train, size, self.steps, seed, self.slices)
+        return BucketedBatches(self.train, size, self.steps, seed, self.indices)
 
     def predict(
         self, params: Any, examples: Sequence[Example], batcher: Batcher
@@ -274,7 +274,7 @@ class _Setup:
         """Return the prediction of each example and, where all have labels, the scores."""
         size, task = self.run.config.data.batch_size, self.run.task
         return evaluation.predict(
-            self.predict_step, params, task, examples, batcher, size, self.slices
+            self.predict_step, params, task, examples, batcher, size, self.indices
         )
 
 

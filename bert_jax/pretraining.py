@@ -27,7 +27,7 @@ from bert_jax.distributed.mesh import (
     init_sharded,
     make_layout,
     make_mesh,
-    process_slices,
+    process_indices,
 )
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
@@ -194,7 +194,7 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     mesh = make_mesh(config.parallel)
     abstract_state, layout = make_layout(new_state, mesh, config.parallel)
     stages = _make_stages(config, corpus, model, optimizer, layout)
-    batches = loader.TrainBatches(corpus, config, partial(process_slices, mesh))
+    batches = loader.TrainBatches(corpus, config, partial(process_indices, mesh))
     checkpoints = Checkpoints(
         workdir / "checkpoints",
         config.checkpoint,
@@ -256,7 +256,7 @@ def _make_stages(
         objective = Pretraining(model, make_masking(corpus.tokenizer, phase, config.data))
         train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
         eval_step = make_eval_step(objective)
-        slices = partial(process_slices, layout.mesh)
+        indices = partial(process_indices, layout.mesh)
         stages.append(
             loop.Stage(
                 end=end,
@@ -267,7 +267,7 @@ def _make_stages(
                 evaluate=partial(
                     loop.evaluate,
                     compiled(eval_step, in_sharding=layout.params, outputs="metrics"),
-                    partial(loader.eval_batches, corpus, config, phase, slices),
+                    partial(loader.eval_batches, corpus, config, phase, indices),
                     phase.batch_size,
                 ),
             )

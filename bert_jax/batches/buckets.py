@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_jax.batches import Batch
 from bert_jax.batches.features import NO_LABEL, Features
-from bert_jax.batches.loader import ProcessSlices, single_process, take_slices
+from bert_jax.batches.loader import ProcessIndices, take_indices
 from bert_jax.text.tokenizer import Tokenizer
 
 FILL = -1  # the index of an example of padding alone, which no loss or score counts
@@ -93,7 +93,7 @@ class BucketedBatches:
       batch_size: examples of a global batch.
       steps: of the run.
       seed: of the order.
-      process_slices: the slices of a batch that this process reads.
+      process_indices: the indices of a batch that this process reads.
 
     Attributes:
       lengths: the padded lengths, in rising order.
@@ -106,10 +106,10 @@ class BucketedBatches:
         batch_size: int,
         steps: int,
         seed: int,
-        process_slices: ProcessSlices = single_process,
+        process_indices: ProcessIndices = np.arange,
     ):
         self._batcher, self._batch_size, self._steps = batcher, batch_size, steps
-        self._seed, self._process_slices = seed, process_slices
+        self._seed, self._process_indices = seed, process_indices
         # Independent of `seed`, so that runs of several seeds share their compiled programs.
         longest = self._longest(epoch_batches(batcher.lengths, batch_size, 0, 0))
         self.lengths = choose_lengths(longest, batcher.longest)
@@ -133,7 +133,7 @@ class BucketedBatches:
         # Dropout is keyed by the index in the global batch.
         index = np.arange(len(indices), dtype=np.int32)
         batch = {**self._batcher.batch(indices, length), "index": index}
-        return take_slices(batch, self._process_slices)
+        return take_indices(batch, self._process_indices)
 
     def _longest(self, indices: np.ndarray) -> np.ndarray:
         return np.where(indices == FILL, 0, self._batcher.lengths[indices]).max(-1)

@@ -1,7 +1,7 @@
-"""Batches by step, prefetched by Grain; each process reads its own slices only."""
+"""Batches by step, prefetched by Grain; each process reads its own sequences only."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grain
@@ -15,16 +15,10 @@ from bert_jax.config import DataConfig, Phase, TrainConfig, phases
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.text.tokenizer import Tokenizer
 
-PREFETCHED_BATCHES = 4
 _EVAL_SEED = 0  # the same held-out sequences for every run, whatever its own seed
 
-# Returns the slices (first, end) that a process reads of a global batch of some size.
-ProcessSlices = Callable[[int], Sequence[tuple[int, int]]]
-
-
-def single_process(batch_size: int) -> Sequence[tuple[int, int]]:
-    """Return the slices of the only process: the global batch."""
-    return [(0, batch_size)]
+# Returns the indices that a process reads of a global batch of some size; np.arange for all of it.
+ProcessIndices = Callable[[int], np.ndarray]
 
 
 def make_sequences(
@@ -41,9 +35,9 @@ class TrainBatches:
     """The batch of every step of a run, by index: a pure function of (config, text, step)."""
 
     def __init__(
-        self, corpus: Corpus, config: TrainConfig, process_slices: ProcessSlices = single_process
+        self, corpus: Corpus, config: TrainConfig, process_indices: ProcessIndices = np.arange
     ):
-        self._num_steps, self._process_slices = config.steps, process_slices
+        self._num_steps, self._process_indices = config.steps, process_indices
         self._phases = []
         for number, (first_step, phase) in enumerate(phases(config)):
             sequences = make_sequences(
@@ -60,7 +54,7 @@ class TrainBatches:
 
     def __getitem__(self, step: int) -> Batch:
         first_step, size, sequences = next(p for p in reversed(self._phases) if p[0] <= step)
-        return sequences.batch(step - first_step, size, _indices(self._process_slices, size))
+        return sequences.batch(step - first_step, size, self._process_indices(size))
 
     def epochs(self) -> float:
         """Return the number of passes over the text in the run."""
@@ -79,21 +73,20 @@ class TrainBatches:
 def prefetch(batches: Any, step: int) -> Iterator[Any]:
     """Yield the items of a sequence from `step` on, while a thread prepares the next ones."""
     dataset = grain.MapDataset.source(batches)[step:]
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCHED_BATCHES)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
     return iter(dataset.to_iter_dataset(options))
 
 
-def take_slices(batch: Batch, process_slices: ProcessSlices) -> Batch:
-    """Return the part of a global batch that a process reads."""
-    indices = _indices(process_slices, len(batch["input_ids"]))
-    return {name: value[indices] for name, value in batch.items()}
+def take_indices(batch: Batch, process_indices: ProcessIndices) -> Batch:
+    """Return the sequences of a global batch that a process reads."""
+    return {name: value[process_indices(len(value))] for name, value in batch.items()}
 
 
 def eval_batches(
     corpus: Corpus,
     config: TrainConfig,
     phase: Phase,
-    process_slices: ProcessSlices = single_process,
+    process_indices: ProcessIndices = np.arange,
 ) -> Iterator[Batch]:
     """Yield the held-out sequences, each once; sequences of padding complete the last batch.
 
@@ -106,13 +99,8 @@ def eval_batches(
     sequences = make_sequences(corpus.eval, corpus.tokenizer, data, phase.max_length, _EVAL_SEED)
     total = min(sequences.sequences_per_epoch, config.eval_rows)
     for number in range(-(-total // size)):
-        batch = dict(sequences.batch(number, size, _indices(process_slices, size)))
+        batch = dict(sequences.batch(number, size, process_indices(size)))
         batch["index"] = batch["index"] + np.int32(number * size)
         is_padding = batch["index"] >= total
         batch["attention_mask"] = np.where(is_padding[:, None], 0, batch["attention_mask"])
         yield batch
-
-
-def _indices(process_slices: ProcessSlices, batch_size: int) -> np.ndarray:
-    """Return the indices in a global batch that a process reads."""
-    return np.concatenate([np.arange(low, high) for low, high in process_slices(batch_size)])

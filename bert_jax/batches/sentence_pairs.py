@@ -12,7 +12,6 @@ one: it drops a random choice of its sequences, or adds some of a second split.
 
 import dataclasses
 import functools
-import itertools
 
 import numpy as np
 
@@ -23,17 +22,6 @@ from bert_jax.text.tokenizer import Tokenizer
 
 _BLOCK_SENTENCES = 1024
 _GROUP_BLOCKS = 2048
-
-# A pair before segment B is chosen; sentences are numbered over the whole store.
-_PAIR = np.dtype(
-    [
-        ("start", np.int64),  # first sentence of segment A
-        ("split", np.int64),  # first sentence after segment A
-        ("end", np.int64),  # first sentence after segment B, unless it is random
-        ("target", np.int64),  # number of tokens that the pair should have
-        ("is_random", bool),  # whether segment B comes from another document
-    ]
-)
 
 
 @dataclasses.dataclass
@@ -95,14 +83,13 @@ class SentencePairs:
     def _shuffled_group(self, epoch: int, group: int) -> np.ndarray:
         """Return the sequences of a group in their order, [group_size]."""
         missing, chosen = self._group_size, []
-        for draw in itertools.count():
+        while missing:
+            draw = len(chosen)
             sequences = self._draw_sequences(epoch, group, draw)
             key = (EXTRA, epoch, group, draw) if draw else (ORDER, epoch, group)
             order = keyed_generator(self.seed, *key).permutation(len(sequences))
             chosen.append(sequences[order[:missing]])
             missing -= len(chosen[-1])
-            if not missing:
-                break
         return np.concatenate(chosen)
 
     def _draw_sequences(self, epoch: int, group: int, draw: int) -> np.ndarray:
@@ -110,7 +97,11 @@ class SentencePairs:
         return self._draw_pairs(epoch, group, draw)
 
     def _draw_pairs(self, epoch: int, group: int, draw: int) -> np.ndarray:
-        """Split every document of a group into pairs by Google's procedure, all at once, [n]."""
+        """Split every document of a group into pairs by Google's procedure, all at once, [n].
+
+        Segment A is the sentences from `start` to `split`, and B those to `end`, unless `is_random`
+        says that B comes from another document. `target` is the number of tokens of the pair.
+        """
         generator = keyed_generator(self.seed, PAIRS, epoch, group, draw)
         start, end = self._documents(epoch, group)
         offsets, budget = self.store.sentences, self.length - 3
@@ -127,7 +118,7 @@ class SentencePairs:
             if not self.sentence_order:
                 is_random |= v < 0.5
             columns = [start, split, stop, target, is_random]
-            pairs.append(np.rec.fromarrays(columns, dtype=_PAIR))
+            pairs.append(np.rec.fromarrays(columns, names="start,split,end,target,is_random"))
             start = np.where(is_random, split, stop)  # a random B leaves its sentences to the next
             unfinished = start < end
             start, end, target = start[unfinished], end[unfinished], target[unfinished]

@@ -12,7 +12,6 @@ from bert_jax.settings import from_dict
 from bert_jax.tasks import TASKS
 from bert_jax.text.tokenizer import Tokenizer
 
-_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_new"}  # two names of one function
 _MAX_LABELS = 1 << 16  # a `num_labels` beyond it is damage
 
 
@@ -42,10 +41,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object of a JSON file."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); fetch it again") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path} has no JSON object; fetch it again")
     return values
 
 
@@ -64,7 +63,8 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     # A missing value is the default of `transformers`: the erf form of GELU, for one.
     known = {"hidden_act": "gelu", **{k: v for k, v in values.items() if k in fields}}
     config = from_dict(ModelConfig, {**known, "model_type": model_type, "dtype": "float32"}, where)
-    config.hidden_act = _ACTIVATIONS.get(config.hidden_act, config.hidden_act)
+    if config.hidden_act == "gelu_pytorch_tanh":  # two names of one function
+        config.hidden_act = "gelu_new"
     if model_type == "roberta":
         if config.position_embedding_type != "absolute":
             raise UserError(f"{where}: relative positions are read of a bert only")

@@ -16,8 +16,7 @@ from bert_jax.errors import UserError
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text.tokenizer import Tokenizer
 
-_PREFIX = "bert_model.ckpt"
-_CONFIG = "bert_config.json"
+_PREFIX, _CONFIG = "bert_model.ckpt", "bert_config.json"
 
 
 def is_google(path: Path) -> bool:
@@ -39,7 +38,9 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
             tensor = _transposed(tensor)
         tensors[_standard_name(name)] = tensor
     converted = names.from_foreign(tensors, config, str(path))
-    tokenizer = tokenizer_lib.load(path / "vocab.txt", lowercase=_is_lowercase(path / "vocab.txt"))
+    tokenizer = tokenizer_lib.load(path / "vocab.txt", lowercase=False)
+    if _is_lowercase(tokenizer):
+        tokenizer = tokenizer_lib.load(path / "vocab.txt", lowercase=True)
     check_tokenizer(path, tokenizer, config)
     return config, converted, tokenizer
 
@@ -70,11 +71,8 @@ def _transposed(tensor: LazyTensor) -> LazyTensor:
     return LazyTensor(tensor.shape[::-1], tensor.dtype, lambda: tensor.read().T)
 
 
-def _is_lowercase(path: Path) -> bool:
+def _is_lowercase(tokenizer: Tokenizer) -> bool:
     """Return whether a vocabulary is lowercase, which no file says: few tokens have capitals."""
-    try:
-        tokens = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); fetch it again") from error
+    tokens = [tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size)]
     capitals = sum(token != token.lower() for token in tokens if not token.startswith("["))
     return capitals < 0.01 * len(tokens)

@@ -13,16 +13,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import ModelConfig, TaskConfig
-from bert_jax.convert import names, tokenizer_files
-from bert_jax.convert.config_json import (
-    HEADS,
-    check_tokenizer,
-    first_position,
-    read_config,
-    read_json,
-    read_task,
-    write_config,
-)
+from bert_jax.convert import config_json, names, tokenizer_files
 from bert_jax.convert.names import Converted, LazyTensor
 from bert_jax.convert.safetensors_files import has_weights, open_weights, write_weights
 from bert_jax.errors import UserError
@@ -50,17 +41,19 @@ def is_huggingface(path: Path) -> bool:
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     """Return a model's config, parameters and tokenizer."""
-    values = read_json(path / "config.json")
-    config = read_config(values, str(path / "config.json"))
-    task = read_task(values, config, str(path / "config.json"))
-    architecture = HEADS[task.kind][1][config.model_type] if task else ""
+    file = path / "config.json"
+    values = config_json.read_json(file)
+    config = config_json.read_config(values, str(file))
+    task = config_json.read_task(values, config, str(file))
+    architecture = config_json.HEADS[task.kind][1][config.model_type] if task else ""
     weights = open_weights(path)
     tensors = {names.standard_name(name, architecture): x for name, x in weights.items()}
     if config.model_type == "roberta" and _POSITIONS in tensors:
-        tensors[_POSITIONS] = _without_first(tensors[_POSITIONS], first_position(values))
+        first = config_json.first_position(values)
+        tensors[_POSITIONS] = _without_first(tensors[_POSITIONS], first)
     converted = names.from_foreign(tensors, config, str(path), task)
     tokenizer = tokenizer_lib.load(path)
-    check_tokenizer(path, tokenizer, config, values)
+    config_json.check_tokenizer(path, tokenizer, config, values)
     return config, converted, tokenizer
 
 
@@ -88,16 +81,16 @@ def save(
             "transformers has removed in its version 5; it cannot be exported"
         )
     exported = _choose_class(params, config.model_type, head, task)
-    is_task = "classifier" not in exported.dropped
-    values = write_config(config, exported.architecture, tokenizer, task if is_task else None)
+    architecture = exported.architecture
+    task = None if "classifier" in exported.dropped else task
+    values = config_json.write_config(config, architecture, tokenizer, task)
     tensors = dict(names.to_foreign(params, exported.dropped))
     if config.position_embedding_type == "sinusoidal":
         sizes = config.max_position_embeddings, config.hidden_size
         tensors[_POSITIONS] = sinusoidal_positions(*sizes)
     if config.model_type == "roberta":
-        padding = (first_position(values), 0), (0, 0)
+        padding = (config_json.first_position(values), 0), (0, 0)
         tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], padding)
-    architecture = exported.architecture
     tensors = {names.name_in_class(name, architecture): x for name, x in tensors.items()}
     (path / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     write_weights(path, tensors)
@@ -110,21 +103,21 @@ def _choose_class(
     params: Mapping[str, Any], model_type: str, head: str | None, task: TaskConfig | None
 ) -> Exported:
     """Return the class of `transformers` for a head, by default the first that fits."""
-    present = names.module_names(params)
+    present, heads = names.module_names(params), config_json.HEADS
     if task:
         head = head or task.kind
         if head in TASKS and head != task.kind:
-            raise UserError(f"--head={head} does not fit a checkpoint of {task.kind}; remove it")
+            raise UserError(f"head={head} does not fit a checkpoint of {task.kind}; remove it")
     if head is None:
-        fits = (h for h, (modules, c) in HEADS.items() if model_type in c and present >= {*modules})
+        fits = (h for h, (m, c) in heads.items() if model_type in c and present >= {*m})
         head = next(fits, "none")
-    modules, classes = HEADS[head]
+    modules, classes = heads[head]
     if model_type not in classes:
-        raise UserError(f"--head={head} does not fit a {model_type}; use --head=masked-lm")
+        raise UserError(f"head={head} does not fit a {model_type}; use head=masked-lm")
     absent = sorted({*modules} - present)
     if absent and head != "none":
         raise UserError(
-            f"the checkpoint has no {', '.join(absent)}, which --head={head} is to write; it has "
+            f"the checkpoint has no {', '.join(absent)}, which head={head} is to write; it has "
             f"{', '.join(sorted(present)) or 'the encoder only'}"
         )
     return Exported(classes[model_type], sorted(present - {*modules}), absent)

@@ -13,7 +13,7 @@ strings and resources. Sources: `tensorflow/core/util/tensor_bundle`,
 import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -38,8 +38,6 @@ _DTYPES = {
     19: np.float16,
 }
 
-Fields = dict[int, int | bytes]  # of a protocol buffer, by tag
-
 
 class _DamagedError(Exception):
     """The bytes do not follow the format."""
@@ -54,10 +52,9 @@ def open_bundle(prefix: Path) -> dict[str, LazyTensor]:
         table = list(_table(path.read_bytes()))
         if not table or table[0][0] != b"":
             raise _DamagedError("no header")
-        header = _fields(table[0][1])
-        if header.get(2, 0) != 0:
+        shards, is_big_endian = _integers(dict(_fields(table[0][1])), 1, 2)
+        if is_big_endian:
             raise UserError(f"{path} was written on a big-endian machine, which is not read")
-        shards = _integer(header.get(1, 0))
         tensors = {key.decode(): _tensor(prefix, shards, value) for key, value in table[1:]}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
     except OSError as error:
@@ -68,12 +65,12 @@ def open_bundle(prefix: Path) -> dict[str, LazyTensor]:
 
 def _tensor(prefix: Path, shards: int, value: bytes) -> LazyTensor | None:
     """Return the tensor of a BundleEntryProto; None if it has no numbers."""
-    entry = _fields(value)
+    entry = dict(_fields(value))
     if 7 in entry:
         raise UserError(f"{prefix} has partitioned variables, which are not read")
-    number, shard, offset, size, checksum = (_integer(entry.get(n, 0)) for n in (1, 3, 4, 5, 6))
-    sizes = [d for tag, d in _all_fields(_bytes(entry.get(2, b""))) if tag == 2]
-    shape = tuple(_integer(_fields(_bytes(dimension)).get(1, 0)) for dimension in sizes)
+    number, shard, offset, size, checksum = _integers(entry, 1, 3, 4, 5, 6)
+    dimensions = [value for tag, value in _fields(entry.get(2, b"")) if tag == 2]
+    shape = tuple(_integers(dict(_fields(value)), 1)[0] for value in dimensions)
     if shard >= shards or max(shape, default=0) >= 1 << 40 or len(shape) > 8:
         raise _DamagedError("an impossible entry")
     if number not in _DTYPES:
@@ -167,8 +164,10 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     raise _DamagedError("a number without end")
 
 
-def _all_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the tag and the value of each field of a protocol buffer."""
+    if not isinstance(data, bytes):
+        raise _DamagedError("a field of another type")
     position = 0
     while position < len(data):
         key, position = _varint(data, position)
@@ -190,17 +189,9 @@ def _all_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield key >> 3, value
 
 
-def _fields(data: bytes) -> Fields:
-    return dict(_all_fields(data))
-
-
-def _integer(value: int | bytes) -> int:
-    if not isinstance(value, int):
+def _integers(fields: Mapping[int, int | bytes], *tags: int) -> list[int]:
+    values = [fields.get(tag, 0) for tag in tags]
+    integers = [value for value in values if isinstance(value, int)]
+    if len(integers) < len(values):
         raise _DamagedError("a field of another type")
-    return value
-
-
-def _bytes(value: int | bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise _DamagedError("a field of another type")
-    return value
+    return integers

@@ -77,19 +77,15 @@ def num_batch_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def process_slices(mesh: Mesh, batch_size: int) -> list[tuple[int, int]]:
-    """Return the slices of a batch that this process's devices hold, each as (first, end).
+def process_indices(mesh: Mesh, batch_size: int) -> np.ndarray:
+    """Return the indices of a batch that this process's devices hold, in rising order.
 
     It is the whole batch where the process's devices are shards of one copy of the model.
     """
     sharding = NamedSharding(mesh, P(BATCH_AXES))
     indices = sharding.addressable_devices_indices_map((batch_size,)).values()
-    slices: list[tuple[int, int]] = []
-    for first, end in sorted({index[0].indices(batch_size)[:2] for index in indices if index}):
-        if slices and slices[-1][1] == first:
-            first = slices.pop()[0]
-        slices.append((first, end))
-    return slices
+    slices = {index[0].indices(batch_size)[:2] for index in indices if index}
+    return np.concatenate([np.arange(first, end) for first, end in sorted(slices)])
 
 
 def check_divides(batch_size: int, microbatches: int, mesh: Mesh) -> None:

@@ -27,7 +27,7 @@ def predict(
     examples: Sequence[Example],
     batcher: Batcher,
     batch_size: int,
-    process_slices: loader.ProcessSlices = loader.single_process,
+    process_indices: loader.ProcessIndices = np.arange,
 ) -> tuple[list[Any], dict[str, float]]:
     """Return the prediction of each example and, if all have labels, the loss and the scores.
 
@@ -38,7 +38,7 @@ def predict(
       examples: to predict.
       batcher: of their features.
       batch_size: features of a global batch.
-      process_slices: the slices of a batch that this process reads; it returns all predictions.
+      process_indices: the indices of a batch that this process reads; it returns all predictions.
     """
     started, features = time.monotonic(), batcher.features
     predictions: list[Any] = [None] * len(examples)
@@ -55,7 +55,7 @@ def predict(
     # The logits of a batch are read while the device runs the next one, and then dropped.
     running: tuple[np.ndarray, Any, Metrics] | None = None
     for indices, batch in eval_batches(batcher, batch_size):
-        logits, batch_metrics = step(params, loader.take_slices(batch, process_slices))
+        logits, batch_metrics = step(params, loader.take_indices(batch, process_indices))
         if running:
             collect(*running)
         running = indices, logits, batch_metrics

@@ -1,4 +1,4 @@
-"""Parameter shapes of the small models are traced once: most of the time of a load is theirs."""
+"""Trace the parameter shapes of the small models once: they take most of the time of a load."""
 
 import functools
 

@@ -2,7 +2,7 @@
 
     python tests/convert/make_golden.py PART [PART ...]
 
-Each part was made, on a CPU, where its packages are installed:
+Each part was written, on a CPU, where its packages are installed:
 
     transformers  bert/ and roberta/: transformers 5.23.0, torch 2.13.0
     relative      relative_key/ and relative_key_query/: transformers 4.57.6, torch 2.13.0 (the last
@@ -77,11 +77,11 @@ def write(folder: Path, model, inputs: dict[str, np.ndarray], vocabulary: dict[s
     labels = torch.full_like(tensors["input_ids"], -100)
     row, column = np.nonzero(inputs["positions"])
     labels[row, inputs["positions"][row, column]] = tensors["labels"][row, column]
-    given = {k: tensors[k] for k in ("input_ids", "token_type_ids", "attention_mask")}
-    given["labels"] = labels
+    model_inputs = {k: tensors[k] for k in ("input_ids", "token_type_ids", "attention_mask")}
+    model_inputs["labels"] = labels
     if hasattr(model, "cls"):
-        given["next_sentence_label"] = tensors["next_sentence_label"]
-    output = model(**given, output_hidden_states=True, output_attentions=True)
+        model_inputs["next_sentence_label"] = tensors["next_sentence_label"]
+    output = model(**model_inputs, output_hidden_states=True, output_attentions=True)
     output.loss.backward()
     expected = {"loss": output.loss}
     expected |= {f"hidden/{i}": value for i, value in enumerate(output.hidden_states)}
@@ -177,8 +177,8 @@ def google_variables() -> dict[str, np.ndarray]:
     values = {"global_step": np.array(1234567890123, np.int64)}
     for number, (name, shape) in enumerate(shapes.items()):
         # No generator, which could give others one day; every step of this is exact.
-        whole = (np.arange(np.prod(shape)) * 7919 + 101 * number) % 10007 - 5003
-        values[name] = np.float32(whole / 4096).reshape(shape)
+        integers = (np.arange(np.prod(shape)) * 7919 + 101 * number) % 10007 - 5003
+        values[name] = np.float32(integers / 4096).reshape(shape)
     return values
 
 

@@ -34,8 +34,8 @@ class Golden:
 
     def parts(self, kind: str) -> list[np.ndarray]:
         """The layers' outputs of one kind, in order."""
-        found = (self.expected.get(f"{kind}/{index}") for index in range(10))
-        return [value for value in found if value is not None]
+        layers = (self.expected.get(f"{kind}/{index}") for index in range(10))
+        return [value for value in layers if value is not None]
 
 
 @pytest.fixture(params=["bert", "roberta", "relative_key", "relative_key_query"], scope="module")
@@ -46,11 +46,11 @@ def golden(request):
     return Golden(bert_jax.load(folder), inputs, tensors)
 
 
-def close(found, wanted, least: float) -> None:
+def close(actual, expected, least: float) -> None:
     """Within 1e-5, of values of mean size `least` or more."""
-    assert found.shape == wanted.shape
-    assert np.abs(wanted).mean() > least
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    assert actual.shape == expected.shape
+    assert np.abs(expected).mean() > least
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
 def test_every_number_of_the_forward_pass(golden):
@@ -62,19 +62,19 @@ def test_every_number_of_the_forward_pass(golden):
     run = partial(encoder.apply, output_hidden_states=True, output_attentions=True)
 
     @fast_jit
-    def all_of_it(params, rows, positions):
+    def outputs(params, rows, positions):
         heads = bert.model.apply({"params": params}, *rows, positions)
         return run({"params": params["bert"]}, *rows), heads
 
-    found, heads = all_of_it(bert.params, golden.rows(), golden.inputs["positions"])
-    real = mask.astype(bool)  # what stands at padding is nobody's, and a RoBERTa counts it apart
-    for actual, wanted in zip(found.hidden_states, golden.parts("hidden"), strict=True):
-        close(np.asarray(actual)[real], wanted[real], 0.5)
-    for actual, wanted in zip(found.attentions, golden.parts("attention"), strict=True):
-        close(*(np.moveaxis(np.asarray(x), 1, 2)[real] for x in (actual, wanted)), 0.05)
+    actual, heads = outputs(bert.params, golden.rows(), golden.inputs["positions"])
+    real = mask.astype(bool)  # outputs at padding have no meaning
+    for layer, golden_layer in zip(actual.hidden_states, golden.parts("hidden"), strict=True):
+        close(np.asarray(layer)[real], golden_layer[real], 0.5)
+    for layer, golden_layer in zip(actual.attentions, golden.parts("attention"), strict=True):
+        close(*(np.moveaxis(np.asarray(x), 1, 2)[real] for x in (layer, golden_layer)), 0.05)
     close(heads.mlm_logits, expected["mlm"], 0.5)
     if "pooled" in expected:
-        close(found.pooled, expected["pooled"], 0.3)
+        close(actual.pooled, expected["pooled"], 0.3)
         close(heads.nsp_logits, expected["nsp"], 0.3)
 
 
@@ -98,32 +98,32 @@ def test_loss_and_every_gradient(golden):
 
     loss, gradients = run(bert.params)
     assert float(loss) == pytest.approx(golden.expected["loss"].item(), rel=1e-5)
-    found = dict(names.to_foreign(gradients))
-    wanted = {
+    actual = dict(names.to_foreign(gradients))
+    gradients_by_name = {
         names.standard_name(name.removeprefix("gradient/")): value
         for name, value in golden.expected.items()
         if name.startswith("gradient/")
     }
-    assert set(found) == set(wanted)
+    assert set(actual) == set(gradients_by_name)
     kind = bert.config.position_embedding_type
-    whole = np.sqrt(sum(float((value**2).sum()) for value in wanted.values()))
-    for name, value in found.items():
-        expected = wanted[name]
+    norm = np.sqrt(sum(float((value**2).sum()) for value in gradients_by_name.values()))
+    for name, value in actual.items():
+        expected = gradients_by_name[name]
         if name.endswith("position_embeddings.weight"):  # a RoBERTa's have two rows of padding
             expected = expected[-len(value) :]
         assert value.shape == expected.shape
         if name.endswith("self.key.bias") and kind != "relative_key_query":
             # Zero but for rounding: it shifts all scores of a row.
-            assert np.abs(value - expected).max() < 1e-5 * whole
+            assert np.abs(value - expected).max() < 1e-5 * norm
             continue
         error = np.linalg.norm(value - expected) / np.linalg.norm(expected)
         assert error < 1e-5, (name, error)
 
 
 def google_name(path: str) -> str:
-    """What google-research/bert calls a parameter; its matrices lie as Flax's do."""
+    """Return the name of a parameter in google-research/bert; matrices have the same layout."""
     path = re.sub(r"layer_(\d+)/", r"encoder/layer_\1/", path)
-    for ours, theirs in {
+    for ours, google in {
         "attention_layer_norm": "attention/output/LayerNorm",
         "feed_forward_layer_norm": "output/LayerNorm",
         "mlm_head/layer_norm": "cls/predictions/transform/LayerNorm",
@@ -143,17 +143,17 @@ def google_name(path: str) -> str:
         "LayerNorm/scale": "LayerNorm/gamma",
         "LayerNorm/bias": "LayerNorm/beta",
     }.items():
-        path = path.replace(ours, theirs)
+        path = path.replace(ours, google)
     return path
 
 
 @pytest.mark.parametrize("folder", ["google", "google_sharded"])
-def test_the_very_values_that_tensorflow_wrote(folder):
+def test_every_value_that_tensorflow_wrote(folder):
     bert = bert_jax.load(GOLDEN / folder)
     values = google_variables()
     values["cls/seq_relationship/output_weights"] = values["cls/seq_relationship/output_weights"].T
-    found = traverse_util.flatten_dict(bert.params, sep="/")
-    for path, value in found.items():
+    actual = traverse_util.flatten_dict(bert.params, sep="/")
+    for path, value in actual.items():
         np.testing.assert_array_equal(value, values.pop(google_name(path)), strict=True)
     assert set(values) == {
         "global_step",

@@ -1,4 +1,4 @@
-"""Directories of `transformers` in all their spellings, there and back, and those refused."""
+"""Hugging Face checkpoint directories: loaded, exported and loaded again, or refused."""
 
 import dataclasses
 import json
@@ -55,9 +55,9 @@ def change_config(folder: Path, **values) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def same(found, wanted) -> None:
+def same(actual, expected) -> None:
     """Bit for bit."""
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), found, wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), actual, expected)
 
 
 def without(params, *parts: str):
@@ -77,7 +77,7 @@ def refused(path: Path, *said: str) -> str:
     return message
 
 
-# The same model, written otherwise.
+# The same model in other layouts.
 
 
 def old_names(folder, tensors):
@@ -112,7 +112,7 @@ def double(folder, tensors):
 
 
 def least_config(folder, tensors):
-    """What `transformers` leaves out where it is usual; and what it has besides."""
+    """Without fields that `transformers` omits, and with an unknown one."""
     config = json.loads((folder / "config.json").read_text())
     for name in ("model_type", "hidden_act", "layer_norm_eps", "type_vocab_size"):
         del config[name]
@@ -122,24 +122,23 @@ def least_config(folder, tensors):
 @pytest.mark.parametrize(
     "variant", [old_names, no_prefix, shards, decoder_again, double, least_config]
 )
-def test_the_same_model_written_otherwise(variant, folder, golden):
+def test_the_same_model_in_another_layout(variant, folder, golden):
     variant(folder, tensors_of(folder))
-    found = bert_jax.load(folder)
-    same(found.params, golden.params)
-    assert found.config == golden.config
-    assert found.tokenizer.fingerprint == golden.tokenizer.fingerprint
-    assert not found.unused
+    loaded = bert_jax.load(folder)
+    same(loaded.params, golden.params)
+    assert loaded.config == golden.config
+    assert loaded.tokenizer.fingerprint == golden.tokenizer.fingerprint
+    assert not loaded.unused
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision(dtype, folder, golden):
     rounded = {name: value.astype(dtype) for name, value in tensors_of(folder).items()}
     write(folder, rounded)
-    found = bert_jax.load(folder)
-    found = dict(names.to_foreign(found.params))
-    assert set(found) == set(rounded)
+    actual = dict(names.to_foreign(bert_jax.load(folder).params))
+    assert set(actual) == set(rounded)
     for name, value in rounded.items():
-        np.testing.assert_array_equal(found[name], value.astype(np.float32), strict=True)
+        np.testing.assert_array_equal(actual[name], value.astype(np.float32), strict=True)
 
 
 def test_another_output_matrix_is_refused(folder):
@@ -153,32 +152,32 @@ def test_another_output_matrix_is_refused(folder):
 def test_an_encoder_alone(folder, golden):
     encoder = {n: v for n, v in tensors_of(folder).items() if n.startswith("bert.")}
     write(folder, encoder)
-    found = bert_jax.load(folder)
-    same(found.params, {"bert": golden.params["bert"]})
+    loaded = bert_jax.load(folder)
+    same(loaded.params, {"bert": golden.params["bert"]})
     with pytest.raises(UserError, match="no masked LM head") as caught:
-        found.fill_mask("the [MASK] fox")
+        loaded.fill_mask("the [MASK] fox")
     assert "\n" not in str(caught.value)
     write(folder, {name: value for name, value in encoder.items() if "pooler" not in name})
     assert "pooler" not in bert_jax.load(folder).params["bert"]
 
 
-def test_part_of_a_head_is_refused(folder):
+def test_an_incomplete_head_is_refused(folder):
     tensors = tensors_of(folder)
     del tensors["cls.predictions.transform.dense.bias"]
     write(folder, tensors)
     refused(folder, str(folder), "cls.predictions.transform.dense.bias")
 
 
-def test_what_the_model_has_no_place_for(folder, golden):
+def test_unused_tensors_are_named(folder, golden):
     surplus = {
         "classifier.weight": np.ones((3, 12), np.float32),
         "classifier.bias": np.ones(3, np.float32),
         "bert.embeddings.position_ids": np.arange(20)[None],  # in files of older versions
     }
     write(folder, tensors_of(folder) | surplus)
-    found = bert_jax.load(folder)
-    same(found.params, golden.params)
-    assert list(found.unused) == sorted(surplus)
+    loaded = bert_jax.load(folder)
+    same(loaded.params, golden.params)
+    assert list(loaded.unused) == sorted(surplus)
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -190,22 +189,26 @@ def test_case_of_a_vocabulary(lowercase, folder):
     assert list(second) == (list(first) if lowercase else [unknown, unknown])
 
 
-# There and back.
+# Export and load.
 
 
-def back(bert, path, head=None):
-    """Exports and loads again, and nothing else is left there."""
-    made = bert.export(path, head)
-    assert json.loads((path / "config.json").read_text())["architectures"] == [made.architecture]
-    found = bert_jax.load(path)
-    assert names.module_names(found.params) == names.module_names(bert.params) - set(made.dropped)
-    assert found.config == bert.config
-    assert found.task == (None if head else bert.task)
-    assert type(found.model) is type(bert.model) or head
-    assert found.tokenizer.fingerprint == bert.tokenizer.fingerprint
-    assert not found.unused
+def round_trip(bert, path, head=None):
+    """Export and load again; check that no other file is left."""
+    exported = bert.export(path, head)
+    assert json.loads((path / "config.json").read_text())["architectures"] == [
+        exported.architecture
+    ]
+    loaded = bert_jax.load(path)
+    assert names.module_names(loaded.params) == names.module_names(bert.params) - set(
+        exported.dropped
+    )
+    assert loaded.config == bert.config
+    assert loaded.task == (None if head else bert.task)
+    assert type(loaded.model) is type(bert.model) or head
+    assert loaded.tokenizer.fingerprint == bert.tokenizer.fingerprint
+    assert not loaded.unused
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-    return found.params
+    return loaded.params
 
 
 @pytest.mark.parametrize(
@@ -217,32 +220,32 @@ def back(bert, path, head=None):
         ("none", ["mlm_head", "nsp_head"]),
     ],
 )
-def test_export_of_a_bert_and_back(head, lost, golden, tmp_path):
-    same(back(golden, tmp_path / "out", head), without(golden.params, *lost))
+def test_round_trip_of_a_bert(head, lost, golden, tmp_path):
+    same(round_trip(golden, tmp_path / "out", head), without(golden.params, *lost))
 
 
 @pytest.mark.parametrize("head", ["masked-lm", "none"])
-def test_export_of_a_roberta_and_back(head, tmp_path):
-    model = copied("roberta", tmp_path / "there" / "model")
+def test_round_trip_of_a_roberta(head, tmp_path):
+    model = copied("roberta", tmp_path / "original" / "model")
     pooler = {"weight": np.eye(12, dtype=np.float32), "bias": np.ones(12, np.float32)}
     pooler = {f"roberta.pooler.dense.{name}": value for name, value in pooler.items()}
     write(model, tensors_of(model) | pooler)
     bert = bert_jax.load(model)
-    (tmp_path / "here").mkdir()
-    found = back(bert, tmp_path / "here" / "out", head)
-    same(found, without(bert.params, "mlm_head" if head == "none" else "bert/pooler"))
+    (tmp_path / "exported").mkdir()
+    params = round_trip(bert, tmp_path / "exported" / "out", head)
+    same(params, without(bert.params, "mlm_head" if head == "none" else "bert/pooler"))
 
 
-def test_sinusoidal_positions_come_back_as_a_table(golden, tmp_path):
+def test_sinusoidal_positions_are_exported_as_a_table(golden, tmp_path):
     config = dataclasses.replace(golden.config, position_embedding_type="sinusoidal")
     positions = "bert/embeddings/position_embeddings"
     params = without(golden.params, positions)
     bert = dataclasses.replace(golden, config=config, params=params)
     bert.export(tmp_path / "out")
-    found = bert_jax.load(tmp_path / "out")
-    assert found.config == golden.config
-    same(without(found.params, positions), params)
-    table = np.asarray(found.params["bert"]["embeddings"]["position_embeddings"])
+    loaded = bert_jax.load(tmp_path / "out")
+    assert loaded.config == golden.config
+    same(without(loaded.params, positions), params)
+    table = np.asarray(loaded.params["bert"]["embeddings"]["position_embeddings"])
     angles = np.arange(20)[:, None] / 10000 ** (np.arange(0, 12, 2) / 12)
     np.testing.assert_allclose(table[:, ::2], np.sin(angles), rtol=0, atol=1e-6)
     np.testing.assert_allclose(table[:, 1::2], np.cos(angles), rtol=0, atol=1e-6)
@@ -257,7 +260,7 @@ def test_relative_positions_are_not_exported(kind, tmp_path):
 
 
 def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="--head=pretraining does not fit a roberta"):
+    with pytest.raises(UserError, match="head=pretraining does not fit a roberta"):
         bert_jax.load(GOLDEN / "roberta").export(tmp_path / "out", "pretraining")
     encoder = dataclasses.replace(golden, params={"bert": golden.params["bert"]})
     with pytest.raises(UserError, match=r"has no mlm_head, .* it has bert/pooler"):
@@ -284,15 +287,15 @@ def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("lacks", [(), ("bert/pooler", "nsp_head"), ("mlm_head", "nsp_head")])
-def test_a_checkpoint_of_ours_and_back(lacks, golden, tmp_path):
+def test_round_trip_of_an_own_checkpoint(lacks, golden, tmp_path):
     params = without(golden.params, *lacks)
     dataclasses.replace(golden, params=params).save(tmp_path / "ours")
-    found = bert_jax.load(tmp_path / "ours")
-    same(found.params, params)
-    assert found.config == golden.config
-    assert found.tokenizer.fingerprint == golden.tokenizer.fingerprint
+    loaded = bert_jax.load(tmp_path / "ours")
+    same(loaded.params, params)
+    assert loaded.config == golden.config
+    assert loaded.tokenizer.fingerprint == golden.tokenizer.fingerprint
     if "mlm_head" not in lacks:
-        assert found.fill_mask("the [MASK] fox") == golden.fill_mask("the [MASK] fox")
+        assert loaded.fill_mask("the [MASK] fox") == golden.fill_mask("the [MASK] fox")
 
 
 # Fine-tuned models.
@@ -324,24 +327,24 @@ def fine_tuned(bert, task: TaskConfig, probe: str = "") -> bert_jax.Bert:
 
 
 @of_each_task
-def test_export_of_a_task_and_back(task, either, tmp_path):
+def test_round_trip_of_a_task(task, either, tmp_path):
     bert = fine_tuned(either, task)
-    same(back(bert, tmp_path / "out"), bert.params)
+    same(round_trip(bert, tmp_path / "out"), bert.params)
 
 
 @pytest.mark.parametrize(
     ("number", "probe"), [(0, ""), (1, "2"), (2, "mix"), (3, "mix"), (4, ""), (5, "0")]
 )
-def test_a_fine_tuned_checkpoint_of_ours_and_back(number, probe, golden, tmp_path):
+def test_round_trip_of_an_own_fine_tuned_checkpoint(number, probe, golden, tmp_path):
     bert = fine_tuned(golden, TASKS[number], probe)
     assert ("mix" in names.module_names(bert.params)) == (probe == "mix")
     bert.save(tmp_path / "ours")
-    found = bert_jax.load(tmp_path / "ours")
-    same(found.params, bert.params)
-    assert (found.task, found.model, found.config) == (bert.task, bert.model, bert.config)
+    loaded = bert_jax.load(tmp_path / "ours")
+    same(loaded.params, bert.params)
+    assert (loaded.task, loaded.model, loaded.config) == (bert.task, bert.model, bert.config)
 
 
-def test_what_a_fine_tuned_model_does(golden):
+def test_a_fine_tuned_model_encodes_and_fills_no_mask(golden):
     bert = fine_tuned(golden, TASKS[0])
     encoder = dataclasses.replace(golden, params={"bert": bert.params["bert"]})
     np.testing.assert_array_equal(bert.encode("the fox"), encoder.encode("the fox"))
@@ -350,15 +353,15 @@ def test_what_a_fine_tuned_model_does(golden):
 
 
 @pytest.mark.parametrize("probe", ["mix", "2"])
-def test_of_a_probe_the_encoder_alone_is_exported(probe, golden, tmp_path):
+def test_only_the_encoder_of_a_probe_is_exported(probe, golden, tmp_path):
     bert = fine_tuned(golden, TASKS[0], probe)
     for head in (None, "classification"):
-        with pytest.raises(UserError, match=f"a probe .of '{probe}'.*head none") as caught:
+        with pytest.raises(UserError, match=f"a probe .of '{probe}'.*head=none") as caught:
             bert.export(tmp_path / "out", head)
         assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
-    found = back(bert, tmp_path / "out", "none")
-    same(found, {"bert": bert.params["bert"]})
+    params = round_trip(bert, tmp_path / "out", "none")
+    same(params, {"bert": bert.params["bert"]})
 
 
 def test_heads_that_a_fine_tuned_model_is_not_exported_with(either, tmp_path):
@@ -369,11 +372,11 @@ def test_heads_that_a_fine_tuned_model_is_not_exported_with(either, tmp_path):
     ):
         with pytest.raises(UserError, match=said):
             bert.export(tmp_path / "out", head)
-    found = back(bert, tmp_path / "out", "none")
-    same(found, {"bert": bert.params["bert"]})
+    params = round_trip(bert, tmp_path / "out", "none")
+    same(params, {"bert": bert.params["bert"]})
 
 
-def test_pretraining_goes_on_with_the_encoder_of_a_fine_tuned_model(either):
+def test_pretraining_continues_from_the_encoder_of_a_fine_tuned_model(either):
     bert = fine_tuned(either, TASKS[0])
     config = ModelConfig(hidden_size=99, hidden_dropout_prob=0.25, dtype="bfloat16")
     model = initialization.model_config(bert, config, ["hidden_dropout_prob"])
@@ -386,7 +389,7 @@ def test_pretraining_goes_on_with_the_encoder_of_a_fine_tuned_model(either):
 
 
 def foreign(golden, folder: Path, task: TaskConfig, **values) -> bert_jax.Bert:
-    """Writes a fine-tuned model as another program would, which knows nothing of ours."""
+    """Write a fine-tuned model without the fields that only this package writes."""
     bert = fine_tuned(golden, task)
     bert.export(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -412,7 +415,7 @@ TAGS = TaskConfig("token_classification", labels=("O", "B"))
         (TAGS, {"id2label": {"0": "O", "1": "I"}}, "token_classification", ("O", "I")),
         (TASKS[4], {"id2label": {"0": "x"}}, "question_answering", ()),
         (TASKS[5], {"id2label": {"0": "x", "1": "x"}}, "multiple_choice", ()),
-        # Ours, of a model that was trained again elsewhere.
+        # Exported here, then trained again with another program.
         (TAGS, {"bert_jax_task": {"labels": ["O", "B"]}}, TAGS.kind, ("LABEL_0", "LABEL_1")),
         (SEVERAL, {"bert_jax_task": {"n_best": 3}}, "classification", ("LABEL_0", "LABEL_1")),
     ],
@@ -421,22 +424,22 @@ def test_the_task_of_a_foreign_model(task, values, kind, labels, either, tmp_pat
     if kind == "regression":
         task = TaskConfig("regression")
     bert = foreign(either, tmp_path / "model", task, **values)
-    found = bert_jax.load(tmp_path / "model")
-    assert found.task == TaskConfig(kind=kind, labels=labels)
-    same(found.params, bert.params)
-    assert not found.unused
+    loaded = bert_jax.load(tmp_path / "model")
+    assert loaded.task == TaskConfig(kind=kind, labels=labels)
+    same(loaded.params, bert.params)
+    assert not loaded.unused
 
 
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
-def test_tasks_that_are_none_of_ours_leave_the_encoder(problem, either, tmp_path):
+def test_only_the_encoder_of_an_unsupported_task_is_loaded(problem, either, tmp_path):
     bert = foreign(either, tmp_path / "model", SEVERAL, problem_type=problem)
-    found = bert_jax.load(tmp_path / "model")
-    assert found.task is None
+    loaded = bert_jax.load(tmp_path / "model")
+    assert loaded.task is None
     encoder = bert.params["bert"]
     if bert.config.model_type == "roberta":  # whose pooler is a part of the head
         encoder = {name: value for name, value in encoder.items() if name != "pooler"}
-    same(found.params, {"bert": encoder})
-    assert all(name.startswith("classifier.") for name in found.unused)
+    same(loaded.params, {"bert": encoder})
+    assert all(name.startswith("classifier.") for name in loaded.unused)
 
 
 @pytest.mark.parametrize(
@@ -452,9 +455,9 @@ def test_a_pooler_that_is_not_used(kind, task, unused, tmp_path):
     bert = foreign(bert_jax.load(GOLDEN / kind), tmp_path / "model", task)
     other = {f"{kind}.pooler.dense.bias": np.ones(12, np.float32)}
     write(tmp_path / "model", tensors_of(tmp_path / "model") | other)
-    found = bert_jax.load(tmp_path / "model")
-    same(found.params, bert.params)
-    assert found.unused == [unused]
+    loaded = bert_jax.load(tmp_path / "model")
+    same(loaded.params, bert.params)
+    assert loaded.unused == [unused]
 
 
 @pytest.mark.parametrize(
@@ -502,7 +505,7 @@ def test_configs_of_tasks_that_are_refused(values, said, golden, tmp_path):
     refused(tmp_path / "model", str(tmp_path / "model"), said)
 
 
-def test_a_task_whose_head_is_not_there(either, tmp_path):
+def test_a_task_without_its_head_is_refused(either, tmp_path):
     foreign(either, tmp_path / "model", SEVERAL)
     tensors = tensors_of(tmp_path / "model")
     for gone in (
@@ -515,12 +518,14 @@ def test_a_task_whose_head_is_not_there(either, tmp_path):
         refused(tmp_path / "model", str(tmp_path / "model"), "has no ", "fetch it again")
 
 
-@pytest.mark.parametrize("given", [None, [], {}, "Bert", [3], [["BertForTokenClassification"]]])
-def test_architectures_that_say_nothing(given, folder, golden):
-    change_config(folder, architectures=given)
-    found = bert_jax.load(folder)
-    same(found.params, golden.params)
-    assert found.task is None
+@pytest.mark.parametrize(
+    "architectures", [None, [], {}, "Bert", [3], [["BertForTokenClassification"]]]
+)
+def test_unknown_architectures_have_no_task(architectures, folder, golden):
+    change_config(folder, architectures=architectures)
+    loaded = bert_jax.load(folder)
+    same(loaded.params, golden.params)
+    assert loaded.task is None
 
 
 @pytest.mark.parametrize(
@@ -536,7 +541,7 @@ def test_architectures_that_say_nothing(given, folder, golden):
         ("probe", "mix", "cannot be read"),
     ],
 )
-def test_a_damaged_description_of_ours(field, value, said, golden, tmp_path):
+def test_damaged_metadata_of_an_own_checkpoint(field, value, said, golden, tmp_path):
     fine_tuned(golden, SEVERAL).save(tmp_path / "ours")
     path = tmp_path / "ours" / "config" / "metadata"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
@@ -546,7 +551,7 @@ def test_a_damaged_description_of_ours(field, value, said, golden, tmp_path):
 # What is refused.
 
 
-def test_a_file_cut_short(folder):
+def test_a_truncated_file(folder):
     data = (folder / WEIGHTS).read_bytes()
     for size in (0, 4, 8, 100, len(data) // 2, len(data) - 1):
         (folder / WEIGHTS).write_bytes(data[:size])
@@ -567,8 +572,8 @@ def test_tensors_that_do_not_fit(folder):
         refused(folder, str(folder), name, said)
 
 
-def test_layers_that_are_only_named(folder):
-    # As many as the config says, were the last one counted from: it would take hours to make them.
+def test_layers_without_tensors(folder):
+    # The last number agrees with the config; initializing that many layers would take hours.
     number = 10**7
     name = f"bert.encoder.layer.{number - 1}.output.dense.bias"
     write(folder, tensors_of(folder) | {name: np.ones(12, np.float32)})
@@ -632,28 +637,28 @@ def test_padding_of_a_roberta(padding, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "3", '"bert"', "null", "[" * 100_000, "\0"])
-def test_a_config_that_is_no_config(text, folder):
+def test_a_config_that_is_not_an_object(text, folder):
     (folder / "config.json").write_text(text)
     refused(folder, str(folder / "config.json"))
     (folder / "config.json").write_bytes(b"\xff\xfe" + text.encode())
     refused(folder, str(folder / "config.json"))
 
 
-def test_settings_of_the_tokenizer_that_are_none(folder):
+def test_a_tokenizer_config_that_is_not_an_object(folder):
     (folder / "tokenizer_config.json").write_text("[1]")
     refused(folder, str(folder), "tokenizer_config.json")
 
 
 def test_a_vocabulary_of_another_size(folder):
-    pieces = (folder / "vocab.txt").read_text()
-    (folder / "vocab.txt").write_text(pieces + "more\n")
+    tokens = (folder / "vocab.txt").read_text()
+    (folder / "vocab.txt").write_text(tokens + "more\n")
     refused(folder, str(folder), "22 tokens", "21 embeddings")
     (folder / "vocab.txt").unlink()
     refused(folder, str(folder), "vocab.txt")
 
 
-def test_a_vocabulary_cut_short(folder):
-    # A table filled up to a round number is usual; one with hundreds of rows too many is not.
+def test_a_truncated_vocabulary(folder):
+    # Tables are often rounded up, but not by hundreds of rows.
     tensors = tensors_of(folder)
     for rows, fits in ((128, True), (300, False)):
         change_config(folder, vocab_size=rows)
@@ -688,14 +693,14 @@ def test_a_pickle_is_refused_with_the_way_to_convert_it(folder):
         [],
     ],
 )
-def test_an_index_that_names_no_file_of_the_folder(index, folder):
-    # A whole model beside the folder, which must not be read.
+def test_an_index_of_files_outside_the_directory(index, folder):
+    # A complete model beside the directory must not be read.
     (folder / WEIGHTS).rename(folder.parent / "other.safetensors")
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
     refused(folder, str(folder))
 
 
-def test_a_folder_of_nothing(tmp_path):
+def test_an_empty_directory(tmp_path):
     refused(tmp_path, str(tmp_path))
     refused(tmp_path / "none", str(tmp_path / "none"))
     (tmp_path / "config.json").write_text("{}")

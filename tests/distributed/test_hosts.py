@@ -236,14 +236,14 @@ from bert_jax.commands import process
 from bert_jax.config import ParallelConfig
 from bert_jax.errors import UserError
 from bert_jax.distributed import hosts
-from bert_jax.distributed.mesh import make_mesh, process_slices
+from bert_jax.distributed.mesh import make_mesh, process_indices
 
 address, number, index = (word.split("=")[1] for word in sys.argv[-3:])
 
 
 def check_slices(mesh):
     batch = np.arange(48).reshape(16, 3)
-    local = np.concatenate([batch[low:high] for low, high in process_slices(mesh, 16)])
+    local = batch[process_indices(mesh, 16)]
     sharding = NamedSharding(mesh, P(("data", "fsdp")))
     array = jax.make_array_from_process_local_data(sharding, local)
     assert array.shape == batch.shape
