@@ -22,6 +22,9 @@ from bert_jax.text.tokenizer import Tokenizer
 
 _BLOCK_SENTENCES = 1024
 _GROUP_BLOCKS = 2048
+_PAIR = np.dtype(
+    [*((name, np.int64) for name in ("start", "split", "end", "target")), ("is_random", bool)]
+)
 
 
 @dataclasses.dataclass
@@ -118,7 +121,7 @@ class SentencePairs:
             if not self.sentence_order:
                 is_random |= v < 0.5
             columns = [start, split, stop, target, is_random]
-            pairs.append(np.rec.fromarrays(columns, names="start,split,end,target,is_random"))
+            pairs.append(np.rec.fromarrays(columns, dtype=_PAIR))
             start = np.where(is_random, split, stop)  # a random B leaves its sentences to the next
             unfinished = start < end
             start, end, target = start[unfinished], end[unfinished], target[unfinished]
