@@ -3,26 +3,27 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from bert_jax.config import (
+    CheckpointConfig,
+    DataConfig,
+    DataFiles,
+    FinetuneConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    Phase,
+    TaskConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
+from bert_jax.errors import Interrupted, TrainingError, UserError
+from bert_jax.recipes import recipe
+
 if TYPE_CHECKING:
     from bert_jax.bert import Bert, Guess, load
-    from bert_jax.config import (
-        CheckpointConfig,
-        DataConfig,
-        DataFiles,
-        FinetuneConfig,
-        ModelConfig,
-        OptimizerConfig,
-        ParallelConfig,
-        Phase,
-        TaskConfig,
-        TokenizerConfig,
-        TrainConfig,
-    )
-    from bert_jax.errors import Interrupted, TrainingError, UserError
     from bert_jax.finetuning import FinetuningResult, finetune
     from bert_jax.predictions import Predictions
     from bert_jax.pretraining import PretrainingResult, pretrain
-    from bert_jax.recipes import recipe
 
 __version__ = "0.2.0"
 
@@ -56,17 +57,14 @@ __all__ = [
 # Imported when first used: a command that only prepares text should not wait for JAX.
 _MODULES = {
     "bert": ("Bert", "Guess", "load"),
-    "errors": ("Interrupted", "TrainingError", "UserError"),
     "finetuning": ("FinetuningResult", "finetune"),
     "predictions": ("Predictions",),
     "pretraining": ("PretrainingResult", "pretrain"),
-    "recipes": ("recipe",),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")
-    module = importlib.import_module(f"bert_jax.{_MODULE_OF.get(name, 'config')}")
-    return getattr(module, name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"bert_jax.{module}"), name)
+    raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")

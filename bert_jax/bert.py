@@ -1,11 +1,11 @@
 """The user's view of a model: `bert = bert_jax.load(CHECKPOINT)` and what it can do."""
 
+import contextlib
 import dataclasses
 import functools
-import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,7 +22,7 @@ from bert_jax.config import (
     validate_model,
 )
 from bert_jax.convert import google, huggingface, names
-from bert_jax.embeddings import Encoder
+from bert_jax.embeddings import Encoder, pad
 from bert_jax.errors import UserError
 from bert_jax.models.bert import BertModel, BertOutput
 from bert_jax.models.heads import BertForPreTraining, TaskModel
@@ -89,9 +89,8 @@ class Bert:
 
     def __repr__(self) -> str:
         c, size = self.config, sum(x.size for x in jax.tree.leaves(self.params))
-        task = f", {self.task.kind}" if self.task else ""
-        if self.task and self.task.labels:
-            task += f" of {len(self.task.labels)} labels"
+        labels = f" of {len(self.task.labels)} labels" if self.task and self.task.labels else ""
+        task = f", {self.task.kind}{labels}" if self.task else ""
         return (
             f"Bert({c.model_type}, {c.num_hidden_layers} layers of {c.hidden_size}, "
             f"{c.num_attention_heads} heads, {size:,} parameters, {self.tokenizer.kind} of "
@@ -116,7 +115,7 @@ class Bert:
           `input_ids`, `token_type_ids` and `attention_mask`, [N, L] int32, L the longest sequence.
 
         Raises:
-          UserError: there are no texts, or not as many pairs, or `max_length` cannot be served.
+          UserError: there are no texts, not as many pairs, or `max_length` is out of range.
 
         >>> arrays = getfixture("tiny_bert").tokenize(["A bank.", "A river bank."])
         >>> arrays["input_ids"].shape == arrays["attention_mask"].shape
@@ -136,18 +135,16 @@ class Bert:
         if room < 1 or length > longest:
             raise UserError(f"max_length is {length}; it must leave room and be at most {longest}")
         encoded = [self.tokenizer.encode(column) for column in columns]
-        joined = [
+        joined = (
             build_sequence(truncate(example, room), self.tokenizer, self.config)
             for example in zip(*encoded, strict=True)
-        ]
-        shape = len(joined), max(len(sequence) for sequence, _ in joined)
-        ids = np.full(shape, self.tokenizer.pad_id, np.int32)
-        types, mask = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        for index, (sequence, second) in enumerate(joined):
-            ids[index, : len(sequence)] = sequence
-            mask[index, : len(sequence)] = 1
-            if self.config.type_vocab_size > 1:
-                types[index, second : len(sequence)] = 1
+        )
+        sequences, seconds = zip(*joined, strict=True)
+        shape = len(sequences), max(map(len, sequences))
+        ids, mask = pad(sequences, shape, self.tokenizer.pad_id)
+        types = np.zeros_like(ids)
+        if self.config.type_vocab_size > 1:
+            types = mask * (np.arange(shape[1]) >= np.array(seconds)[:, None])
         return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
 
     def __call__(
@@ -159,26 +156,20 @@ class Bert:
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> BertOutput:
-        """Run the encoder on texts, tokenized as by `tokenize`.
+        """Run the encoder on texts; `tokenize` says which are refused.
 
         Args:
-          texts: one text or several.
-          text_pairs: the second text of each, if there is one.
-          max_length: tokens of a sequence, at most.
+          texts, text_pairs, max_length: as in `tokenize`.
           output_hidden_states: return the embeddings and the output of every layer, [N, L, D].
           output_attentions: return the attention map of every layer, [N, H, L, L].
-
-        Raises:
-          UserError: as `tokenize`.
 
         >>> output = getfixture("tiny_bert")("A river bank.", output_attentions=True)
         >>> len(output.attentions), output.last_hidden_state.shape[-1]
         (2, 16)
         """
-        arrays = self.tokenize(texts, text_pairs, max_length)
         return self._encode(
             {"params": self.params["bert"]},
-            **arrays,
+            **self.tokenize(texts, text_pairs, max_length),
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
@@ -224,17 +215,11 @@ class Bert:
             return vectors
         return np.array(vectors, np.float32).reshape(len(texts), self.config.hidden_size)
 
-    def encoder(self, layers: tuple[int, ...], pooling: str) -> Encoder:
-        """Return the encoder that `encode` uses; it keeps what it has compiled."""
-        if (layers, pooling) not in self._encoders:
-            self._encoders[layers, pooling] = Encoder(
-                self.config, self.params["bert"], self.tokenizer, layers, pooling
-            )
-        return self._encoders[layers, pooling]
-
     @functools.cached_property
-    def _encoders(self) -> dict[tuple[tuple[int, ...], str], Encoder]:
-        return {}
+    def encoder(self) -> Callable[[tuple[int, ...], str], Encoder]:
+        """The encoder of some layers and a pooling, which keeps what it has compiled."""
+        encoder = functools.partial(Encoder, self.config, self.params["bert"], self.tokenizer)
+        return functools.cache(encoder)
 
     @overload
     def fill_mask(self, text: str, top_k: int = 5) -> list[Guess]: ...  # pyright: ignore
@@ -248,8 +233,7 @@ class Bert:
           top_k: guesses for each mask.
 
         Returns:
-          The guesses for a text, the first mask's first and each mask's best first; a list of such
-          for several texts.
+          The guesses for a text, by mask, the best first; a list of such for several texts.
 
         Raises:
           UserError: a text has no "[MASK]" or is too long, or the model has no masked LM head.
@@ -262,9 +246,7 @@ class Bert:
             return [self.fill_mask(each, top_k) for each in text]
         ids = self.tokenizer.encode_with_masks(text)
         if self.tokenizer.mask_id not in ids:
-            raise UserError(
-                f"the text has no [MASK]: {text[:60]!r}; put one where a token is wanted"
-            )
+            raise UserError(f"the text has no [MASK]: {text[:60]!r}; put one where a token belongs")
         return self.fill_masked_tokens(ids, top_k)
 
     def fill_masked_tokens(self, ids: Sequence[int], top_k: int = 5) -> list[Guess]:
@@ -278,15 +260,20 @@ class Bert:
             raise UserError(f"top_k is {top_k}; it must be at least 1")
         tokenizer, longest = self.tokenizer, self.config.max_position_embeddings
         sequence = [tokenizer.cls_id, *ids, tokenizer.sep_id]
-        if len(sequence) > longest:
+        if (count := len(sequence)) > longest:
             raise UserError(
-                f"the text has {len(sequence)} tokens and the model only {longest} positions; "
-                "shorten it"
+                f"the text has {count} tokens and the model {longest} positions; shorten it"
             )
         positions = [i for i, token in enumerate(sequence) if token == tokenizer.mask_id]
-        logits = self._mlm_logits(sequence, positions)
+        # Padded to a few sizes, so that few programs are compiled.
+        length = min(max(16, 1 << (count - 1).bit_length()), longest)
+        input_ids, mask = pad([sequence], (1, length), tokenizer.pad_id)
+        padded, _ = pad([positions], (1, -(-len(positions) // 16) * 16), 0)
+        variables, types = {"params": self.params}, np.zeros_like(input_ids)
+        logits = self._apply(variables, input_ids, types, mask, padded).mlm_logits[0]
         # Embeddings beyond the vocabulary are padding.
-        probabilities = np.asarray(jax.nn.softmax(logits[:, : tokenizer.vocab_size]))
+        logits = logits[: len(positions), : tokenizer.vocab_size]
+        probabilities = np.asarray(jax.nn.softmax(logits))
         guesses = []
         for position, row in zip(positions, probabilities, strict=True):
             for token in np.argsort(-row)[:top_k].tolist():
@@ -297,31 +284,17 @@ class Bert:
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of some tokens, in which masked ones show as [MASK]."""
-        texts, tokens = [], []
-        for token in [*ids, self.tokenizer.mask_id]:
+        parts: list[list[int]] = [[]]
+        for token in ids:
             if token == self.tokenizer.mask_id:
-                texts.append(self.tokenizer.decode(tokens).strip())
-                tokens = []
+                parts.append([])
             else:
-                tokens.append(token)
-        return " [MASK] ".join(texts).strip()
+                parts[-1].append(token)
+        return " [MASK] ".join(self.tokenizer.decode(part).strip() for part in parts).strip()
 
     @functools.cached_property
     def _apply(self) -> Any:
         return jax.jit(self.model.apply)
-
-    def _mlm_logits(self, ids: list[int], positions: list[int]) -> jax.Array:
-        """Return the logits of some positions of a sequence, [len(positions), V]."""
-        # Padded to a few sizes, so that few programs are compiled.
-        length = min(max(16, 1 << (len(ids) - 1).bit_length()), self.config.max_position_embeddings)
-        input_ids = np.full((1, length), self.tokenizer.pad_id, np.int32)
-        input_ids[0, : len(ids)] = ids
-        mask = (np.arange(length) < len(ids)).astype(np.int32)[None]
-        padded = np.zeros((1, -(-len(positions) // 16) * 16), np.int32)
-        padded[0, : len(positions)] = positions
-        variables = {"params": self.params}
-        output = self._apply(variables, input_ids, np.zeros_like(input_ids), mask, padded)
-        return output.mlm_logits[0, : len(positions)]
 
     def predict(
         self,
@@ -335,8 +308,7 @@ class Bert:
 
         Args:
           examples: plain values: a str for a text, two for a pair, a list of words; dictionaries
-            such as {"question": ..., "context": ...}; or the `Path` of a file, as fine-tuning
-            takes it.
+            such as {"question": ..., "context": ...}; or the `Path` of a file, as for fine-tuning.
           text: column of a file's texts, where it is not that of the training data.
           label: column of a file's labels, likewise.
           batch_size: examples at a time, on each device.
@@ -353,78 +325,64 @@ class Bert:
         """
         if self.task is None or not isinstance(self.model, TaskModel):
             raise UserError("the model has no head of a task; fine-tune it first")
-        columns = {"text": text, "label": label}
-        changed = {name: column for name, column in columns.items() if column}
-        data = dataclasses.replace(self.data, **changed)
-        # Columns that were named are not GLUE's own.
-        config = dataclasses.replace(self.task, **({"glue": ""} if changed else {}))
+        data, config = self.data, self.task
+        data = dataclasses.replace(data, text=text or data.text, label=label or data.label)
+        if text or label:  # which are not the columns of GLUE's own files
+            config = dataclasses.replace(config, glue="")
         return predict(self.model, self.params, self.tokenizer, config, data, examples, batch_size)
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained checkpoint, which `load` reads.
 
         Raises:
-          UserError: something is at `path`, or it cannot be written.
+          UserError: `path` exists or cannot be written.
 
         >>> path = getfixture("tmp_path") / "checkpoint"
         >>> getfixture("tiny_bert").save(path)
         >>> load(path).config.hidden_size
         16
         """
-        path = Path(path)
-        _check_free(path)
         run = TrainConfig(model=self.config)
-        if self.task:
-            probe = self._probe()
-            run = FinetuneConfig(model=self.config, task=self.task, data=self.data, probe=probe)
-        try:
+        if self.task and isinstance(self.model, TaskModel):
+            run = FinetuneConfig(
+                model=self.config, task=self.task, data=self.data, probe=self.model.probe
+            )
+        with _writing(path) as path:
             checkpoint.write_params(path, self.params, dataclasses.asdict(run), self.tokenizer)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written ({error})") from error
 
     def export(self, path: str | Path, head: str | None = None) -> huggingface.Exported:
         """Write a directory that Hugging Face's `transformers` loads, all of it or nothing.
 
         Args:
-          path: the directory, where nothing may be.
+          path: the directory, which must not exist.
           head: "pretraining", "masked-lm" or "none" for the encoder alone; None for all heads.
 
         Returns:
           The class of `transformers` that it is, and what that class has no place for.
 
         Raises:
-          UserError: `transformers` has no such model, or something is at `path`.
+          UserError: `transformers` has no such model, or `path` exists or cannot be written.
 
         >>> path = getfixture("tmp_path") / "exported"
         >>> getfixture("tiny_bert").export(path).architecture
         'BertForPreTraining'
         """
-        path = Path(path)
-        _check_free(path)
-        if self._probe() and head != "none":
+        if isinstance(self.model, TaskModel) and self.model.probe and head != "none":
             raise UserError(
-                f"the checkpoint is a probe (of {self._probe()!r}), and no class of transformers "
+                f"the checkpoint is a probe of {self.model.probe!r}, and no class of transformers "
                 "has such a head; export its encoder with head=none, or fine-tune without a probe"
             )
-        try:
-            path.absolute().parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
-        except OSError as error:
-            raise UserError(f"{path} cannot be written ({error})") from error
-        try:
-            exported = huggingface.save(
-                self.config, self.params, self.tokenizer, temporary, head, self.task
-            )
-            temporary.chmod(0o755)
-            temporary.rename(path)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written ({error})") from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with _writing(path) as path:
+            parent = path.absolute().parent
+            parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
+                new = Path(folder) / path.name
+                new.mkdir()
+                exported = huggingface.save(
+                    self.config, self.params, self.tokenizer, new, head, self.task
+                )
+                new.rename(path)
         return exported
-
-    def _probe(self) -> str:
-        return self.model.probe if isinstance(self.model, TaskModel) else ""
 
 
 def load(path: str | Path) -> Bert:
@@ -460,7 +418,8 @@ def load(path: str | Path) -> Bert:
         model = _model(run.model, task, probe)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    tokenizer = load_tokenizer(folder)
+    content = checkpoint.read_json(folder, "tokenizer")
+    tokenizer = tokenizers.from_json(content, f"{folder}/tokenizer")
     shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     params = checkpoint.read_params(folder, shapes, () if task else names.OPTIONAL_MODULES)
     model = _model(run.model, task, probe, modules=names.module_names(params))
@@ -479,20 +438,13 @@ def _model(
     return BertForPreTraining(config, next_sentence={"bert/pooler", "nsp_head"} <= set(modules))
 
 
-def load_tokenizer(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
-    """Read the tokenizer of a checkpoint, or one from its own files or their folder.
-
-    Raises:
-      UserError: there is none, or it is damaged.
-    """
+@contextlib.contextmanager
+def _writing(path: str | Path) -> Iterator[Path]:
+    """Refuse a path that exists, or that turns out not to be writable."""
     path = Path(path)
-    if any((path / name).is_dir() for name in ("state", "best", "checkpoints")):
-        folder = checkpoint.find(path)
-        content = checkpoint.read_json(folder, "tokenizer")
-        return tokenizers.from_json(content, f"{folder}/tokenizer")
-    return tokenizers.load(path, lowercase=lowercase)
-
-
-def _check_free(path: Path) -> None:
     if path.exists():
-        raise UserError(f"{path} is already there; choose another place, or remove it")
+        raise UserError(f"{path} already exists; choose another path, or remove it")
+    try:
+        yield path
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error})") from error

@@ -117,7 +117,8 @@ class DataConfig:
     eval_fraction: float = setting(0.05, "share of documents held out", SHARE)
     text_field: str = setting("text", "field with the text, of JSON lines and TFDS")
     sentences: Literal["auto", "lines", "split"] = setting(
-        "auto", "lines: one sentence a line; split: paragraphs; auto: look at the text"
+        "auto",
+        "lines: a sentence a line, a blank line after a document; split: paragraphs; auto: detected",
     )
     max_length: int = setting(128, "tokens a sequence, in the first phase")
     batch_size: int = setting(256, "sequences a step, over all devices, in the first phase")
@@ -321,11 +322,7 @@ def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
 
 
 def validate(config: TrainConfig) -> None:
-    """Check every field alone and against the others.
-
-    Raises:
-      UserError: a field is of the wrong type, out of range, or does not fit another.
-    """
+    """Refuse a field of the wrong type, out of range, or that does not fit another."""
     check(config)
     model, data = config.model, config.data
     validate_model(model, "config")
@@ -348,31 +345,22 @@ def validate(config: TrainConfig) -> None:
     if data.packing and data.pairs == "none":
         raise UserError("data.packing is for pairs; full blocks need none: set it to False")
     for number, (_, phase) in enumerate(phases(config)):
-        _validate_phase(config, phase, f"data.phases[{number - 1}]" if number else "data")
-
-
-def _validate_phase(config: TrainConfig, phase: Phase, where: str) -> None:
-    _validate_length(where, phase.max_length, config.model)
-    if phase.max_predictions > phase.max_length:
-        raise UserError(
-            f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length "
-            f"{phase.max_length}; lower it, or set 0 for {config.data.mask_fraction:.0%} of it"
-        )
-    _validate_microbatches(where, phase.batch_size, config.optimizer)
+        where = f"data.phases[{number - 1}]" if number else "data"
+        _validate_batches(where, phase, model, config.optimizer)
+        if phase.max_predictions > phase.max_length:
+            raise UserError(
+                f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length "
+                f"{phase.max_length}; lower it, or set 0 for {data.mask_fraction:.0%} of it"
+            )
 
 
 def validate_finetuning(config: FinetuneConfig) -> None:
-    """Check every field of a fine-tuning run, once its model is that of its checkpoint.
-
-    Raises:
-      UserError: a field is of the wrong type, out of range, or does not fit another.
-    """
+    """Refuse what `validate` does in a fine-tuning run, whose model is its checkpoint's."""
     check(config)
     model, data, task = config.model, config.data, config.task
     validate_model(model, "config")
     _validate_parallel(config.parallel)
-    _validate_length("data", data.max_length, model)
-    _validate_microbatches("data", data.batch_size, config.optimizer)
+    _validate_batches("data", data, model, config.optimizer)
     if config.probe and config.layer_decay < 1:
         raise UserError("layer_decay does nothing with probe, which freezes all layers; leave one")
     layers = [str(layer) for layer in range(model.num_hidden_layers + 1)]
@@ -391,11 +379,7 @@ def validate_finetuning(config: FinetuneConfig) -> None:
 
 
 def validate_model(config: ModelConfig, where: str) -> None:
-    """Check a model's fields alone and against each other.
-
-    Raises:
-      UserError: one is out of range or does not fit another; the message begins with `where`.
-    """
+    """Refuse what `validate` does in a model; the message begins with `where`."""
     try:
         check(config, "model.")
     except UserError as error:
@@ -404,14 +388,6 @@ def validate_model(config: ModelConfig, where: str) -> None:
         raise UserError(
             f"{where}: model.hidden_size {config.hidden_size} is not a multiple of "
             f"model.num_attention_heads {config.num_attention_heads}; change one of them"
-        )
-
-
-def _validate_microbatches(where: str, batch_size: int, optimizer: OptimizerConfig) -> None:
-    if batch_size % optimizer.microbatches:
-        raise UserError(
-            f"{where}.batch_size {batch_size} is not a multiple of optimizer.microbatches "
-            f"{optimizer.microbatches}; change one of them"
         )
 
 
@@ -425,7 +401,10 @@ def _validate_parallel(config: ParallelConfig) -> None:
         )
 
 
-def _validate_length(where: str, length: int, model: ModelConfig) -> None:
+def _validate_batches(
+    where: str, batches: Phase | DataFiles, model: ModelConfig, optimizer: OptimizerConfig
+) -> None:
+    length, batch_size = batches.max_length, batches.batch_size
     if length > model.max_position_embeddings:
         raise UserError(
             f"{where}.max_length {length} exceeds model.max_position_embeddings "
@@ -433,3 +412,8 @@ def _validate_length(where: str, length: int, model: ModelConfig) -> None:
         )
     if length < 8:
         raise UserError(f"{where}.max_length {length} leaves no room for text; use at least 8")
+    if batch_size % optimizer.microbatches:
+        raise UserError(
+            f"{where}.batch_size {batch_size} is not a multiple of optimizer.microbatches "
+            f"{optimizer.microbatches}; change one of them"
+        )

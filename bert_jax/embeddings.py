@@ -70,17 +70,10 @@ def _is_mark(character: str) -> bool:
 class Encoder:
     """Embed texts with frozen parameters, on all local devices.
 
-    Args:
-      config: the model's config.
-      params: parameters of its encoder.
-      tokenizer: the model's tokenizer.
-      layers: layers whose outputs are added: 0 for the embeddings, i for layer i, -1 for the last.
-      pooling: "mean" or "max" over all tokens, [CLS] and [SEP] included; "cls" for the first;
-        "tokens" for one vector a token; "words" for one a word of `word_spans`: the mean of its
-        tokens, or NaN where it was truncated.
-
-    Raises:
-      UserError: there is no such layer or pooling.
+    The outputs of `layers` are added: 0 for the embeddings, i for layer i, -1 for the last.
+    `pooling` is "mean" or "max" over all tokens, [CLS] and [SEP] included; "cls" for the first;
+    "tokens" for one vector a token; "words" for one a word of `word_spans`: the mean of its tokens,
+    or NaN where it was truncated.
     """
 
     def __init__(
@@ -168,17 +161,25 @@ class Encoder:
             # All batches of a length have one size, but for the very last.
             size = len(indices) if start < len(order) else 1 << (len(indices) - 1).bit_length()
             size = -(-size // self._num_devices) * self._num_devices
-            ids = np.full((size, length), self._tokenizer.pad_id, np.int32)
-            mask = np.zeros((size, length), np.int32)
-            for position, index in enumerate(indices):
-                ids[position, : len(sequences[index])] = sequences[index]
-                mask[position, : len(sequences[index])] = 1
+            batch = [sequences[index] for index in indices]
+            ids, mask = pad(batch, (size, length), self._tokenizer.pad_id)
             pending.append((indices, self._embed(self._params, ids, mask)))
             if len(pending) > 1:  # the device computes one batch while the host copies another
                 fetch()
         while pending:
             fetch()
         return results
+
+
+def pad(
+    sequences: Sequence[Sequence[int] | np.ndarray], shape: tuple[int, int], pad_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return sequences as `input_ids` and `attention_mask`, both of `shape` and int32."""
+    ids, mask = np.full(shape, pad_id, np.int32), np.zeros(shape, np.int32)
+    for index, sequence in enumerate(sequences):
+        ids[index, : len(sequence)] = sequence
+        mask[index, : len(sequence)] = 1
+    return ids, mask
 
 
 def chunks(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -3,7 +3,6 @@
 `finetune` is `start`, which checks everything and reads the examples, and `train`.
 """
 
-import copy
 import dataclasses
 import json
 import shutil
@@ -23,17 +22,7 @@ from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert, load
 from bert_jax.config import CheckpointConfig, FinetuneConfig, validate_finetuning
 from bert_jax.distributed import hosts
-from bert_jax.distributed.mesh import (
-    check_divides,
-    check_model,
-    compile_step,
-    init_sharded,
-    make_layout,
-    make_mesh,
-    process_indices,
-)
-from bert_jax.distributed.precision import resolve_dtype
-from bert_jax.errors import UserError
+from bert_jax.distributed import mesh as meshes
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.baseline import tfidf_scores
@@ -119,29 +108,19 @@ def start(
 ) -> Run:
     """Check a run against its checkpoint, its workdir and the devices, and read its examples.
 
-    Args:
-      config: every setting of the run.
-      init: the checkpoint to fine-tune.
-      workdir: the run's folder.
-      model_fields: fields of `config.model` that `init` must fit; None for those that differ from
-        their defaults.
+    `model_fields` are the fields of `config.model` that `init` must fit; None for those that differ
+    from their defaults.
 
     Raises:
-      UserError: something cannot be used.
+      UserError: a setting, a file, the workdir or `init` cannot be used.
     """
-    config = copy.deepcopy(config)
     initial = load(init)
-    config.model = initialization.model_config(initial, config.model, model_fields)
-    validate_finetuning(config)
-    workdirs.resume_settings(config, workdir)
-    config.model = resolve_dtype(config.model, jax.local_devices()[0])
-    hosts.check_same_run(config, workdir=str(workdir), init=str(init))
-    if hosts.count() > 1 and config.parallel.mode == "pmap":
-        raise UserError("parallel.mode pmap runs on one host; set it to mesh")
-    hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))
-    mesh = make_mesh(config.parallel)
-    check_model(config.model, mesh, [config.data.max_length])
-    check_divides(config.data.batch_size, config.optimizer.microbatches, mesh)
+    config = initialization.resolve(
+        config, workdir, init, initial, model_fields, validate_finetuning
+    )
+    mesh = meshes.make_mesh(config.parallel)
+    meshes.check_model(config.model, mesh, [config.data.max_length])
+    meshes.check_divides(config.data.batch_size, config.optimizer.microbatches, mesh)
     # The head of a probe fits another kind of probe no better than a new one.
     is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
     head = initial.task if is_same_kind and not config.new_head else None
@@ -162,9 +141,7 @@ def start(
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
     """Train with each seed, predict everything with the best, and write the results.
 
-    Args:
-      run: what `start` returned.
-      stop: asked after each step for a reason to save and stop, such as "SIGTERM".
+    `stop` is asked after each step for a reason to save and stop, such as "SIGTERM".
 
     Raises:
       TrainingError: a loss or a gradient is not finite.
@@ -222,8 +199,8 @@ class _Setup:
 
     def __init__(self, run: Run):
         config = run.config
-        self.run, self.mesh = run, make_mesh(config.parallel)
-        self.indices = partial(process_indices, self.mesh)
+        self.run, self.mesh = run, meshes.make_mesh(config.parallel)
+        self.indices = partial(meshes.process_indices, self.mesh)
         self.train = self.batcher(run.datasets.train)
         self.held_out = {name: self.batcher(e) for name, e in run.datasets.evals.items()}
         per_epoch = -(-len(self.train.features) // config.data.batch_size)
@@ -236,11 +213,11 @@ class _Setup:
             layer_decay=config.layer_decay,
             freezes_encoder=bool(config.probe),
         )
-        self.abstract_state, self.layout = make_layout(
+        self.abstract_state, self.layout = meshes.make_layout(
             partial(self.new_state, 0), self.mesh, config.parallel
         )
         objective = TaskObjective(self.model, is_regression=config.task.kind == "regression")
-        compiled = partial(compile_step, mode=config.parallel.mode, layout=self.layout)
+        compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=self.layout)
         self.train_step = compiled(
             make_train_step(objective, self.optimizer, config.optimizer.microbatches),
             in_sharding=self.layout.state,
@@ -283,12 +260,7 @@ def _train_seed(
 ) -> dict[str, Any]:
     """Train with one seed, or resume, and return the result, which is kept as JSON.
 
-    Args:
-      setup: what the seeds share.
-      seed: of a new head, of the data order and of dropout.
-      params: to start from; None for random ones.
-      folder: of this seed.
-      stop: as in `train`.
+    It starts from `params`, which are random where they are None, and writes to `folder`.
     """
     run, path = setup.run, folder / "result.json"
     config, task = run.config, run.task
@@ -307,15 +279,11 @@ def _train_seed(
         run.init.tokenizer,
         rank=task.rank,
     )
-    step = checkpoints.latest()
-    if step is None:
-        step = 0
-        new_state = partial(setup.new_state, seed)
-        state = init_sharded(new_state, setup.layout.state, jax.random.key(seed))
-        if params:
-            state = state.replace(params=initialization.copy_params(state.params, params))
-    else:
-        state = checkpoints.restore(step, setup.abstract_state)
+    new_state = partial(setup.new_state, seed)
+    step, state = initialization.initial_state(
+        checkpoints, new_state, setup.abstract_state, setup.layout, seed, params
+    )
+    if step:
         hosts.print_on_main(f"resuming from step {step:,}")
 
     def evaluate(state: Any) -> dict[str, float]:

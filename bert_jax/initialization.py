@@ -1,8 +1,10 @@
-"""Start a run from another model's weights (`--init`): take its architecture and parameters."""
+"""How a run starts: its resolved config, and the shape and parameters of what it continues from."""
 
+import copy
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -10,12 +12,62 @@ from flax import linen as nn
 from flax import traverse_util
 
 from bert_jax.bert import Bert
-from bert_jax.config import ModelConfig, validate_model
+from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, validate_model
 from bert_jax.convert import names
+from bert_jax.distributed import hosts
+from bert_jax.distributed.mesh import Layout, init_sharded
+from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
+from bert_jax.training import workdir as workdirs
+from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.training.step import TrainState
 
 _COMPUTATION = ("dtype", "remat", "scan_layers", "attention")
+_Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
+
+
+def resolve(
+    config: _Config,
+    workdir: Path,
+    init: str | Path | None,
+    initial: Bert | None,
+    model_fields: Iterable[str] | None,
+    validate: Callable[[_Config], None],
+) -> _Config:
+    """Return the config of a run with its model resolved, once it is valid on all hosts.
+
+    `initial` is the model at `init`, from which the run continues.
+    """
+    config = copy.deepcopy(config)
+    if initial:
+        config.model = model_config(initial, config.model, model_fields)
+    validate(config)
+    workdirs.resume_settings(config, workdir)
+    config.model = resolve_dtype(config.model, jax.local_devices()[0])
+    hosts.check_same_run(config, workdir=str(workdir), init=init and str(init))
+    if hosts.count() > 1 and config.parallel.mode == "pmap":
+        raise UserError("parallel.mode pmap runs on one host; set it to mesh")
+    hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))
+    return config
+
+
+def initial_state(
+    checkpoints: Checkpoints,
+    new_state: Callable[[jax.Array], TrainState],
+    abstract_state: TrainState,
+    layout: Layout,
+    seed: int,
+    params: Any = None,
+) -> tuple[int, TrainState]:
+    """Return the step and state of the latest checkpoint, or 0 and a new state with `params`."""
+    step = checkpoints.latest()
+    if step is not None:
+        return step, checkpoints.restore(step, abstract_state)
+    state = init_sharded(new_state, layout.state, jax.random.key(seed))
+    if params:
+        state = state.replace(params=copy_params(state.params, params))
+    return 0, state
 
 
 def model_config(
@@ -23,14 +75,8 @@ def model_config(
 ) -> ModelConfig:
     """Return the config of a model that continues from `init`: its own, but for how it computes.
 
-    Args:
-      init: the model to continue from.
-      config: the model of the recipe.
-      fields: fields that the user set, such as "hidden_dropout_prob", which are kept; None for
-        those that differ from their defaults.
-
-    Raises:
-      UserError: one of them asks for parameters of another shape.
+    `fields` of `config` are kept too, such as "hidden_dropout_prob"; None for those that differ
+    from their defaults. They must not ask for parameters of another shape.
     """
     if fields is None:
         defaults = dataclasses.asdict(ModelConfig())

@@ -1,5 +1,6 @@
 """What `Bert.predict` returns: labels and probabilities of examples, to be read or saved."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bert_jax.training.objectives import TaskObjective
 from bert_jax.training.step import make_predict_step
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Predictions(Sequence[dict[str, Any]]):
     """A sequence of dictionaries, one an example, with labels and probabilities.
 
@@ -34,18 +36,12 @@ class Predictions(Sequence[dict[str, Any]]):
     [True, True]
     """
 
-    def __init__(
-        self,
-        task: Task,
-        examples: Sequence[Example],
-        predictions: Sequence[Any],
-        scores: dict[str, float],
-        num_truncated: int,
-        num_skipped: int,
-    ):
-        self.task, self.examples, self.scores = task, examples, scores
-        self.num_truncated, self.num_skipped = num_truncated, num_skipped
-        self._predictions = predictions
+    task: Task
+    examples: Sequence[Example]
+    _predictions: Sequence[Any]
+    scores: dict[str, float]
+    num_truncated: int
+    num_skipped: int
 
     def __len__(self) -> int:
         return len(self.examples)

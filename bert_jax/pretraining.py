@@ -3,7 +3,6 @@
 `pretrain` is `start`, which checks everything and prepares the text, and `train`.
 """
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -19,18 +18,7 @@ from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
 from bert_jax.config import TrainConfig, phases, validate
 from bert_jax.distributed import hosts
-from bert_jax.distributed.mesh import (
-    Layout,
-    check_divides,
-    check_model,
-    compile_step,
-    init_sharded,
-    make_layout,
-    make_mesh,
-    process_indices,
-)
-from bert_jax.distributed.precision import resolve_dtype
-from bert_jax.errors import UserError
+from bert_jax.distributed import mesh as meshes
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.text import prepare, store
 from bert_jax.text.store import Corpus
@@ -119,40 +107,27 @@ def start(
 ) -> Run:
     """Check a run against its workdir and the devices, and prepare its text.
 
-    Args:
-      config: every setting of the run.
-      workdir: its folder.
-      init: a checkpoint to continue from.
-      model_fields: fields of `config.model` that `init` must fit; None for those that differ from
-        their defaults.
+    `model_fields` are the fields of `config.model` that `init` must fit; None for those that differ
+    from their defaults.
 
     Raises:
-      UserError: something cannot be used.
+      UserError: a setting, the text, the workdir or `init` cannot be used.
     """
-    config = copy.deepcopy(config)
     initial = load(init) if init else None
-    if initial:
-        config.model = initialization.model_config(initial, config.model, model_fields)
-    validate(config)
-    workdirs.resume_settings(config, workdir)
-    config.model = resolve_dtype(config.model, jax.local_devices()[0])
-    hosts.check_same_run(config, workdir=str(workdir), init=init and str(init))
-    if hosts.count() > 1 and config.parallel.mode == "pmap":
-        raise UserError("parallel.mode pmap runs on one host; set it to mesh")
+    config = initialization.resolve(config, workdir, init, initial, model_fields, validate)
     if initial:
         weights = {"the content of --init": workdirs.checksum(initial.params)}
         hosts.check_same(weights, "copy it once more")
-    hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))
     tokenizer = initial.tokenizer if initial else None
     vocab_size = hosts.run_on_all_hosts(
         lambda: prepare.resolve_vocab_size(config, tokenizer) if hosts.is_main() else 0
     )
     config.model.vocab_size = hosts.broadcast_from_main(lambda: vocab_size)
-    mesh = make_mesh(config.parallel)
+    mesh = meshes.make_mesh(config.parallel)
     lengths = [phase.max_length for _, phase in phases(config)]
-    check_model(config.model, mesh, lengths, packed=config.data.packing)
+    meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
     for _, phase in phases(config):
-        check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
+        meshes.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
     corpus = _read_text(config, tokenizer, workdir / "store")
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
@@ -176,9 +151,7 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     """Train, from the latest checkpoint on, and evaluate.
 
-    Args:
-      run: what `start` returned.
-      stop: asked after each step for a reason to save and stop, such as "SIGTERM".
+    `stop` is asked after each step for a reason to save and stop, such as "SIGTERM".
 
     Raises:
       TrainingError: a loss or a gradient is not finite.
@@ -191,10 +164,10 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     def new_state(key: jax.Array) -> Any:
         return init_state(model.init_params(key), optimizer, config.seed)
 
-    mesh = make_mesh(config.parallel)
-    abstract_state, layout = make_layout(new_state, mesh, config.parallel)
+    mesh = meshes.make_mesh(config.parallel)
+    abstract_state, layout = meshes.make_layout(new_state, mesh, config.parallel)
     stages = _make_stages(config, corpus, model, optimizer, layout)
-    batches = loader.TrainBatches(corpus, config, partial(process_indices, mesh))
+    batches = loader.TrainBatches(corpus, config, partial(meshes.process_indices, mesh))
     checkpoints = Checkpoints(
         workdir / "checkpoints",
         config.checkpoint,
@@ -202,18 +175,13 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
         corpus.tokenizer,
         rank=lambda held_out: -held_out["loss"],
     )
-    step = checkpoints.latest()
-    if step is None:
-        step = 0
-        state = init_sharded(new_state, layout.state, jax.random.key(config.seed))
-        if run.init:
-            params = initialization.copy_params(state.params, run.init.params)
-            state = state.replace(params=params)
-            report.initialized_from(run.init_name, state.params, run.init.params)
-    else:
-        state = checkpoints.restore(step, abstract_state)
-        if run.init:
-            hosts.print_on_main(f"resuming from step {step:,}; --init is not used again")
+    step, state = initialization.initial_state(
+        checkpoints, new_state, abstract_state, layout, config.seed, run.init and run.init.params
+    )
+    if run.init and step:
+        hosts.print_on_main(f"resuming from step {step:,}; --init is not used again")
+    elif run.init:
+        report.initialized_from(run.init_name, state.params, run.init.params)
     workdirs.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
     report.pretraining_start(config, corpus, mesh, state, batches, workdir)
 
@@ -231,9 +199,8 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
         )
         scores = writer.latest.get("eval") or stages[-1].evaluate(state)
     # Of several hosts none has all parameters; the checkpoint has.
-    bert = None
-    if hosts.count() == 1:
-        bert = Bert(config.model, state.params, corpus.tokenizer, model)
+    is_alone = hosts.count() == 1
+    bert = Bert(config.model, state.params, corpus.tokenizer, model) if is_alone else None
     scores = {name: x for name, x in scores.items() if name not in ("step", "split")}
     baselines = report.baselines(corpus, config)
     latest = checkpoint.find(workdir)
@@ -246,17 +213,17 @@ def _make_stages(
     corpus: Corpus,
     model: BertForPreTraining,
     optimizer: optax.GradientTransformation,
-    layout: Layout,
+    layout: meshes.Layout,
 ) -> list[loop.Stage]:
     """Return a stage for each phase: the compiled steps of its length and batch size."""
     stages, starts = [], phases(config)
     ends = [first for first, _ in starts[1:]] + [config.steps]
-    compiled = partial(compile_step, mode=config.parallel.mode, layout=layout)
+    compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=layout)
     for end, (_, phase) in zip(ends, starts, strict=True):
         objective = Pretraining(model, make_masking(corpus.tokenizer, phase, config.data))
         train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
         eval_step = make_eval_step(objective)
-        indices = partial(process_indices, layout.mesh)
+        indices = partial(meshes.process_indices, layout.mesh)
         stages.append(
             loop.Stage(
                 end=end,

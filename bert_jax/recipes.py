@@ -36,11 +36,7 @@ def recipe(name: str) -> Any:
 
 
 def find(name: str) -> tuple[Path, str]:
-    """Return the file of a recipe, and what follows a colon in its name.
-
-    Raises:
-      UserError: there is none.
-    """
+    """Return the file of a recipe, and what follows a colon in its name."""
     stem, _, argument = name.partition(":")
     if (_FOLDER / f"{stem}.py").is_file():
         return _FOLDER / f"{stem}.py", argument

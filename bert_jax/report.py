@@ -62,12 +62,10 @@ def _devices(mesh: Mesh) -> str:
 
 def _padding(config: TrainConfig, batches: TrainBatches) -> str:
     """Return the share of padding at each length, with packing and without."""
-    shares = []
-    for length, (unpacked, packed) in batches.padding().items():
-        if config.data.packing:
-            shares.append(f"{packed:.1%} at length {length}, {unpacked:.1%} without packing")
-        else:
-            shares.append(f"{unpacked:.1%} at length {length}, {packed:.1%} with data.packing")
+    form = "{0:.1%} at length {2}, {1:.1%} with data.packing"
+    if config.data.packing:
+        form = "{1:.1%} at length {2}, {0:.1%} without packing"
+    shares = (form.format(*pair, length) for length, pair in batches.padding().items())
     return "; ".join(shares) or "none: blocks are full"
 
 
@@ -81,11 +79,7 @@ def initialized_from(name: str, params: Any, source: Any) -> None:
 
 
 def baselines(corpus: Corpus, config: TrainConfig) -> dict[str, float]:
-    """Return the scores on the held-out text that no model is needed for.
-
-    They are the unigram entropy in nats, the share of the most frequent token and, for pairs, the
-    share of the larger class.
-    """
+    """Return the scores on the held-out text without a model, as in `PretrainingResult`."""
     counts = corpus.eval.token_counts(corpus.tokenizer.vocab_size)
     scores = {
         "mlm_loss": unigram_entropy(counts),
@@ -140,8 +134,7 @@ def pretraining_end(
 def masked_examples(corpus: Corpus, longest: int) -> list[tuple[list[int], str]]:
     """Return held-out sentences with a word masked, as tokens, and the word.
 
-    The sentences are of medium length and spread over the text. The word is a single token, as
-    near to the middle as there is one.
+    The sentences are of medium length and spread over the text.
     """
     store, tokenizer = corpus.eval, corpus.tokenizer
     lengths = np.diff(store.sentences)

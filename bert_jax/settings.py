@@ -38,13 +38,9 @@ FINITE = Range("a finite number", math.isfinite)
 
 
 def setting(default: Any, help: str, range: Range = POSITIVE, *, resumable: bool = False) -> Any:
-    """Return a dataclass field.
+    """Return a dataclass field with its line of `--help` and the numbers that it accepts.
 
-    Args:
-      default: its value where nothing else is set.
-      help: one line for `--help`.
-      range: the numbers it accepts, if it is a number.
-      resumable: whether a run may resume with another value, since the result stays the same.
+    A run may resume with another value of a `resumable` field, as the result stays the same.
     """
     metadata = {"help": help, "range": range, "resumable": resumable}
     return dataclasses.field(default=default, metadata=metadata)
@@ -76,11 +72,7 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def check(config: Any, prefix: str = "") -> None:
-    """Check the type, choices and range of every field.
-
-    Raises:
-      UserError: a value is of another type, none of the choices or out of range.
-    """
+    """Refuse a field of another type, none of its choices or out of range."""
     for name, value, hint, metadata in fields(config, prefix):
         checked = _from_json(hint, _to_json(value), name)
         for number, item in enumerate(value if isinstance(value, tuple) else ()):
@@ -99,11 +91,7 @@ def to_json(config: Any) -> str:
 
 
 def from_dict(cls: type, values: Any, where: str) -> Any:
-    """Build a config from the dictionary that its JSON holds.
-
-    Raises:
-      UserError: a field is unknown, missing without a default, or of another type.
-    """
+    """Return a config from its JSON's dictionary; `where` begins the message of an error."""
     if not isinstance(values, dict):
         raise UserError(f"{where} holds no fields; it was written by another program")
     hints = typing.get_type_hints(cls)
@@ -117,16 +105,7 @@ def from_dict(cls: type, values: Any, where: str) -> Any:
 
 
 def override(config: Any, name: str, text: str | None) -> None:
-    """Set a field by its dotted name to a value written on the command line.
-
-    Args:
-      config: the config, changed in place.
-      name: such as "model.hidden_size".
-      text: the value; None for a bare flag, which sets a truth value to True.
-
-    Raises:
-      UserError: there is no such field, or the text is not a value of its type.
-    """
+    """Set a field by its dotted name to a value from the command line; None is a bare flag."""
     known = {field.name: field for field in fields(config)}
     if name not in known:
         close = difflib.get_close_matches(name, known, 1)

@@ -89,13 +89,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
 
 def write_npz(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
-    """Write arrays that come part by part into an `.npz`, at once or not at all.
-
-    The parts are collected in files, so that memory does not grow with the text.
-
-    Raises:
-      UserError: there are no parts, or the file cannot be written.
-    """
+    """Write arrays that come in parts into an `.npz`, by way of files, so that memory is bounded."""
     shapes: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     try:
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".embed.") as name:

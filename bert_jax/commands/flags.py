@@ -12,13 +12,7 @@ CHECKPOINT = "a workdir, one of its checkpoints, or a Hugging Face or Google che
 
 
 class Recipe(NamedTuple):
-    """A config as the command line describes it.
-
-    Attributes:
-      config: the recipe's config with the fields that were set.
-      name: of the recipe, such as "tiny" or "glue-mrpc".
-      fields: dotted names of the fields that the command line sets.
-    """
+    """The config of a recipe, such as "tiny", with the fields that the command line sets."""
 
     config: Any
     name: str
@@ -38,32 +32,34 @@ def add_config(parser: argparse.ArgumentParser, default: str, kind: type) -> Non
         metavar="RECIPE",
         help=f"the name of a recipe, or the path of a Python file with one ({default})",
     )
-    lines = [
-        "Fields of the config, with their values where the recipe does not set them:",
-        "",
-        *(f"  --config.{field.name}={field.value}\n        {_describe(field)}"
-          for field in settings.fields(kind())),
-    ]  # fmt: skip
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n".join(lines)
+    parser.epilog = "Fields of the config, with their values where the recipe does not set them:\n"
+    for field in settings.fields(kind()):
+        parser.epilog += f"\n  --config.{field.name}={field.value}\n        {_describe(field)}"
+
+
+def add_fields(parser: argparse.ArgumentParser, config: Any, names: Sequence[str]) -> None:
+    """Add a flag for each of some fields of a config, of type str, float or one of its choices."""
+    for field in settings.fields(config):
+        if field.name in names:
+            parser.add_argument(
+                f"--{field.name.replace('_', '-')}",
+                type=type(field.value),
+                default=field.value,
+                choices=typing.get_args(field.hint) or None,
+                help=f"{field.metadata['help']} ({field.value or 'none'})",
+            )
 
 
 def _describe(field: settings.Field) -> str:
-    choices = typing.get_args(field.hint) if typing.get_origin(field.hint) is Literal else ()
-    listed = f" ({', '.join(map(str, choices))})" if choices else ""
-    return field.metadata["help"] + listed
+    is_choice = typing.get_origin(field.hint) is Literal
+    choices = f" ({', '.join(map(str, typing.get_args(field.hint)))})" if is_choice else ""
+    return field.metadata["help"] + choices
 
 
 def read_config(recipe: str, words: Sequence[str], kind: type) -> Recipe:
     """Return the config of a recipe with the fields that the other words of the command set.
 
-    Args:
-      recipe: a name such as "tiny" or "finetune/glue:mrpc", or a path.
-      words: `--config.FIELD=VALUE`, `--config.FIELD VALUE`, or `--config.FIELD` for True.
-      kind: the class of the config.
-
-    Raises:
-      UserError: there is no such recipe or field, or a value is of another type.
+    The words are `--config.FIELD=VALUE`, `--config.FIELD VALUE`, or `--config.FIELD` for True.
     """
     path, argument = recipes.find(recipe)
     config = recipes.recipe(recipe)

@@ -7,12 +7,16 @@ import argparse
 import shlex
 from pathlib import Path
 
+from bert_jax.commands.flags import add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig, validate
+from bert_jax.text import tokenizer as tokenizers
+from bert_jax.text.tokenizer import Tokenizer
+
+_FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    data = DataConfig()
     parser.add_argument(
         "source",
         metavar="SOURCE",
@@ -29,55 +33,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vocab-size", type=int, default=32000, help="tokens of a tokenizer trained here (32000)"
     )
-    parser.add_argument(
-        "--model-type",
-        choices=("unigram", "bpe"),
-        default="unigram",
-        help="algorithm of a SentencePiece (unigram)",
-    )
+    add_fields(parser, TokenizerConfig(), ("model_type",))
     parser.add_argument("--cased", action="store_true", help="keep upper case")
-    parser.add_argument("--eval-source", default="", metavar="SOURCE", help="held-out text")
-    parser.add_argument(
-        "--eval-fraction",
-        type=float,
-        default=data.eval_fraction,
-        help="share of documents held out where there is no --eval-source (0.05)",
-    )
-    parser.add_argument(
-        "--text-field", default=data.text_field, help="field with the text, of JSON lines and TFDS"
-    )
-    parser.add_argument(
-        "--sentences",
-        choices=("auto", "lines", "split"),
-        default=data.sentences,
-        help="lines: one sentence a line, a blank line between documents; split: paragraphs, to "
-        "be split into sentences; auto: look at the text (auto)",
-    )
+    add_fields(parser, DataConfig(), _FIELDS)
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
     """Prepare the store."""
-    from bert_jax.text import tokenizer as tokenizers
     from bert_jax.text.prepare import prepare
 
     is_path = args.tokenizer not in ("sentencepiece", "wordpiece", "byte_bpe")
     kind = TokenizerConfig.kind if is_path else args.tokenizer
     tokenizer = TokenizerConfig(kind=kind, model_type=args.model_type, lowercase=not args.cased)
-    data = DataConfig(
-        source=args.source,
-        eval_source=args.eval_source,
-        eval_fraction=args.eval_fraction,
-        text_field=args.text_field,
-        sentences=args.sentences,
-    )
+    data = DataConfig(source=args.source, **{name: getattr(args, name) for name in _FIELDS})
     model = ModelConfig(vocab_size=args.vocab_size)
     validate(TrainConfig(data=data, tokenizer=tokenizer, model=model))
-    if is_path and Path(args.tokenizer).is_file():
-        tokenizer = tokenizers.load(args.tokenizer, lowercase=not args.cased)
-    elif is_path:
-        from bert_jax.bert import load_tokenizer  # whose imports take a second
-
-        tokenizer = load_tokenizer(args.tokenizer, lowercase=not args.cased)
+    if is_path:
+        tokenizer = _load_tokenizer(Path(args.tokenizer), lowercase=not args.cased)
     corpus = prepare(data, tokenizer, args.vocab_size, Path(args.store))
     for name, split in (("training", corpus.train), ("held out", corpus.eval)):
         print(
@@ -86,3 +58,13 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         )
     source = shlex.quote(f"--config.data.source={args.store}")
     print(f"train on it with: bert-jax pretrain {source} --config.model.vocab_size=0")
+
+
+def _load_tokenizer(path: Path, *, lowercase: bool) -> Tokenizer:
+    """Read the tokenizer of a checkpoint, or one from its own files or their folder."""
+    if not any((path / name).is_dir() for name in ("state", "best", "checkpoints")):
+        return tokenizers.load(path, lowercase=lowercase)
+    from bert_jax.training import checkpoint  # whose imports take a second
+
+    folder = checkpoint.find(path)
+    return tokenizers.from_json(checkpoint.read_json(folder, "tokenizer"), f"{folder}/tokenizer")

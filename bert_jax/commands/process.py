@@ -27,12 +27,7 @@ _CACHE_WARNING = re.compile(
 
 
 def run(command: Callable[[], None], name: str) -> None:
-    """Run a command, and end the process with one line for an error of the user's or of training.
-
-    Args:
-      command: what to run.
-      name: of the command, which the line begins with.
-    """
+    """Run a command; print an error of the user's or of training as one line, after its `name`."""
     quiet_libraries()
     try:
         command()
@@ -63,11 +58,11 @@ def run_on_hosts(args: argparse.Namespace, command: Callable[[], None]) -> None:
 
 
 def cache_compiled_programs() -> None:
-    """Keep compiled programs in the user's cache, unless JAX has been given a folder for them.
+    """Keep compiled programs in the user's cache, unless JAX has a folder for them.
 
-    They save a run that resumes, or another of the same sizes, the time to compile. JAX tells
-    programs of other devices, versions and flags apart. What cannot be kept or read is compiled
-    again in silence. Several hosts must share the folder, so there it has to be given.
+    A run that resumes, or another of the same sizes, then needs no time to compile. What cannot be
+    written or read is compiled again in silence. Several hosts must share the folder, so there the
+    user has to name it.
     """
     import jax
 
@@ -126,11 +121,10 @@ def quiet_libraries() -> None:
 def keep_host_memory() -> None:
     """Keep memory that XLA frees on a CPU for the next step; do nothing beside an accelerator.
 
-    A step's temporaries are freed at its end. By the C library's defaults they go back to the
-    system, and the next step's pages are cleared and mapped anew: a third of a step's time at the
-    default config. Call it before JAX has devices: the C library fixes the number of its arenas
-    when the first thread allocates, and later calls have no effect (measured). Text that is
-    tokenized in the same process shares the one arena, and takes a tenth longer.
+    By the C library's defaults a step's temporaries go back to the system at its end. Clearing and
+    mapping their pages again takes a third of a step's time at the default config. Call this before
+    JAX has devices: the C library fixes the number of its arenas when the first thread allocates
+    (measured). Text that is tokenized in the same process takes a tenth longer.
     """
     import jax
 
@@ -149,11 +143,7 @@ def _has_accelerator() -> bool:
 
 
 def return_host_memory() -> None:
-    """Return the memory of every large array when it is freed, for a command that runs once.
-
-    By default the C library keeps half as much again as a checkpoint takes. Does nothing without
-    glibc.
-    """
+    """Return the memory of large arrays as they are freed; glibc would keep some of it."""
     _mallopt({-3: 1 << 16})  # M_MMAP_THRESHOLD
 
 

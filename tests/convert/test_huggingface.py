@@ -281,7 +281,7 @@ def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("kept")
     for write_there in (golden.export, golden.save):
-        with pytest.raises(UserError, match="already there"):
+        with pytest.raises(UserError, match="already exists"):
             write_there(tmp_path / "out")
     assert [p.name for p in tmp_path.rglob("*")] == ["out", "mine"]
 
