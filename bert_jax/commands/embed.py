@@ -89,7 +89,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
 
 def write_npz(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
-    """Write arrays that come in parts into an `.npz`, by way of files, so that memory is bounded."""
+    """Write arrays that come in parts into an `.npz`, by way of files, to bound the memory."""
     shapes: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     try:
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".embed.") as name:
