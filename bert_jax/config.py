@@ -117,8 +117,7 @@ class DataConfig:
     eval_fraction: float = setting(0.05, "share of documents held out", SHARE)
     text_field: str = setting("text", "field with the text, of JSON lines and TFDS")
     sentences: Literal["auto", "lines", "split"] = setting(
-        "auto",
-        "lines: a sentence a line, a blank line after a document; split: paragraphs; auto: detected",
+        "auto", "lines: a sentence a line, documents between blank lines; split: paragraphs"
     )
     max_length: int = setting(128, "tokens a sequence, in the first phase")
     batch_size: int = setting(256, "sequences a step, over all devices, in the first phase")
