@@ -1,4 +1,4 @@
-"""How a run starts: its resolved config, and the shape and parameters of what it continues from."""
+"""Start a run: its resolved config, and the weights of another model (`--init`)."""
 
 import copy
 import dataclasses
