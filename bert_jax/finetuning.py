@@ -305,7 +305,7 @@ def _train_seed(
             patience=config.patience,
             stop=stop,
         )
-        records = writer.records()
+        records = writer.records
     seconds = time.monotonic() - started if step == 0 else None
     result = hosts.broadcast_from_main(lambda: _result(setup, seed, records, seconds, folder))
     workdirs.write(path, json.dumps(result, indent=2) + "\n")

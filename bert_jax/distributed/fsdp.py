@@ -49,7 +49,7 @@ class Collectives:
 
     def reduce_gradients(self, gradients: Any) -> Any:
         """Return the sum of gradients, of which a device may keep only its shard."""
-        return gradients
+        return self.psum(gradients)
 
     def gather_params(self, params: Any) -> Any:
         """Return updated parameters in the sharding of the train state."""
@@ -64,9 +64,6 @@ class PmapCollectives(Collectives):
 
     def psum(self, tree: Any) -> Any:
         return jax.lax.psum(tree, "data")
-
-    def reduce_gradients(self, gradients: Any) -> Any:
-        return jax.lax.psum(gradients, "data")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,17 +175,10 @@ def _all_gather(shard: jax.Array, axes: tuple[str | None, ...], dtype: str) -> j
     return _map_over_tensor(gather, axes)(shard.astype(dtype)).astype(jnp.float32)
 
 
-def _all_gather_forward(shard: jax.Array, *options: Any) -> tuple[jax.Array, None]:
-    return _all_gather(shard, *options), None
-
-
-def _all_gather_backward(
-    axes: tuple[str | None, ...], _dtype: str, _residuals: None, gradient: jax.Array
-) -> tuple[jax.Array]:
-    return (_psum_scatter(gradient, axes),)
-
-
-_all_gather.defvjp(_all_gather_forward, _all_gather_backward)
+_all_gather.defvjp(
+    lambda shard, axes, dtype: (_all_gather(shard, axes, dtype), None),
+    lambda axes, dtype, residuals, gradient: (_psum_scatter(gradient, axes),),
+)
 
 
 def _psum_scatter(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:

@@ -102,13 +102,9 @@ def check_divides(batch_size: int, microbatches: int, mesh: Mesh) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The shardings of a train state: trees, or one sharding for every array of a tree.
+    """The shardings of a train state, its parameters and their gradients: trees, or one for all.
 
-    Attributes:
-      mesh: the devices.
-      state: of a `TrainState`.
-      params: of its parameters.
-      gradients: of their gradients, which are split as the optimizer's moments are.
+    Gradients are split as the optimizer's moments are.
     """
 
     mesh: Mesh

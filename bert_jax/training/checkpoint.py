@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jax
@@ -22,14 +22,8 @@ class Checkpoints:
     """The checkpoints of a run, written while training continues.
 
     Each host writes the shards of its devices, in a folder that all share; any number of hosts and
-    devices can read them.
-
-    Args:
-      folder: has a folder for each checkpoint, named by its step.
-      config: how many are kept.
-      description: the run's config, as JSON.
-      tokenizer: the run's tokenizer.
-      rank: orders evaluations, the higher the better; the best one's checkpoint is kept.
+    devices can read them. `description` is the run's config, as JSON. `rank` orders evaluations,
+    the higher the better; the best one's checkpoint is kept.
     """
 
     def __init__(
@@ -117,10 +111,8 @@ def write_params(
 
 def read_json(checkpoint: Path, item: str) -> dict[str, Any]:
     """Return the "config" or the "tokenizer" of a checkpoint."""
-    try:
+    with _reading(checkpoint):
         return json.loads((checkpoint / item / "metadata").read_text())
-    except (OSError, ValueError) as error:
-        raise _damaged(checkpoint, error) from error
 
 
 def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> Any:
@@ -135,11 +127,8 @@ def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> An
         if metadata is None:
             raise ValueError("the metadata of its state is missing")
         stored: Any = traverse_util.flatten_dict(metadata.tree["params"], sep="/")
-        missing = tuple(
-            f"{module}/"
-            for module in optional
-            if not any(name.startswith(f"{module}/") for name in stored)
-        )
+        folders = {f"{parent}/" for name in stored for parent in PurePosixPath(name).parents}
+        missing = tuple({f"{module}/" for module in optional} - folders)
         wanted = {}
         flat: Any = traverse_util.flatten_dict(like, sep="/")
         for name, leaf in flat.items():
@@ -163,12 +152,8 @@ def _reading(checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # TensorStore and Orbax raise nearly every kind
-        raise _damaged(checkpoint, error) from error
-
-
-def _damaged(checkpoint: Path, error: Exception) -> UserError:
-    reason = (str(error).strip().splitlines() or [repr(error)])[0][:160]
-    return UserError(
-        f"checkpoint {checkpoint} cannot be read ({reason}); move it away to resume from an "
-        "earlier one"
-    )
+        reason = (str(error).strip().splitlines() or [repr(error)])[0][:160]
+        raise UserError(
+            f"checkpoint {checkpoint} cannot be read ({reason}); move it away to resume from an "
+            "earlier one"
+        ) from error

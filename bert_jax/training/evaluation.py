@@ -3,6 +3,7 @@
 import io
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,36 +32,23 @@ def predict(
 ) -> tuple[list[Any], dict[str, float]]:
     """Return the prediction of each example and, if all have labels, the loss and the scores.
 
-    Args:
-      step: (params, batch) -> (logits, metrics), from `step.make_predict_step`.
-      params: of the model.
-      task: of the examples.
-      examples: to predict.
-      batcher: of their features.
-      batch_size: features of a global batch.
-      process_indices: the indices of a batch that this process reads; it returns all predictions.
+    This process reads its `process_indices` of each global batch, and returns all predictions.
     """
     started, features = time.monotonic(), batcher.features
     predictions: list[Any] = [None] * len(examples)
     metrics: list[Metrics] = []
-
-    def collect(indices: np.ndarray, logits: Any, batch_metrics: Metrics) -> None:
+    outputs = (
+        (indices, *step(params, loader.take_indices(batch, process_indices)))
+        for indices, batch in eval_batches(batcher, batch_size)
+    )
+    # In pairs, so that the logits of a batch are read while the device runs the next one.
+    for (indices, logits, batch_metrics), _ in pairwise(chain(outputs, [None])):
         metrics.append(jax.device_get(batch_metrics))
         host_logits = multihost_utils.process_allgather(logits, tiled=True)
         for index, values in zip(indices.tolist(), host_logits, strict=True):
             if index != FILL:
                 example = features.example_indices[index]
                 predictions[example] = task.collect(predictions[example], features, index, values)
-
-    # The logits of a batch are read while the device runs the next one, and then dropped.
-    running: tuple[np.ndarray, Any, Metrics] | None = None
-    for indices, batch in eval_batches(batcher, batch_size):
-        logits, batch_metrics = step(params, loader.take_indices(batch, process_indices))
-        if running:
-            collect(*running)
-        running = indices, logits, batch_metrics
-    if running:
-        collect(*running)
     values = {"sequences_per_second": len(features) / (time.monotonic() - started)}
     if all(example.label is not None for example in examples):
         values = {"loss": means(metrics)["loss"], **task.score(examples, predictions), **values}

@@ -19,14 +19,7 @@ from bert_jax.training.step import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A stretch of training with compiled steps of its own.
-
-    Attributes:
-      end: the step before which it ends.
-      batch_size: sequences a step.
-      train_step: (state, batch) -> (state, metrics).
-      evaluate: state -> means over the held-out data.
-    """
+    """A stretch of training, up to the step `end`, with compiled steps of its own."""
 
     end: int
     batch_size: int
@@ -63,14 +56,11 @@ def fit(
     """Train from the state's own step to the end of the last stage.
 
     The state is saved every `save_every` steps, at each evaluation that is the best so far, at the
-    end, and when `stop`, asked after each step, returns a reason. Nothing waits for the device but
+    end, and when `stop`, asked after each step, returns a reason, which then raises `Interrupted`.
+    A loss or gradient that is not finite raises `TrainingError`. Nothing waits for the device but
     logs, evaluations and checkpoints. Closes `checkpoints`.
 
     With `patience`, training ends after that many evaluations in a row without a new best.
-
-    Raises:
-      TrainingError: a loss or a gradient is no longer finite.
-      Interrupted: `stop` returned a reason; the state has been saved.
     """
     step, last = int(state.step), stages[-1].end
     log = _Log(checkpoints)
@@ -79,20 +69,20 @@ def fit(
         return step % every == 0 or step == last
 
     def evaluations_since_best() -> int:
-        ranks = [checkpoints.rank(r) for r in writer.records() if r["split"] == "eval"]
+        ranks = [checkpoints.rank(r) for r in writer.records if r["split"] == "eval"]
         return len(ranks) - 1 - ranks.index(max(ranks)) if ranks else 0
 
     ends_early = bool(patience) and evaluations_since_best() >= patience
 
     with closing(checkpoints), closing(Progress(last, step)) as progress:
         for stage in stages:
-            if step < stage.end:
-                log.restart_clock_after_next()  # the next step compiles the stage's program
+            compiles = True
             while step < stage.end and not ends_early:
                 state, metrics = stage.train_step(state, next(batches))
                 step += 1
-                log.add(step, metrics, stage.batch_size)
-                progress.advance(step)
+                log.add(step, metrics, stage.batch_size, compiles=compiles)
+                compiles = False
+                progress.advance()
 
                 if due(log_every):
                     values = log.values()
@@ -143,7 +133,6 @@ class _Log:
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints
         self._metrics: list[tuple[int, Metrics]] = []
-        self._restart_after_next = False
         self._first_speed: dict[str, float] = {}
         self.restart_clock()
 
@@ -152,15 +141,11 @@ class _Log:
         self._sequences, self._timed_from = 0, len(self._metrics)
         self._since = time.monotonic()
 
-    def restart_clock_after_next(self) -> None:
-        self._restart_after_next = True
-
-    def add(self, step: int, metrics: Metrics, sequences: int) -> None:
+    def add(self, step: int, metrics: Metrics, sequences: int, *, compiles: bool) -> None:
         self._metrics.append((step, metrics))
         self._sequences += sequences
-        if self._restart_after_next:
+        if compiles:  # the time of this step is not that of the others
             jax.block_until_ready(metrics)
-            self._restart_after_next = False
             self._first_speed = self._speed()
             self.restart_clock()
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_jax import console
 from bert_jax.distributed import hosts
+from bert_jax.training import workdir
 from bert_jax.training.objectives import Metrics
 
 
@@ -44,53 +45,34 @@ class Writer:
     """The records of a run in its workdir: `metrics.jsonl`, TensorBoard events and `curves.png`.
 
     The first host writes them. The others keep the records too, so that all decide alike by them.
-
-    Args:
-      workdir: the run's.
-      step: the step from which the run resumes; later records are removed.
-      panels: the title of each metric that is plotted, by name.
+    Records after `step`, from which the run resumes, are removed. `panels` has the title of each
+    metric that is plotted.
     """
 
-    def __init__(self, workdir: Path, step: int, panels: Mapping[str, str]):
-        self._panels = panels
-        self._path = workdir / "metrics.jsonl"
-        self._plot = workdir / "curves.png"
-        records = hosts.broadcast_from_main(self._read)
-        self._records = [record for record in records if record["step"] <= step]
-        self.latest = {record["split"]: record for record in self._records}
-        self._writes = hosts.is_main()
+    def __init__(self, folder: Path, step: int, panels: Mapping[str, str]):
+        self._folder, self._first_step, self._panels = folder, step, panels
+        path = folder / "metrics.jsonl"
+        records = hosts.broadcast_from_main(lambda: _read_records(path))
+        self.records = [record for record in records if record["step"] <= step]
+        self.latest = {record["split"]: record for record in self.records}
         self._plotted = time.monotonic()
-        if not self._writes:
-            return
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in self._records))
-        os.replace(temporary, self._path)
-        self._lines = self._path.open("a")
-        self._purge_step, self._events_folder = step + 1, str(workdir / "tensorboard")
+        if hosts.is_main():
+            workdir.write(path, "".join(json.dumps(record) + "\n" for record in self.records))
+            self._lines = path.open("a")
 
     @functools.cached_property
     def _events(self) -> Any:
         # Imported late: it imports PyTorch if that is installed, which takes longer than a step.
         import tensorboardX
 
-        return tensorboardX.SummaryWriter(self._events_folder, purge_step=self._purge_step)
-
-    def _read(self) -> list[dict[str, Any]]:
-        if not self._path.exists():
-            return []
-        # The last line is incomplete if the run was killed while writing it.
-        lines = self._path.read_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("}\n")]
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return all records so far."""
-        return self._records
+        folder = str(self._folder / "tensorboard")
+        return tensorboardX.SummaryWriter(folder, purge_step=self._first_step + 1)
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Record the values of a split, "train" or "eval", after `step` steps."""
         self.latest[split] = {"step": step, "split": split, **values}
-        self._records.append(self.latest[split])
-        if not self._writes:
+        self.records.append(self.latest[split])
+        if not hosts.is_main():
             return
         self._lines.write(json.dumps(self.latest[split]) + "\n")
         self._lines.flush()
@@ -104,7 +86,7 @@ class Writer:
             self._plotted = time.monotonic()
 
     def _draw(self) -> None:
-        if not self._writes or console.is_quiet():
+        if not hosts.is_main() or console.is_quiet():
             return
         # Imported late: it takes longer than a small run's first step.
         from matplotlib.figure import Figure
@@ -114,23 +96,29 @@ class Writer:
         grid = figure.subplots(rows, 2, squeeze=False).flat
         for axes, (name, title) in zip(grid, self._panels.items(), strict=False):
             for split, style in (("train", "-"), ("eval", "o-")):
-                records = [r for r in self._records if r["split"] == split and name in r]
+                records = [r for r in self.records if r["split"] == split and name in r]
                 steps, values = [r["step"] for r in records], [r[name] for r in records]
                 label = "training" if split == "train" else "held-out"
                 axes.plot(steps, values, style, ms=3, label=label)
             axes.set(title=title, xlabel="step")
             axes.grid(alpha=0.3)
             axes.legend()
-        temporary = self._plot.with_suffix(".tmp")
+        temporary = self._folder / "curves.tmp"
         figure.savefig(temporary, format="png", dpi=120)
-        os.replace(temporary, self._plot)
+        os.replace(temporary, self._folder / "curves.png")
 
     def close(self) -> None:
         """Plot, and close the files."""
         self._draw()
-        if self._writes:
+        if hosts.is_main():
             self._lines.close()
             self._events.close()
+
+
+def _read_records(path: Path) -> list[dict[str, Any]]:
+    # The last line is incomplete if the run was killed while writing it.
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}\n")]
 
 
 class Progress:
@@ -143,9 +131,9 @@ class Progress:
         )
         self._started, self._first_step = time.monotonic(), step
 
-    def advance(self, step: int) -> None:
-        """Move the bar to `step`."""
-        self._bar.update(step - self._bar.n if not self._bar.disable else 0)
+    def advance(self) -> None:
+        """Move the bar by a step."""
+        self._bar.update()
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""

@@ -33,11 +33,7 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
 
 
 def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
-    """Refuse to resume a run under a config that computes something else.
-
-    Raises:
-      UserError: `path`, a workdir's `config.json`, differs in a field that is not resumable.
-    """
+    """Refuse to resume a run if its `config.json` differs in a field that is not resumable."""
     saved = settings.flatten(_saved_config(type(config), path))
     for name, value, _, metadata in settings.fields(config):
         if saved[name] != value and not metadata["resumable"]:
