@@ -49,7 +49,7 @@ def make(config: TrainConfig, corpus: Corpus):
     state = init_sharded(new_state, layout.state, jax.random.key(0))
     masking = make_masking(corpus.tokenizer, config_lib.phases(config)[0][1], config.data)
     train_step = make_train_step(Pretraining(model, masking), optimizer)
-    step = compile_step(train_step, "mesh", layout, layout.state, outputs=("state", "metrics"))
+    step = compile_step(train_step, "mesh", layout, outputs=("state", "metrics"))
     batches, number = TrainBatches(corpus, config), 0
 
     def run() -> tuple[float, float]:

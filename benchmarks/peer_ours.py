@@ -51,9 +51,7 @@ def main() -> None:
     mesh = make_mesh(config.parallel)
     run = synthetic.set_up(config, phase, mesh)
     state = init_sharded(run.new_state, run.layout.state, jax.random.key(config.seed))
-    step = compile_step(
-        run.step, config.parallel.mode, run.layout, run.layout.state, ("state", "metrics")
-    )
+    step = compile_step(run.step, config.parallel.mode, run.layout, ("state", "metrics"))
     batch = synthetic.random_batch(config, phase)
 
     def take(steps: int) -> float:

@@ -220,12 +220,10 @@ class _Setup:
         compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=self.layout)
         self.train_step = compiled(
             make_train_step(objective, self.optimizer, config.optimizer.microbatches),
-            in_sharding=self.layout.state,
             outputs=("state", "metrics"),
         )
         self.predict_step = compiled(
             make_predict_step(objective),
-            in_sharding=self.layout.params,
             outputs=("per_example", "metrics"),
         )
 

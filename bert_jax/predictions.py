@@ -92,8 +92,7 @@ def predict(
         make_predict_step(TaskObjective(model, is_regression=config.kind == "regression")),
         "mesh",
         layout,
-        layout.params,
-        outputs=("per_example", "metrics"),
+        ("per_example", "metrics"),
     )
     params = jax.device_put(params, layout.params)
     predictions, scores = evaluation.predict(

@@ -228,12 +228,10 @@ def _make_stages(
             loop.Stage(
                 end=end,
                 batch_size=phase.batch_size,
-                train_step=compiled(
-                    train_step, in_sharding=layout.state, outputs=("state", "metrics")
-                ),
+                train_step=compiled(train_step, outputs=("state", "metrics")),
                 evaluate=partial(
                     loop.evaluate,
-                    compiled(eval_step, in_sharding=layout.params, outputs="metrics"),
+                    compiled(eval_step, outputs="metrics"),
                     partial(loader.eval_batches, corpus, config, phase, indices),
                     phase.batch_size,
                 ),

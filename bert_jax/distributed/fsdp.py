@@ -6,6 +6,7 @@ reduce-scattered. What is split over "tensor" is left to XLA's partitioner.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,6 +31,11 @@ RULES: dict[str, str | None] = {
     "hidden": None,
     "label": None,
 }
+
+
+def num_batch_shards(mesh: Mesh) -> int:
+    """Return the number of shards that a batch is split into."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 class Collectives:
@@ -96,16 +102,16 @@ class MeshCollectives(Collectives):
             with parameter_reader(_read_parameter if self._params_are_split else None):
                 return function(*args)
 
-        if self._num_shards == 1:
+        if num_batch_shards(self.mesh) == 1:
             return run_unsplit
         in_specs = (_batch_specs(self.params), P(), P(BATCH_AXES))
         return self._shard_map(run_shard, in_specs, out_specs)
 
     def psum(self, tree: Any) -> Any:
-        return jax.lax.psum(tree, BATCH_AXES) if self._num_shards > 1 else tree
+        return jax.lax.psum(tree, BATCH_AXES) if num_batch_shards(self.mesh) > 1 else tree
 
     def reduce_gradients(self, gradients: Any) -> Any:
-        if self._num_shards == 1:
+        if num_batch_shards(self.mesh) == 1:
             return gradients
 
         def reduce(param: NamedSharding, target: NamedSharding, gradient: jax.Array) -> jax.Array:
@@ -125,15 +131,12 @@ class MeshCollectives(Collectives):
             is_split = "fsdp" in sharding.spec
             return _all_gather(shard, tuple(sharding.spec), "float32") if is_split else shard
 
-        def gather_all(shards: Any) -> Any:
-            return jax.tree.map(gather, shards, self.gradients)
-
-        in_specs, out_specs = (_batch_specs(self.gradients),), _batch_specs(self.params)
-        return self._shard_map(gather_all, in_specs, out_specs)(params)
-
-    @property
-    def _num_shards(self) -> int:
-        return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        gather_all = self._shard_map(
+            lambda shards: jax.tree.map(gather, shards, self.gradients),
+            (_batch_specs(self.gradients),),
+            _batch_specs(self.params),
+        )
+        return gather_all(params)
 
     @property
     def _params_are_split(self) -> bool:

@@ -227,11 +227,11 @@ def run(main: Callable[[], None]) -> None:
     """
     try:
         main()
+    except Interrupted:  # raised by all, after the same step
+        _disconnect()
+        raise
     except (CommandError, KeyboardInterrupt) as error:
-        if isinstance(error, Interrupted):  # raised by all, after the same step
-            _disconnect()
-        else:
-            _disconnect(str(error) or "interrupted", getattr(error, "exit_code", 130))
+        _disconnect(str(error) or "interrupted", getattr(error, "exit_code", 130))
         raise
     except Exception as error:
         if count() == 1:

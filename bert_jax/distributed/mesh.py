@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import ModelConfig, ParallelConfig
-from bert_jax.distributed.fsdp import BATCH_AXES, RULES, MeshCollectives, PmapCollectives
+from bert_jax.distributed import fsdp
 from bert_jax.errors import UserError
 from bert_jax.models.attention import check_attention
 
@@ -67,22 +67,12 @@ def check_model(
             )
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of an array that is copied to every device."""
-    return NamedSharding(mesh, P())
-
-
-def num_batch_shards(mesh: Mesh) -> int:
-    """Return the number of shards that a batch is split into."""
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-
-
 def process_indices(mesh: Mesh, batch_size: int) -> np.ndarray:
     """Return the indices of a batch that this process's devices hold, in rising order.
 
     It is the whole batch where the process's devices are shards of one copy of the model.
     """
-    sharding = NamedSharding(mesh, P(BATCH_AXES))
+    sharding = NamedSharding(mesh, P(fsdp.BATCH_AXES))
     indices = sharding.addressable_devices_indices_map((batch_size,)).values()
     slices = {index[0].indices(batch_size)[:2] for index in indices if index}
     return np.concatenate([np.arange(first, end) for first, end in sorted(slices)])
@@ -90,7 +80,7 @@ def process_indices(mesh: Mesh, batch_size: int) -> np.ndarray:
 
 def check_divides(batch_size: int, microbatches: int, mesh: Mesh) -> None:
     """Refuse a batch that the devices, and the microbatches, do not divide evenly."""
-    devices = num_batch_shards(mesh)
+    devices = fsdp.num_batch_shards(mesh)
     parts = devices * microbatches
     if batch_size % parts:
         each = f" times {microbatches} microbatches" if microbatches > 1 else ""
@@ -115,7 +105,8 @@ class Layout:
 
 def replicated_layout(mesh: Mesh) -> Layout:
     """Return the layout in which every device has a copy of everything."""
-    return Layout(mesh, replicated(mesh), replicated(mesh), replicated(mesh))
+    copied = NamedSharding(mesh, P())
+    return Layout(mesh, copied, copied, copied)
 
 
 def make_layout(
@@ -127,10 +118,10 @@ def make_layout(
     """
     boxed = jax.eval_shape(new_state, jax.random.key(0))
     specs = nn.get_partition_spec(boxed)
-    split = spmd.logical_to_mesh_sharding(specs, mesh, list(RULES.items()))
+    split = spmd.logical_to_mesh_sharding(specs, mesh, list(fsdp.RULES.items()))
     params = split.params
     if config and config.zero == 1:
-        rules = [(name, axis if axis == "tensor" else None) for name, axis in RULES.items()]
+        rules = [(name, axis if axis == "tensor" else None) for name, axis in fsdp.RULES.items()]
         params = spmd.logical_to_mesh_sharding(specs.params, mesh, rules)
     state = split.replace(params=params)
     abstract = jax.tree.map(
@@ -146,40 +137,36 @@ def init_sharded(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax
 
 def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """Return the global batch on the devices, from this process's slices of it."""
-    sharding = NamedSharding(mesh, P(BATCH_AXES))
+    sharding = NamedSharding(mesh, P(fsdp.BATCH_AXES))
     return {k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()}
 
 
 def compile_step(
-    step: Callable[..., Any], mode: str, layout: Layout, in_sharding: Any, outputs: Any
+    step: Callable[..., Any], mode: str, layout: Layout, outputs: Any
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
     """Compile a step of `training.step` for a mesh: a function of (state, this process's batch).
 
-    Args:
-      step: its first argument is a state, or the parameters alone.
-      mode: "mesh" or "pmap", which runs a copy of the step on each device.
-      layout: of the train state.
-      in_sharding: of the first argument.
-      outputs: the kind of each result: "state", the next first argument, which reuses its memory;
-        "per_example", an array with one entry for each sequence; "metrics". One name, or a tuple.
+    `outputs` is the kind of each result, one name or a tuple: "per_example", an array with one
+    entry for each sequence; "metrics"; or "state", the next state, which reuses the memory of the
+    first argument. A step without "state" takes the parameters alone.
     """
     if mode == "pmap":
         return _pmap_step(step, layout.mesh, outputs)
-    compiled = jit_step(step, layout, in_sharding, outputs)
+    compiled = jit_step(step, layout, outputs)
     return lambda state, batch: compiled(state, shard_batch(layout.mesh, batch))
 
 
-def jit_step(step: Callable[..., Any], layout: Layout, in_sharding: Any, outputs: Any) -> Any:
+def jit_step(step: Callable[..., Any], layout: Layout, outputs: Any) -> Any:
     """Return `step` jitted for the mesh; the arguments are those of `compile_step`."""
-    mesh = layout.mesh
-    batch = NamedSharding(mesh, P(BATCH_AXES))
-    shardings = {"state": in_sharding, "per_example": batch, "metrics": replicated(mesh)}
-    collectives = MeshCollectives(mesh, layout.params, layout.gradients)
+    mesh, updates = layout.mesh, "state" in outputs
+    batch, copied = NamedSharding(mesh, P(fsdp.BATCH_AXES)), NamedSharding(mesh, P())
+    shardings = {"state": layout.state, "per_example": batch, "metrics": copied}
+    collectives = fsdp.MeshCollectives(mesh, layout.params, layout.gradients)
     return jax.jit(
         partial(step, collectives=collectives),
-        in_shardings=(in_sharding, batch),
+        in_shardings=(layout.state if updates else layout.params, batch),
         out_shardings=jax.tree.map(lambda kind: shardings[kind], outputs),
-        donate_argnums=(0,) if "state" in outputs else (),
+        donate_argnums=(0,) if updates else (),
     )
 
 
@@ -188,7 +175,7 @@ def _pmap_step(
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
     axes = {"state": None, "per_example": 0, "metrics": None}
     mapped = jax.pmap(
-        partial(step, collectives=PmapCollectives()),
+        partial(step, collectives=fsdp.PmapCollectives()),
         axis_name="data",
         in_axes=(None, 0),  # pyright: ignore[reportArgumentType]
         out_axes=jax.tree.map(lambda kind: axes[kind], outputs),

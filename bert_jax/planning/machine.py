@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import ModelConfig, Phase
-from bert_jax.distributed.mesh import num_batch_shards
+from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
 
 _ROUNDS, _ROUND_SECONDS = 7, 0.1

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig, phases, validate
-from bert_jax.distributed.mesh import num_batch_shards
+from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
 from bert_jax.planning.costs import Sent, abstract_parameters, compile_cost, model_flops, sent_bytes

@@ -36,7 +36,7 @@ class Setup:
 
     def jit(self) -> Any:
         """Return the jitted step; it donates its state."""
-        return mesh_lib.jit_step(self.step, self.layout, self.layout.state, ("state", "metrics"))
+        return mesh_lib.jit_step(self.step, self.layout, ("state", "metrics"))
 
 
 def resolve(config: TrainConfig, device: Any) -> TrainConfig:

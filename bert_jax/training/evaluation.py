@@ -42,7 +42,7 @@ def predict(
         for indices, batch in eval_batches(batcher, batch_size)
     )
     # In pairs, so that the logits of a batch are read while the device runs the next one.
-    for (indices, logits, batch_metrics), _ in pairwise(chain(outputs, [None])):
+    for (indices, logits, batch_metrics), _ in pairwise(chain[Any](outputs, [None])):
         metrics.append(jax.device_get(batch_metrics))
         host_logits = multihost_utils.process_allgather(logits, tiled=True)
         for index, values in zip(indices.tolist(), host_logits, strict=True):

@@ -14,7 +14,7 @@ import numpy as np
 from bert_jax import console
 from bert_jax.distributed import hosts
 from bert_jax.training import workdir
-from bert_jax.training.objectives import Metrics
+from bert_jax.training.objectives import TOKENS, Metrics
 
 
 def means(batches: Iterable[Metrics]) -> dict[str, float]:
@@ -160,23 +160,18 @@ class Progress:
         self._bar.close()
 
 
-_NOT_SHOWN = {
-    *("step", "split", "loss", "gradient_norm", "token_share"),
-    *("sequences_per_second", "tokens_per_second"),
-}
+_NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_per_second"}
 
 
 def describe(values: Mapping[str, float]) -> str:
-    """Return the losses, accuracies and scores of a record in one line."""
+    """Return the losses, accuracies and scores of a log or evaluation in one line."""
     parts = [f"loss {values['loss']:.4f}"]
     for name in ("mlm", "nsp"):
         if f"{name}_loss" in values:
             accuracy = values[f"{name}_accuracy"]
             parts.append(f"{name} {values[f'{name}_loss']:.4f} (accuracy {accuracy:.1%})")
-    scores = (
-        name for name in values if name not in _NOT_SHOWN and name[:4] not in ("mlm_", "nsp_")
-    )
-    parts += [f"{name} {values[name]:.4f}" for name in scores]
+    scores = [name for name in values if not name.startswith(("mlm_", "nsp_"))]
+    parts += [f"{name} {values[name]:.4f}" for name in scores if name not in _NOT_SHOWN]
     return "  ".join(parts)
 
 

@@ -349,7 +349,7 @@ def test_fine_tuning_on_two_hosts(store, folder, monkeypatch):
     config = model_config(vocab_size=66, num_hidden_layers=1)
     model = BertForPreTraining(config)
     weights = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
-    pretrained.save(pretrained.Bert(config, weights, tokenizer, model), folder / "init")
+    pretrained.Bert(config, weights, tokenizer, model).save(folder / "init")
     for name, count in (("train", 12), ("eval", 7)):
         lines = [f"{'one two' if i % 2 else 'nine'}\t{i % 2}\n" for i in range(count)]
         (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(lines))

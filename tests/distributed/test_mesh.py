@@ -44,14 +44,14 @@ def train(
     state = state.replace(params=jax.device_put(initial_params(layers), layout.params))
     compiled = partial(compile_step, mode=config.mode, layout=layout)
     train_step = make_train_step(task, optimizer, microbatches)
-    step = compiled(train_step, in_sharding=layout.state, outputs=("state", "metrics"))
+    step = compiled(train_step, outputs=("state", "metrics"))
     losses = []
     for index in range(STEPS):
         state, metrics = step(state, batch(SEQUENCES, seed=index))
         losses.append(float(metrics["mlm_loss"].total / metrics["mlm_loss"].weight))
     evaluation = None
     if evaluates:
-        evaluate = compiled(make_eval_step(task), in_sharding=layout.params, outputs="metrics")
+        evaluate = compiled(make_eval_step(task), outputs="metrics")
         evaluation = jax.device_get(evaluate(state.params, batch(SEQUENCES)))
     return jax.device_get(state.params), losses, evaluation
 
@@ -131,6 +131,6 @@ def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():
 
             return collectives.run(run_shard, "per_example")(weights, (), batch)
 
-        step = compile_step(embed, "mesh", layout, layout.params, "per_example")
+        step = compile_step(embed, "mesh", layout, "per_example")
         results.append(np.asarray(step(jax.device_put(weights, layout.params), batch(SEQUENCES))))
     np.testing.assert_array_equal(*results)

@@ -20,13 +20,13 @@ from bert_jax.config import (
     TrainConfig,
     validate,
 )
+from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import (
     check_divides,
     check_model,
     init_sharded,
     make_layout,
     make_mesh,
-    num_batch_shards,
 )
 from bert_jax.errors import UserError
 from bert_jax.initialization import copy_params

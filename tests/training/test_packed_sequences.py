@@ -193,7 +193,7 @@ def test_eight_devices_agree_with_one():
     task, found = objective(num_hidden_layers=1), []
     for devices in (1, 8):
         layout = replicated_layout(make_mesh(devices=jax.devices()[:devices]))
-        step = compile_step(make_eval_step(task), "mesh", layout, layout.params, "metrics")
+        step = compile_step(make_eval_step(task), "mesh", layout, "metrics")
         found.append(jax.device_get(step(jax.device_put(params(task), layout.params), rows)))
     assert found[0]["nsp_loss"].weight == (rows["next_sentence_label"] >= 0).sum()
     assert found[0][TOKENS].total == (rows["attention_mask"] > 0).sum()

@@ -67,9 +67,7 @@ def trained(kind: str, batches, mode: str = "mesh", devices: int = 1):
     mesh = make_mesh(devices=jax.devices()[:devices])
     _, layout = make_layout(new_state, mesh)
     state = init_sharded(new_state, layout.state, jax.random.key(0))
-    step = compile_step(
-        make_train_step(objective, optimizer), mode, layout, layout.state, ("state", "metrics")
-    )
+    step = compile_step(make_train_step(objective, optimizer), mode, layout, ("state", "metrics"))
     sums = None
     for batch in batches:
         state, sums = step(state, batch)
@@ -121,9 +119,7 @@ def test_predictions_come_in_order_whatever_the_devices(mode, devices):
     mesh = make_mesh(devices=jax.devices()[:devices])
     layout = replicated_layout(mesh)
     params = jax.device_put(params, layout.params) if mode == "mesh" else params
-    step = compile_step(
-        make_predict_step(objective), mode, layout, layout.params, ("per_example", "metrics")
-    )
+    step = compile_step(make_predict_step(objective), mode, layout, ("per_example", "metrics"))
     batch = batcher("spans").batch(np.arange(16), 32)
     wanted = objective.logits(params, jax.tree.map(jnp.asarray, batch))
     logits, sums = step(params, batch)
