@@ -76,10 +76,8 @@ class PmapCollectives(Collectives):
 class MeshCollectives(Collectives):
     """The collectives of a step on a mesh of data × fsdp × tensor.
 
-    Attributes:
-      mesh: the devices.
-      params: the sharding of each parameter, or one for all.
-      gradients: of each gradient. Under ZeRO-1 they are split over "fsdp" and the parameters not.
+    `params` and `gradients` are the sharding of each, or one for all. Under ZeRO-1 gradients are
+    split over "fsdp" and parameters are not.
     """
 
     mesh: Mesh
