@@ -80,7 +80,8 @@ def finetune(
 
     Args:
       config: every setting of the run; `bert_jax.recipe("finetune/classification")` returns one.
-        Fields of `config.model` that differ from their defaults must fit `init`.
+        Of `config.model`, its dtype, remat, scan_layers and attention count, and dropouts that
+        differ from their defaults; the rest is that of `init`.
       init: the checkpoint to fine-tune.
       workdir: folder of results, predictions, checkpoints and pictures. A run that is there
         resumes.
@@ -108,8 +109,8 @@ def start(
 ) -> Run:
     """Check a run against its checkpoint, its workdir and the devices, and read its examples.
 
-    `model_fields` are the fields of `config.model` that `init` must fit; None for those that differ
-    from their defaults.
+    `model_fields` are the fields of `config.model` that go before those of `init`; see
+    `initialization.model_config`.
 
     Raises:
       UserError: a setting, a file, the workdir or `init` cannot be used.

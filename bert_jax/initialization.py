@@ -24,6 +24,7 @@ from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.step import TrainState
 
 _COMPUTATION = ("dtype", "remat", "scan_layers", "attention")
+_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
 
 
@@ -75,12 +76,12 @@ def model_config(
 ) -> ModelConfig:
     """Return the config of a model that continues from `init`: its own, but for how it computes.
 
-    `fields` of `config` are kept too, such as "hidden_dropout_prob"; None for those that differ
-    from their defaults. They must not ask for parameters of another shape.
+    `fields` of `config` are kept too; None for the dropouts that differ from their defaults. They
+    must not ask for parameters of another shape.
     """
     if fields is None:
-        defaults = dataclasses.asdict(ModelConfig())
-        fields = [name for name, value in defaults.items() if getattr(config, name) != value]
+        default = ModelConfig()
+        fields = [name for name in _DROPOUTS if getattr(config, name) != getattr(default, name)]
     kept = {name: getattr(config, name) for name in {*_COMPUTATION, *fields}}
     if not kept.get("vocab_size"):  # 0 is the size that the checkpoint has
         kept.pop("vocab_size", None)

@@ -81,8 +81,9 @@ def pretrain(
     Args:
       config: every setting of the run; `bert_jax.recipe("tiny")` returns one.
       workdir: folder of checkpoints, metrics and pictures. A run that is there resumes.
-      init: a checkpoint whose weights, shape and tokenizer to continue from; fields of
-        `config.model` that differ from their defaults must fit it.
+      init: a checkpoint whose weights, architecture and tokenizer to continue from. Of
+        `config.model`, its dtype, remat, scan_layers and attention still count, and dropouts that
+        differ from their defaults.
       quiet: whether to print nothing and draw nothing.
 
     Raises:
@@ -107,8 +108,8 @@ def start(
 ) -> Run:
     """Check a run against its workdir and the devices, and prepare its text.
 
-    `model_fields` are the fields of `config.model` that `init` must fit; None for those that differ
-    from their defaults.
+    `model_fields` are the fields of `config.model` that go before those of `init`; see
+    `initialization.model_config`.
 
     Raises:
       UserError: a setting, the text, the workdir or `init` cannot be used.

@@ -1,5 +1,6 @@
 """The Python interface: quiet to the process, plain values in, arrays and plain values out."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from flax import linen as nn
 from helpers import model_config
 
 import bert_jax
-from bert_jax import Bert, DataFiles, TaskConfig, TokenizerConfig, UserError
+from bert_jax import Bert, DataFiles, TaskConfig, TokenizerConfig, UserError, initialization
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.tasks import make_task
 from bert_jax.text import tokenizer_training
@@ -249,3 +250,12 @@ def test_quiet_runs_print_and_draw_nothing_and_install_nothing(
     assert [row["name"] for row in finetuned.comparison][-1] == "best constant prediction"
     assert finetuned.scores["eval"].keys() >= {"accuracy", "f1"}
     assert len(finetuned.bert.predict(["The river."])) == 1
+
+
+def test_a_recipe_continues_from_a_model_of_another_size(tiny_bert):
+    """Its architecture is the checkpoint's; the dropouts that the recipe sets are kept."""
+    model = initialization.model_config(tiny_bert, bert_jax.recipe("tiny").model)
+    assert model.hidden_size == tiny_bert.config.hidden_size
+    assert model.hidden_dropout_prob == 0.0
+    default = initialization.model_config(tiny_bert, bert_jax.ModelConfig(remat=True))
+    assert default == dataclasses.replace(tiny_bert.config, remat=True)
