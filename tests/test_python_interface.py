@@ -190,7 +190,7 @@ def test_save_and_load(tiny_bert, tiny_classifier, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, again.params, bert.params)
         assert (again.config, again.task, again.data) == (bert.config, bert.task, bert.data)
         assert repr(again) == repr(bert)
-        with pytest.raises(UserError, match="is already there"):
+        with pytest.raises(UserError, match="already exists"):
             bert.save(tmp_path / name)
     assert "classification of 2 labels" in repr(tiny_classifier)
 
@@ -216,7 +216,7 @@ def test_errors_read_as_those_of_the_commands(tiny_bert, tiny_run, tmp_path, ber
         (lambda bert: bert.tokenize(["a", "b"], ["c"]), "2 texts and 1 second texts"),
         (lambda bert: bert.tokenize("a", max_length=33), "max_length is 33"),
         (lambda bert: bert.tokenize("a", "b", max_length=3), "max_length is 3"),
-        (lambda bert: bert.fill_mask("[MASK] " * 40), "has 42 tokens and the model only 32"),
+        (lambda bert: bert.fill_mask("[MASK] " * 40), "has 42 tokens and the model 32"),
         (lambda bert: bert.fill_mask("a [MASK]", top_k=0), "top_k is 0"),
         (lambda bert: bert.predict(["a"]), "no head of a task"),
     ],

@@ -49,7 +49,7 @@ def test_prepare_prints_a_command_that_works(tmp_path, monkeypatch, bert_jax_mai
     command = shlex.split(printed.partition("train on it with: ")[2])
     fields = {"steps": 2, "data.batch_size": 8, "model.hidden_size": 16}
     changes = [f"--config.{name}={value}" for name, value in fields.items()]
-    bert_jax_main(*command[1:], "--workdir=run", *changes)
+    bert_jax_main(*command[1:], "--workdir=run", "--num_processes=1", *changes)
     saved = json.loads((tmp_path / "run/config.json").read_text())
     assert saved["model"]["vocab_size"] == 40
     before = sorted(tmp_path.iterdir())
