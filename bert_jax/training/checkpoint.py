@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -149,6 +150,10 @@ def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> An
 @contextlib.contextmanager
 def _reading(checkpoint: Path) -> Iterator[None]:
     """Raise any error of reading a checkpoint as a UserError."""
+    log = logging.getLogger("absl")
+    level = log.level
+    # Orbax warns that the state lacks a file, which is a folder above it.
+    log.setLevel(logging.ERROR)
     try:
         yield
     except Exception as error:  # TensorStore and Orbax raise nearly every kind
@@ -157,3 +162,5 @@ def _reading(checkpoint: Path) -> Iterator[None]:
             f"checkpoint {checkpoint} cannot be read ({reason}); move it away to resume from an "
             "earlier one"
         ) from error
+    finally:
+        log.setLevel(level)
