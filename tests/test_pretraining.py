@@ -287,12 +287,10 @@ def test_the_shape_is_that_of_the_model_whatever_the_recipes(exported, store, tm
     )
     assert (run.config.model.hidden_size, run.config.model.hidden_dropout_prob) == (16, 0.25)
     assert run.config.model.vocab_size == 66
+    config = read_config("tiny", [*free, "--config.model.intermediate_size=64"], TrainConfig)
     with pytest.raises(UserError, match=r"of shape \(32, 16\), which"):
-        pretrain(
-            store,
-            tmp_path / "other",
-            "--config.model.intermediate_size=64",
-            init=exported / "whole",
+        pretraining.start(
+            config.config, tmp_path / "other", exported / "whole", config.model_fields
         )
     assert not list(tmp_path.iterdir())
 
