@@ -20,7 +20,9 @@ from seqeval import metrics
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bert_jax.config import TaskConfig
 from bert_jax.tasks import readers, squad_metrics
+from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.text.sentences import split_sentences
 
 WORD = re.compile(r"\w+")
@@ -103,12 +105,13 @@ def answers(train: str, held_out: Sequence[str]) -> None:
     weights = weigh(train)
     print(f"{'file':<12}{'answer':<42}{'questions':>10}{'EM':>8}{'F1':>8}")
     for name in held_out:
-        asked = [r.fields for r in readers.squad(name) if r.fields["answers"] is not None]
-        sentences = [nearest(f["question"], f["context"], weights) for f in asked]
+        examples = map(QuestionAnswering(TaskConfig()).make_example, readers.squad(name))
+        asked = [example for example in examples if example.label is not None]
+        sentences = [nearest(*example.texts, weights) for example in asked]
         for way, answer in ANSWERS.items():
             scores = [
-                squad_metrics.against(answer(s, f["question"]), [text for text, _ in f["answers"]])
-                for s, f in zip(sentences, asked, strict=True)
+                squad_metrics.against(answer(s, e.texts[0]), [text for text, _ in e.label])
+                for s, e in zip(sentences, asked, strict=True)
             ]
             means = [100 * sum(values) / len(asked) for values in zip(*scores, strict=True)]
             print(

@@ -342,7 +342,8 @@ def _predict_all(setup: _Setup, params: Any) -> tuple[dict[str, dict[str, float]
         predictions, scores[name] = setup.predict(params, examples, batcher)
         del scores[name]["sequences_per_second"]
         if name == main_set:
-            if hosts.is_main() and not console.is_quiet():
+            is_drawn = type(task) is Classification and not console.is_quiet()
+            if is_drawn and hosts.is_main():
                 task.draw(workdir / "confusion.png", examples, predictions)
             task.tune(scores[name])
             scores[name] |= task.score(examples, predictions)

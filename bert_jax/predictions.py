@@ -78,7 +78,7 @@ def predict(
     if isinstance(examples, Path):
         examples, num_skipped = read_examples(task, str(examples), data, labelled=False)
     examples = [
-        value if isinstance(value, Example) else task.example_from(value, index)
+        value if isinstance(value, Example) else task.example_from(value, index, data)
         for index, value in enumerate(examples)
     ]
     if not task.labels:  # of a foreign multiple choice, whose choices have no names

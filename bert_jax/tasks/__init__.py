@@ -20,11 +20,7 @@ TASKS: dict[str, type[Task]] = {
 
 
 def make_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
-    """Return the task of a config, with `labels` unless there are none.
-
-    Raises:
-      UserError: there is no such kind of task.
-    """
+    """Return the task of a config, with `labels` unless there are none."""
     if config.kind not in TASKS:
         raise UserError(f"task.kind is {config.kind!r}; choose one of {', '.join(TASKS)}")
     return TASKS[config.kind](config, labels)

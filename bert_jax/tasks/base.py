@@ -3,9 +3,8 @@
 import abc
 import dataclasses
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,35 +19,19 @@ from bert_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """What is to be labelled.
+    """What is to be labelled."""
 
-    Attributes:
-      id: its name in the predictions; None for its index.
-      where: file and line, for messages.
-      texts: one text or several; the words of a sentence.
-      label: of the task's own type; None if it is unknown.
-    """
-
-    id: Any
-    where: str
-    texts: tuple[str, ...]
-    label: Any
+    id: Any  # its name in the predictions; None for its index
+    where: str  # file and line, for messages
+    texts: tuple[str, ...]  # one text or several; the words of a sentence
+    label: Any  # of the task's own type; None if it is unknown
 
 
 class Task(abc.ABC):
-    """A kind of task.
-
-    Args:
-      config: of the task.
-      labels: the names of the head's outputs; empty for those of `config`.
-
-    Attributes:
-      config: with the labels, and with what `tune` has chosen.
-    """
+    """A kind of task; `labels` are the names of the head's outputs, or else those of `config`."""
 
     model_class: ClassVar[type[TaskModel]]
     num_outputs: ClassVar[int | None] = None  # of the head; None: one for each label
-    suffix: ClassVar[str] = ".jsonl"  # of a file of predictions
     value_form: ClassVar[str]  # what `example_from` takes, for messages
     known_metrics: Sequence[str]
     default_metrics: Sequence[str]
@@ -79,33 +62,24 @@ class Task(abc.ABC):
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         """Return the fields of a task from the columns of a record, by the names in `data`."""
 
+    def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
+        """Return the fields of a task from a Python value that does not name columns, or None."""
+        return None
+
     @abc.abstractmethod
-    def make_example(self, record: Record, data: DataFiles) -> Example | None:
-        """Return the example of a record of the task; None if the format's own tools skip it.
+    def make_example(self, record: Record) -> Example | None:
+        """Return the example of the fields of a task; None if the format's own tools skip it."""
 
-        Raises:
-          UserError: a field is missing, empty or malformed.
+    def example_from(self, value: Any, index: int, data: DataFiles) -> Example:
+        """Return the example of a Python value, the number `index` of several.
+
+        The keys of a dict are columns, as `data` names them. A value that has not the form of
+        `value_form` is refused.
         """
-
-    def fields_from(self, value: Any, where: str, data: DataFiles) -> Mapping[str, Any] | None:
-        """Return the fields of a task from a Python value; None if it is of another form."""
-        is_mapping = isinstance(value, Mapping)
-        return self.select_fields(Record(where, value), data) if is_mapping else None
-
-    def example_from(self, value: Any, index: int = 0, data: DataFiles | None = None) -> Example:
-        """Return the example of a Python value.
-
-        Args:
-          value: of the form that `value_form` says.
-          index: among the values, for messages.
-          data: its `text` and `label` name the keys of a dict.
-
-        Raises:
-          UserError: the value is of another form, or malformed.
-        """
-        where, data = f"examples[{index}]", data or DataFiles()
-        fields = self.fields_from(value, where, data)
-        example = self.make_example(Record(where, fields), data) if fields else None
+        where, fields = f"examples[{index}]", self.plain_fields(value)
+        if fields is None and isinstance(value, Mapping):
+            fields = self.select_fields(Record(where, value), data)
+        example = self.make_example(Record(where, fields)) if fields else None
         if example is None:
             raise UserError(f"{where} is {reprlib.repr(value)}; give {self.value_form}")
         return example
@@ -129,11 +103,7 @@ class Task(abc.ABC):
         """Return the features of examples, with at most `max_length` tokens a sequence."""
 
     def model(self, config: ModelConfig, probe: str = "") -> TaskModel:
-        """Return the encoder with the head of this task; `probe` is that of `FinetuneConfig`.
-
-        Raises:
-          UserError: the probed layer does not exist, or a label is missing or repeated.
-        """
+        """Return the encoder with the head of this task; `probe` is that of `FinetuneConfig`."""
         if not self.num_outputs and not 0 < len(set(self.labels)) == len(self.labels):
             raise UserError(f"task.labels are {list(self.labels)}; name every label once")
         layers = [str(layer) for layer in range(config.num_hidden_layers + 1)]
@@ -143,13 +113,10 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
-        """Return the prediction of an example from the logits of a feature.
+        """Return the prediction of an example from the logits of the feature at `index`.
 
-        Args:
-          before: the prediction from other features of the same example; None at first.
-          features: of all examples.
-          index: of the feature.
-          logits: of the feature: [N]; [L, N] of tokens; [2, L] of starts and ends.
+        `before` is the prediction from other features of the example, None at first. The logits are
+        [N]; [L, N] of tokens; [2, L] of starts and ends.
         """
 
     @abc.abstractmethod
@@ -164,18 +131,9 @@ class Task(abc.ABC):
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         """Return a prediction as plain values: what is predicted, and its probability."""
 
-    def draw(  # noqa: B027 - not every kind of task has a picture
-        self, path: Path, examples: Sequence[Example], predictions: Sequence[Any]
-    ) -> None:
-        """Draw a picture of the predictions, if this kind of task has one."""
-
     @abc.abstractmethod
-    def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
-        """Write the predictions in the format of this kind of task."""
-
-    def writers(self) -> dict[str, Callable[[TextIO, Sequence[Example], Sequence[Any]], None]]:
-        """Return a function for each file of predictions, by its suffix."""
-        return {self.suffix: self.write}
+    def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
+        """Return the content of each file of predictions, by its suffix."""
 
     def tune(self, scores: Mapping[str, float]) -> None:  # noqa: B027 - few kinds have any
         """Choose settings of `config` by the scores of held-out examples."""
@@ -190,12 +148,6 @@ class Task(abc.ABC):
         Scores of small sets are often equal; the loss then chooses the best checkpoint.
         """
         return self.mean_score(values) - 1e-9 * values["loss"]
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the probabilities over the last dimension."""
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
 
 
 def build_sequence(
@@ -219,18 +171,12 @@ def max_text_tokens(texts: int, model: ModelConfig, max_length: int) -> int:
     return max_length - 1 - texts - (model.model_type == "roberta") * (texts - 1)
 
 
-def truncate(texts: Sequence[Sequence[int]], size: int) -> list[Sequence[int]]:
+def truncate(texts: Sequence[Sequence[int]], size: int) -> list[list[int]]:
     """Truncate one or two texts to `size` tokens in all, the longer one first.
 
     Source: `_truncate_seq_pair` in google-research/bert `run_classifier.py`.
     """
-    if len(texts) == 1:
-        return [texts[0][:size]]
-    sizes = [len(text) for text in texts]
-    excess = max(0, sum(sizes) - size)
-    # The longer is truncated to the other's length, then both in turn, the second one first.
-    gap = min(excess, abs(sizes[0] - sizes[1]))
-    sizes[0 if sizes[0] > sizes[1] else 1] -= gap
-    sizes[1] -= (excess - gap + 1) // 2
-    sizes[0] -= (excess - gap) // 2
-    return [text[:length] for text, length in zip(texts, sizes, strict=True)]
+    kept = [list(text[:size]) for text in texts]
+    while sum(map(len, kept)) > size:
+        max(reversed(kept), key=len).pop()  # of two with one length, the second
+    return kept

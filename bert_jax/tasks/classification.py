@@ -2,26 +2,19 @@
 
 import abc
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from bert_jax.batches.features import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
 from bert_jax.tasks import glue, readers
-from bert_jax.tasks.base import (
-    Example,
-    Task,
-    build_sequence,
-    max_text_tokens,
-    softmax,
-    truncate,
-)
+from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens, truncate
 from bert_jax.tasks.readers import Record
 from bert_jax.text import builtin
 from bert_jax.text.tokenizer import Tokenizer
@@ -54,13 +47,12 @@ class TextTask(Task):
         label = values.get(data.label)
         return {"id": values.get("id"), "columns": columns, "texts": texts, "label": label}
 
-    def fields_from(self, value: Any, where: str, data: DataFiles) -> Mapping[str, Any] | None:
+    def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         texts = (value,) if isinstance(value, str) else value
-        if isinstance(texts, Sequence) and 1 <= len(texts) <= 2:
-            return {"texts": tuple(texts), "label": None}
-        return super().fields_from(value, where, data)
+        is_text = isinstance(texts, Sequence) and 1 <= len(texts) <= 2
+        return {"texts": tuple(texts), "label": None} if is_text else None
 
-    def make_example(self, record: Record, data: DataFiles) -> Example | None:
+    def make_example(self, record: Record) -> Example | None:
         if not record.fields:
             return None
         texts, label, where = record.fields["texts"], record.fields["label"], record.where
@@ -108,11 +100,13 @@ class TextTask(Task):
     def line(self, prediction: Any) -> dict[str, Any]:
         """Return the fields of a prediction in its line of a file."""
 
-    def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
+    def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
+        lines = []
         for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
             line = {"id": number if example.id is None else example.id, **self.line(prediction)}
             line |= {} if example.label is None else {"label": example.label}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        return {".jsonl": "".join(lines)}
 
 
 class Classification(TextTask):
@@ -175,27 +169,25 @@ class Classification(TextTask):
         """Draw the confusion matrix, as shares of each actual class."""
         # Imported here: it takes longer than reading the data.
         from matplotlib.figure import Figure
+        from sklearn.metrics import ConfusionMatrixDisplay
 
-        counts = np.zeros((len(self.labels), len(self.labels)), int)
-        for example, logits in zip(examples, predictions, strict=True):
-            counts[self.labels.index(example.label), logits.argmax()] += 1
-        size = 2.5 + 0.55 * len(self.labels)
+        size = 3 + 0.55 * len(self.labels)
         figure = Figure(figsize=(size + 1, size), layout="constrained")
-        axes = figure.subplots()
-        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-        picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        for actual, predicted in np.ndindex(*counts.shape if len(self.labels) <= 30 else (0, 0)):
-            shade = "white" if shares[actual, predicted] > 0.5 else "black"
-            number = str(counts[actual, predicted])
-            axes.text(predicted, actual, number, ha="center", va="center", color=shade)
-        ticks = range(len(self.labels))
-        axes.set_xticks(ticks, self.labels, rotation=45, ha="right", parse_math=False)
-        axes.set_yticks(ticks, self.labels, parse_math=False)
-        axes.set(xlabel="predicted", ylabel="actual")
-        figure.colorbar(picture, label="share of the actual class")
+        ConfusionMatrixDisplay.from_predictions(
+            [self.labels.index(example.label) for example in examples],
+            [int(logits.argmax()) for logits in predictions],
+            labels=range(len(self.labels)),
+            display_labels=[label.replace("$", r"\$") for label in self.labels],
+            normalize="true",
+            include_values=len(self.labels) <= 30,
+            values_format=".0%",
+            xticks_rotation=90,
+            cmap="Blues",
+            ax=figure.subplots(),
+        )
         temporary = path.with_suffix(".tmp")
         figure.savefig(temporary, format="png", dpi=120)
-        os.replace(temporary, path)
+        temporary.replace(path)
 
 
 class Regression(TextTask):

@@ -19,19 +19,12 @@ _SPLIT_SEED = 0  # the same held-out examples for every seed of a run
 
 @dataclasses.dataclass(frozen=True)
 class Datasets:
-    """A task's examples.
-
-    Attributes:
-      train: training examples.
-      evals: held-out examples by name; the first set chooses the best checkpoint.
-      tests: examples to predict by name, with or without labels.
-      skipped: by source, the number of records that the format's own tools skip, too.
-    """
+    """A task's examples."""
 
     train: list[Example]
-    evals: dict[str, list[Example]]
-    tests: dict[str, list[Example]]
-    skipped: dict[str, int]
+    evals: dict[str, list[Example]]  # held out, by name; the first chooses the best checkpoint
+    tests: dict[str, list[Example]]  # to predict, by name, with or without labels
+    skipped: dict[str, int]  # by source, the records that the format's own tools skip, too
 
     def fingerprint(self) -> str:
         """Return a hash of the training and held-out examples."""
@@ -48,9 +41,6 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
 
     The names of its labels are `config.task.labels`, or else `labels` (of the initial head), or
     else those of the training examples.
-
-    Raises:
-      UserError: a file is missing or malformed, or has a label that training has not.
     """
     data, skipped = _resolve_sources(config), {}
     if not data.train:
@@ -105,14 +95,10 @@ def _resolve_sources(config: FinetuneConfig) -> DataFiles:
 def read_examples(
     task: Task, source: str, data: DataFiles, *, labelled: bool
 ) -> tuple[list[Example], int]:
-    """Return the examples of a file, and the number of records that the format's tools skip.
-
-    Raises:
-      UserError: it has none, or one is malformed or, if `labelled`, has no label.
-    """
+    """Return the examples of a file, and the number of records that the format's tools skip."""
     examples, skipped = [], 0
     for record in task.read_records(source, data):
-        example = task.make_example(record, data)
+        example = task.make_example(record)
         if example is None:
             skipped += 1
         elif labelled and example.label is None:

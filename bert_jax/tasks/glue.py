@@ -7,7 +7,6 @@ Source: the data of gluebenchmark.com and Wang et al. 2019, table 1; google-rese
 import dataclasses
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.config import TaskConfig
@@ -21,27 +20,16 @@ _HIGHEST_SCORE = 5  # of two sentences that mean the same, in STS-B
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The format of a task.
+    """The format of a task."""
 
-    Attributes:
-      labels: names of the classes, in the order of their numbers; empty for a regression.
-      texts: the columns of the texts in GLUE's own .tsv files.
-      fields: their names in TFDS and Hugging Face's datasets.
-      label: the column of the label in the .tsv files; elsewhere it is "label".
-      metrics: the scores whose mean is the task's score.
-      headless: the columns of .tsv files without a header; that of the test has one.
-      parts: the subsets of evaluation and test.
-      skips_ragged: whether the usual readers skip lines with a wrong number of fields.
-    """
-
-    labels: tuple[str, ...]
-    texts: tuple[str, ...]
-    fields: tuple[str, ...]
-    label: str = "label"
-    metrics: tuple[str, ...] = ("accuracy",)
-    headless: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
-    skips_ragged: bool = False
+    labels: tuple[str, ...]  # the classes, in the order of their numbers; empty for a regression
+    texts: tuple[str, ...]  # the columns of the texts in GLUE's own .tsv files
+    fields: tuple[str, ...]  # their names in TFDS and Hugging Face's datasets
+    label: str = "label"  # its column in the .tsv files; elsewhere it is "label"
+    metrics: tuple[str, ...] = ("accuracy",)  # the scores whose mean is the task's score
+    headless: tuple[str, ...] = ()  # the columns of .tsv files without a header
+    parts: tuple[str, ...] = ()  # the subsets of evaluation and test
+    skips_ragged: bool = False  # whether the usual readers skip lines of more or fewer fields
 
     @property
     def kind(self) -> Literal["classification", "regression"]:
@@ -103,9 +91,6 @@ def sources(name: str, folder: str = "") -> dict[str, str]:
 
     They are the .tsv files of a folder, or in TFDS if it is "". The test is "" if the folder has no
     files for it.
-
-    Raises:
-      UserError: there is no such task, or the folder's name cannot be in a list of files.
     """
     parts = layout(name).parts
     if "," in folder or "=" in folder:
@@ -128,43 +113,33 @@ def sources(name: str, folder: str = "") -> dict[str, str]:
 
 
 def read(name: str, source: str) -> Iterator[Record]:
-    """Yield the examples of a task, with the fields of `fields`.
-
-    A .tsv has GLUE's own columns; a TensorFlow dataset, .csv or .jsonl those of `Layout.fields`. A
-    record without an agreed label ("-"), or ragged by `Layout.skips_ragged`, has no fields.
-
-    Raises:
-      UserError: there is no such task, or the source is missing, malformed or of another task.
-    """
+    """Yield the examples of a task, with the fields of `fields`."""
     task = layout(name)
-    is_tsv = ".tsv" in Path(source.lower()).suffixes and not source.startswith("tfds:")
-    label, headless = (task.label, task.headless) if is_tsv else ("label", ())
-    table = readers.table(source, headless, skips_ragged=task.skips_ragged)
-    for index, record in enumerate(table):
-        is_skipped = not record.fields or record.fields.get(label) == "-"
-        values = {} if is_skipped else fields(name, record, index, is_tsv=is_tsv)
-        yield Record(record.where, values)
+    for record in readers.table(source, task.headless, skips_ragged=task.skips_ragged):
+        yield Record(record.where, fields(name, record))
 
 
-def fields(name: str, record: Record, index: int = 0, *, is_tsv: bool = False) -> dict[str, Any]:
+def fields(name: str, record: Record) -> dict[str, Any]:
     """Return the "id", "texts" and "label" of a record with the columns of a task.
 
-    "id" is the example's number in the file, or else `index`; "label" a class's name, a number for
-    a regression, or None.
+    There are none for a record without an agreed label ("-"), or ragged by `Layout.skips_ragged`.
     """
     task, values = layout(name), record.fields
-    columns, label = (task.texts, task.label) if is_tsv else (task.fields, "label")
+    label = values.get(task.label, values.get("label"))
+    if not values or label == "-":
+        return {}
+    columns = task.texts if set(task.texts) <= values.keys() else task.fields
     missing = next((column for column in columns if column not in values), None)
     if missing:
         raise UserError(
             f"{record.where} has no column {missing!r}, as {name} has; give that task's file, "
             "or leave task.glue empty and set data.text and data.label"
         )
-    number = str(next((values[column] for column in _IDS if column in values), index))
+    number = next((str(values[column]) for column in _IDS if column in values), None)
     return {
-        "id": int(number) if number.isdecimal() else number,
+        "id": int(number) if number and number.isdecimal() else number,
         "texts": tuple(values[column] for column in columns),
-        "label": _label(task, values.get(label), record.where),
+        "label": _label(task, label, record.where),
     }
 
 

@@ -1,13 +1,13 @@
 """Multiple choice: which of several endings follows a context, as in SWAG."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bert_jax.config import DataFiles
+from scipy.special import softmax
+
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForMultipleChoice
-from bert_jax.tasks.base import Example, softmax
+from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.readers import Record
 
@@ -23,19 +23,15 @@ class MultipleChoice(Classification):
     known_metrics = ("accuracy",)
     value_form = "a dict with context, choices and perhaps start, or the columns of data.text"
 
-    def fields_from(self, value: Any, where: str, data: DataFiles) -> Mapping[str, Any] | None:
-        if not isinstance(value, Mapping):
-            return None
-        if "choices" not in value:
-            return super().fields_from(value, where, data)
-        choices = value["choices"]
-        if not isinstance(choices, Sequence) or isinstance(choices, str):
+    def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
+        choices = value.get("choices") if isinstance(value, Mapping) else None
+        if not isinstance(choices, list | tuple):
             return None
         columns = ["context", "start", *(f"choices[{i}]" for i in range(len(choices)))]
         texts = (value.get("context"), value.get("start", ""), *choices)
         return {"columns": columns, "texts": texts}
 
-    def make_example(self, record: Record, data: DataFiles) -> Example | None:
+    def make_example(self, record: Record) -> Example | None:
         texts, label, where = record.fields["texts"], record.fields.get("label"), record.where
         if len(texts) < 4:
             raise UserError(
@@ -70,6 +66,3 @@ class MultipleChoice(Classification):
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         best, probabilities = int(prediction.argmax()), softmax(prediction).tolist()
         return {"choice": best, "probability": probabilities[best], "probabilities": probabilities}
-
-    def draw(self, path: Path, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
-        """Draw nothing: a confusion matrix of choices says little."""

@@ -6,19 +6,22 @@ in a window; "no answer" is both at [CLS].
 """
 
 import dataclasses
+import heapq
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TextIO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 from bert_jax.batches.features import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForQuestionAnswering
 from bert_jax.tasks import readers, squad_metrics
-from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens, softmax
+from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens
 from bert_jax.tasks.readers import Record
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -26,17 +29,11 @@ _LIMIT = 1e9  # of logits, so that sums and differences are finite
 
 
 class Window(NamedTuple):
-    """What a feature has of a context.
+    """What a feature has of a context."""
 
-    Attributes:
-      context: all of it.
-      offsets: [n, 2] int32, the start and end of each token of the window, in characters.
-      is_central: [n] bool, whether the token has more context in this window than in any other.
-    """
-
-    context: str
-    offsets: np.ndarray
-    is_central: np.ndarray
+    context: str  # all of it
+    offsets: np.ndarray  # [n, 2] int32, the start and end of each token, in characters
+    is_central: np.ndarray  # [n] bool, whether a token has more context here than in any other
 
 
 class Candidate(NamedTuple):
@@ -52,15 +49,10 @@ class Candidate(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """The prediction of an example.
+    """The prediction of an example."""
 
-    Attributes:
-      best: the best answers of different text, the highest score first.
-      null: the score of "no answer", the minimum over the windows.
-    """
-
-    best: tuple[Candidate, ...] = ()
-    null: float = math.inf
+    best: tuple[Candidate, ...] = ()  # of different text, the highest score first
+    null: float = math.inf  # the score of "no answer", the minimum over the windows
 
 
 class QuestionAnswering(Task):
@@ -72,7 +64,6 @@ class QuestionAnswering(Task):
 
     model_class = BertForQuestionAnswering
     num_outputs = 2
-    suffix = ".json"
     value_form = "a dict with question and context"
     default_metrics, known_metrics = ("f1",), ("exact_match", "f1")
 
@@ -86,19 +77,22 @@ class QuestionAnswering(Task):
         return readers.squad(source)
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
-        return readers.question_fields(record.where, readers.pair_answers(record.fields))
+        return record.fields
 
-    def make_example(self, record: Record, data: DataFiles) -> Example:
+    def make_example(self, record: Record) -> Example:
         fields, where = record.fields, record.where
-        answers = [] if fields["is_impossible"] else fields["answers"]
-        if answers == [] and not self.config.with_unanswerable:
+        question = readers.text_field(fields, "question", where)
+        context = readers.text_field(fields, "context", where)
+        answers, impossible = (
+            _answers(fields.get("answers"), where),
+            fields.get("is_impossible", False),
+        )
+        if not isinstance(impossible, bool):
+            raise UserError(f"{where}: is_impossible is {impossible!r}; it must be true or false")
+        answers = () if impossible else answers
+        if answers == () and not self.config.with_unanswerable:
             raise UserError(f"{where}: the question has no answer; set task.with_unanswerable=True")
-        if not all(text.strip() for text, _ in answers or ()):
-            raise UserError(
-                f"{where}: an answer is empty; a question without one has an empty list"
-            )
-        label = None if answers is None else tuple(map(tuple, answers))
-        return Example(fields["id"], where, (fields["question"].strip(), fields["context"]), label)
+        return Example(str(fields.get("id", where)), where, (question.strip(), context), answers)
 
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
@@ -109,9 +103,6 @@ class QuestionAnswering(Task):
         Both are 0, of [CLS], if the window does not have all of it, or there is none. They are
         NO_LABEL if answers are unknown, and in all features of an example that `skipped` lists:
         where the answer is not at its position in the context, as in some of SQuAD.
-
-        Raises:
-          UserError: a context does not fit `max_length`.
         """
         config, size = self.config, max_text_tokens(2, model, max_length)
         if size <= config.max_question:
@@ -170,12 +161,9 @@ class QuestionAnswering(Task):
         first, last = (np.broadcast_to(positions, fits.shape)[fits] for positions in (first, last))
         order = np.lexsort((last, first, -score))
         spans = window.offsets[first[order], 0].tolist(), window.offsets[last[order], 1].tolist()
-        values = zip(score[order].tolist(), *spans, strict=True)
-        best = _distinct(map(Candidate._make, values), window.context, config.n_best)
-        if before.best:
-            both = sorted([*before.best, *best], key=lambda c: (-c.score, c.start, c.end))
-            best = _distinct(both, window.context, config.n_best)
-        return Answers(best, null)
+        candidates = map(Candidate._make, zip(score[order].tolist(), *spans, strict=True))
+        merged = heapq.merge(before.best, candidates, key=lambda c: (-c.score, c.start, c.end))
+        return Answers(_distinct(merged, window.context, config.n_best), null)
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return "exact_match" and "f1".
@@ -199,13 +187,10 @@ class QuestionAnswering(Task):
         return {**result, "best_f1_threshold": f1.threshold}
 
     def constant_score(self, examples: Sequence[Example]) -> float:
-        """Return the share of questions without an answer: the score of "no answer" by any metric.
-
-        A text that answers more questions than that is not looked for.
-        """
+        """Return the share of questions without an answer: the score of "no answer"."""
         return sum(not example.label for example in examples) / max(1, len(examples))
 
-    def answer(self, example: Example, answers: Answers | None) -> str:
+    def answer(self, example: Example, answers: Answers) -> str:
         """Return the answer, a span of the context; "" for "no answer"."""
         text, lead = _best(example, answers)
         return "" if self._withholds(np.array(lead)) else text
@@ -230,31 +215,23 @@ class QuestionAnswering(Task):
         probability = ranked.get(answer)
         return {"answer": answer, "probability": probability, "start": start, "end": end}
 
-    def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
-        """Write SQuAD's JSON of predictions, which its own scripts read: the text for each id."""
-        pairs = zip(examples, predictions, strict=True)
+    def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
+        """Return SQuAD's own file, the text for each id, and one of the best answers for each."""
+        pairs = list(zip(examples, predictions, strict=True))
         answers = {example.id: self.answer(example, answers) for example, answers in pairs}
-        file.write(json.dumps(answers) + "\n")
-
-    def write_nbest(
-        self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]
-    ) -> None:
-        """Write a JSON object with a list of the best answers for each id."""
-        pairs = zip(examples, predictions, strict=True)
         ranked = {example.id: self._ranked(example, answers) for example, answers in pairs}
-        file.write(json.dumps(ranked, indent=1) + "\n")
+        return {
+            ".json": json.dumps(answers) + "\n",
+            ".nbest.json": json.dumps(ranked, indent=1) + "\n",
+        }
 
-    def writers(self) -> dict[str, Callable[[TextIO, Sequence[Example], Sequence[Any]], None]]:
-        return {self.suffix: self.write, ".nbest.json": self.write_nbest}
-
-    def _ranked(self, example: Example, answers: Answers | None) -> list[dict[str, Any]]:
+    def _ranked(self, example: Example, answers: Answers) -> list[dict[str, Any]]:
         """Return the best answers, best first, and "" for "no answer" if there may be none.
 
-        Each has "text", "score" (the sum of two logits) and "probability" (the softmax of the
-        scores in the list).
+        A score is the sum of two logits; the probabilities are the softmax of the scores.
         """
-        ranked = [(c.text(example.texts[1]), c.score) for c in answers.best] if answers else []
-        if self.config.with_unanswerable and answers:
+        ranked = [(c.text(example.texts[1]), c.score) for c in answers.best]
+        if self.config.with_unanswerable:
             ranked.append(("", answers.null))
         ranked.sort(key=lambda item: -item[1])
         probabilities = softmax(np.array([score for _, score in ranked])) if ranked else []
@@ -264,9 +241,31 @@ class QuestionAnswering(Task):
         ]
 
 
-def _best(example: Example, answers: Answers | None) -> tuple[str, float]:
+def _answers(value: Any, where: str) -> tuple[tuple[str, int], ...] | None:
+    """Return the text of each answer, and where it starts; None if they are unknown.
+
+    SQuAD has a list of objects, TFDS and Hugging Face an object of two lists.
+    """
+    names = ("text", "answer_start")
+    if isinstance(value, dict) and all(isinstance(value.get(name), list) for name in names):
+        pairs = list(itertools.zip_longest(*(value[name] for name in names)))
+    else:
+        answers = value if isinstance(value, list) else [] if value is None else [value]
+        pairs = [
+            tuple(a.get(n) for n in names) if isinstance(a, dict) else (a, None) for a in answers
+        ]
+    for text, start in pairs:
+        if not isinstance(text, str) or not text.strip() or type(start) is not int or start < 0:
+            raise UserError(
+                f"{where}: an answer is {text!r} at {start!r}; give a text, and an answer_start "
+                "from 0; a question without an answer has an empty list"
+            )
+    return None if value is None else tuple(pairs)
+
+
+def _best(example: Example, answers: Answers) -> tuple[str, float]:
     """Return the best answer, "" if there is none, and the lead of "no answer" over it."""
-    if not answers or not answers.best:
+    if not answers.best:
         return "", 0.0
     best = answers.best[0]
     return best.text(example.texts[1]), answers.null - best.score
@@ -286,7 +285,7 @@ def _distinct(candidates: Iterable[Candidate], context: str, count: int) -> tupl
 def _target(text: str, start: int, context: str, offsets: np.ndarray) -> tuple[int, int] | str:
     """Return the first and last token of an answer, or why it cannot be learned."""
     stop = start + len(text)
-    if start < 0 or context[start:stop].split() != text.split():  # spaces may be of other kinds
+    if context[start:stop].split() != text.split():  # spaces may be of other kinds
         return f"the answer {text!r} is not at character {start} of the context"
     inside = np.flatnonzero((offsets[:, 0] < stop) & (offsets[:, 1] > start))
     if not len(inside):

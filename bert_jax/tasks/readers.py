@@ -56,14 +56,8 @@ def table(
     TensorFlow dataset is its name, None for -1. Empty lines are skipped, except in a .tsv with a
     single column.
 
-    Args:
-      source: the file or dataset.
-      columns: their names in a .tsv or .csv whose first row has none of them, and so is no header.
-      skips_ragged: a row with more or fewer fields than the header is a record without fields, not
-        an error.
-
-    Raises:
-      UserError: the source is missing, empty, of an unknown type or malformed.
+    `columns` are those of a .tsv or .csv whose first row has none of them, and so is no header.
+    With `skips_ragged`, a row with more or fewer fields than the header is a record without fields.
     """
     if source.startswith("tfds:"):
         rows = _tfds(source)
@@ -90,9 +84,6 @@ def conll(source: str) -> Iterator[Record]:
     Each line has columns, separated by tabs or else by spaces: the first is a word, the last of
     several its tag. A blank line or `-DOCSTART-` ends a sentence. There are no comments, as any
     sign may be a word.
-
-    Raises:
-      UserError: the file is missing, empty or damaged, or its lines differ in their columns.
     """
     path, width, start = _file(source), 0, 0
     words: list[list[str]] = []
@@ -126,24 +117,20 @@ def conll(source: str) -> Iterator[Record]:
 def squad(source: str) -> Iterator[Record]:
     """Yield the questions of a SQuAD file, version 1.1 or 2.0, or of tfds:squad/...@SPLIT.
 
-    The fields are those of `question_fields`. A .jsonl has a question a line, with the fields of
-    the TensorFlow dataset.
-
-    Raises:
-      UserError: the source is missing, empty or malformed, or two questions have the same id.
+    The fields are those of the file, and the context. A .jsonl has a question a line, with the
+    fields of the TensorFlow dataset.
     """
     is_flat = source.startswith("tfds:") or file_type(source) == ".jsonl"
     seen = set()
     for record in table(source) if is_flat else _nested_questions(source):
-        fields = pair_answers(record.fields) if is_flat else record.fields
-        name = fields.get("id")
+        name = record.fields.get("id")
         if not isinstance(name, str | int) or name == "":
             raise UserError(f"{record.where} has no id; give each question its own")
         where = f"{source}: question {name}"
         if str(name) in seen:
             raise UserError(f"{where}: its id occurs twice; give each question its own")
         seen.add(str(name))
-        yield Record(where, question_fields(where, fields))
+        yield Record(where, record.fields)
     if not seen:
         raise UserError(f"{source} has no questions; give a file in the form of SQuAD's")
 
@@ -291,7 +278,7 @@ def _nested_questions(source: str) -> Iterator[Record]:
         return
     for article_at, article in _items(_json(text, source), "data", source, ": "):
         for at, paragraph in _items(article, "paragraphs", article_at):
-            questions, context = _items(paragraph, "qas", at), _text(paragraph, "context", at)
+            questions, context = _items(paragraph, "qas", at), text_field(paragraph, "context", at)
             for where, fields in questions:
                 if not isinstance(fields, dict):
                     raise UserError(f"{where} is no JSON object; mend or remove it")
@@ -306,43 +293,8 @@ def _items(value: Any, key: str, where: str, separator: str = ".") -> list[tuple
     return [(f"{where}{separator}{key}[{i}]", item) for i, item in enumerate(items)]
 
 
-def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
+def text_field(fields: Mapping[str, Any], name: str, where: str) -> str:
+    """Return a field that must have a text."""
     if not isinstance(value := fields.get(name), str) or not value.strip():
         raise UserError(f"{where} has no {name}; fill it in or remove the entry")
     return value
-
-
-def pair_answers(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a question's fields in TFDS or Hugging Face with its answers as SQuAD has them."""
-    answers, names = fields.get("answers"), ("text", "answer_start")
-    if not isinstance(answers, dict) or not all(isinstance(answers.get(n), list) for n in names):
-        return fields
-    pairs = itertools.zip_longest(*(answers[name] for name in names))
-    return {**fields, "answers": [dict(zip(names, pair, strict=True)) for pair in pairs]}
-
-
-def question_fields(where: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checked fields of a question in the form of SQuAD.
-
-    They are "id", "question", "context", "answers", a list of texts and where each starts in the
-    context, in characters, or None if unknown, and "is_impossible".
-    """
-    answers = fields.get("answers")
-    if answers is not None:
-        answers = [_answer(a, where) for a in (answers if isinstance(answers, list) else [answers])]
-    impossible = fields.get("is_impossible", False)
-    if not isinstance(impossible, bool):
-        raise UserError(f"{where}: is_impossible is {impossible!r}; it must be true or false")
-    texts = {key: _text(fields, key, where) for key in ("question", "context")}
-    name = str(fields.get("id", where))
-    return {"id": name, **texts, "answers": answers, "is_impossible": impossible}
-
-
-def _answer(answer: Any, where: str) -> tuple[str, int]:
-    fields = answer if isinstance(answer, dict) else {}
-    text, start = fields.get("text"), fields.get("answer_start")
-    if not isinstance(text, str) or type(start) is not int or start < 0:
-        raise UserError(
-            f"{where}: an answer is {answer!r}; it must have a text, and an answer_start from 0"
-        )
-    return text, start

@@ -1,16 +1,17 @@
 """Token classification: a tag for each word, such as entities and parts of speech."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from bert_jax.batches.features import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForTokenClassification
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens, softmax
+from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens
 from bert_jax.tasks.readers import Record
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -26,7 +27,6 @@ class TokenClassification(Task):
     """
 
     model_class = BertForTokenClassification
-    suffix = ".conll"
     value_form = "a list of words, or a dict of the columns of data.text and data.label"
     default_metrics, known_metrics = ("f1",), ("accuracy", "precision", "recall", "f1")
 
@@ -44,12 +44,10 @@ class TokenClassification(Task):
         words = record.field(data.text, "data.text")
         return {"tokens": words, "tags": record.fields.get(data.label)}
 
-    def fields_from(self, value: Any, where: str, data: DataFiles) -> Mapping[str, Any] | None:
-        if _is_list(value):
-            return {"tokens": value, "tags": None}
-        return super().fields_from(value, where, data)
+    def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
+        return {"tokens": value, "tags": None} if _is_list(value) else None
 
-    def make_example(self, record: Record, data: DataFiles) -> Example | None:
+    def make_example(self, record: Record) -> Example | None:
         words, tags, where = record.fields["tokens"], record.fields["tags"], record.where
         if not _is_list(words) or not words or not all(words):
             raise UserError(f"{where}: a list of words is expected, none of them empty")
@@ -146,13 +144,14 @@ class TokenClassification(Task):
             "probabilities": [prediction[w][1] if w in prediction else None for w in words],
         }
 
-    def write(self, file: TextIO, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
-        """Write a line for each word: the word, its tag if known, and the predicted tag."""
+    def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
+        """Return a line for each word: the word, its tag if known, and the predicted tag."""
+        lines = []
         for example, prediction in zip(examples, predictions, strict=True):
             columns = [example.texts, self._tags(example, prediction)]
             columns[1:1] = [] if example.label is None else [example.label]
-            file.writelines("\t".join(line) + "\n" for line in zip(*columns, strict=True))
-            file.write("\n")
+            lines += ["\t".join(line) for line in zip(*columns, strict=True)] + [""]
+        return {".conll": "".join(line + "\n" for line in lines)}
 
 
 def _is_list(value: Any) -> bool:

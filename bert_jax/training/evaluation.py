@@ -1,6 +1,5 @@
 """Run a fine-tuned model over a dataset once, score its predictions, and write them."""
 
-import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
@@ -58,11 +57,9 @@ def predict(
 def write(
     task: Task, examples: Sequence[Example], predictions: Sequence[Any], stem: Path
 ) -> list[Path]:
-    """Write the files of predictions, `stem` with each suffix of the task, and return them."""
+    """Write the files of predictions, `stem` with each suffix, and return them."""
     paths = []
-    for suffix, write_to in task.writers().items():
-        text = io.StringIO()
-        write_to(text, examples, predictions)
+    for suffix, content in task.files(examples, predictions).items():
         paths.append(stem.with_name(stem.name + suffix))
-        workdir.write(paths[-1], text.getvalue())
+        workdir.write(paths[-1], content)
     return paths

@@ -1,7 +1,6 @@
 """Classification and regression: scores against plain definitions, examples, predictions."""
 
 import dataclasses
-import io
 import itertools
 import json
 import math
@@ -60,9 +59,8 @@ def logits_of(number, count, probability=0.9):
 
 
 def write(task, examples, predictions):
-    file = io.StringIO()
-    task.write(file, examples, predictions)
-    return [json.loads(line) for line in file.getvalue().splitlines()]
+    files = task.files(examples, predictions)
+    return [json.loads(line) for line in files[".jsonl"].splitlines()]
 
 
 def f1_of(correct, predicted, actual):
@@ -259,7 +257,7 @@ def test_a_file_named_like_the_built_in_data(tmp_path, monkeypatch):
     task = classes("no", "yes")
     data = DataFiles(train="builtin_reviews.tsv")
     (record,) = task.read_records(data.train, data)
-    assert task.make_example(record, data).label == "yes"
+    assert task.make_example(record).label == "yes"
 
 
 def test_missing_fields(tmp_path):
@@ -343,7 +341,7 @@ def test_examples_of_plain_values(value, texts):
     for task in (classes("a", "b"), numbers()):
         if isinstance(value, dict) and task.num_outputs:
             value = {**value, "label": 2.5}
-        example = task.example_from(value, 3)
+        example = task.example_from(value, 3, DataFiles())
         assert (example.id, example.where, example.texts) == (None, "examples[3]", texts)
 
 
@@ -361,5 +359,5 @@ def test_examples_of_dicts_have_the_columns_of_the_data():
 @pytest.mark.parametrize("value", [3, None, [], ("a", "b", "c"), {}, b"", "", " ", ["a", 3], b"ab"])
 def test_values_of_another_form_are_refused(value):
     with pytest.raises(UserError, match=r"^examples\[5\]") as error:
-        classes("a", "b").example_from(value, 5)
+        classes("a", "b").example_from(value, 5, DataFiles())
     assert "\n" not in str(error.value)

@@ -67,9 +67,12 @@ FILES = {
     ),
 }
 TRAIN = {
-    "cola": [(0, ("They drank.",), "acceptable"), (1, ("They drank the pub",), "unacceptable")],
-    "sst2": [(0, ("hide ",), "negative"), (1, ("a gem ",), "positive")],
-    "mrpc": [(0, ('A "one', "B"), "equivalent"), (1, ("C", "D"), "not_equivalent")],
+    "cola": [
+        (None, ("They drank.",), "acceptable"),
+        (None, ("They drank the pub",), "unacceptable"),
+    ],
+    "sst2": [(None, ("hide ",), "negative"), (None, ("a gem ",), "positive")],
+    "mrpc": [(None, ('A "one', "B"), "equivalent"), (None, ("C", "D"), "not_equivalent")],
     "stsb": [(0, ("A", "B"), 5.0), (1, ("C", "D"), 3.8)],
     "qqp": [(133, ("How?", "Why?"), "not_duplicate"), (134, ("How?", "How so?"), "duplicate")],
     "mnli": [(0, ("A", "B"), "neutral"), (1, ("C", "D"), "entailment")],
@@ -202,7 +205,7 @@ def test_examples_without_an_agreed_label_have_no_fields(tmp_path):
 
 def test_an_empty_sentence_is_left_to_the_caller(tmp_path):
     (tmp_path / "a.tsv").write_text("sentence\tlabel\n\t1\n")
-    assert values(glue.read("sst2", str(tmp_path / "a.tsv"))) == [(0, ("",), "positive")]
+    assert values(glue.read("sst2", str(tmp_path / "a.tsv"))) == [(None, ("",), "positive")]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Multiple choice: features by hand, SWAG's columns, and refusals."""
 
-import io
 import json
 
 import numpy as np
@@ -122,7 +121,7 @@ def test_a_head_of_another_number_of_choices(tmp_path):
             read(path, task(*labels))
 
 
-def test_predictions(tmp_path):
+def test_predictions():
     examples = [Example(None, "a:1", TEXTS, "2"), Example("x", "a:2", TEXTS, "0")]
     chooser, predictions = task("0", "1", "2", "3"), [None] * 2
     predictions[0] = chooser.collect(None, None, 0, np.array([0, 1, 4, 2], np.float32))
@@ -133,15 +132,12 @@ def test_predictions(tmp_path):
     softmax = np.exp([0, 0, 0, 9]) / np.exp([0, 0, 0, 9]).sum()
     assert (values["choice"], values["probability"]) == (3, pytest.approx(softmax[3], rel=1e-6))
     assert values["probabilities"] == pytest.approx(softmax.tolist(), rel=1e-5)
-    file = io.StringIO()
-    chooser.write(file, examples, predictions)
-    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    file = chooser.files(examples, predictions)[".jsonl"]
+    lines = [json.loads(line) for line in file.splitlines()]
     assert [(line["id"], line["prediction"], line["label"]) for line in lines] == [
         (0, "2", "2"),
         ("x", "3", "0"),
     ]
-    chooser.draw(tmp_path / "picture.png", examples, predictions)
-    assert not list(tmp_path.iterdir())
 
 
 def test_metrics_and_head():
@@ -157,8 +153,8 @@ def test_examples_of_plain_values():
     chooser, data = task("0", "1"), DataFiles(text="sent1,sent2,ending0,ending1")
     texts = ("The fox jumps.", "The dog", "jumped", "is lazy")
     fields = {"context": texts[0], "start": texts[1], "choices": texts[2:]}
-    assert chooser.example_from(fields, 1).texts == texts
-    assert chooser.example_from({**fields, "start": ""}, 1).texts[1] == ""
+    assert chooser.example_from(fields, 1, DataFiles()).texts == texts
+    assert chooser.example_from({**fields, "start": ""}, 1, DataFiles()).texts[1] == ""
     columns = dict(zip(data.text.split(","), texts, strict=True))
     assert chooser.example_from({**columns, "label": 1}, 1, data).label == "1"
     wrong = [{**fields, "choices": ["a"]}, {**fields, "choices": "ab"}, {**fields, "context": ""}]
@@ -171,4 +167,4 @@ def test_examples_of_plain_values():
     ]
     for value in wrong:
         with pytest.raises(UserError, match=r"^examples\[1\]"):
-            chooser.example_from(value, 1)
+            chooser.example_from(value, 1, DataFiles())

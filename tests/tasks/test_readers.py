@@ -13,8 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import readers
+from bert_jax.tasks.base import Example
+from bert_jax.tasks.question_answering import QuestionAnswering
 
 
 def write(path, content):
@@ -294,6 +297,12 @@ def squad_file(path, *questions, context="It was red. \ud83d\ude00 So."):
     return write(path, json.dumps({"version": "2.0", "data": data}))
 
 
+def asked(source):
+    """Return the examples of a source of questions."""
+    reader = QuestionAnswering(TaskConfig("question_answering", with_unanswerable=True))
+    return [reader.make_example(record) for record in readers.squad(source)]
+
+
 RED = {"text": "red", "answer_start": 7}
 ASKED = {"id": "q1", "question": "What was it?", "answers": [RED]}
 
@@ -303,16 +312,11 @@ def test_squad(tmp_path, name):
     second = {"id": "q2", "question": "Why?", "answers": [], "is_impossible": True}
     second["plausible_answers"] = [RED]
     path = squad_file(tmp_path / name, ASKED, second, {"id": 3, "question": "Who?"})
-    records = list(readers.squad(path))
     context = "It was red. 😀 So."
-    both = {"context": context, "is_impossible": False}
-    assert fields(records) == [
-        {"id": "q1", "question": "What was it?", "answers": [("red", 7)], **both},
-        {"id": "q2", "question": "Why?", "answers": [], **both, "is_impossible": True},
-        {"id": "3", "question": "Who?", "answers": None, **both},
-    ]
-    assert [record.where for record in records] == [
-        f"{path}: question {q}" for q in ("q1", "q2", 3)
+    assert asked(path) == [
+        Example("q1", f"{path}: question q1", ("What was it?", context), (("red", 7),)),
+        Example("q2", f"{path}: question q2", ("Why?", context), ()),
+        Example("3", f"{path}: question 3", ("Who?", context), None),
     ]
 
 
@@ -325,12 +329,12 @@ def test_flat_squad(tmp_path):
     rows[0]["answers"] = {"text": ["red", "It"], "answer_start": [7, 0]}
     rows[1]["answers"] = {"text": [], "answer_start": []}
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
-    records = fields(readers.squad(path))
-    assert [f["answers"] for f in records] == [[("red", 7), ("It", 0)], [], None]
-    assert [f["id"] for f in records] == ["q1", "q2", "q3"]
+    examples = asked(path)
+    assert [example.label for example in examples] == [(("red", 7), ("It", 0)), (), None]
+    assert [example.id for example in examples] == ["q1", "q2", "q3"]
     rows[0]["answers"]["text"].pop()
     path = write(tmp_path / "b.jsonl", "\n".join(map(json.dumps, rows)))
-    assert "question q1: an answer is" in fails(readers.squad, path)
+    assert "question q1: an answer is" in fails(asked, path)
 
 
 @pytest.mark.parametrize(
@@ -340,21 +344,21 @@ def test_flat_squad(tmp_path):
         ({"question": None}, "a.json: question q1 has no question"),
         ({"id": None}, "a.json: data[0].paragraphs[0].qas[0] has no id"),
         ({"id": ""}, "a.json: data[0].paragraphs[0].qas[0] has no id"),
-        ({"answers": "red"}, "a.json: question q1: an answer is 'red'"),
-        ({"answers": ["red"]}, "question q1: an answer is 'red'"),
+        ({"answers": "red"}, "a.json: question q1: an answer is 'red' at None"),
+        ({"answers": ["red"]}, "question q1: an answer is 'red' at None"),
         ({"answers": [{"text": 3, "answer_start": 0}]}, "question q1: an answer is"),
         ({"answers": [{"text": "red"}]}, "question q1: an answer is"),
         ({"answers": [{"text": "red", "answer_start": "7"}]}, "question q1: an answer is"),
         ({"answers": [{"text": "red", "answer_start": 7.0}]}, "question q1: an answer is"),
         ({"answers": [{"text": "red", "answer_start": True}]}, "question q1: an answer is"),
         ({"answers": [{"text": "red", "answer_start": -1}]}, "question q1: an answer is"),
-        ({"answers": {"text": ["red"], "answer_start": [7]}}, "question q1: an answer is"),
+        ({"answers": {"text": ["red"], "answer_start": 7}}, "q1: an answer is ['red'] at 7"),
         ({"is_impossible": "no"}, "a.json: question q1: is_impossible is 'no'"),
     ],
 )
 def test_malformed_questions(tmp_path, question, message):
     path = squad_file(tmp_path / "a.json", {**ASKED, **question})
-    assert message in fails(readers.squad, path)
+    assert message in fails(asked, path)
 
 
 @pytest.mark.parametrize(
@@ -421,10 +425,8 @@ def test_tfds_without_tensorflow(tmp_path, monkeypatch):
     assert json.loads(json.dumps(first)) == first  # no types of NumPy's
     assert second["label"] is None
     assert (second["tags"], second["answers"]["text"], second["rows"]) == ([], [], [])
-    asked = {f["id"]: f for f in fields(readers.squad("tfds:spot_records@train[:2]"))}
-    assert asked["a"]["answers"] == [("Fiancé", 0), ("red", 10)]
-    assert asked["b"]["answers"] == []
-    assert set(asked["a"]) == {"id", "question", "context", "answers", "is_impossible"}
+    labels = {example.id: example.label for example in asked("tfds:spot_records@train[:2]")}
+    assert labels == {"a": (("Fiancé", 0), ("red", 10)), "b": ()}
     assert "tensorflow" not in sys.modules
     for source, message in (
         ("tfds:spot_records", "tfds:spot_records names no split"),

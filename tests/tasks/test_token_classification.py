@@ -1,6 +1,5 @@
 """Token classification: features by hand, every word once, entities against plain BIO."""
 
-import io
 import json
 import warnings
 
@@ -142,9 +141,9 @@ def test_words_without_tokens_are_no_entities(wordpiece):
     assert features.sequences[0].tolist() == [2, 6, 12, 3]
     assert features.sequences[1].tolist() == [2, 3]
     predictions = predict(tagger, features, lambda index, position: 2)
-    file = io.StringIO()
-    tagger.write(file, [example], predictions[:1])
-    assert file.getvalue() == "fox\tB-PER\tB-PER\n\u200b\tI-PER\tO\ndog\tO\tB-PER\n\n"
+    assert tagger.files([example], predictions[:1])[".conll"] == (
+        "fox\tB-PER\tB-PER\n\u200b\tI-PER\tO\ndog\tO\tB-PER\n\n"
+    )
     assert predictions[1] == {}
     probability = pytest.approx(np.e / (np.e + 4), rel=1e-6)
     assert tagger.to_json(example, predictions[0]) == {
@@ -263,17 +262,14 @@ def test_round_trip_of_predictions(tmp_path):
     path, tagger = tmp_path / "a.conll", task(*BIO)
     examples = [sentence("The fox", "O B-PER"), sentence(["#", "New\u00a0York"], ["O", "B-LOC"])]
     predictions = [tagged([0, 1]), tagged([2, 1])]
-    with path.open("w") as file:
-        tagger.write(file, examples, predictions)
+    path.write_text(tagger.files(examples, predictions)[".conll"])
     assert [record.fields for record in readers.conll(str(path))] == [
         {"tokens": ["The", "fox"], "tags": ["O", "B-LOC"]},
         {"tokens": ["#", "New\u00a0York"], "tags": ["B-PER", "B-LOC"]},
     ]
     assert path.read_text().startswith("The\tO\tO\nfox\tB-PER\tB-LOC\n\n#")
-    with path.open("w") as file:
-        tagger.write(file, [sentence("The fox")], predictions[:1])
-    assert path.read_text() == "The\tO\nfox\tB-LOC\n\n"
-    assert tagger.suffix == ".conll"
+    files = tagger.files([sentence("The fox")], predictions[:1])
+    assert files == {".conll": "The\tO\nfox\tB-LOC\n\n"}
 
 
 def test_files_of_json_lines(tmp_path):
@@ -312,7 +308,7 @@ def test_no_entities_at_all():
 def test_examples_of_plain_values():
     tagger = task(*BIO)
     for value in (["The", "fox"], ("The", "fox"), {"sentence": ["The", "fox"]}):
-        example = tagger.example_from(value, 1)
+        example = tagger.example_from(value, 1, DataFiles())
         assert (example.where, example.texts, example.label) == (
             "examples[1]",
             ("The", "fox"),
