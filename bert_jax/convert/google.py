@@ -5,12 +5,16 @@ google-research/bert fine-tuned (`model.ckpt-1234.*`) is read as well.
 """
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.convert import names
 from bert_jax.convert.config_json import check_tokenizer, read_config, read_json
-from bert_jax.convert.names import Converted, LazyTensor
+from bert_jax.convert.names import Converted
 from bert_jax.convert.tensor_bundle import open_bundle
 from bert_jax.errors import UserError
 from bert_jax.text import tokenizer as tokenizer_lib
@@ -34,9 +38,9 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     for name, tensor in open_bundle(_find_prefix(path)).items():
         if name.endswith(("/adam_m", "/adam_v")) or name == "global_step":
             continue  # the optimizer's
-        if name.endswith("/kernel"):
-            tensor = _transposed(tensor)
-        tensors[_standard_name(name)] = tensor
+        # TensorFlow stores the matrix of a dense layer as [in, out].
+        is_dense = name.endswith("/kernel")
+        tensors[_standard_name(name)] = partial(_transposed, tensor) if is_dense else tensor
     converted = names.from_foreign(tensors, config, str(path))
     tokenizer = tokenizer_lib.load(path / "vocab.txt", lowercase=False)
     if _is_lowercase(tokenizer):
@@ -66,9 +70,8 @@ def _standard_name(name: str) -> str:
     return f"{name}.weight" if name.endswith("_embeddings") else name
 
 
-def _transposed(tensor: LazyTensor) -> LazyTensor:
-    """Return the matrix of a dense layer as [out, in]; TensorFlow stores [in, out]."""
-    return LazyTensor(tensor.shape[::-1], tensor.dtype, lambda: tensor.read().T)
+def _transposed(read: Callable[[], np.ndarray]) -> np.ndarray:
+    return read().T
 
 
 def _is_lowercase(tokenizer: Tokenizer) -> bool:

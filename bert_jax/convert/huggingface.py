@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.convert import config_json, names, tokenizer_files
-from bert_jax.convert.names import Converted, LazyTensor
+from bert_jax.convert.names import Converted
 from bert_jax.convert.safetensors_files import has_weights, open_weights, write_weights
 from bert_jax.errors import UserError
 from bert_jax.models.positions import sinusoidal_positions
@@ -47,20 +47,14 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     task = config_json.read_task(values, config, str(file))
     architecture = config_json.HEADS[task.kind][1][config.model_type] if task else ""
     weights = open_weights(path)
-    tensors = {names.standard_name(name, architecture): x for name, x in weights.items()}
+    tensors = {names.standard_name(name, architecture): read for name, read in weights.items()}
     if config.model_type == "roberta" and _POSITIONS in tensors:
-        first = config_json.first_position(values)
-        tensors[_POSITIONS] = _without_first(tensors[_POSITIONS], first)
+        read_positions, first = tensors[_POSITIONS], config_json.first_position(values)
+        tensors[_POSITIONS] = lambda: np.atleast_1d(read_positions())[first:]
     converted = names.from_foreign(tensors, config, str(path), task)
     tokenizer = tokenizer_lib.load(path)
     config_json.check_tokenizer(path, tokenizer, config, values)
     return config, converted, tokenizer
-
-
-def _without_first(tensor: LazyTensor, number: int) -> LazyTensor:
-    """Return a tensor without its first rows."""
-    first = (max(size - number, 0) for size in tensor.shape[:1])
-    return LazyTensor((*first, *tensor.shape[1:]), tensor.dtype, lambda: tensor.read()[number:])
 
 
 def save(

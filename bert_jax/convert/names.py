@@ -68,16 +68,10 @@ _CLASS_PREFIXES = {
 _DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 _WORDS = "bert.embeddings.word_embeddings.weight"
 
-_FLOAT_DTYPES = ("F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16")
+_FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
 
-
-@dataclasses.dataclass(frozen=True)
-class LazyTensor:
-    """A tensor in a file; `read` returns its values."""
-
-    shape: tuple[int, ...]
-    dtype: str  # as NumPy or safetensors names it
-    read: Callable[[], np.ndarray]
+# Tensors by name; each is read from its file when it is called, so that one is in memory at a time.
+Tensors = Mapping[str, Callable[[], np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +134,7 @@ def to_foreign(
 
 
 def from_foreign(
-    tensors: Mapping[str, LazyTensor],
-    config: ModelConfig,
-    where: str,
-    task: TaskConfig | None = None,
+    tensors: Tensors, config: ModelConfig, where: str, task: TaskConfig | None = None
 ) -> Converted:
     """Build the parameters of a model from its tensors by standard name.
 
@@ -187,18 +178,16 @@ def _param_shapes(model: BertForPreTraining | TaskModel) -> Mapping[str, Any]:
     return traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
 
 
-def _read(
-    tensors: Mapping[str, LazyTensor], name: str, shape: tuple[int, ...], where: str
-) -> np.ndarray:
+def _read(tensors: Tensors, name: str, shape: tuple[int, ...], where: str) -> np.ndarray:
     """Return a tensor as float32, after a check of its shape and type."""
     if name not in tensors:
         raise UserError(f"{where} has no {name}; fetch it again, or the config that goes with it")
-    tensor = tensors[name]
+    tensor = tensors[name]()
     if tensor.shape != shape:
         raise UserError(
             f"{where}: {name} is of shape {tensor.shape} and the config asks for {shape}; "
             "fetch both from the same source"
         )
-    if tensor.dtype not in _FLOAT_DTYPES:
+    if tensor.dtype.name not in _FLOAT_DTYPES:
         raise UserError(f"{where}: {name} is of type {tensor.dtype}; only floating point is read")
-    return np.asarray(tensor.read(), np.float32)
+    return np.asarray(tensor, np.float32)

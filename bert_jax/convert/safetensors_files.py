@@ -10,7 +10,7 @@ import numpy as np
 import safetensors
 
 from bert_jax.convert.config_json import read_json
-from bert_jax.convert.names import LazyTensor
+from bert_jax.convert.names import Tensors
 from bert_jax.errors import UserError
 
 _FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
@@ -21,16 +21,13 @@ def has_weights(path: Path) -> bool:
     return any(any(path.glob(name)) for name in (_FILE, _INDEX, _PICKLE))
 
 
-def open_weights(path: Path) -> dict[str, LazyTensor]:
+def open_weights(path: Path) -> Tensors:
     """Return the tensors of a directory by name; refuse a pickle."""
     tensors = {}
     for file in _files(path):
         try:
             with safetensors.safe_open(str(file), "np") as opened:
-                for name in opened.offset_keys():
-                    view = opened.get_slice(name)
-                    shape, dtype = tuple(view.get_shape()), view.get_dtype()
-                    tensors[name] = LazyTensor(shape, dtype, partial(_read, file, name))
+                tensors |= {name: partial(_read, file, name) for name in opened.offset_keys()}
         except (OSError, safetensors.SafetensorError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{file} is damaged ({reason}); fetch it again") from error
@@ -58,7 +55,10 @@ def _files(path: Path) -> list[Path]:
 def _read(file: Path, name: str) -> np.ndarray:
     # Opened for each tensor: what was read of an open file stays in memory beside the copies.
     with safetensors.safe_open(str(file), "np") as opened:
-        return opened.get_tensor(name)
+        try:
+            return opened.get_tensor(name)
+        except AttributeError as error:  # NumPy has no such type
+            raise UserError(f"{file}: {name} is not floating point, or of 8 bits") from error
 
 
 def write_weights(path: Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -13,7 +13,7 @@ strings and resources. Sources: `tensorflow/core/util/tensor_bundle`,
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import google_crc32c
 import ml_dtypes
 import numpy as np
 
-from bert_jax.convert.names import LazyTensor
+from bert_jax.convert.names import Tensors
 from bert_jax.errors import UserError
 
 _MAGIC = 0xDB4775248B80FB57
@@ -43,7 +43,7 @@ class _DamagedError(Exception):
     """The bytes do not follow the format."""
 
 
-def open_bundle(prefix: Path) -> dict[str, LazyTensor]:
+def open_bundle(prefix: Path) -> Tensors:
     """Return the tensors of a checkpoint by name; `prefix` is its path without `.index`."""
     path = prefix.with_name(f"{prefix.name}.index")
     try:
@@ -63,7 +63,7 @@ def open_bundle(prefix: Path) -> dict[str, LazyTensor]:
         raise UserError(f"{path} is damaged ({error}); fetch it again") from error
 
 
-def _tensor(prefix: Path, shards: int, value: bytes) -> LazyTensor | None:
+def _tensor(prefix: Path, shards: int, value: bytes) -> Callable[[], np.ndarray] | None:
     """Return the tensor of a BundleEntryProto; None if it has no numbers."""
     entry = dict(_fields(value))
     if 7 in entry:
@@ -79,7 +79,7 @@ def _tensor(prefix: Path, shards: int, value: bytes) -> LazyTensor | None:
     if dtype.itemsize * math.prod(shape) != size:
         raise _DamagedError("a size that does not agree with the shape")
     file = prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}")
-    return LazyTensor(shape, dtype.name, partial(_read, file, offset, shape, dtype, checksum))
+    return partial(_read, file, offset, shape, dtype, checksum)
 
 
 def _read(

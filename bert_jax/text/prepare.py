@@ -23,7 +23,7 @@ from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_training
-from bert_jax.text.sources import open_source
+from bert_jax.text.sources import Source, open_source
 from bert_jax.text.store import FILES, REMEDY, Corpus, is_store, open_store, read_json
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
 
@@ -31,6 +31,7 @@ DEFAULT_VOCAB_SIZE = 32_000  # of a tokenizer trained where model.vocab_size is 
 _FORMAT = 1
 # Large enough to keep all cores busy, small enough to hold several in memory.
 _BATCH_CHARACTERS = 2_000_000
+_Document = tuple[str, list[str]]  # the split and the sentences
 
 
 def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> Corpus:
@@ -75,13 +76,16 @@ def prepare(
     """
     if is_store(data.source):
         return _open_source(data.source, tokenizer)
-    text, vocab_size = _Text(data), vocab_size or DEFAULT_VOCAB_SIZE
+    sources = [open_source(name, data) for name in (data.source, data.eval_source) if name]
+    vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
     if isinstance(tokenizer, Tokenizer):
         tokenizer_identity = {"fingerprint": tokenizer.fingerprint}
     else:
         tokenizer_identity = {**dataclasses.asdict(tokenizer), "vocab_size": vocab_size}
         del tokenizer_identity["path"]
-    identity = {"format": _FORMAT, **text.identity(), "tokenizer": tokenizer_identity}
+    text, held_out, *_ = [*(source.identity() for source in sources), data.eval_fraction]
+    identity = {"format": _FORMAT, "text": text, "held_out": held_out}
+    identity["tokenizer"] = tokenizer_identity
     if (folder / "store.json").exists():
         _check_identity(folder, identity)
         return open_store(folder)
@@ -90,13 +94,15 @@ def prepare(
         # A store that was started from other text, or with another tokenizer, is started again.
         if not progress.exists() or read_json(progress)["identity"] != identity:
             if isinstance(tokenizer, TokenizerConfig):
-                documents = (document for split, document in text.documents() if split == "train")
-                sentences = itertools.chain.from_iterable(documents)
+                documents = _documents(sources, data.eval_fraction)
+                sentences = (
+                    s for split, document in documents if split == "train" for s in document
+                )
                 tokenizer = tokenizer_training.train(sentences, tokenizer, vocab_size)
             shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
             tokenizer.save(folder / "tokenizer")
             _write_json(progress, {"identity": identity, "splits": {}})
-        _tokenize(text, folder)
+        _tokenize(sources, _documents(sources, data.eval_fraction), folder)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another") from error
     return open_store(folder)
@@ -125,57 +131,41 @@ def _check_identity(folder: Path, identity: dict[str, Any]) -> None:
             )
 
 
-class _Text:
-    """Documents to train on and held-out documents, in one stream."""
+def _documents(sources: list[Source], eval_fraction: float) -> Iterator[_Document]:
+    """Yield every document with its split; held-out ones are at even distances."""
+    source, *held_out = sources
+    fraction = 0.0 if held_out else eval_fraction
+    for index, document in enumerate(source.documents()):
+        is_held_out = math.floor((index + 1) * fraction) > math.floor(index * fraction)
+        yield "eval" if is_held_out else "train", document
+    for document in held_out[0].documents() if held_out else ():
+        yield "eval", document
 
-    def __init__(self, data: DataConfig):
-        names = [data.source, data.eval_source] if data.eval_source else [data.source]
-        self.sources = [open_source(name, data) for name in names]
-        self.size = sum(source.size for source in self.sources)
-        self._eval_fraction = data.eval_fraction
 
-    @property
-    def position(self) -> int:
-        """How much of `size` the current reading has done."""
-        return sum(source.position for source in self.sources)
-
-    def identity(self) -> dict[str, Any]:
-        text, *held_out = (source.identity() for source in self.sources)
-        return {"text": text, "held_out": held_out[0] if held_out else self._eval_fraction}
-
-    def documents(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield every document with its split; held-out ones are at even distances."""
-        source, *held_out = self.sources
-        fraction = 0.0 if held_out else self._eval_fraction
-        for index, document in enumerate(source.documents()):
-            is_held_out = math.floor((index + 1) * fraction) > math.floor(index * fraction)
-            yield "eval" if is_held_out else "train", document
-        for document in held_out[0].documents() if held_out else ():
-            yield "eval", document
-
-    def batches(self, start: int) -> Iterator[list[tuple[str, list[str]]]]:
-        """Yield the documents from number `start` on, in batches of `_BATCH_CHARACTERS`."""
-        batch, characters = [], 0
-        for split, document in itertools.islice(self.documents(), start, None):
-            batch.append((split, document))
-            characters += sum(map(len, document))
-            if characters >= _BATCH_CHARACTERS:
-                yield batch
-                batch, characters = [], 0
-        if batch:
+def _batches(documents: Iterator[_Document]) -> Iterator[list[_Document]]:
+    batch, characters = [], 0
+    for split, document in documents:
+        batch.append((split, document))
+        characters += sum(map(len, document))
+        if characters >= _BATCH_CHARACTERS:
             yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
-def _tokenize(text: _Text, folder: Path) -> None:
-    """Tokenize the text that `progress.json` does not record yet, and complete the store."""
+def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Path) -> None:
+    """Tokenize the documents that `progress.json` does not record yet, and complete the store."""
     progress = read_json(folder / "progress.json")
     tokenizer = tokenizer_lib.load(folder / "tokenizer")
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     num_documents, characters, start_time = progress.get("documents", 0), 0, time.monotonic()
-    batches, splits = text.batches(num_documents), progress["splits"]
+    batches = _batches(itertools.islice(documents, num_documents, None))
+    splits = progress["splits"]
     for name in ("train", "eval"):
         splits[name] = _open_split(folder / name, splits.get(name), dtype)
-    bar = console.progress_bar(total=text.size, desc="tokenizing", unit_scale=True, leave=False)
+    size = sum(source.size for source in sources)
+    bar = console.progress_bar(total=size, desc="tokenizing", unit_scale=True, leave=False)
     with ThreadPoolExecutor(1) as reader, bar:
         # Tokenizers release the interpreter's lock, so that the next batch is read meanwhile.
         next_batch = reader.submit(next, batches, None)
@@ -190,8 +180,8 @@ def _tokenize(text: _Text, folder: Path) -> None:
             characters += sum(map(len, sentences))
             progress["documents"] = num_documents
             _write_json(folder / "progress.json", progress)
-            bar.update(text.position - bar.n)
-    source = text.sources[0]
+            bar.update(sum(source.position for source in sources) - bar.n)
+    source = sources[0]
     if not splits["train"]["tokens"]:
         raise UserError(f"{source.name} has no text to train on; give more text")
     if not splits["eval"]["tokens"]:

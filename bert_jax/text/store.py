@@ -1,14 +1,8 @@
 """Read a token store: tokenized text in memory-mapped files, which `prepare` writes.
 
-A store is a folder:
-
-    store.json         what it was prepared from and its sizes; written last
-    tokenizer/         the tokenizer
-    train/, eval/      tokens.bin (uint16, or uint32 for a vocabulary over 65,536), sentences.bin
-                       (int64, where each sentence starts in the tokens, and their number),
-                       documents.bin (int64, where each document starts in the sentences, and their
-                       number)
-    progress.json      while it is being prepared: what is complete, so that a run can resume
+`train/` and `eval/` have the arrays of a `TokenStore` without a header, `tokenizer/` the tokenizer.
+`store.json` says what the store was prepared from, and the sizes; it is written last. Until then
+`progress.json` says what is complete.
 """
 
 import dataclasses
@@ -32,7 +26,7 @@ REMEDY = "remove the folder to prepare it again"
 class TokenStore:
     """Tokenized text, memory-mapped: T tokens in S sentences in N documents."""
 
-    tokens: np.ndarray  # [T] unsigned, one document after another
+    tokens: np.ndarray  # [T] uint16, or uint32 for a vocabulary over 65,536
     sentences: np.ndarray  # [S + 1] int64, where each sentence starts in `tokens`, and T
     documents: np.ndarray  # [N + 1] int64, where each document starts in `sentences`, and S
 

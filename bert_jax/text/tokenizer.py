@@ -3,11 +3,11 @@
 import abc
 import base64
 import hashlib
-import itertools
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
-from bert_jax.text.word_cache import WordCache
 
 _SETTINGS = "tokenizer_config.json"
 # Settings of a `tokenizer_config.json` and what `tokenizers` calls them.
@@ -104,8 +103,7 @@ class Tokenizer(abc.ABC):
         """
         *firsts, last = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
         parts = self.encode([*(part.rstrip() for part in firsts), last])
-        joined = itertools.chain.from_iterable([self.mask_id, *part] for part in parts)
-        return [int(index) for index in joined][1:]
+        return [int(index) for part in parts for index in (self.mask_id, *part)][1:]
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -199,11 +197,22 @@ class WordPieceTokenizer(_FastTokenizer):
         is_bert = steps == (normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
         # BERT's own steps never look beyond a space, but an added token may.
-        is_local = not any(t.lstrip or t.rstrip or t.single_word or " " in t.content for t in added)
-        self._cache = WordCache(super().encode) if is_bert and is_local else None
+        self._words_are_independent = is_bert and not any(
+            t.lstrip or t.rstrip or t.single_word or " " in t.content for t in added
+        )
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        return self._cache.encode(texts) if self._cache else super().encode(texts)
+        if not self._words_are_independent:
+            return super().encode(texts)
+        # Each distinct word is encoded once, because most words of a text have occurred before.
+        words = " ".join(texts).split(" ")
+        distinct = list(dict.fromkeys(words))
+        ids = dict(zip(distinct, super().encode(distinct), strict=True))
+        encoded = map(ids.__getitem__, words)
+        return [
+            np.fromiter(chain.from_iterable(islice(encoded, text.count(" ") + 1)), np.int32)
+            for text in texts
+        ]
 
     @classmethod
     def from_vocabulary(

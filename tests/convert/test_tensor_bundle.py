@@ -35,7 +35,7 @@ def folder(tmp_path) -> Path:
 
 
 def read_all(folder: Path) -> dict[str, np.ndarray]:
-    return {name: tensor.read() for name, tensor in open_bundle(folder / NAME).items()}
+    return {name: tensor() for name, tensor in open_bundle(folder / NAME).items()}
 
 
 def same(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -251,10 +251,10 @@ def test_any_damage_to_the_values_is_refused(folder):
     for _ in range(100):
         position = generator.randrange(len(content))
         (folder / DATA).write_bytes(flipped(content, 8 * position + generator.randrange(8)))
-        assert not survives(lambda: [tensor.read() for tensor in tensors.values()])
+        assert not survives(lambda: [tensor() for tensor in tensors.values()])
     for size in range(0, len(content), 499):
         (folder / DATA).write_bytes(content[:size])
-        assert not survives(lambda: [tensor.read() for tensor in tensors.values()])
+        assert not survives(lambda: [tensor() for tensor in tensors.values()])
 
 
 def test_names_of_checkpoints(folder, tmp_path):

@@ -348,12 +348,12 @@ def test_the_sample_is_uniform():
 
 
 def library(tokenizer: tokenizer_lib.Tokenizer, texts: list[str]) -> list[list[int]]:
-    """The token ids of `tokenizers`, without the cache of words."""
+    """The token ids of `tokenizers`, of the full texts."""
     encodings = tokenizer._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [encoding.ids for encoding in encodings]
 
 
-def test_cached_words_have_the_tokens_of_the_full_text(monkeypatch):
+def test_words_have_the_tokens_of_the_full_text():
     letters = "aAbÉéΣς\u0301İıßﬁ\u200d\ufffd\0中가🙂'.,! \u00a0\u3000\t\n  "
     tokens = [
         *tokenizer_lib.WordPieceTokenizer.special,
@@ -365,18 +365,16 @@ def test_cached_words_have_the_tokens_of_the_full_text(monkeypatch):
     ]
     tokenizer = tokenizer_lib.WordPieceTokenizer.from_vocabulary(tokens, lowercase=True)
     random = np.random.default_rng(0)
-    for most in (1000, 0):  # with 0 it is cleared each time
-        monkeypatch.setattr("bert_jax.text.word_cache._MAX_CHARACTERS", most)
-        for _ in range(40):
-            texts = ["".join(random.choice(list(letters), n)) + "a[MASK]b" for n in range(20)]
-            assert [list(ids) for ids in tokenizer.encode(texts)] == library(tokenizer, texts)
+    for _ in range(40):
+        texts = ["".join(random.choice(list(letters), n)) + "a[MASK]b" for n in range(20)]
+        assert [list(ids) for ids in tokenizer.encode(texts)] == library(tokenizer, texts)
     assert tokenizer.encode([]) == []
     with pytest.raises(TypeError):
         tokenizer.encode(["a new", "lone \ud800"])
     assert [list(ids) for ids in tokenizer.encode(["a new"])] == library(tokenizer, ["a new"])
 
 
-def test_a_token_with_a_space_disables_the_cache():
+def test_with_a_token_that_has_a_space_the_full_text_is_encoded():
     tokens = [*tokenizer_lib.WordPieceTokenizer.special, "a", "b"]
     tokenizer = tokenizer_lib.WordPieceTokenizer.from_vocabulary(tokens, lowercase=True)
     tokenizer._tokenizer.add_tokens([tokenizers.AddedToken("a b", normalized=False)])
