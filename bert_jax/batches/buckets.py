@@ -1,5 +1,7 @@
 """Length-bucketed fine-tuning batches: by step for training, each example once for evaluation."""
 
+import functools
+import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
@@ -22,40 +24,33 @@ _WINDOW, _MIN_WINDOWS = 16, 4
 
 
 class Batcher:
-    """Makes padded batches of features.
-
-    Args:
-      features: of all examples.
-      tokenizer: whose padding token is used.
-      types: token types of the model; a RoBERTa has one.
-      max_length: maximum length of a sequence, in tokens.
-
-    Attributes:
-      lengths: [n] the number of tokens of each example, in its longest sequence.
-      longest: the padded length that fits every example.
-      tokens: the mean tokens of a sequence.
-      padding: the share of padding if every sequence were padded to `max_length`.
-    """
+    """Makes batches of features, padded to any length."""
 
     def __init__(self, features: Features, tokenizer: Tokenizer, types: int, max_length: int):
+        """`types` is the number of the model's token types; a RoBERTa has one."""
         self.features = features
         self._pad, self._types = tokenizer.pad_id, types
         lengths = np.array([len(sequence) for sequence in features.sequences], np.int64)
-        self.lengths = lengths.reshape(-1, features.choices).max(1)
-        self.longest = min(int(round_up(self.lengths.max())), max_length)
-        self.tokens = float(lengths.mean())
-        self.padding = 1 - self.tokens / max_length
+        self.lengths = lengths.reshape(-1, features.choices).max(1)  # [n], of the longest choice
+        self.longest = min(int(round_up(self.lengths.max())), max_length)  # fits every example
+        self.tokens = float(lengths.mean())  # of a sequence
+        self.padding = 1 - self.tokens / max_length  # its share if all had `max_length`
 
     def batch(self, indices: np.ndarray, length: int) -> Batch:
         """Return the examples of some indices padded to `length`, for `training.objectives`."""
         features, count = self.features, self.features.choices
         ids = np.full((len(indices), count, length), self._pad, np.int32)
         types, mask = np.zeros_like(ids), np.zeros_like(ids)
+        label = np.asarray(features.labels[0])
+        shape = (length,) if features.per_token else label.shape
+        empty, dtype = (np.nan, np.float32) if label.dtype.kind == "f" else (NO_LABEL, np.int32)
+        labels = np.full((len(indices), math.prod(shape)), empty, dtype)
         for position, index in enumerate(indices.tolist()):
             if index == FILL:
                 continue
-            for choice in range(count):
-                number = index * count + choice
+            label = np.ravel(features.labels[index])
+            labels[position, : len(label)] = label
+            for choice, number in enumerate(range(index * count, (index + 1) * count)):
                 sequence = features.sequences[number]
                 ids[position, choice, : len(sequence)] = sequence
                 mask[position, choice, : len(sequence)] = 1
@@ -64,22 +59,7 @@ class Batcher:
         batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
         if count == 1:
             batch = {name: array[:, 0] for name, array in batch.items()}
-        return {**batch, "labels": self._labels(indices, length)}
-
-    def _labels(self, indices: np.ndarray, length: int) -> np.ndarray:
-        first = np.asarray(self.features.labels[0])
-        shape = (length,) if self.features.per_token else first.shape
-        is_number = first.dtype.kind == "f"
-        empty, dtype = (np.nan, np.float32) if is_number else (NO_LABEL, np.int32)
-        labels = np.full((len(indices), *shape), empty, dtype)
-        for position, index in enumerate(indices.tolist()):
-            if index != FILL:
-                label = self.features.labels[index]
-                if self.features.per_token:
-                    labels[position, : len(label)] = label
-                else:
-                    labels[position] = label
-        return labels
+        return {**batch, "labels": labels.reshape(-1, *shape)}
 
 
 class BucketedBatches:
@@ -87,17 +67,6 @@ class BucketedBatches:
 
     A batch has examples of similar length, padded to the smallest of a few lengths that fits them
     all, so that the train step is compiled once a length. Each example occurs once an epoch.
-
-    Args:
-      batcher: of the training examples.
-      batch_size: examples of a global batch.
-      steps: of the run.
-      seed: of the order.
-      process_indices: the indices of a batch that this process reads.
-
-    Attributes:
-      lengths: the padded lengths, in rising order.
-      padding: the expected share of padding.
     """
 
     def __init__(
@@ -108,24 +77,23 @@ class BucketedBatches:
         seed: int,
         process_indices: ProcessIndices = np.arange,
     ):
-        self._batcher, self._batch_size, self._steps = batcher, batch_size, steps
-        self._seed, self._process_indices = seed, process_indices
+        self._batcher, self._steps, self._process_indices = batcher, steps, process_indices
+        self._per_epoch = -(-len(batcher.lengths) // batch_size)
+        draw = functools.partial(epoch_batches, batcher.lengths, batch_size)
+        self._epoch = functools.lru_cache(maxsize=1)(functools.partial(draw, seed))
         # Independent of `seed`, so that runs of several seeds share their compiled programs.
-        longest = self._longest(epoch_batches(batcher.lengths, batch_size, 0, 0))
-        self.lengths = choose_lengths(longest, batcher.longest)
+        longest = self._longest(draw(0, 0))
+        self.lengths = choose_lengths(longest, batcher.longest)  # in rising order
+        # The expected share of padding.
         self.padding = 1 - batcher.tokens / float(pad_to(longest, self.lengths).mean())
-        self._epoch = (-1, np.empty((0, batch_size), int))
 
     def __len__(self) -> int:
         return self._steps
 
     def indices(self, step: int) -> np.ndarray:
         """Return the examples of a step, [batch_size], FILL for padding."""
-        epoch, number = divmod(step, -(-len(self._batcher.lengths) // self._batch_size))
-        if self._epoch[0] != epoch:
-            batches = epoch_batches(self._batcher.lengths, self._batch_size, self._seed, epoch)
-            self._epoch = epoch, batches
-        return self._epoch[1][number]
+        epoch, number = divmod(step, self._per_epoch)
+        return self._epoch(epoch)[number]
 
     def __getitem__(self, step: int) -> Batch:
         indices = self.indices(step)

@@ -14,28 +14,21 @@ class Features:
     """Token ids and labels of examples.
 
     A feature is what the head scores at once. Long texts have several features an example.
-
-    Attributes:
-      sequences: int32 token ids, special tokens included; `choices` consecutive ones a feature.
-      second_starts: where the second text of each sequence starts; its length if there is none.
-      example_indices: the example of each feature.
-      labels: of each feature, a number or an array; with `per_token` a number for each token.
-        NO_LABEL, or NaN for a regression, where it is unknown.
-      choices: sequences of a feature.
-      per_token: whether each token has a label.
-      spans: what a task needs to read the predictions of each feature.
-      truncated: number of texts, or words of a sentence, that were truncated.
-      skipped: where each example is whose label cannot be used, and why.
     """
 
+    # int32 token ids, special tokens included; `choices` consecutive ones a feature.
     sequences: list[np.ndarray] = dataclasses.field(default_factory=list)
+    # Where the second text of each sequence starts; its length if there is none.
     second_starts: list[int] = dataclasses.field(default_factory=list)
-    example_indices: list[int] = dataclasses.field(default_factory=list)
+    example_indices: list[int] = dataclasses.field(default_factory=list)  # of each feature
+    # Of each feature, a number or an array; NO_LABEL, or NaN for a regression, if unknown.
     labels: list[Any] = dataclasses.field(default_factory=list)
     choices: int = 1
-    per_token: bool = False
+    per_token: bool = False  # whether `labels` has a number for each token
+    # What a task needs to read the predictions of each feature.
     spans: list[Any] = dataclasses.field(default_factory=list)
-    truncated: int = 0
+    truncated: int = 0  # number of texts, or words of a sentence
+    # Where each example is whose label cannot be used, and why.
     skipped: list[str] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:

@@ -1,9 +1,8 @@
 """Packing: several sentence pairs in one sequence, so that short documents leave little padding.
 
-Pairs are packed by their sizes alone. Sequences that hold the same sizes are counted, not handled
-one by one, so packing a million pairs takes as long as packing a thousand (Krell et al. 2021,
-"Efficient sequence packing without cross-contamination"). The largest sizes are placed first, each
-where the least room remains.
+Sequences that hold pairs of the same sizes are counted, not handled one by one, so packing a
+million pairs takes as long as a thousand (Krell et al. 2021, "Efficient sequence packing without
+cross-contamination"). The largest are placed first, each where the least room remains.
 """
 
 import dataclasses
@@ -88,7 +87,8 @@ class PackedPairs(SentencePairs):
 
     def _draw_sequences(self, epoch: int, group: int, draw: int) -> np.ndarray:
         """Return records of T pairs: first token and number of tokens of A and B, and label."""
-        pairs, key = self._draw_pairs(epoch, group, draw), (epoch, group, draw)
+        key = (epoch, group, draw)
+        pairs = super()._draw_sequences(*key)
         first, count, label = self._segments(pairs, keyed_generator(self.seed, SEGMENTS, *key))
         order = keyed_generator(self.seed, PACKING, *key).permutation(len(pairs))
         limit = max_pairs(self.length)
@@ -100,18 +100,7 @@ class PackedPairs(SentencePairs):
         return sequences
 
     def batch(self, number: int, size: int, indices: np.ndarray | None = None) -> Batch:
-        """Return the sequences at some indices of batch `number`, by default at all `size`.
-
-        Returns:
-          input_ids, token_type_ids: [n, L] int32, of one pair after the other.
-          attention_mask: [n, L] int32, the segment ids: the pair's number in its sequence, from 1;
-            0 is padding.
-          position_ids: [n, L] int32, the position in the pair.
-          segment_starts: [n, T] int32, the first position of each pair; 0 where there are no more.
-          next_sentence_label: [n, T] int32, 1 where B is random, or the order is swapped; -1 where
-            there are no more pairs.
-          index: [n] int32, the index in the global batch.
-        """
+        """Return the arrays of `SentencePairs.batch`, and those by which pairs are told apart."""
         indices = np.arange(size) if indices is None else indices
         sequences = self._batch_sequences(number, size)[indices]
         is_pair = sequences["label"] != NO_PAIR
@@ -131,8 +120,10 @@ class PackedPairs(SentencePairs):
         return {
             "input_ids": packed(pairs["input_ids"], self.tokenizer.pad_id),
             "token_type_ids": packed(pairs["token_type_ids"], 0),
+            # The segment ids: the pair's number in its sequence, from 1; 0 is padding.
             "attention_mask": packed(1 + np.nonzero(is_pair)[1][:, None], 0),
-            "position_ids": packed(np.arange(self.length), 0),
+            "position_ids": packed(np.arange(self.length), 0),  # in the pair
+            # [n, T], the first position of each pair, and its label; 0 and -1 for no further pair.
             "segment_starts": np.where(is_pair, ends - sizes, 0),
             "next_sentence_label": sequences["label"].astype(np.int32),
             "index": indices.astype(np.int32),

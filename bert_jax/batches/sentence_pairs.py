@@ -1,13 +1,8 @@
 """Sentence pairs for NSP and SOP, drawn from a token store by index: no copies and no state.
 
-Google's `create_pretraining_data.py` splits every document into pairs and writes them to disk. This
-module splits the documents again in every epoch, one group of the corpus at a time: an epoch
-shuffles blocks of about a thousand sentences, a group is a run of these blocks, and the sequences
-of a group are shuffled. Any batch needs only its group, which takes about half a second. A corpus
-of up to two million sentences is a single group, so it is shuffled completely.
-
-The number of sequences differs a little between random splits. Every group has that of the first
-one: it drops a random choice of its sequences, or adds some of a second split.
+Documents are split into pairs again in every epoch, a group at a time. A group is a run of shuffled
+blocks of a thousand sentences, and its sequences are shuffled. A batch needs only its group, which
+takes half a second. A corpus of up to two million sentences is a single group.
 """
 
 import dataclasses
@@ -84,7 +79,10 @@ class SentencePairs:
         )
 
     def _shuffled_group(self, epoch: int, group: int) -> np.ndarray:
-        """Return the sequences of a group in their order, [group_size]."""
+        """Return the sequences of a group in their order, [group_size].
+
+        Random splits differ a little in size. Sequences are dropped or, of a second split, added.
+        """
         missing, chosen = self._group_size, []
         while missing:
             draw = len(chosen)
@@ -96,10 +94,6 @@ class SentencePairs:
         return np.concatenate(chosen)
 
     def _draw_sequences(self, epoch: int, group: int, draw: int) -> np.ndarray:
-        """Return the sequences of a random split of a group; `PackedPairs` packs them."""
-        return self._draw_pairs(epoch, group, draw)
-
-    def _draw_pairs(self, epoch: int, group: int, draw: int) -> np.ndarray:
         """Split every document of a group into pairs by Google's procedure, all at once, [n].
 
         Segment A is the sentences from `start` to `split`, and B those to `end`, unless `is_random`

@@ -81,7 +81,9 @@ def test_an_epoch_has_every_pair_of_the_draw_once(store, pairs):
     sequences = make_packed(store, pairs=pairs)
     actual = pairs_of(sequences.batch(0, sequences.sequences_per_epoch))
     generator = keyed_generator(sequences.seed, SEGMENTS, 0, 0, 0)
-    first, count, label = sequences._segments(sequences._draw_pairs(0, 0, 0), generator)
+    first, count, label = sequences._segments(
+        sentence_pairs.SentencePairs._draw_sequences(sequences, 0, 0, 0), generator
+    )
     expected = [
         (int(one), *(store.tokens[f : f + n].tolist() for f, n in zip(starts, sizes, strict=True)))
         for one, starts, sizes in zip(label, first.T, count.T, strict=True)

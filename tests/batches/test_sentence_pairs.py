@@ -126,7 +126,7 @@ def sentences_used(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("kind", ["nsp", "sop"])
 def test_a_draw_uses_every_sentence_exactly_once(store, kind):
-    pairs = make_pairs(store, kind)._draw_pairs(epoch=3, group=0, draw=0)
+    pairs = make_pairs(store, kind)._draw_sequences(epoch=3, group=0, draw=0)
     start, end = sentences_used(pairs)
     order = np.argsort(start)
     assert (pairs["start"] < pairs["split"]).all()
@@ -194,7 +194,7 @@ def test_text_shorter_than_a_sequence(kind):
 def test_documents_longer_than_a_block_are_used_completely():
     lengths = np.random.default_rng(0).integers(1, 9, 6000)
     store = store_of([5000, 3, 997], lengths)
-    start, end = sentences_used(make_pairs(store)._draw_pairs(0, 0, 0))
+    start, end = sentences_used(make_pairs(store)._draw_sequences(0, 0, 0))
     assert (end - start).sum() == store.num_sentences
 
 

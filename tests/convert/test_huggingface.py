@@ -567,7 +567,7 @@ def test_tensors_that_do_not_fit(folder):
     refused(folder, str(folder), name)
     write(folder, {n: value for n, value in tensors.items() if "layer.1." not in n})
     refused(folder, str(folder), "1 layers")
-    for dtype, said in ((np.int32, "int32"), (np.int8, "I8"), (np.bool_, "BOOL")):
+    for dtype, said in ((np.int32, "int32"), (np.int8, "int8"), (np.bool_, "bool")):
         write(folder, tensors | {name: tensors[name].astype(dtype)})
         refused(folder, str(folder), name, said)
 
