@@ -11,6 +11,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError
@@ -88,6 +89,17 @@ def check(config: Any, prefix: str = "") -> None:
 def to_json(config: Any) -> str:
     """Return a config as indented JSON, the form of a workdir's `config.json`."""
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """Return the object of a JSON file; `remedy` is what to do if it is damaged."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it is not a JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error}); {remedy}") from error
+    return values
 
 
 def from_dict(cls: type, values: Any, where: str) -> Any:

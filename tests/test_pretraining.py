@@ -394,7 +394,7 @@ def test_damage_on_disk(finished, store, tmp_path, damaged):
             list((workdir / "checkpoints/24/state").glob("**/d/*")),
             "checkpoints/24 cannot be read",
         ),
-        "config": ([workdir / "config.json"], "is not JSON"),
+        "config": ([workdir / "config.json"], "cannot be read"),
         "store": ([copy / "train/tokens.bin"], "remove the folder to prepare it again"),
     }[damaged]
     for path in paths:

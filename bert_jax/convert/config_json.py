@@ -1,7 +1,6 @@
 """`config.json` of `transformers`: the model and its fine-tuning task, both ways."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,17 +34,6 @@ HEADS = {
 _PROBLEM_TYPES = {"classification": "single_label_classification", "regression": "regression"}
 # Fields that only our exports have.
 _VOCAB_SIZE, _TASK = "tokenizer_pieces", "bert_jax_task"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object of a JSON file."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it is not a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({error}); fetch it again") from error
-    return values
 
 
 def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:

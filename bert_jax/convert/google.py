@@ -13,10 +13,11 @@ import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.convert import names
-from bert_jax.convert.config_json import check_tokenizer, read_config, read_json
+from bert_jax.convert.config_json import check_tokenizer, read_config
 from bert_jax.convert.names import Converted
 from bert_jax.convert.tensor_bundle import open_bundle
 from bert_jax.errors import UserError
+from bert_jax.settings import read_json
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -30,7 +31,7 @@ def is_google(path: Path) -> bool:
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     """Return a model's config, parameters and tokenizer."""
-    values = read_json(path / _CONFIG)
+    values = read_json(path / _CONFIG, "fetch it again")
     if values.get("hidden_act", "gelu") == "gelu":
         values["hidden_act"] = "gelu_new"  # what Google's code has computed since February 2019
     config = read_config(values, str(path / _CONFIG))

@@ -18,6 +18,7 @@ from bert_jax.convert.names import Converted
 from bert_jax.convert.safetensors_files import has_weights, open_weights, write_weights
 from bert_jax.errors import UserError
 from bert_jax.models.positions import sinusoidal_positions
+from bert_jax.settings import read_json
 from bert_jax.tasks import TASKS
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ def is_huggingface(path: Path) -> bool:
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     """Return a model's config, parameters and tokenizer."""
     file = path / "config.json"
-    values = config_json.read_json(file)
+    values = read_json(file, "fetch it again")
     config = config_json.read_config(values, str(file))
     task = config_json.read_task(values, config, str(file))
     architecture = config_json.HEADS[task.kind][1][config.model_type] if task else ""

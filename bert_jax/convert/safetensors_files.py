@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from bert_jax.convert.config_json import read_json
 from bert_jax.convert.names import Tensors
 from bert_jax.errors import UserError
+from bert_jax.settings import read_json
 
 _FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
 
@@ -36,7 +36,7 @@ def open_weights(path: Path) -> Tensors:
 
 def _files(path: Path) -> list[Path]:
     if (path / _INDEX).exists():
-        names = read_json(path / _INDEX).get("weight_map")
+        names = read_json(path / _INDEX, "fetch it again").get("weight_map")
         names = [str(name) for name in names.values()] if isinstance(names, dict) else []
         if not names or not all(name.isprintable() for name in names):
             raise UserError(f"{path / _INDEX} has no weight_map of files; fetch it again")

@@ -1,21 +1,17 @@
-"""Reader of TensorFlow 1 checkpoints ("tensor bundles"), without TensorFlow.
+"""Read TensorFlow 1 checkpoints ("tensor bundles") without TensorFlow.
 
-`PREFIX.index` is a sorted table in LevelDB's format, from the name of a tensor to its location.
-`PREFIX.data-00000-of-0000N` are the raw values. The checksums of every block and tensor are
-checked.
-
-Read: any number of data files; float32, float64, float16, bfloat16 and integers. Refused:
-partitioned variables, big-endian machines, compressed tables (TensorFlow writes none). Skipped:
-strings and resources. Sources: `tensorflow/core/util/tensor_bundle`,
-`tensorflow/core/protobuf/tensor_bundle.proto` and LevelDB's `doc/table_format.md`.
+`PREFIX.index` is a LevelDB table of where each tensor is in `PREFIX.data-00000-of-0000N`.
+Sources: `tensorflow/core/util/tensor_bundle`, `tensorflow/core/protobuf/tensor_bundle.proto` and
+LevelDB's `doc/table_format.md`. TensorFlow compresses no table.
 """
 
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import ml_dtypes
@@ -52,11 +48,12 @@ def open_bundle(prefix: Path) -> Tensors:
         table = list(_table(path.read_bytes()))
         if not table or table[0][0] != b"":
             raise _DamagedError("no header")
-        shards, is_big_endian = _integers(dict(_fields(table[0][1])), 1, 2)
-        if is_big_endian:
+        header = dict(_fields(table[0][1], 3))
+        if header.get(2):
             raise UserError(f"{path} was written on a big-endian machine, which is not read")
+        shards = header.get(1, 0)
         tensors = {key.decode(): _tensor(prefix, shards, value) for key, value in table[1:]}
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        return {name: tensor for name, tensor in tensors.items() if tensor}
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
     except (_DamagedError, IndexError, struct.error, UnicodeDecodeError) as error:
@@ -65,12 +62,12 @@ def open_bundle(prefix: Path) -> Tensors:
 
 def _tensor(prefix: Path, shards: int, value: bytes) -> Callable[[], np.ndarray] | None:
     """Return the tensor of a BundleEntryProto; None if it has no numbers."""
-    entry = dict(_fields(value))
+    entry = {**dict.fromkeys((1, 3, 4, 5, 6), 0), 2: b"", **dict(_fields(value, 2, 7))}
     if 7 in entry:
         raise UserError(f"{prefix} has partitioned variables, which are not read")
-    number, shard, offset, size, checksum = _integers(entry, 1, 3, 4, 5, 6)
-    dimensions = [value for tag, value in _fields(entry.get(2, b"")) if tag == 2]
-    shape = tuple(_integers(dict(_fields(value)), 1)[0] for value in dimensions)
+    number, shape, shard, offset, size, checksum = (entry[tag] for tag in range(1, 7))
+    dimensions = [value for tag, value in _fields(shape, 2) if tag == 2]
+    shape = tuple(dict(_fields(value, 2)).get(1, 0) for value in dimensions)
     if shard >= shards or max(shape, default=0) >= 1 << 40 or len(shape) > 8:
         raise _DamagedError("an impossible entry")
     if number not in _DTYPES:
@@ -164,34 +161,21 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     raise _DamagedError("a number without end")
 
 
-def _fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the tag and the value of each field of a protocol buffer."""
-    if not isinstance(data, bytes):
-        raise _DamagedError("a field of another type")
+def _fields(data: bytes, *tags_of_bytes: int) -> Iterator[tuple[int, Any]]:
+    """Yield the tag and the value of each field of a protocol buffer, an integer or bytes."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)
-        wire_type = key & 7
-        if wire_type == 0:
-            value, position = _varint(data, position)
-        elif wire_type in (1, 2, 5):
-            size = {1: 8, 5: 4}.get(wire_type)
-            if size is None:
-                size, position = _varint(data, position)
-            value = data[position : position + size]
-            position += size
-            if wire_type != 2:
-                value = int.from_bytes(value, "little")
-        else:
+        tag, wire_type = key >> 3, key & 7
+        if wire_type not in (0, 2, 5):
             raise _DamagedError("an unknown type of field")
+        value, position = (4, position) if wire_type == 5 else _varint(data, position)
+        if wire_type != 0:
+            content = data[position : position + value]
+            position += value
+            value = content if wire_type == 2 else int.from_bytes(content, "little")
         if position > len(data):
             raise _DamagedError("a field without end")
-        yield key >> 3, value
-
-
-def _integers(fields: Mapping[int, int | bytes], *tags: int) -> list[int]:
-    values = [fields.get(tag, 0) for tag in tags]
-    integers = [value for value in values if isinstance(value, int)]
-    if len(integers) < len(values):
-        raise _DamagedError("a field of another type")
-    return integers
+        if (wire_type == 2) != (tag in tags_of_bytes):
+            raise _DamagedError("a field of another type")
+        yield tag, value

@@ -21,10 +21,11 @@ import numpy as np
 from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
+from bert_jax.settings import read_json
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_training
 from bert_jax.text.sources import Source, open_source
-from bert_jax.text.store import FILES, REMEDY, Corpus, is_store, open_store, read_json
+from bert_jax.text.store import FILES, REMEDY, Corpus, is_store, open_store
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
 
 DEFAULT_VOCAB_SIZE = 32_000  # of a tokenizer trained where model.vocab_size is 0
@@ -92,7 +93,7 @@ def prepare(
     progress = folder / "progress.json"
     try:
         # A store that was started from other text, or with another tokenizer, is started again.
-        if not progress.exists() or read_json(progress)["identity"] != identity:
+        if not progress.exists() or read_json(progress, REMEDY)["identity"] != identity:
             if isinstance(tokenizer, TokenizerConfig):
                 documents = _documents(sources, data.eval_fraction)
                 sentences = (
@@ -121,7 +122,7 @@ def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> Corpus:
 
 
 def _check_identity(folder: Path, identity: dict[str, Any]) -> None:
-    stored = read_json(folder / "store.json")["identity"]
+    stored = read_json(folder / "store.json", REMEDY)["identity"]
     names = {"text": "other text", "held_out": "other held-out text"}
     for name, value in identity.items():
         if stored.get(name) != value:
@@ -156,7 +157,7 @@ def _batches(documents: Iterator[_Document]) -> Iterator[list[_Document]]:
 
 def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Path) -> None:
     """Tokenize the documents that `progress.json` does not record yet, and complete the store."""
-    progress = read_json(folder / "progress.json")
+    progress = read_json(folder / "progress.json", REMEDY)
     tokenizer = tokenizer_lib.load(folder / "tokenizer")
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     num_documents, characters, start_time = progress.get("documents", 0), 0, time.monotonic()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.settings import read_json
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -66,7 +67,7 @@ def open_store(folder: Path) -> Corpus:
     """Open a complete store."""
     if not (folder / "store.json").exists():
         raise UserError(f"{folder} is an unfinished store; repeat the command that was writing it")
-    record = read_json(folder / "store.json")
+    record = read_json(folder / "store.json", REMEDY)
     tokenizer = tokenizer_lib.load(folder / "tokenizer")
     if tokenizer.vocab_size != record["vocab_size"]:
         raise UserError(f"{folder / 'tokenizer'} is not the store's own tokenizer; {REMEDY}")
@@ -87,11 +88,3 @@ def _open_split(folder: Path, sizes: dict[str, Any]) -> TokenStore:
         # A plain array over the map: indexing the subclass is slower.
         arrays[name] = np.asarray(np.memmap(path, dtype, mode="r"))
     return TokenStore(**arrays)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the record of a store or of its progress."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); {REMEDY}") from error

@@ -1,6 +1,5 @@
 """The workdir of a run: check that a run may start or resume there, claim it, write to it."""
 
-import json
 import os
 import secrets
 import time
@@ -57,12 +56,7 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None
 
 
 def _saved_config(kind: type, path: Path) -> Any:
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} is not JSON ({error}); mend it or choose another --workdir"
-        ) from error
+    values = settings.read_json(path, "mend it or choose another --workdir")
     return settings.from_dict(kind, values, str(path))
 
 

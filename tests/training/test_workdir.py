@@ -23,5 +23,5 @@ def test_auto_resumes_with_the_dtype_that_the_run_began_with(tmp_path, saved):
 
 def test_a_broken_config_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"config\.json is not JSON"):
+    with pytest.raises(UserError, match=r"config\.json cannot be read"):
         resume_settings(TrainConfig(), tmp_path)
