@@ -4,6 +4,7 @@ Programs here are compiled more often than they are run, so they are compiled wi
 optimization, and once: the processes of a test run, those that tests start among them, share them.
 """
 
+import importlib.metadata
 import os
 import shutil
 import tempfile
@@ -13,13 +14,14 @@ _made = None if _SHARED in os.environ else tempfile.mkdtemp(prefix="bert-jax-tes
 os.environ.setdefault(_SHARED, _made or "")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",
-    ]
-)
+_flags = [
+    os.environ.get("XLA_FLAGS", ""),
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+]
+if importlib.metadata.version("jax").startswith("0.10."):  # later ones do not know it
+    _flags.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join(_flags)
 
 import pytest  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402

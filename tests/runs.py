@@ -30,8 +30,9 @@ def start_script(name: str, cache: Path, *flags: str) -> subprocess.Popen:
     """Start `train.py` or `finetune.py` on one device, as a user whose cache is `cache`."""
     theirs = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     environment = {k: v for k, v in os.environ.items() if k not in theirs}
+    xla_flags = os.environ["XLA_FLAGS"].split()
     environment |= {
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": " ".join(flag for flag in xla_flags if "device_count" not in flag),
         "XDG_CACHE_HOME": str(cache),
         "MPLCONFIGDIR": matplotlib.get_cachedir(),  # whose list of fonts takes seconds to make
     }

@@ -79,8 +79,7 @@ class Host:
     running: ClassVar[list["Host"]] = []
 
     def __init__(self, command: list[str], devices: int, folder: Path, **environment: str):
-        flags = f"--xla_force_host_platform_device_count={devices}"
-        flags += " --xla_backend_optimization_level=0"  # half of the time is the compiler's
+        flags = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={devices}")
         self._files = [folder.parent / f"{len(self.running)}.{name}" for name in ("out", "err")]
         with self._files[0].open("w") as out, self._files[1].open("w") as err:
             self.process = subprocess.Popen(
@@ -108,7 +107,7 @@ class Host:
     def wait_for(self, pattern: str) -> re.Match[str]:
         deadline = time.monotonic() + 240
         while not (match := re.search(pattern, self.out)):
-            assert self.process.poll() is None, self.err
+            assert self.process.poll() is None, self.out + self.err
             assert time.monotonic() < deadline, self.out
             time.sleep(0.02)
         return match
