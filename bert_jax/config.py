@@ -379,10 +379,7 @@ def validate_finetuning(config: FinetuneConfig) -> None:
 
 def validate_model(config: ModelConfig, where: str) -> None:
     """Refuse what `validate` does in a model; the message begins with `where`."""
-    try:
-        check(config, "model.")
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
+    check(config, f"{where}: model.")
     if config.hidden_size % config.num_attention_heads:
         raise UserError(
             f"{where}: model.hidden_size {config.hidden_size} is not a multiple of "

@@ -74,16 +74,7 @@ def flatten(config: Any) -> dict[str, Any]:
 
 def check(config: Any, prefix: str = "") -> None:
     """Refuse a field of another type, none of its choices or out of range."""
-    for name, value, hint, metadata in fields(config, prefix):
-        checked = _from_json(hint, _to_json(value), name)
-        for number, item in enumerate(value if isinstance(value, tuple) else ()):
-            if dataclasses.is_dataclass(item):
-                check(item, f"{name}[{number}].")
-        is_number = isinstance(checked, int | float) and not isinstance(checked, bool)
-        if is_number and typing.get_origin(hint) is not Literal:
-            accepted = metadata["range"]
-            if not accepted.contains(value):
-                raise UserError(f"{name} is {value}; it must be {accepted.description}")
+    _read(type(config), dataclasses.asdict(config), prefix)
 
 
 def to_json(config: Any) -> str:
@@ -104,16 +95,26 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 def from_dict(cls: type, values: Any, where: str) -> Any:
     """Return a config from its JSON's dictionary; `where` begins the message of an error."""
+    return _read(cls, values, f"{where}: ")
+
+
+def _read(cls: type, values: Any, prefix: str) -> Any:
     if not isinstance(values, dict):
-        raise UserError(f"{where} holds no fields; it was written by another program")
+        raise UserError(f"{prefix}holds no fields; it was written by another program")
     hints = typing.get_type_hints(cls)
     unknown = sorted(set(values) - set(hints))
     if unknown:
-        raise UserError(f"{where}: unknown field {unknown[0]}; it was written by another version")
+        raise UserError(f"{prefix}unknown field {unknown[0]}; it was written by another version")
+    read = {name: _from_json(hints[name], v, prefix + name) for name, v in values.items()}
+    for field in dataclasses.fields(cls):
+        value = read.get(field.name)
+        if type(value) in (int, float) and not field.metadata["range"].contains(value):
+            accepted = field.metadata["range"].description
+            raise UserError(f"{prefix}{field.name} is {value}; it must be {accepted}")
     try:
-        return cls(**{k: _from_json(hints[k], v, f"{where}: {k}") for k, v in values.items()})
+        return cls(**read)
     except TypeError as error:
-        raise UserError(f"{where}: {error}") from error
+        raise UserError(f"{prefix}{error}") from error
 
 
 def override(config: Any, name: str, text: str | None) -> None:
@@ -153,18 +154,12 @@ def _parse(hint: Any, text: str) -> Any:
     return text
 
 
-def _to_json(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return [_to_json(item) for item in value] if isinstance(value, tuple) else value
-
-
 def _from_json(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return from_dict(typing.cast(type, hint), value, where)
-    if typing.get_origin(hint) is tuple and isinstance(value, list):
+        return _read(typing.cast(type, hint), value, f"{where}.")
+    if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
         item = typing.get_args(hint)[0]
-        return tuple(_from_json(item, v, where) for v in value)
+        return tuple(_from_json(item, v, f"{where}[{i}]") for i, v in enumerate(value))
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value not in choices:

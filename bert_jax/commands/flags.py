@@ -78,8 +78,10 @@ def read_config(recipe: str, words: Sequence[str], kind: type) -> Recipe:
     return Recipe(config, "-".join(filter(None, (path.stem, argument))), names)
 
 
-def add_hosts(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a run on several hosts."""
+def add_run(parser: argparse.ArgumentParser, init: str | None, help: str) -> None:
+    """Add the flags of a run: its folder, the checkpoint that it starts from, and its hosts."""
+    parser.add_argument("--workdir", help="folder of the run (runs/NAME of the recipe)")
+    parser.add_argument("--init", metavar="CHECKPOINT", default=init, help=help)
     group = parser.add_argument_group("several hosts")
     group.add_argument("--coordinator_address", metavar="HOST:PORT", help="of process 0")
     group.add_argument("--num_processes", type=int, metavar="N", help="processes of the run")

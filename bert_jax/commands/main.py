@@ -30,34 +30,30 @@ def main(command: str | None = None) -> None:
     Args:
       command: the command that `train.py` and `finetune.py` stand for.
     """
-    name = Path(sys.argv[0]).name
-    prog = "bert-jax" if name in ("__main__.py", "") else name
-    words = sys.argv[1:]
-    if command is None:
-        command, words = _choose(prog, words)
-        prog = f"{prog} {command}"
-    name = command.replace("-", "_") + "_" * keyword.iskeyword(command)
-    module = importlib.import_module(f"bert_jax.commands.{name}")
-    parser = argparse.ArgumentParser(prog=prog, description=module.__doc__, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    module.add_arguments(parser)
-    args, rest = parser.parse_known_args(words)
-    if rest and "config" not in args:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    process.run(lambda: module.run(args, rest), prog)
-
-
-def _choose(prog: str, words: list[str]) -> tuple[str, list[str]]:
-    width = max(map(len, COMMANDS)) + 2
-    listed = "\n".join(f"  {name:<{width}}{text}" for name, text in COMMANDS.items())
+    script = Path(sys.argv[0]).name
+    prog = "bert-jax" if script in ("__main__.py", "") else script
     parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Encoders in JAX: pretrain, fine-tune and use BERT.",
-        epilog=f"commands:\n{listed}\n\n`{prog} COMMAND --help` explains each.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=prog, description="Encoders in JAX: pretrain, fine-tune and use BERT."
     )
-    parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
-    parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND", help="see below")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    args = parser.parse_args(words)
-    return args.command, args.words
+    parser.add_argument("-V", "--version", action="version", version=f"bert-jax {__version__}")
+    explained = f"`{prog} COMMAND --help` explains each."
+    commands = parser.add_subparsers(
+        title="commands", description=explained, metavar="COMMAND", required=True
+    )
+    for name, text in COMMANDS.items():
+        module = name.replace("-", "_") + "_" * keyword.iskeyword(name)
+        module = importlib.import_module(f"bert_jax.commands.{module}")
+        own = commands.add_parser(
+            name,
+            prog=prog if command else f"{prog} {name}",
+            help=text,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(own)
+        own.set_defaults(run=module.run, parser=own)
+    args, rest = parser.parse_known_args([command, *sys.argv[1:]] if command else None)
+    if rest and "config" not in args:
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    process.run(lambda: args.run(args, rest), args.parser.prog)

@@ -6,11 +6,10 @@ The same command again resumes after an interruption.
 import argparse
 import shlex
 from pathlib import Path
+from typing import Any
 
 from bert_jax.commands.flags import add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig, validate
-from bert_jax.text import tokenizer as tokenizers
-from bert_jax.text.tokenizer import Tokenizer
 
 _FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")
 
@@ -60,8 +59,10 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     print(f"train on it with: bert-jax pretrain {source} --config.model.vocab_size=0")
 
 
-def _load_tokenizer(path: Path, *, lowercase: bool) -> Tokenizer:
+def _load_tokenizer(path: Path, *, lowercase: bool) -> Any:
     """Read the tokenizer of a checkpoint, or one from its own files or their folder."""
+    from bert_jax.text import tokenizer as tokenizers
+
     if not any((path / name).is_dir() for name in ("state", "best", "checkpoints")):
         return tokenizers.load(path, lowercase=lowercase)
     from bert_jax.training import checkpoint  # whose imports take a second

@@ -9,32 +9,18 @@ they are.
 """
 
 import argparse
-from pathlib import Path
 
 from bert_jax.commands import process
-from bert_jax.commands.flags import CHECKPOINT, add_config, add_hosts, read_config
+from bert_jax.commands.flags import CHECKPOINT, add_config, add_run, read_config
 from bert_jax.config import TrainConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     add_config(parser, "tiny", TrainConfig)
-    parser.add_argument("--workdir", help="folder of the run (runs/NAME of the recipe)")
-    parser.add_argument("--init", metavar="CHECKPOINT", help=f"{CHECKPOINT}, to continue from")
-    add_hosts(parser)
+    add_run(parser, None, f"{CHECKPOINT}, to continue from")
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
     """Prepare the text, train, and print the scores."""
-    recipe = read_config(args.config, words, TrainConfig)
-
-    def command() -> None:
-        from bert_jax.pretraining import start, train
-
-        workdir = Path(args.workdir or f"runs/{recipe.name}")
-        run = start(recipe.config, workdir, args.init, recipe.model_fields)
-        with process.StopSignals() as signals:
-            train(run, signals.reason)
-
-    process.keep_host_memory()
-    process.run_on_hosts(args, command)
+    process.train("pretraining", args, read_config(args.config, words, TrainConfig))

@@ -6,6 +6,7 @@ The library sets none of this: `import bert_jax` and its functions leave the pro
 import argparse
 import contextlib
 import ctypes
+import importlib
 import itertools
 import logging
 import os
@@ -13,10 +14,11 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_jax.commands.flags import Recipe
 from bert_jax.errors import CommandError
 
 _CACHE = "jax_compilation_cache_dir"
@@ -44,15 +46,22 @@ def run(command: Callable[[], None], name: str) -> None:
         sys.exit(1)
 
 
-def run_on_hosts(args: argparse.Namespace, command: Callable[[], None]) -> None:
-    """Run a command as one of several processes, which end together."""
+def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
+    """Run `start` and `train` of a module, as one of several processes, which end together."""
+    keep_host_memory()
     from bert_jax.distributed import hosts
 
     def connected() -> None:
         names = ("coordinator_address", "num_processes", "process_id", "connect_timeout")
         hosts.connect(**{name: getattr(args, name) for name in names})
         cache_compiled_programs()
-        command()
+        module = importlib.import_module(f"bert_jax.{name}")
+        workdir = Path(args.workdir or f"runs/{recipe.name}")
+        run = module.start(
+            recipe.config, init=args.init, workdir=workdir, model_fields=recipe.model_fields
+        )
+        with stop_signals() as reason:
+            module.train(run, reason)
 
     hosts.run(connected)
 
@@ -160,39 +169,38 @@ def _mallopt(options: Mapping[int, int]) -> None:
 _ASKED = itertools.count(1)
 
 
-class StopSignals:
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Callable[[], str]]:
     """Note SIGTERM and SIGINT instead of ending the process; a second one ends it.
 
-    Of several processes, JAX takes SIGTERM, which clusters send before a host is preempted, from
-    `jax.distributed.initialize` on. It tells the others, and all agree on the step to stop after.
-    SIGINT is handed to it.
+    Yield a function, alike on all hosts, of the reason to save and stop after this step; "" to
+    train on. Of several processes, JAX takes SIGTERM, which clusters send before a host is
+    preempted, from `jax.distributed.initialize` on. It tells the others, and all agree on the step
+    to stop after. SIGINT is handed to it.
     """
+    import jax
+    from jax.experimental import multihost_utils
 
-    def __enter__(self) -> "StopSignals":
-        import jax
+    received: list[str] = []
+    is_alone = jax.process_count() == 1
 
-        self._received = ""
-        self._is_alone = jax.process_count() == 1
-        numbers = [signal.SIGTERM, signal.SIGINT] if self._is_alone else [signal.SIGINT]
-        self._previous = {number: signal.signal(number, self._note) for number in numbers}
-        return self
+    def note(number: int, _: object) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(signal.Signals(number).name)
+        if not is_alone:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def reason(self) -> str:
-        """Return why to save and stop after this step, alike on all hosts; "" to train on."""
-        if self._is_alone:
-            return self._received
-        from jax.experimental import multihost_utils
-
+    def reason() -> str:
+        if is_alone:
+            return "".join(received)
         stops = multihost_utils.reached_preemption_sync_point(next(_ASKED))
         return "SIGTERM or SIGINT on one of the hosts" if stops else ""
 
-    def _note(self, number: int, _: object) -> None:
-        if self._received:
-            raise KeyboardInterrupt
-        self._received = signal.Signals(number).name
-        if not self._is_alone:
-            os.kill(os.getpid(), signal.SIGTERM)
+    numbers = [signal.SIGTERM, signal.SIGINT] if is_alone else [signal.SIGINT]
+    previous = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield reason
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

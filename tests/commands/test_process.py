@@ -84,10 +84,10 @@ def test_freed_memory_is_kept_on_cpus_alone(platforms, has_accelerator, keeps, m
 
 def test_stop_signals_are_noted_and_restored():
     before = signal.getsignal(signal.SIGTERM)
-    with process.StopSignals() as signals:
-        assert signals.reason() == ""
+    with process.stop_signals() as reason:
+        assert reason() == ""
         signal.raise_signal(signal.SIGTERM)
-        assert signals.reason() == "SIGTERM"
+        assert reason() == "SIGTERM"
         with pytest.raises(KeyboardInterrupt):  # a second one ends the process
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before

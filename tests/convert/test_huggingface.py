@@ -534,7 +534,7 @@ def test_unknown_architectures_have_no_task(architectures, folder, golden):
         ("task", {"kind": "ranking"}, "kind is 'ranking'"),
         ("task", {"kind": "classification"}, "task.labels are []"),
         ("task", {"labels": ["a", "b", "a"]}, "task.labels are ['a', 'b', 'a']"),
-        ("task", {"labels": ["a", 2]}, "labels is 2"),
+        ("task", {"labels": ["a", 2]}, "labels[1] is 2"),
         ("task", {"labels": ["a"]}, "cannot be read"),
         ("task", None, "task is None"),
         ("probe", "9", "probe is '9'"),
