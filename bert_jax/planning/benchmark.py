@@ -5,15 +5,15 @@ import itertools
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jaxlib.version
 import numpy as np
+from jax.sharding import Mesh
 
-from bert_jax.batches import Batch, loader
+from bert_jax.batches import loader
 from bert_jax.config import Phase, TrainConfig
 from bert_jax.distributed.mesh import init_sharded, shard_batch
 from bert_jax.errors import TrainingError
@@ -78,11 +78,10 @@ def measure(
         machine.reset_peak_memory()
         state = init_sharded(setup.new_state, setup.layout.state, jax.random.key(config.seed))
         parameters = sum(x.size for x in jax.tree.leaves(state.params))
-        random = itertools.repeat(shard_batch(mesh, synthetic.random_batch(config, phase)))
+        random = itertools.repeat((shard_batch(mesh, synthetic.random_batch(config, phase)), 0.0))
         kinds: dict[str, Iterator[Any]] = {"random": random}
         if corpus:
-            batches = text_batches(corpus, config, phase)
-            kinds["text"] = (shard_batch(mesh, batch) for batch in batches)
+            kinds["text"] = text_batches(corpus, config, phase, mesh)
         timings = {}
         for kind, batches in kinds.items():
             log(f"steps with {kind} sequences")
@@ -134,30 +133,23 @@ def take_steps(
 ) -> tuple[Any, np.ndarray, float]:
     """Take steps as in training, a few in flight, until there are enough of them.
 
-    Return the last state, the seconds of each step from the end of the one before, and the share of
-    padding in the batches.
+    `batches` are pairs of a batch and the share of padding in it. Return the last state, the
+    seconds of each step from the end of the one before, and the mean share of padding.
     """
-    in_flight: deque[Any] = deque()
-    metrics, padding, mask, share = [], [], None, 0.0
-    times = [time.perf_counter()]
+    metrics, padding, times = [], [], [time.perf_counter()]
 
     def wait() -> None:
-        metrics.append(jax.block_until_ready(in_flight.popleft()))
+        jax.block_until_ready(metrics[len(times) - 1])
         times.append(time.perf_counter())
 
-    for number in range(steps):
-        if number and time.perf_counter() - times[0] >= seconds:
-            break
-        batch = next(batches)
+    while len(metrics) < steps and not (metrics and time.perf_counter() - times[0] >= seconds):
+        batch, share = next(batches)
         state, metric = step(state, batch)
-        in_flight.append(metric)
-        if batch["attention_mask"] is not mask:  # a repeated batch is counted once
-            mask = batch["attention_mask"]
-            share = float((np.asarray(mask) == 0).mean())
+        metrics.append(metric)
         padding.append(share)
-        if len(in_flight) == _IN_FLIGHT:
+        if len(metrics) - len(times) == _IN_FLIGHT - 1:
             wait()
-    while in_flight:
+    while len(times) <= len(metrics):
         wait()
     for number, metric in enumerate(jax.device_get(metrics), 1):
         for name, value in metric.items():
@@ -192,13 +184,16 @@ def _rates(
     }
 
 
-def text_batches(corpus: Corpus, config: TrainConfig, phase: Phase) -> Iterator[Batch]:
-    """Yield the batches of a phase without end, prefetched as in training."""
+def text_batches(
+    corpus: Corpus, config: TrainConfig, phase: Phase, mesh: Mesh
+) -> Iterator[tuple[dict[str, jax.Array], float]]:
+    """Yield the batches of a phase without end, prefetched as in training, with their padding."""
     data = dataclasses.replace(
         config.data, max_length=phase.max_length, batch_size=phase.batch_size, phases=()
     )
     endless = dataclasses.replace(config, data=data, steps=1 << 40)
-    return loader.prefetch(loader.TrainBatches(corpus, endless), 0)
+    for batch in loader.prefetch(loader.TrainBatches(corpus, endless), 0):
+        yield shard_batch(mesh, batch), float((batch["attention_mask"] == 0).mean())
 
 
 def as_text(result: dict[str, Any], name: str) -> str:

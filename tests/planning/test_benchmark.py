@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from helpers import model_config
@@ -16,12 +17,12 @@ from bert_jax.batches import loader
 from bert_jax.commands import benchmark as command
 from bert_jax.commands.flags import Recipe
 from bert_jax.config import DataConfig, ParallelConfig, TokenizerConfig, TrainConfig, phases
+from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.planning import benchmark, machine
 from bert_jax.text import prepare
 
 STEPS = 4
-MASK = np.array([[1, 1, 1, 0], [2, 1, 1, 1]])  # packed sequences number their segments
 
 
 def no_log(_: str) -> None:
@@ -82,6 +83,17 @@ def test_padding_is_that_of_the_batches(measured):
     assert 1 - result["text"]["padding"] == pytest.approx(np.mean(masks))
     assert 0.01 < result["text"]["padding"] < 0.5
     assert result["random"]["padding"] == 0
+
+
+def test_padding_of_packed_sequences(monkeypatch):
+    """Their mask numbers the segments."""
+    batch = {"attention_mask": np.array([[1, 1, 1, 0], [2, 1, 1, 1]])}
+    monkeypatch.setattr(loader, "TrainBatches", lambda *_: None)
+    monkeypatch.setattr(loader, "prefetch", lambda *_: [batch])
+    config, mesh = TrainConfig(), make_mesh(devices=jax.devices()[:1])
+    _, phase = phases(config)[0]
+    ((_, padding),) = benchmark.text_batches(SimpleNamespace(), config, phase, mesh)
+    assert padding == 1 / 8
 
 
 def test_trace(measured):
@@ -168,11 +180,11 @@ def step_of(seconds: float, total: float = 1.0):
 def slow_batches(seconds: float):
     for _ in itertools.count():
         time.sleep(seconds)
-        yield {"attention_mask": MASK}
+        yield {}, 1 / 8
 
 
 def test_times_of_steps():
-    batches = itertools.repeat({"attention_mask": MASK})
+    batches = iter([({}, 0.0), ({}, 0.25)] * 5)
     _, seconds, padding = benchmark.take_steps(step_of(0.02), None, batches, 10, 60.0)
     assert len(seconds) == 10
     assert seconds.sum() >= 10 * 0.02
