@@ -34,7 +34,11 @@ def add_config(parser: argparse.ArgumentParser, default: str, kind: type) -> Non
     )
     parser.epilog = "Fields of the config, with their values where the recipe does not set them:\n"
     for field in settings.fields(kind()):
-        parser.epilog += f"\n  --config.{field.name}={field.value}\n        {_describe(field)}"
+        parser.epilog += (
+            f"\n  --config.{field.name}={field.value}\n        {field.metadata['help']}"
+        )
+        if typing.get_origin(field.hint) is Literal:
+            parser.epilog += f" ({', '.join(map(str, typing.get_args(field.hint)))})"
 
 
 def add_fields(parser: argparse.ArgumentParser, config: Any, names: Sequence[str]) -> None:
@@ -50,17 +54,8 @@ def add_fields(parser: argparse.ArgumentParser, config: Any, names: Sequence[str
             )
 
 
-def _describe(field: settings.Field) -> str:
-    is_choice = typing.get_origin(field.hint) is Literal
-    choices = f" ({', '.join(map(str, typing.get_args(field.hint)))})" if is_choice else ""
-    return field.metadata["help"] + choices
-
-
 def read_config(recipe: str, words: Sequence[str], kind: type) -> Recipe:
-    """Return the config of a recipe with the fields that the other words of the command set.
-
-    The words are `--config.FIELD=VALUE`, `--config.FIELD VALUE`, or `--config.FIELD` for True.
-    """
+    """Return the config of a recipe with the fields that the other words of the command set."""
     path, argument = recipes.find(recipe)
     config = recipes.recipe(recipe)
     if not isinstance(config, kind):

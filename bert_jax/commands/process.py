@@ -69,54 +69,42 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
 def cache_compiled_programs() -> None:
     """Keep compiled programs in the user's cache, unless JAX has a folder for them.
 
-    A run that resumes, or another of the same sizes, then needs no time to compile. What cannot be
-    written or read is compiled again in silence. Several hosts must share the folder, so there the
-    user has to name it.
+    What cannot be written or read is compiled again in silence. Several hosts must share the
+    folder, so there the user has to name it.
     """
     import jax
 
     if getattr(jax.config, _CACHE) is None and jax.process_count() == 1:
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
         try:
-            folder = _cache_folder()
+            # The XDG specification says to ignore a path that is not absolute.
+            folder = (base if base.is_absolute() else Path.home() / ".cache") / "bert-jax"
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, RuntimeError):  # a full or read-only disk, or no home
             return
         jax.config.update(_CACHE, str(folder))
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    show = warnings.showwarning
+
+    def show_others(message: Any, *args: Any, **options: Any) -> None:
+        match = _CACHE_WARNING.match(str(message))
+        folder = getattr(jax.config, _CACHE)
+        if not match:
+            show(message, *args, **options)
+        elif match[1] == "reading" and folder:  # a damaged entry, which JAX would not replace
+            for path in Path(folder).glob(f"{match[2]}-*-cache"):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
     warnings.filterwarnings("always", _CACHE_WARNING.pattern)  # not the first of its kind alone
-    warnings.showwarning = _show_warning
-
-
-def _cache_folder() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG specification says to ignore a path that is not absolute.
-    return (base if base.is_absolute() else Path.home() / ".cache") / "bert-jax"
-
-
-_show_other_warnings = warnings.showwarning
-
-
-def _show_warning(message: Any, *args: Any, **options: Any) -> None:
-    """Show a warning, unless it is of the cache; remove an entry that is damaged."""
-    import jax
-
-    match = _CACHE_WARNING.match(str(message))
-    if not match:
-        _show_other_warnings(message, *args, **options)
-    elif match[1] == "reading" and (folder := getattr(jax.config, _CACHE)):
-        for path in Path(folder).glob(f"{match[2]}-*-cache"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+    warnings.showwarning = show_others
 
 
 def quiet_libraries() -> None:
-    """Keep other libraries' messages away from a command's own.
-
-    Orbax logs every file that it writes. When it fails to read a damaged checkpoint, it closes its
-    event loop; reads that end later find it closed, and Python prints a traceback for each.
-    """
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    """Keep other libraries' messages away from a command's own."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every file that it writes
+    # A failed read of a damaged checkpoint closes Orbax's event loop before other reads end.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     show = sys.unraisablehook
 
@@ -130,10 +118,9 @@ def quiet_libraries() -> None:
 def keep_host_memory() -> None:
     """Keep memory that XLA frees on a CPU for the next step; do nothing beside an accelerator.
 
-    By the C library's defaults a step's temporaries go back to the system at its end. Clearing and
-    mapping their pages again takes a third of a step's time at the default config. Call this before
-    JAX has devices: the C library fixes the number of its arenas when the first thread allocates
-    (measured). Text that is tokenized in the same process takes a tenth longer.
+    Clearing and mapping pages that went back to the system takes a third of a step's time at the
+    default config. Call this before JAX has devices: the C library fixes the number of its arenas
+    when the first thread allocates (measured).
     """
     import jax
 
@@ -171,12 +158,11 @@ _ASKED = itertools.count(1)
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], str]]:
-    """Note SIGTERM and SIGINT instead of ending the process; a second one ends it.
+    """Note SIGTERM and SIGINT instead of ending the process, which a second one does.
 
-    Yield a function, alike on all hosts, of the reason to save and stop after this step; "" to
-    train on. Of several processes, JAX takes SIGTERM, which clusters send before a host is
-    preempted, from `jax.distributed.initialize` on. It tells the others, and all agree on the step
-    to stop after. SIGINT is handed to it.
+    Yield a function that returns the reason to save and stop after this step, or "". Of several
+    processes, JAX takes SIGTERM, which clusters send before a host is preempted, and all agree on
+    the step to stop after. SIGINT is handed to it.
     """
     import jax
     from jax.experimental import multihost_utils

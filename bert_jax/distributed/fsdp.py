@@ -38,8 +38,11 @@ def num_batch_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
+@dataclasses.dataclass(frozen=True)
 class Collectives:
-    """The collectives of a step. This base class is for a single device, which needs none."""
+    """The collectives of a step that is a copy on each device; without `axes` there is one."""
+
+    axes: tuple[str, ...]  # over which the sequences of a batch are split
 
     def run(self, function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
         """Return `function(params, rng, batch)` mapped over the shards of the batch.
@@ -51,7 +54,7 @@ class Collectives:
 
     def psum(self, tree: Any) -> Any:
         """Return the sum over the shards of the batch."""
-        return tree
+        return jax.lax.psum(tree, self.axes) if self.axes else tree
 
     def reduce_gradients(self, gradients: Any) -> Any:
         """Return the sum of gradients, of which a device may keep only its shard."""
@@ -62,22 +65,14 @@ class Collectives:
         return params
 
 
-SINGLE_DEVICE = Collectives()
-
-
-class PmapCollectives(Collectives):
-    """The collectives of a step that is a copy on each device."""
-
-    def psum(self, tree: Any) -> Any:
-        return jax.lax.psum(tree, "data")
+SINGLE_DEVICE = Collectives(())
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshCollectives(Collectives):
-    """The collectives of a step on a mesh of data × fsdp × tensor.
+    """The collectives of a step on a mesh, with the sharding of each parameter and gradient.
 
-    `params` and `gradients` are the sharding of each, or one for all. Under ZeRO-1 gradients are
-    split over "fsdp" and parameters are not.
+    Under ZeRO-1 gradients are split over "fsdp" and parameters are not.
     """
 
     mesh: Mesh
@@ -100,16 +95,13 @@ class MeshCollectives(Collectives):
             with parameter_reader(_read_parameter if self._params_are_split else None):
                 return function(*args)
 
-        if num_batch_shards(self.mesh) == 1:
+        if not self.axes:
             return run_unsplit
         in_specs = (_batch_specs(self.params), P(), P(BATCH_AXES))
         return self._shard_map(run_shard, in_specs, out_specs)
 
-    def psum(self, tree: Any) -> Any:
-        return jax.lax.psum(tree, BATCH_AXES) if num_batch_shards(self.mesh) > 1 else tree
-
     def reduce_gradients(self, gradients: Any) -> Any:
-        if num_batch_shards(self.mesh) == 1:
+        if not self.axes:
             return gradients
 
         def reduce(param: NamedSharding, target: NamedSharding, gradient: jax.Array) -> jax.Array:
@@ -168,10 +160,7 @@ def _read_parameter(value: jax.Array, logical_axes: tuple[str, ...], dtype: str)
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _all_gather(shard: jax.Array, axes: tuple[str | None, ...], dtype: str) -> jax.Array:
-    """Return the parameter as float32, rounded to `dtype`, in which it is sent.
-
-    Its gradient is sent, and summed, in float32.
-    """
+    """Return the parameter as float32, sent as `dtype`; its gradient is sent as float32."""
     gather = partial(jax.lax.all_gather, axis_name="fsdp", axis=axes.index("fsdp"), tiled=True)
     return _map_over_tensor(gather, axes)(shard.astype(dtype)).astype(jnp.float32)
 
@@ -194,10 +183,7 @@ def _psum_scatter(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
 def _map_over_tensor(
     function: Callable[[jax.Array], jax.Array], axes: tuple[str | None, ...]
 ) -> Callable[[jax.Array], jax.Array]:
-    """Return `function` mapped over the shards along "tensor", if there are any.
-
-    Without it the partitioner would all-gather them first.
-    """
+    """Return `function` on the shards along "tensor", else all-gathered by the partitioner."""
     if "tensor" not in axes:
         return function
     spec = P(*(axis if axis == "tensor" else None for axis in axes))

@@ -1,8 +1,7 @@
 """Multi-host runs: connect the processes, exchange small values, end together.
 
-JAX's distributed runtime connects the processes. The small values they tell each other are in the
-key-value store of its coordination service, which runs in process 0: unlike a collective it can be
-waited for by the hour, and needs no devices.
+JAX's distributed runtime connects them. The values are in the key-value store of its coordination
+service in process 0: unlike a collective it can be waited for by the hour, and needs no devices.
 """
 
 import hashlib
@@ -50,8 +49,7 @@ def connect(
     """Connect the processes of the run, if there are several, before JAX is used.
 
     Without arguments JAX detects a TPU pod, Slurm, Kubernetes or Open MPI. `num_processes=1` runs
-    this process alone there too. After `connect_timeout` seconds the process ends with
-    `HostLost.exit_code`. Raise a `UserError` if an argument, the cluster or the port is wrong.
+    this process alone there too.
     """
     global _watcher
     arguments = (coordinator_address, num_processes, process_id)
@@ -142,9 +140,9 @@ def print_on_main(text: str) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all processes, in their order, once all have called it.
+    """Return the values of all processes, which are JSON, in their order, once all have called it.
 
-    They must be JSON. All processes must make the same calls of this module, in the same order.
+    All processes must make the same calls of this module, in the same order.
     """
     if count() == 1:
         return [value]
@@ -167,10 +165,7 @@ def broadcast_from_main(function: Callable[[], T]) -> T:
 
 
 def run_on_all_hosts(action: Callable[[], T]) -> T:
-    """Run an action on every process, and return its result once all have run it.
-
-    Where it fails on one of them, raise a `UserError` on all that names that host and the reason.
-    """
+    """Return an action's result once all processes have run it; raise an error of one on all."""
     if count() == 1:
         return action()
     result: Any = None
@@ -221,10 +216,7 @@ def check_same_run(config: Any, **flags: Any) -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command as one of several processes, which end together.
-
-    An error on one of them ends the others too, with its message and its exit code.
-    """
+    """Run a command as one of several processes, which an error on one of them ends together."""
     try:
         main()
     except Interrupted:  # raised by all, after the same step

@@ -68,10 +68,7 @@ def check_model(
 
 
 def process_indices(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Return the indices of a batch that this process's devices hold, in rising order.
-
-    It is the whole batch where the process's devices are shards of one copy of the model.
-    """
+    """Return the indices of a batch that this process's devices hold, rising; where needed, all."""
     sharding = NamedSharding(mesh, P(fsdp.BATCH_AXES))
     indices = sharding.addressable_devices_indices_map((batch_size,)).values()
     slices = {index[0].indices(batch_size)[:2] for index in indices if index}
@@ -161,7 +158,8 @@ def jit_step(step: Callable[..., Any], layout: Layout, outputs: Any) -> Any:
     mesh, updates = layout.mesh, "state" in outputs
     batch, copied = NamedSharding(mesh, P(fsdp.BATCH_AXES)), NamedSharding(mesh, P())
     shardings = {"state": layout.state, "per_example": batch, "metrics": copied}
-    collectives = fsdp.MeshCollectives(mesh, layout.params, layout.gradients)
+    axes = fsdp.BATCH_AXES if fsdp.num_batch_shards(mesh) > 1 else ()
+    collectives = fsdp.MeshCollectives(axes, mesh, layout.params, layout.gradients)
     return jax.jit(
         partial(step, collectives=collectives),
         in_shardings=(layout.state if updates else layout.params, batch),
@@ -175,7 +173,7 @@ def _pmap_step(
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
     axes = {"state": None, "per_example": 0, "metrics": None}
     mapped = jax.pmap(
-        partial(step, collectives=fsdp.PmapCollectives()),
+        partial(step, collectives=fsdp.Collectives(("data",))),
         axis_name="data",
         in_axes=(None, 0),  # pyright: ignore[reportArgumentType]
         out_axes=jax.tree.map(lambda kind: axes[kind], outputs),

@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -53,14 +53,10 @@ def measure(
     seconds: float = 60.0,
     trace_folder: str | None = None,
 ) -> dict[str, Any]:
-    """Measure the train step of a phase on random sequences, and on those of a corpus if given.
+    """Time steps of a phase on random sequences, and of a corpus if given, in figures for JSON.
 
-    At most `steps` steps of each are timed, for at most `seconds`; then some are traced. Return
-    figures for JSON: bytes, seconds, and operations per second of all devices.
-
-    Raises:
-      UserError: a batch does not fit.
-      TrainingError: a loss or a gradient is not finite.
+    These are in bytes, seconds, and operations per second of all devices. At most `steps` steps of
+    each kind are timed, for at most `seconds`. A batch that does not fit is a UserError.
     """
     load, _, _ = os.getloadavg()
     devices = jax.devices()
@@ -74,7 +70,7 @@ def measure(
         arguments = setup.abstract_state, synthetic.abstract_batch(config, phase, mesh)
         step, cold, cached = machine.compile_twice(lambda: setup.jit().lower(*arguments).compile())
         needed = total_memory(step.memory_analysis())
-        machine.check_memory(phase, needed, devices)
+        machine.check_memory(needed, devices)
         machine.reset_peak_memory()
         state = init_sharded(setup.new_state, setup.layout.state, jax.random.key(config.seed))
         parameters = sum(x.size for x in jax.tree.leaves(state.params))
@@ -98,6 +94,7 @@ def measure(
         matmul_speed, matmul_shape = machine.measure_matmul(model, phase, mesh)
     chip = chip_of(device) if model.dtype == "bfloat16" else None
     stated = chip.peak * mesh.size if chip else None
+    peaks = {"mfu": stated, "mfu_of_matmul": matmul_speed}
     flops = model_flops(model, phase, pairs=config.data.pairs != "none")
     return {
         "device": machine.device_name(device),
@@ -110,7 +107,7 @@ def measure(
         "max_predictions": phase.max_predictions,
         "parameters": parameters,
         **{
-            name: _rates(phase, seconds, padding, flops, stated, matmul_speed)
+            name: _rates(phase, seconds, padding, flops, peaks)
             for name, (seconds, padding) in timings.items()
         },
         "matmul_flops_per_second": matmul_speed,
@@ -131,10 +128,9 @@ def take_steps(
     steps: int,
     seconds: float,
 ) -> tuple[Any, np.ndarray, float]:
-    """Take steps as in training, a few in flight, until there are enough of them.
+    """Return the state after steps taken as in training, the seconds of each, and their padding.
 
-    `batches` are pairs of a batch and the share of padding in it. Return the last state, the
-    seconds of each step from the end of the one before, and the mean share of padding.
+    `batches` are pairs of a batch and the share of padding in it.
     """
     metrics, padding, times = [], [], [time.perf_counter()]
 
@@ -164,8 +160,7 @@ def _rates(
     seconds: np.ndarray,
     padding: float,
     flops: float,
-    stated: float | None,
-    matmul_speed: float,
+    peaks: Mapping[str, float | None],
 ) -> dict[str, Any]:
     """Return the figures of some steps; all rates are of the mean."""
     mean = float(seconds.mean())
@@ -179,8 +174,7 @@ def _rates(
         "tokens_per_second": speed * phase.max_length * (1 - padding),
         "padding": padding,
         "model_flops_per_second": speed * flops,
-        "mfu": speed * flops / stated if stated else None,
-        "mfu_of_matmul": speed * flops / matmul_speed,
+        **{name: speed * flops / peak if peak else None for name, peak in peaks.items()},
     }
 
 

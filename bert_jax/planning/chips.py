@@ -72,14 +72,14 @@ def chip_of(device: Any) -> Chip | None:
 def ring_rate(chip: Chip, group: Sequence[int], devices: Sequence[Any]) -> float:
     """Return the bytes per second that each device of a group sends in a ring.
 
-    The group are indices into `devices`, which are in the mesh's order. A ring over several nodes
-    of GPUs leaves each node once, over the network cards of all its GPUs in the group.
+    The group are indices into `devices`, which are in the mesh's order.
     """
     if chip.is_tpu:
         return chip.link * num_links(group, devices)
     nodes = {index // _NODE_SIZE for index in group}
     if len(nodes) == 1:
         return chip.link
+    # A ring leaves each node once, over the network cards of all its GPUs in the group.
     return min(chip.link, chip.network * len(group) / len(nodes))
 
 

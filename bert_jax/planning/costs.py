@@ -1,7 +1,7 @@
 """What one train step costs each device: memory, operations, and bytes moved and sent."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +16,11 @@ from bert_jax.planning.synthetic import abstract_batch, set_up
 _FLOAT32 = 4  # bytes
 
 
-class Sent(NamedTuple):
-    """Bytes that each device sends in a step by one collective over some axes of the mesh."""
-
-    collective: str
-    axes: tuple[str, ...]
-    bytes: float
-
-
 def compile_cost(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, Any]:
-    """Compile the train step of a phase for a mesh, and return the compiler's figures.
+    """Return the compiler's figures of the train step of a phase on a mesh.
 
-    These are the "parameters" of the model, the "memory" of a device in bytes by use, or None and
-    an "error" if the step does not fit, and the "flops" of a device, a loop's body counted once.
+    These are the "memory" of a device in bytes by use, or None and an "error" if the step does not
+    fit, and the "flops" of a device, a loop's body counted once.
     """
     setup, batch = set_up(config, phase, mesh), abstract_batch(config, phase, mesh)
     state = setup.abstract_state
@@ -77,9 +69,7 @@ def _shard_bytes(tree: Any) -> int:
 def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
     """Return the floating-point operations of a sequence, forward and backward, as MFU counts them.
 
-    `S (N (24 D² + 12 D F) + 12 N D S) + 6 P (D² + D V) + 6 D²` for N layers, S tokens and P
-    predictions: two for each weight and token, and four backward. Dropout and recomputation do not
-    count.
+    docs/benchmark.md has the formula: two for each weight and token, and four backward.
     """
     size, layers, length = model.hidden_size, model.num_hidden_layers, phase.max_length
     layer = 24 * size**2 + 12 * size * model.intermediate_size + 12 * size * length
@@ -95,11 +85,10 @@ def abstract_parameters(config: TrainConfig) -> Any:
 
 def sent_bytes(
     config: TrainConfig, phase: Phase, parallel: ParallelConfig, parameters: Any
-) -> list[Sent]:
-    """Return the bytes that each device must send in a step, in rings.
+) -> list[dict[str, Any]]:
+    """Return "collective", "axes" and "bytes" of what each device must send in a step, in rings.
 
-    The formula is that of docs/scaling.md. Metrics and norms, a few bytes, do not count. No axis of
-    `parallel` is -1; `parameters` are those of `abstract_parameters`.
+    The formula is that of docs/scaling.md; `parameters` are those of `abstract_parameters`.
     """
     model, data, fsdp, tensor = config.model, parallel.data, parallel.fsdp, parallel.tensor
     width = jnp.dtype(model.dtype).itemsize
@@ -128,10 +117,10 @@ def sent_bytes(
 
     batch_axes = tuple(axis for axis, n in (("data", data), ("fsdp", fsdp)) if n > 1)
     sent = [
-        Sent("all-gather of parameters", ("fsdp",), passes * gathered * ring(fsdp)),
-        Sent("reduce-scatter of gradients", ("fsdp",), passes * sharded * ring(fsdp)),
-        Sent("all-reduce of gradient shards", ("data",), 2 * sharded / fsdp * ring(data)),
-        Sent("all-reduce of gradients", batch_axes, 2 * replicated * ring(data * fsdp)),
-        Sent("all-reduce of activations", ("tensor",), 2 * summed * ring(tensor)),
+        ("all-gather of parameters", ("fsdp",), passes * gathered * ring(fsdp)),
+        ("reduce-scatter of gradients", ("fsdp",), passes * sharded * ring(fsdp)),
+        ("all-reduce of gradient shards", ("data",), 2 * sharded / fsdp * ring(data)),
+        ("all-reduce of gradients", batch_axes, 2 * replicated * ring(data * fsdp)),
+        ("all-reduce of activations", ("tensor",), 2 * summed * ring(tensor)),
     ]
-    return [each for each in sent if each.bytes]
+    return [{"collective": name, "axes": axes, "bytes": n} for name, axes, n in sent if n]

@@ -29,10 +29,7 @@ _CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compil
 
 
 def compile_twice(compile_step: Callable[[], Any]) -> tuple[Any, float, float | None]:
-    """Return a program, and the seconds to compile it without a cache on disk and with one.
-
-    The latter is None if the program was not cached.
-    """
+    """Return a program, and its seconds to compile without a cache and with one, if cached."""
     before = [getattr(jax.config, name) for name in _CACHE_SETTINGS]
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
         _configure_cache(folder, 0.0)
@@ -59,10 +56,7 @@ def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def measure_matmul(model: ModelConfig, phase: Phase, mesh: Mesh) -> tuple[float, Sequence[int]]:
-    """Return the operations per second, of all devices, of the fastest matmul, and its [m, k, n].
-
-    It is the fastest of square ones and those of the feed-forward layer, in the model's dtype.
-    """
+    """Return the speed and [m, k, n] of the fastest matmul, square or the feed-forward layer's."""
     tokens = min(phase.batch_size * phase.max_length // num_batch_shards(mesh), _MOST_TOKENS)
     size, inner = model.hidden_size, model.intermediate_size
     shapes = [(n, n, n) for n in _MATMUL_SIZES[mesh.devices.flat[0].platform]]
@@ -100,28 +94,23 @@ def out_of_memory_refused(phase: Phase, device: Any) -> Iterator[None]:
         words = ("RESOURCE_EXHAUSTED", "Out of memory")  # on a CPU, the latter
         if not isinstance(error, MemoryError) and not any(each in str(error) for each in words):
             raise
-        raise _does_not_fit(phase, device) from error
+        whose = "this machine" if device.platform == "cpu" else device.device_kind
+        sizes = f": {error}" if isinstance(error, MemoryError) and error.args else ""
+        raise UserError(
+            f"a batch of {phase.batch_size:,} × {phase.max_length:,} does not fit in the memory of "
+            f"{whose}{sizes}; lower data.batch_size, or raise optimizer.microbatches"
+        ) from error
 
 
-def check_memory(phase: Phase, needed: int, devices: Sequence[Any]) -> None:
+def check_memory(needed: int, devices: Sequence[Any]) -> None:
     """Refuse a program that needs more bytes per device than there are; CPU devices share them."""
-    device = devices[0]
-    if device.platform == "cpu":
+    if devices[0].platform == "cpu":
         kilobytes = _proc_field("meminfo", "MemAvailable").removesuffix(" kB")
         needed, available = needed * len(devices), int(kilobytes) << 10 if kilobytes else None
     else:
-        available = (device.memory_stats() or {}).get("bytes_limit")
+        available = (devices[0].memory_stats() or {}).get("bytes_limit")
     if available is not None and needed > available:
-        sizes = f": {needed / 2**30:,.1f} GiB of {available / 2**30:,.1f}"
-        raise _does_not_fit(phase, device, sizes)
-
-
-def _does_not_fit(phase: Phase, device: Any, sizes: str = "") -> UserError:
-    whose = "this machine" if device.platform == "cpu" else device.device_kind
-    return UserError(
-        f"a batch of {phase.batch_size:,} × {phase.max_length:,} does not fit in the memory of "
-        f"{whose}{sizes}; lower data.batch_size, or raise optimizer.microbatches"
-    )
+        raise MemoryError(f"{needed / 2**30:,.1f} GiB of {available / 2**30:,.1f}")
 
 
 def _proc_field(file: str, name: str) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig, pha
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
-from bert_jax.planning.costs import Sent, abstract_parameters, compile_cost, model_flops, sent_bytes
+from bert_jax.planning.costs import abstract_parameters, compile_cost, model_flops, sent_bytes
 from bert_jax.planning.synthetic import make_checked_mesh
 from bert_jax.planning.topology import Topology
 
@@ -30,14 +30,9 @@ def make_plans(
     search: bool = False,
     with_largest: bool = True,
 ) -> list[Plan]:
-    """Compile each phase of a config for each topology, and return what it costs.
+    """Compile each phase for each topology, and return its cost to a device in figures for JSON.
 
-    With `search`, compile the phase with the most steps for several meshes, the fastest first. The
-    plans are figures for JSON: bytes, operations and seconds of each device.
-
-    Raises:
-      UserError: the config is not valid, or does not divide over the devices; or `search` is for
-        devices of unknown rates.
+    With `search`, compile the phase with the most steps for several meshes, the fastest first.
     """
     validate(config)
     # All are checked before any compilation, which is slow.
@@ -82,7 +77,7 @@ def _best_meshes(config: TrainConfig, phase: Phase, topology: Topology) -> list[
     parameters = abstract_parameters(config)
 
     def total_sent(option: ParallelConfig) -> float:
-        return sum(each.bytes for each in sent_bytes(config, phase, option, parameters))
+        return sum(each["bytes"] for each in sent_bytes(config, phase, option, parameters))
 
     best = sorted(options, key=total_sent)[:_SEARCHED]
     return [dataclasses.replace(config, parallel=option) for option in best]
@@ -123,7 +118,7 @@ def _make_plan(
         "max_length": phase.max_length,
         "batch_size": phase.batch_size,
         **cost,
-        "sent": [each._asdict() for each in sent],
+        "sent": sent,
     }
     if chip is None:
         return plan
@@ -147,23 +142,23 @@ def least_time(
     phase: Phase,
     mesh: Mesh,
     chip: Chip,
-    sent: Sequence[Sent],
+    sent: Sequence[Mapping[str, Any]],
     moved: int,
     flops: float,
 ) -> dict[str, Any]:
     """Return the least seconds of a step, and the speed and MFU if the longest were all of it.
 
-    `moved` are the bytes from and to the memory of a device. `flops` are its operations by the
-    compiler, which counts a loop's body once: those of the model's formula count if they are more.
+    `moved` are the bytes from and to the memory of a device, `flops` its operations.
     """
     useful = phase.batch_size * model_flops(config.model, phase, pairs=config.data.pairs != "none")
     recomputed = 4 / 3 if config.model.remat else 1.0
     devices, network = list(mesh.devices.flat), 0.0
     indices = np.arange(mesh.size).reshape(mesh.devices.shape)
     for each in sent:
-        ring = tuple(slice(None) if axis in each.axes else 0 for axis in mesh.axis_names)
-        network += each.bytes / ring_rate(chip, indices[ring].ravel().tolist(), devices)
+        ring = tuple(slice(None) if axis in each["axes"] else 0 for axis in mesh.axis_names)
+        network += each["bytes"] / ring_rate(chip, indices[ring].ravel().tolist(), devices)
     seconds = {
+        # The compiler counts a loop's body once.
         "compute": max(flops, useful * recomputed / mesh.size) / chip.peak,
         "memory": moved / chip.memory_rate,
         "network": network,
@@ -181,9 +176,8 @@ def largest_batch(
 ) -> int | None:
     """Return about the largest batch that fits, by a line through the memory of two batches.
 
-    `total` compiles a batch and returns the bytes of a device, None if it does not fit; `used` are
-    those of `batch_size`. A batch must be a multiple of `unit`, and a program gets `limit` bytes.
-    Return 0 if no batch fits, and None if memory does not grow with the batch.
+    `total` returns the bytes of a batch, None if it does not fit, and `used` are those of
+    `batch_size`. Return 0 if no batch fits, and None if memory does not grow with the batch.
     """
     units = batch_size // unit
     while used is None and units > 1:

@@ -76,18 +76,25 @@ def set_up(config: TrainConfig, phase: Phase, mesh: Mesh, masking: Masking | Non
 def random_batch(config: TrainConfig, phase: Phase, seed: int = 0) -> dict[str, np.ndarray]:
     """Return a batch of random tokens without padding, with the arrays of the loader's batches."""
     random = np.random.default_rng(seed)
-    shape = (phase.batch_size, phase.max_length)
+    length, has_pairs = phase.max_length, config.data.pairs != "none"
+    pairs = min(_PAIRS, max_pairs(length)) if config.data.packing else 1
+    size = -(-length // pairs)  # of each pair
+    position = np.broadcast_to(np.arange(length), (phase.batch_size, length))
     batch = {
-        "input_ids": random.integers(len(_SPECIAL_IDS), config.model.vocab_size, shape),
-        "token_type_ids": np.zeros(shape, np.int32),
-        "attention_mask": np.ones(shape, np.int32),
+        "input_ids": random.integers(len(_SPECIAL_IDS), config.model.vocab_size, position.shape),
+        "token_type_ids": has_pairs & (position % size >= size // 2),
+        "attention_mask": 1 + position // size,
         "index": np.arange(phase.batch_size),
     }
-    if config.data.pairs != "none":
-        batch["token_type_ids"][:, phase.max_length // 2 :] = 1
-        batch["next_sentence_label"] = random.integers(0, 2, phase.batch_size)
+    labels = random.integers(0, 2, (phase.batch_size, pairs))
     if config.data.packing:
-        batch |= _segments(shape, random)
+        missing = ((0, 0), (0, max_pairs(length) - pairs))
+        starts = np.broadcast_to(np.arange(pairs) * size, labels.shape)
+        batch["position_ids"] = position % size
+        batch["segment_starts"] = np.pad(starts, missing)
+        batch["next_sentence_label"] = np.pad(labels, missing, constant_values=NO_PAIR)
+    elif has_pairs:
+        batch["next_sentence_label"] = labels[:, 0]
     return {name: value.astype(np.int32) for name, value in batch.items()}
 
 
@@ -100,23 +107,4 @@ def abstract_batch(
     return {
         name: jax.ShapeDtypeStruct((phase.batch_size, *x.shape[1:]), x.dtype, sharding=sharding)
         for name, x in example.items()
-    }
-
-
-def _segments(shape: tuple[int, int], random: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return the arrays in which packed sequences differ; their pairs are of one size."""
-    batch_size, length = shape
-    number = min(_PAIRS, max_pairs(length))
-    size = -(-length // number)
-    position = np.broadcast_to(np.arange(length), shape)
-    starts = np.zeros((batch_size, max_pairs(length)), np.int32)
-    starts[:, :number] = np.arange(number) * size
-    label = np.full_like(starts, NO_PAIR)
-    label[:, :number] = random.integers(0, 2, (batch_size, number))
-    return {
-        "token_type_ids": position % size >= size // 2,
-        "attention_mask": 1 + position // size,
-        "position_ids": position % size,
-        "segment_starts": starts,
-        "next_sentence_label": label,
     }

@@ -85,14 +85,14 @@ def test_padding_is_that_of_the_batches(measured):
     assert result["random"]["padding"] == 0
 
 
-def test_padding_of_packed_sequences(monkeypatch):
+def test_padding_of_packed_sequences(measured, monkeypatch):
     """Their mask numbers the segments."""
     batch = {"attention_mask": np.array([[1, 1, 1, 0], [2, 1, 1, 1]])}
     monkeypatch.setattr(loader, "TrainBatches", lambda *_: None)
     monkeypatch.setattr(loader, "prefetch", lambda *_: [batch])
     config, mesh = TrainConfig(), make_mesh(devices=jax.devices()[:1])
     _, phase = phases(config)[0]
-    ((_, padding),) = benchmark.text_batches(SimpleNamespace(), config, phase, mesh)
+    ((_, padding),) = benchmark.text_batches(measured[1], config, phase, mesh)
     assert padding == 1 / 8
 
 

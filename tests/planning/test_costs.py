@@ -103,7 +103,7 @@ def test_bytes_sent_are_those_of_the_traced_collectives(axes):
             arrays = equation.outvars if name == "all_gather" else equation.invars
             size = sum(x.aval.size * x.aval.dtype.itemsize for x in arrays)
             sent += factors[name] * (devices - 1) / devices * size
-    expected = sum(each.bytes for each in sent_bytes(config, config.parallel))
+    expected = sum(each["bytes"] for each in sent_bytes(config, config.parallel))
     assert expected <= sent <= expected + METRICS
 
 
@@ -111,11 +111,11 @@ def test_bytes_sent_by_hand():
     config = config_of()
     assert sent_bytes(config, config.parallel) == []
     (gradients,) = sent_bytes(config, ParallelConfig(data=8))
-    assert gradients.axes == ("data",)
-    assert gradients.bytes == 2 * 7 / 8 * 4 * num_parameters(config)
+    assert gradients["axes"] == ("data",)
+    assert gradients["bytes"] == 2 * 7 / 8 * 4 * num_parameters(config)
     (activations,) = sent_bytes(config, ParallelConfig(data=1, tensor=2))
-    assert activations.axes == ("tensor",)
-    assert activations.bytes == 4 * 16 * BATCH * (4 * LENGTH + LENGTH + PREDICTIONS)
+    assert activations["axes"] == ("tensor",)
+    assert activations["bytes"] == 4 * 16 * BATCH * (4 * LENGTH + LENGTH + PREDICTIONS)
 
 
 def test_model_flops_are_those_of_the_traced_matmuls():
@@ -150,7 +150,7 @@ def test_each_microbatch_gathers_parameters_and_scatters_gradients():
     one, four, parallel = config_of(), config_of(), ParallelConfig(data=2, fsdp=4)
     four.optimizer.microbatches = 4
     ratios = {
-        a.collective: b.bytes / a.bytes
+        a["collective"]: b["bytes"] / a["bytes"]
         for a, b in zip(sent_bytes(one, parallel), sent_bytes(four, parallel), strict=True)
     }
     assert ratios.pop("all-gather of parameters") == 4
