@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,20 +36,18 @@ def make_plans(
     With `search`, compile the phase with the most steps for several meshes, the fastest first.
     """
     validate(config)
-    # All are checked before any compilation, which is slow.
-    checked = [_choose_steps(topology.resolve(config), topology, search) for topology in topologies]
     plans = []
-    for topology, steps in zip(topologies, checked, strict=True):
-        compiled = [_make_plan(*step, topology, log, with_largest) for step in steps]
+    # All are checked before any compilation, which is slow.
+    for steps in [_choose_steps(config, topology, search) for topology in topologies]:
+        compiled = [step.plan(log, with_largest=with_largest) for step in steps]
         if search:
             compiled.sort(key=lambda plan: -plan.get("sequences_per_second", 0.0))
         plans += compiled
     return plans
 
 
-def _choose_steps(
-    config: TrainConfig, topology: Topology, search: bool
-) -> list[tuple[TrainConfig, Phase, Mesh]]:
+def _choose_steps(config: TrainConfig, topology: Topology, search: bool) -> list["_Step"]:
+    config = topology.resolve(config)
     starts, chosen = zip(*phases(config), strict=True)
     configs = [config]
     if search:
@@ -56,7 +55,7 @@ def _choose_steps(
         chosen = [chosen[longest]]
         configs = _best_meshes(config, chosen[0], topology)
     return [
-        (each, phase, make_checked_mesh(each, phase, topology.devices))
+        _Step(each, phase, topology, make_checked_mesh(each, phase, topology.devices))
         for each in configs
         for phase in chosen
     ]
@@ -66,21 +65,15 @@ def _best_meshes(config: TrainConfig, phase: Phase, topology: Topology) -> list[
     """Return the config with each of the meshes that send least."""
     if topology.chip is None:
         raise UserError(f"--search needs a chip's rates, and {topology.name} has none; name a chip")
-    multiple = config.optimizer.microbatches
-    options = [
-        option
-        for option in list_meshes(config.model, len(topology.devices))
-        if phase.batch_size % (option.data * option.fsdp * multiple) == 0
-    ]
+    parameters, options = abstract_parameters(config), []
+    for option in list_meshes(config.model, len(topology.devices)):
+        if phase.batch_size % (option.data * option.fsdp * config.optimizer.microbatches) == 0:
+            sent = sent_bytes(config, phase, option, parameters)
+            options.append((sum(each["bytes"] for each in sent), option))
     if not options:
         raise UserError(f"data.batch_size {phase.batch_size} divides over no mesh; change it")
-    parameters = abstract_parameters(config)
-
-    def total_sent(option: ParallelConfig) -> float:
-        return sum(each["bytes"] for each in sent_bytes(config, phase, option, parameters))
-
-    best = sorted(options, key=total_sent)[:_SEARCHED]
-    return [dataclasses.replace(config, parallel=option) for option in best]
+    best = sorted(options, key=operator.itemgetter(0))[:_SEARCHED]
+    return [dataclasses.replace(config, parallel=option) for _, option in best]
 
 
 def list_meshes(model: ModelConfig, devices: int) -> Iterator[ParallelConfig]:
@@ -93,82 +86,76 @@ def list_meshes(model: ModelConfig, devices: int) -> Iterator[ParallelConfig]:
                 yield ParallelConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor, zero=zero)
 
 
-def _make_plan(
-    config: TrainConfig,
-    phase: Phase,
-    mesh: Mesh,
-    topology: Topology,
-    log: Callable[[str], None],
-    with_largest: bool,
-) -> Plan:
-    def compiled(batch_size: int) -> dict[str, Any]:
-        log(f"compiling for {topology.name}: {batch_size:,} sequences of {phase.max_length}")
-        return compile_cost(config, dataclasses.replace(phase, batch_size=batch_size), mesh)
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """The train step of a phase on the mesh of a topology."""
 
-    cost, chip = compiled(phase.batch_size), topology.chip
-    sizes = dict(mesh.shape)
-    parallel = dataclasses.replace(config.parallel, **sizes)
-    sent = sent_bytes(config, phase, parallel, abstract_parameters(config))
-    plan = {
-        "topology": topology.name,
-        "compiled_for": topology.name if topology.has_compiler else "cpu",
-        "devices": mesh.size,
-        "mesh": sizes,
-        "zero": config.parallel.zero,
-        "max_length": phase.max_length,
-        "batch_size": phase.batch_size,
-        **cost,
-        "sent": sent,
-    }
-    if chip is None:
+    config: TrainConfig
+    phase: Phase
+    topology: Topology
+    mesh: Mesh
+
+    def plan(self, log: Callable[[str], None], *, with_largest: bool) -> Plan:
+        """Return what the step costs, compiled."""
+        config, phase, mesh, topology = self.config, self.phase, self.mesh, self.topology
+
+        def compiled(batch_size: int) -> dict[str, Any]:
+            log(f"compiling for {topology.name}: {batch_size:,} sequences of {phase.max_length}")
+            return compile_cost(config, dataclasses.replace(phase, batch_size=batch_size), mesh)
+
+        cost, chip = compiled(phase.batch_size), topology.chip
+        sizes = dict(mesh.shape)
+        parallel = dataclasses.replace(config.parallel, **sizes)
+        plan = {
+            "topology": topology.name,
+            "compiled_for": topology.name if topology.has_compiler else "cpu",
+            "devices": mesh.size,
+            "mesh": sizes,
+            "zero": config.parallel.zero,
+            "max_length": phase.max_length,
+            "batch_size": phase.batch_size,
+            **cost,
+            "sent": sent_bytes(config, phase, parallel, abstract_parameters(config)),
+        }
+        if chip is None:
+            return plan
+        used = cost["memory"] and cost["memory"]["total"]
+        plan |= {"capacity": chip.usable, "fits": used is not None and used <= chip.usable}
+        if plan["fits"]:
+            plan |= self.least_time(chip, plan)
+        if with_largest:
+            unit = num_batch_shards(mesh) * config.optimizer.microbatches
+            plan["largest_batch"] = largest_batch(
+                lambda size: (compiled(size)["memory"] or {}).get("total"),
+                *(phase.batch_size, used, chip.usable, unit),
+            )
         return plan
-    used = cost["memory"] and cost["memory"]["total"]
-    plan |= {"capacity": chip.usable, "fits": used is not None and used <= chip.usable}
-    if plan["fits"]:
-        held = ["parameters", "moments"] + ["temporaries"] * topology.has_compiler
-        moved = 2 * sum(cost["memory"][use] for use in held)  # written and read at least once
-        plan |= least_time(config, phase, mesh, chip, sent, moved, cost["flops"])
-    if with_largest:
-        unit = num_batch_shards(mesh) * config.optimizer.microbatches
-        plan["largest_batch"] = largest_batch(
-            lambda size: (compiled(size)["memory"] or {}).get("total"),
-            *(phase.batch_size, used, chip.usable, unit),
-        )
-    return plan
 
-
-def least_time(
-    config: TrainConfig,
-    phase: Phase,
-    mesh: Mesh,
-    chip: Chip,
-    sent: Sequence[Mapping[str, Any]],
-    moved: int,
-    flops: float,
-) -> dict[str, Any]:
-    """Return the least seconds of a step, and the speed and MFU if the longest were all of it.
-
-    `moved` are the bytes from and to the memory of a device, `flops` its operations.
-    """
-    useful = phase.batch_size * model_flops(config.model, phase, pairs=config.data.pairs != "none")
-    recomputed = 4 / 3 if config.model.remat else 1.0
-    devices, network = list(mesh.devices.flat), 0.0
-    indices = np.arange(mesh.size).reshape(mesh.devices.shape)
-    for each in sent:
-        ring = tuple(slice(None) if axis in each["axes"] else 0 for axis in mesh.axis_names)
-        network += each["bytes"] / ring_rate(chip, indices[ring].ravel().tolist(), devices)
-    seconds = {
-        # The compiler counts a loop's body once.
-        "compute": max(flops, useful * recomputed / mesh.size) / chip.peak,
-        "memory": moved / chip.memory_rate,
-        "network": network,
-    }
-    step = max(seconds.values())
-    return {
-        "seconds": {**seconds, "step": step},
-        "sequences_per_second": phase.batch_size / step,
-        "mfu": useful / step / mesh.size / chip.peak,
-    }
+    def least_time(self, chip: Chip, plan: Plan) -> dict[str, Any]:
+        """Return the least seconds of a step, and the speed and MFU if the longest were all."""
+        model, batch_size, mesh = self.config.model, self.phase.batch_size, self.mesh
+        pairs = self.config.data.pairs != "none"
+        useful = batch_size * model_flops(model, self.phase, pairs=pairs)
+        recomputed = 4 / 3 if model.remat else 1.0
+        held = ["parameters", "moments"] + ["temporaries"] * self.topology.has_compiler
+        devices, network = list(mesh.devices.flat), 0.0
+        indices = np.arange(mesh.size).reshape(mesh.devices.shape)
+        for each in plan["sent"]:
+            ring = tuple(slice(None) if axis in each["axes"] else 0 for axis in mesh.axis_names)
+            network += each["bytes"] / ring_rate(chip, indices[ring].ravel().tolist(), devices)
+        seconds = {
+            # The compiler counts a loop's body once.
+            "compute": max(plan["flops"], useful * recomputed / mesh.size) / chip.peak,
+            # Each byte is written and read at least once.
+            "memory": 2 * sum(plan["memory"][use] for use in held) / chip.memory_rate,
+            "network": network,
+        }
+        step = max(seconds.values())
+        return {
+            "seconds": {**seconds, "step": step},
+            "sequences_per_second": batch_size / step,
+            "mfu": useful / step / mesh.size / chip.peak,
+        }
 
 
 def largest_batch(
