@@ -31,7 +31,7 @@ from bert_jax.text import prepare as prepare_lib
 from bert_jax.text.store import open_store
 
 ROOT = Path(__file__).parents[2]
-STEPS = 6
+STEPS = 16
 HEARTBEAT = 8  # seconds, of runs in which a host is killed
 
 
@@ -66,7 +66,7 @@ def train(store: Path | str, workdir: Path | str) -> list[str]:
         "data.max_length": 32,
         "data.batch_size": 16,
         "optimizer.learning_rate": 1e-3,
-        "checkpoint.every": 2,
+        "checkpoint.every": 4,
         "parallel.fsdp": 2,
     }
     flags = [f"--config.{name}={value}" for name, value in config.items()]
@@ -186,7 +186,10 @@ def test_killed_stopped_and_resumed_elsewhere(store, folder, tmp_path):
     """Killed and stopped on two hosts, ended on one: as two do that are left alone."""
     command = train(store, tmp_path / "run")
     killed = start(["-c", SHORT_HEARTBEAT, *command], 2, 2, folder)
-    killed[0].wait_for("step 3/")
+    killed[0].wait_for("step 4/")
+    while not (tmp_path / "run/checkpoints/4").exists():  # until then its name is a temporary one
+        assert killed[0].process.poll() is None, killed[0].err
+        time.sleep(0.02)
     killed[1].process.send_signal(signal.SIGKILL)
     since = time.monotonic()
     codes, lines = end(killed)
@@ -203,7 +206,7 @@ def test_killed_stopped_and_resumed_elsewhere(store, folder, tmp_path):
     assert lines[0] == lines[1]
     assert lines[0][0].startswith("train.py: SIGTERM or SIGINT on one of the hosts after step ")
     saved = max(int(path.name) for path in (tmp_path / "run/checkpoints").iterdir())
-    assert 2 <= step <= saved < STEPS
+    assert 4 <= step <= saved < STEPS
 
     resumed = Host(command, 4, folder)
     codes, lines = end([*whole, resumed])
