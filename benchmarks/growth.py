@@ -64,7 +64,7 @@ class Run:
         setup = synthetic.set_up(config, phase, mesh)
         self._state = init_sharded(setup.new_state, setup.layout.state, jax.random.key(0))
         self._batch = synthetic.random_batch(config, phase)
-        self._step: Any = setup.jit().lower(self._state, self._batch).compile()
+        self._step: Any = setup.step.lower(self._state, self._batch).compile()
         self.gigabytes = self._step.memory_analysis().temp_size_in_bytes / 1e9
         self.tokens = phase.batch_size * phase.max_length
         self._count = 1

@@ -11,7 +11,7 @@ from peer_worker import read_spec, run_peer, serve
 from bert_jax import config as config_lib
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
-from bert_jax.distributed.mesh import compile_step, init_sharded, make_mesh
+from bert_jax.distributed.mesh import init_sharded, make_mesh, shard_batch
 from bert_jax.models import layers, matmul
 from bert_jax.planning import synthetic
 from bert_jax.settings import from_dict
@@ -51,14 +51,13 @@ def main() -> None:
     mesh = make_mesh(config.parallel)
     run = synthetic.set_up(config, phase, mesh)
     state = init_sharded(run.new_state, run.layout.state, jax.random.key(config.seed))
-    step = compile_step(run.step, config.parallel.mode, run.layout, ("state", "metrics"))
     batch = synthetic.random_batch(config, phase)
 
     def take(steps: int) -> float:
         nonlocal state
         losses = []
         for _ in range(steps):
-            state, sums = step(state, batch)
+            state, sums = run.step(state, shard_batch(mesh, batch))
             losses.append(sums["mlm_loss"])
         jax.block_until_ready(state)
         return float(np.mean([each.total / each.weight for each in losses]))

@@ -16,12 +16,7 @@ class Recipe(NamedTuple):
 
     config: Any
     name: str
-    fields: Sequence[str]
-
-    @property
-    def model_fields(self) -> list[str]:
-        """Names of the fields of the model that the command line sets."""
-        return [n.removeprefix("model.") for n in self.fields if n.startswith("model.")]
+    model_fields: Sequence[str]  # those of the model that the command line sets
 
 
 def add_config(parser: argparse.ArgumentParser, default: str, kind: type) -> None:
@@ -69,7 +64,8 @@ def read_config(recipe: str, words: Sequence[str], kind: type) -> Recipe:
         if not equals and rest and not rest[0].startswith("--"):
             equals, value = "=", rest.pop(0)
         settings.override(config, name, value if equals else None)
-        names.append(name)
+        if name.startswith("model."):
+            names.append(name.removeprefix("model."))
     return Recipe(config, "-".join(filter(None, (path.stem, argument))), names)
 
 

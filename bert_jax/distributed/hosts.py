@@ -186,8 +186,6 @@ def run_on_all_hosts(action: Callable[[], T]) -> T:
 
 def check_same(values: Mapping[str, Any], advice: str) -> None:
     """Check that named values are the same on all processes."""
-    if count() == 1:
-        return
     texts = {name: json.dumps(value, default=repr) for name, value in values.items()}
     (main_host, main), *others = gather([socket.gethostname(), texts])
     for index, (host, other) in enumerate(others, 1):

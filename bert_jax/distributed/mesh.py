@@ -57,14 +57,11 @@ def check_model(
     for name, axis in split.items():
         size, parts = getattr(model, name), mesh.shape[axis]
         if size % parts:
-            raise UserError(
-                f"model.{name} {size} is not a multiple of parallel.{axis} {parts}; "
-                + (
-                    f"set it to {-(-size // parts) * parts}"
-                    if name == "vocab_size"
-                    else f"set parallel.{axis} to {math.gcd(size, parts)}"
-                )
-            )
+            advice = f"set parallel.{axis} to {math.gcd(size, parts)}"
+            if name == "vocab_size":
+                advice = f"set it to {-(-size // parts) * parts}"
+            wrong = f"model.{name} {size} is not a multiple of parallel.{axis} {parts}"
+            raise UserError(f"{wrong}; {advice}")
 
 
 def process_indices(mesh: Mesh, batch_size: int) -> np.ndarray:

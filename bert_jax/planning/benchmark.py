@@ -68,7 +68,7 @@ def measure(
         setup = synthetic.set_up(config, phase, mesh, masking)
         log("compiling the step, without a cache and with one")
         arguments = setup.abstract_state, synthetic.abstract_batch(config, phase, mesh)
-        step, cold, cached = machine.compile_twice(lambda: setup.jit().lower(*arguments).compile())
+        step, cold, cached = machine.compile_twice(lambda: setup.step.lower(*arguments).compile())
         needed = total_memory(step.memory_analysis())
         machine.check_memory(needed, devices)
         machine.reset_peak_memory()

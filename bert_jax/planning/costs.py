@@ -30,7 +30,7 @@ def compile_cost(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, Any
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     options = {"xla_backend_optimization_level": 0} if is_cpu else None
     try:
-        compiled = setup.jit().lower(state, batch).compile(compiler_options=options)
+        compiled = setup.step.lower(state, batch).compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -32,11 +32,7 @@ class Setup:
     new_state: Callable[[jax.Array], Any]
     abstract_state: Any
     layout: mesh_lib.Layout
-    step: Callable[..., Any]
-
-    def jit(self) -> Any:
-        """Return the jitted step; it donates its state."""
-        return mesh_lib.jit_step(self.step, self.layout, ("state", "metrics"))
+    step: Any  # jitted; it donates its state
 
 
 def resolve(config: TrainConfig, device: Any) -> TrainConfig:
@@ -70,7 +66,8 @@ def set_up(config: TrainConfig, phase: Phase, mesh: Mesh, masking: Masking | Non
         mask_id = _SPECIAL_IDS[-1]
         masking = Masking(counts, predictions, vocab_size, _SPECIAL_IDS, mask_id, is_continuation)
     step = make_train_step(Pretraining(model, masking), optimizer, config.optimizer.microbatches)
-    return Setup(new_state, abstract_state, layout, step)
+    jitted = mesh_lib.jit_step(step, layout, ("state", "metrics"))
+    return Setup(new_state, abstract_state, layout, jitted)
 
 
 def random_batch(config: TrainConfig, phase: Phase, seed: int = 0) -> dict[str, np.ndarray]:

@@ -58,7 +58,7 @@ def trace(config: TrainConfig, phase: Phase = PHASE):
     mesh = mesh_of(config)
     setup = synthetic.set_up(config, phase, mesh)
     batch = synthetic.abstract_batch(config, phase, mesh)
-    return setup.jit().trace(setup.abstract_state, batch).jaxpr
+    return setup.step.trace(setup.abstract_state, batch).jaxpr
 
 
 def test_memory():
@@ -80,7 +80,7 @@ def test_a_step_that_does_not_fit(monkeypatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 25G\nof 15.75G hbm.")
 
     config = config_of()
-    monkeypatch.setattr(synthetic.Setup, "jit", lambda _: SimpleNamespace(lower=fail))
+    monkeypatch.setattr(synthetic.mesh_lib, "jit_step", lambda *_: SimpleNamespace(lower=fail))
     cost = costs.compile_cost(config, PHASE, mesh_of(config))
     assert cost["memory"] is None
     assert cost["error"] == "RESOURCE_EXHAUSTED: Used 25G of 15.75G hbm."
