@@ -107,7 +107,7 @@ def answers(train: str, held_out: Sequence[str]) -> None:
     for name in held_out:
         examples = map(QuestionAnswering(TaskConfig()).make_example, readers.squad(name))
         asked = [example for example in examples if example.label is not None]
-        sentences = [nearest(*example.texts, weights) for example in asked]
+        sentences = [nearest(example.texts[0], example.texts[1], weights) for example in asked]
         for way, answer in ANSWERS.items():
             scores = [
                 squad_metrics.against(answer(s, e.texts[0]), [text for text, _ in e.label])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from bert_jax import console, initialization, report
 from bert_jax.batches import loader
@@ -25,10 +26,10 @@ from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks.base import Example, Task
-from bert_jax.tasks.baseline import tfidf_scores
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
-from bert_jax.tasks.results import Table
+from bert_jax.tasks.results import comparison
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, evaluation, loop
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
@@ -60,17 +61,68 @@ class FinetuningResult:
     bert: Bert
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Run:
-    """A run that is ready to train: its config, resolved and valid, its model and its examples."""
+    """A run that is ready to train: its config, resolved and valid, and what its seeds share."""
 
     config: FinetuneConfig
     workdir: Path
-    init: Bert
-    init_name: str
-    keeps_head: bool
+    init: str
+    params: Any  # to start from
+    tokenizer: Tokenizer
     task: Task
     datasets: Datasets
+    mesh: Mesh
+
+    def __post_init__(self):
+        config = self.config
+        self.indices = partial(meshes.process_indices, self.mesh)
+        self.train = self.batcher(self.datasets.train)
+        self.held_out = {name: self.batcher(e) for name, e in self.datasets.evals.items()}
+        per_epoch = -(-len(self.train.features) // config.data.batch_size)
+        self.steps = max(1, round(config.epochs * per_epoch))
+        self.eval_every = max(1, per_epoch // config.evaluations)
+        self.model = self.task.model(config.model, config.probe)
+        self.optimizer = make_optimizer(
+            config.optimizer,
+            self.steps,
+            layer_decay=config.layer_decay,
+            freezes_encoder=bool(config.probe),
+        )
+        self.abstract_state, self.layout = meshes.make_layout(
+            partial(self.new_state, 0), self.mesh, config.parallel
+        )
+        objective = TaskObjective(self.model, is_regression=config.task.kind == "regression")
+        compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=self.layout)
+        train_step = make_train_step(objective, self.optimizer, config.optimizer.microbatches)
+        self.train_step = compiled(train_step, outputs=("state", "metrics"))
+        self.predict_step = compiled(
+            make_predict_step(objective), outputs=("per_example", "metrics")
+        )
+
+    def new_state(self, seed: int, key: jax.Array) -> TrainState:
+        """Return a state with random parameters."""
+        return init_state(self.model.init_params(key), self.optimizer, seed)
+
+    def batcher(self, examples: Sequence[Example]) -> Batcher:
+        """Return what makes batches of examples."""
+        model, length = self.config.model, self.config.data.max_length
+        features = self.task.features(examples, self.tokenizer, model, length)
+        return Batcher(features, self.tokenizer, model.type_vocab_size, length)
+
+    def batches(self, seed: int) -> BucketedBatches:
+        """Return this process's part of the training batches."""
+        size = self.config.data.batch_size
+        return BucketedBatches(self.train, size, self.steps, seed, self.indices)
+
+    def predict(
+        self, params: Any, examples: Sequence[Example], batcher: Batcher
+    ) -> tuple[list[Any], dict[str, float]]:
+        """Return the prediction of each example and, where all have labels, the scores."""
+        size = self.config.data.batch_size
+        return evaluation.predict(
+            self.predict_step, params, self.task, examples, batcher, size, self.indices
+        )
 
 
 def finetune(
@@ -111,9 +163,6 @@ def start(
 
     `model_fields` are the fields of `config.model` that go before those of `init`; see
     `initialization.model_config`.
-
-    Raises:
-      UserError: a setting, a file, the workdir or `init` cannot be used.
     """
     initial = load(init)
     config = initialization.resolve(
@@ -134,135 +183,74 @@ def start(
     hosts.check_same({"the training data": fingerprint}, "copy the files once more")
     workdirs.check_text(workdir, fingerprint)
     workdirs.check_shared(workdir)
-    workdirs.claim(workdir, config, initial.tokenizer, fingerprint)
-    config = dataclasses.replace(config, task=task.config)
-    return Run(config, workdir, initial, str(init), head is not None, task, datasets)
+    params = initial.params if head else {"bert": initial.params["bert"]}
+    run = Run(
+        dataclasses.replace(config, task=task.config),
+        workdir,
+        str(init),
+        params,
+        initial.tokenizer,
+        task,
+        datasets,
+        mesh,
+    )
+    workdirs.claim(workdir, config, run.tokenizer, fingerprint)
+    return run
 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
     """Train with each seed, predict everything with the best, and write the results.
 
     `stop` is asked after each step for a reason to save and stop, such as "SIGTERM".
-
-    Raises:
-      TrainingError: a loss or a gradient is not finite.
-      Interrupted: `stop` returned a reason; the state has been saved.
     """
-    config, workdir, datasets = run.config, run.workdir, run.datasets
-    setup = _Setup(run)
-    batches = setup.batches(config.seed)
-    report.finetuning_start(config, datasets, setup.train, batches, setup.mesh, workdir)
-    init = run.init.params if run.keeps_head else {"bert": run.init.params["bert"]}
-    report.initialized_from(run.init_name, setup.abstract_state.params, init)
+    config, workdir, train_features = run.config, run.workdir, run.train.features
+    batches = run.batches(config.seed)
+    report.finetuning_start(config, run.datasets, run.train, batches, run.mesh, workdir)
+    report.initialized_from(run.init, run.abstract_state.params, run.params)
 
     seeds = range(config.seed, config.seed + config.seeds)
-    results = [_train_seed(setup, s, init, workdir / f"seed-{s}", stop) for s in seeds]
+    results = [_train_seed(run, s, run.params, workdir / f"seed-{s}", stop) for s in seeds]
     random = []
     if config.compare:
-        random = [_train_seed(setup, s, None, workdir / f"random-{s}", stop) for s in seeds]
+        random = [_train_seed(run, s, None, workdir / f"random-{s}", stop) for s in seeds]
     best = max(results, key=lambda result: run.task.rank(result["best"]))
-    params = checkpoint.read_params(workdir / best["checkpoint"], setup.abstract_state.params)
-    params = initialization.copy_params(setup.abstract_state.params, params)
-    scores, truncated = _predict_all(setup, params)
+    params = checkpoint.read_params(workdir / best["checkpoint"], run.abstract_state.params)
+    params = initialization.copy_params(run.abstract_state.params, params)
+    scores, truncated = _predict_all(run, params)
     bert = Bert(
         config.model,
         params,
-        run.init.tokenizer,
-        setup.model,
+        run.tokenizer,
+        run.model,
         task=run.task.config,  # with what was tuned on the held-out examples
         data=config.data,
     )
     _write_best(bert, config, workdir)
-    held_out = next(iter(datasets.evals.values()))
-    table = Table(run.task, held_out, results)
-    if random:
-        table.add_runs("random weights", random)
-    if config.compare and type(run.task) is Classification:
-        table.add("TF-IDF, logistic regression", tfidf_scores(run.task, datasets))
+    rows = comparison(run.task, run.datasets, results, random)
     summary = {
         "task": dataclasses.asdict(run.task.config),
         "best": best["checkpoint"],
         "scores": scores,
-        "summary": table.rows,
+        "summary": rows,
         "seeds": results,
         "random_weights": random,
-        "padding": {"before": setup.train.padding, "after": batches.padding},
-        "skipped": {"records": datasets.skipped, "training_examples": setup.train.features.skipped},
-        "truncated": {"train": setup.train.features.truncated, **truncated},
+        "padding": {"before": run.train.padding, "after": batches.padding},
+        "skipped": {"records": run.datasets.skipped, "training_examples": train_features.skipped},
+        "truncated": {"train": train_features.truncated, **truncated},
     }
     workdirs.write(workdir / "results.json", json.dumps(summary, indent=2) + "\n")
-    report.finetuning_end(table, scores, truncated, workdir)
-    return FinetuningResult(scores, table.rows, workdir / "best", bert)
-
-
-class _Setup:
-    """What the seeds of a run share: batches, the model and the compiled steps."""
-
-    def __init__(self, run: Run):
-        config = run.config
-        self.run, self.mesh = run, meshes.make_mesh(config.parallel)
-        self.indices = partial(meshes.process_indices, self.mesh)
-        self.train = self.batcher(run.datasets.train)
-        self.held_out = {name: self.batcher(e) for name, e in run.datasets.evals.items()}
-        per_epoch = -(-len(self.train.features) // config.data.batch_size)
-        self.steps = max(1, round(config.epochs * per_epoch))
-        self.eval_every = max(1, per_epoch // config.evaluations)
-        self.model = run.task.model(config.model, config.probe)
-        self.optimizer = make_optimizer(
-            config.optimizer,
-            self.steps,
-            layer_decay=config.layer_decay,
-            freezes_encoder=bool(config.probe),
-        )
-        self.abstract_state, self.layout = meshes.make_layout(
-            partial(self.new_state, 0), self.mesh, config.parallel
-        )
-        objective = TaskObjective(self.model, is_regression=config.task.kind == "regression")
-        compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=self.layout)
-        self.train_step = compiled(
-            make_train_step(objective, self.optimizer, config.optimizer.microbatches),
-            outputs=("state", "metrics"),
-        )
-        self.predict_step = compiled(
-            make_predict_step(objective),
-            outputs=("per_example", "metrics"),
-        )
-
-    def new_state(self, seed: int, key: jax.Array) -> TrainState:
-        """Return a state with random parameters."""
-        return init_state(self.model.init_params(key), self.optimizer, seed)
-
-    def batcher(self, examples: Sequence[Example]) -> Batcher:
-        """Return what makes batches of examples."""
-        config, tokenizer = self.run.config, self.run.init.tokenizer
-        length = config.data.max_length
-        features = self.run.task.features(examples, tokenizer, config.model, length)
-        return Batcher(features, tokenizer, config.model.type_vocab_size, length)
-
-    def batches(self, seed: int) -> BucketedBatches:
-        """Return this process's part of the training batches."""
-        size = self.run.config.data.batch_size
-        return BucketedBatches(self.train, size, self.steps, seed, self.indices)
-
-    def predict(
-        self, params: Any, examples: Sequence[Example], batcher: Batcher
-    ) -> tuple[list[Any], dict[str, float]]:
-        """Return the prediction of each example and, where all have labels, the scores."""
-        size, task = self.run.config.data.batch_size, self.run.task
-        return evaluation.predict(
-            self.predict_step, params, task, examples, batcher, size, self.indices
-        )
+    report.finetuning_end(rows, scores, truncated, workdir)
+    return FinetuningResult(scores, rows, workdir / "best", bert)
 
 
 def _train_seed(
-    setup: _Setup, seed: int, params: Any, folder: Path, stop: Callable[[], str]
+    run: Run, seed: int, params: Any, folder: Path, stop: Callable[[], str]
 ) -> dict[str, Any]:
     """Train with one seed, or resume, and return the result, which is kept as JSON.
 
     It starts from `params`, which are random where they are None, and writes to `folder`.
     """
-    run, path = setup.run, folder / "result.json"
-    config, task = run.config, run.task
+    config, task, path = run.config, run.task, folder / "result.json"
     earlier = hosts.broadcast_from_main(
         lambda: json.loads(path.read_text()) if path.exists() else None
     )
@@ -275,52 +263,52 @@ def _train_seed(
         folder / "checkpoints",
         CheckpointConfig(keep=1),
         dataclasses.asdict(config),
-        run.init.tokenizer,
+        run.tokenizer,
         rank=task.rank,
     )
-    new_state = partial(setup.new_state, seed)
+    new_state = partial(run.new_state, seed)
     step, state = initialization.initial_state(
-        checkpoints, new_state, setup.abstract_state, setup.layout, seed, params
+        checkpoints, new_state, run.abstract_state, run.layout, seed, params
     )
     if step:
         hosts.print_on_main(f"resuming from step {step:,}")
 
     def evaluate(state: Any) -> dict[str, float]:
-        name, batcher = next(iter(setup.held_out.items()))
-        return setup.predict(state.params, run.datasets.evals[name], batcher)[1]
+        name, batcher = next(iter(run.held_out.items()))
+        return run.predict(state.params, run.datasets.evals[name], batcher)[1]
 
     panels = {"loss": "loss", **{name: name for name in task.metrics}}
     with closing(Writer(folder, step, panels)) as writer:
         size = config.data.batch_size
         loop.fit(
             state,
-            [loop.Stage(setup.steps, size, setup.train_step, evaluate)],
-            loader.prefetch(setup.batches(seed), step),
+            [loop.Stage(run.steps, size, run.train_step, evaluate)],
+            loader.prefetch(run.batches(seed), step),
             checkpoints,
             writer,
             log_every=config.log_every,
-            eval_every=setup.eval_every,
-            save_every=setup.eval_every,
+            eval_every=run.eval_every,
+            save_every=run.eval_every,
             patience=config.patience,
             stop=stop,
         )
         records = writer.records
     seconds = time.monotonic() - started if step == 0 else None
-    result = hosts.broadcast_from_main(lambda: _result(setup, seed, records, seconds, folder))
+    result = hosts.broadcast_from_main(lambda: _result(run, seed, records, seconds, folder))
     workdirs.write(path, json.dumps(result, indent=2) + "\n")
     return result
 
 
 def _result(
-    setup: _Setup, seed: int, records: list[dict[str, Any]], seconds: float | None, folder: Path
+    run: Run, seed: int, records: list[dict[str, Any]], seconds: float | None, folder: Path
 ) -> dict[str, Any]:
     """Return the best evaluation of a seed among those whose checkpoint was kept."""
-    task, kept = setup.run.task, (folder / "checkpoints").iterdir()
+    task, kept = run.task, (folder / "checkpoints").iterdir()
     steps = {int(path.name) for path in kept if path.name.isdigit()}
     evaluations = [r for r in records if r["split"] == "eval" and r["step"] in steps]
     best = max(evaluations, key=lambda record: (task.rank(record), record["step"]))
     speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
-    examples = next(iter(setup.run.datasets.evals.values()))
+    examples = next(iter(run.datasets.evals.values()))
     return {
         "seed": seed,
         "best": best,
@@ -331,19 +319,18 @@ def _result(
     }
 
 
-def _predict_all(setup: _Setup, params: Any) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
+def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
     """Predict every held-out and test set, and return their scores and truncated texts."""
-    task, datasets, workdir = setup.run.task, setup.run.datasets, setup.run.workdir
+    task, datasets, workdir = run.task, run.datasets, run.workdir
     main_set = next(iter(datasets.evals))
     scores, truncated = {}, {}
     for name, examples in {**datasets.evals, **datasets.tests}.items():
-        batcher = setup.held_out.get(name) or setup.batcher(examples)
+        batcher = run.held_out.get(name) or run.batcher(examples)
         truncated[name] = batcher.features.truncated
-        predictions, scores[name] = setup.predict(params, examples, batcher)
+        predictions, scores[name] = run.predict(params, examples, batcher)
         del scores[name]["sequences_per_second"]
         if name == main_set:
-            is_drawn = type(task) is Classification and not console.is_quiet()
-            if is_drawn and hosts.is_main():
+            if type(task) is Classification and hosts.is_main() and not console.is_quiet():
                 task.draw(workdir / "confusion.png", examples, predictions)
             task.tune(scores[name])
             scores[name] |= task.score(examples, predictions)

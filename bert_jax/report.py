@@ -1,6 +1,6 @@
 """Human-readable summaries that a run prints at its start and at its end."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from bert_jax.config import FinetuneConfig, TrainConfig, phases
 from bert_jax.convert.names import module_names
 from bert_jax.distributed import hosts
 from bert_jax.tasks.datasets import Datasets
-from bert_jax.tasks.results import Table
+from bert_jax.tasks.results import as_text
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.metrics import unigram_entropy
@@ -200,7 +200,7 @@ def finetuning_start(
 
 
 def finetuning_end(
-    table: Table,
+    comparison: Sequence[Mapping[str, Any]],
     scores: Mapping[str, Mapping[str, float]],
     truncated: Mapping[str, int],
     workdir: Path,
@@ -208,9 +208,10 @@ def finetuning_end(
     """Print the scores beside their baselines, and the files."""
     if not hosts.is_main():
         return
-    console.show(f"\n{table}\n")
+    console.show(f"\n{as_text(comparison)}\n")
     for name, values in list(scores.items())[1:]:
-        listed = (f"{key} {value:.4f}" for key, value in values.items() if key in table.names)
+        names = [name for name in comparison[0]["scores"] if name in values]
+        listed = [f"{name} {values[name]:.4f}" for name in names]
         console.show(f"{name:<10} {', '.join(listed) or 'predicted; some labels are missing'}")
     for name, count in truncated.items():
         if count:

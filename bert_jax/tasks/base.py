@@ -38,20 +38,16 @@ class Task(abc.ABC):
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
         self.config = dataclasses.replace(config, labels=tuple(labels or config.labels))
+        self.metrics = config.metrics or self.default_metrics  # their mean chooses the best model
+        unknown = sorted(set(self.metrics) - set(self.known_metrics))
+        if unknown:
+            known = ", ".join(self.known_metrics)
+            raise UserError(f"task.metrics has {unknown[0]!r}; this task has {known}")
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the head's outputs, in their order."""
         return self.config.labels
-
-    @property
-    def metrics(self) -> Sequence[str]:
-        """The scores whose mean chooses the best checkpoint; UserError if `config` has others."""
-        unknown = sorted(set(self.config.metrics) - set(self.known_metrics))
-        if unknown:
-            known = ", ".join(self.known_metrics)
-            raise UserError(f"task.metrics has {unknown[0]!r}; this task has {known}")
-        return self.config.metrics or self.default_metrics
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         """Yield the records of a file or a TensorFlow dataset, with the fields of a task."""

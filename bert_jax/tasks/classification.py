@@ -181,7 +181,7 @@ class Classification(TextTask):
             normalize="true",
             include_values=len(self.labels) <= 30,
             values_format=".0%",
-            xticks_rotation=90,
+            xticks_rotation="vertical",
             cmap="Blues",
             ax=figure.subplots(),
         )

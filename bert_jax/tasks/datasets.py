@@ -46,7 +46,6 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
     if not data.train:
         raise UserError("data.train is empty; give a file, or tfds:NAME@SPLIT")
     task = make_task(config.task, config.task.labels or labels)
-    task.metrics  # noqa: B018 - refuses unknown ones before anything is read
 
     def read(source: str, *, labelled: bool) -> list[Example]:
         examples, count = read_examples(task, source, data, labelled=labelled)
@@ -72,7 +71,6 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
     if config.task.kind == "classification" and len(names) < 2:
         raise UserError(f"{data.train} has fewer than two labels; there is nothing to tell apart")
     task = make_task(task.config, names)
-    task.metrics  # noqa: B018 - whether tags have an F1 depends on their names
     for examples in (train, *evals.values(), *tests.values()):
         check_labels(task, examples)
     return task, Datasets(train, evals, tests, skipped)

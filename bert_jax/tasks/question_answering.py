@@ -68,10 +68,10 @@ class QuestionAnswering(Task):
     default_metrics, known_metrics = ("f1",), ("exact_match", "f1")
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
-        super().__init__(config, labels)
         if config.with_unanswerable:
             self.default_metrics = ("best_f1",)
             self.known_metrics = ("exact_match", "f1", "best_exact", "best_f1")
+        super().__init__(config, labels)
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         return readers.squad(source)
@@ -173,18 +173,18 @@ class QuestionAnswering(Task):
         "best_f1_threshold", the `null_threshold` for the latter.
         """
         true = [[text for text, _ in example.label] for example in examples]
-        best = [_best(*pair) for pair in zip(examples, predictions, strict=True)]
-        odds = np.array([lead for _, lead in best])
-        texts = [text for text, _ in best]
-        answered = np.array([*map(squad_metrics.against, texts, true)]).reshape(-1, 2)
-        null = np.array([squad_metrics.against("", answers) for answers in true]).reshape(-1, 2)
-        scores = np.where(self._withholds(odds)[:, None], null, answered)
+        answers = map(self.answer, examples, predictions)
+        scores = list(map(squad_metrics.against, answers, true))
         result = squad_metrics.summary(scores, [bool(answers) for answers in true])
         if not self.config.with_unanswerable:
             return {name: result[name] for name in ("exact_match", "f1")}
-        exact, f1 = (squad_metrics.best_threshold(answered[:, i], null[:, i], odds) for i in (0, 1))
-        result |= {"best_exact": exact.score, "best_f1": f1.score}
-        return {**result, "best_f1_threshold": f1.threshold}
+        texts, odds = zip(*map(_best, examples, predictions), strict=True)
+        answered = np.array(list(map(squad_metrics.against, texts, true)))
+        null = np.array([squad_metrics.against("", answers) for answers in true])
+        (exact, _), (f1, threshold) = (
+            squad_metrics.best_threshold(answered[:, i], null[:, i], np.array(odds)) for i in (0, 1)
+        )
+        return {**result, "best_exact": exact, "best_f1": f1, "best_f1_threshold": threshold}
 
     def constant_score(self, examples: Sequence[Example]) -> float:
         """Return the share of questions without an answer: the score of "no answer"."""
@@ -193,10 +193,8 @@ class QuestionAnswering(Task):
     def answer(self, example: Example, answers: Answers) -> str:
         """Return the answer, a span of the context; "" for "no answer"."""
         text, lead = _best(example, answers)
-        return "" if self._withholds(np.array(lead)) else text
-
-    def _withholds(self, lead: np.ndarray) -> np.ndarray:
-        return (lead > self.config.null_threshold) & self.config.with_unanswerable
+        withheld = self.config.with_unanswerable and lead > self.config.null_threshold
+        return "" if withheld else text
 
     def tune(self, scores: Mapping[str, float]) -> None:
         """Set the threshold of "no answer" to the best one for these scores."""

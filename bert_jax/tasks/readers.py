@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,17 +190,14 @@ def _split_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield from ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(path))
         return
     # Strict, so that a quote that is never closed is an error.
-    reader = csv.reader((line for _, line in _lines(path)), strict=True)
-    while True:
-        number = reader.line_num + 1
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise UserError(f"{path}:{number}: {error}; mend its quotes, or the line") from error
-        if row is None:
-            return
-        if row:
-            yield number, row
+    reader, number = csv.reader((line for _, line in _lines(path)), strict=True), 1
+    try:
+        for row in reader:
+            if row:
+                yield number, row
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path}:{number}: {error}; mend its quotes, or the line") from error
 
 
 def _json_lines(path: Path) -> Iterator[Record]:
@@ -237,7 +234,7 @@ def _plain(value: Any) -> Any:
         return _plain(value.tolist())
     if isinstance(value, dict):
         return {_plain(name): _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, Iterable) else value
 
 
 def _tfds(source: str) -> Iterator[Record]:
@@ -247,7 +244,7 @@ def _tfds(source: str) -> Iterator[Record]:
     for index in range(len(rows)):
         where = f"{source} #{index}"
         try:
-            fields = _named(rows[index], rows.dataset_info.features)
+            fields = _named(_plain(rows[index]), rows.dataset_info.features)
         except Exception as error:  # TFDS raises nearly every kind for a file that is damaged
             reason = " ".join(str(error).split()) or repr(error)
             raise UserError(f"{where} cannot be read ({reason}); prepare it again") from error
@@ -260,16 +257,13 @@ def _named(value: Any, feature: Any) -> Any:
 
     while isinstance(feature, features.Sequence):
         feature = feature.feature
-    if isinstance(value, dict):  # a sequence of dicts, too, is a dict of sequences in the file
-        return {name: _named(item, feature[name]) for name, item in value.items()}
-    if isinstance(feature, features.FeaturesDict):  # of a `features.Dataset`, a list of rows
-        return [_named(row, feature) for row in value]
-    value = _plain(value)
-    if not isinstance(feature, features.ClassLabel):
-        return value
     if isinstance(value, list):
         return [_named(item, feature) for item in value]
-    return None if value < 0 else feature.int2str(value)
+    if isinstance(value, dict):  # a sequence of dicts, too, is a dict of sequences in the file
+        return {name: _named(item, feature[name]) for name, item in value.items()}
+    if isinstance(feature, features.ClassLabel):
+        return None if value < 0 else feature.int2str(value)
+    return value
 
 
 def _nested_questions(source: str) -> Iterator[Record]:

@@ -1,79 +1,89 @@
-"""The table of results of several fine-tuning runs: scores, means and deviations."""
+"""The comparison of fine-tuning runs and baselines: scores, means and deviations."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.datasets import Datasets
 
 _NOT_SCORES = ("step", "split", "loss", "sequences_per_second")
+Run = Mapping[str, Any]  # "seed", the scores of its "best" evaluation, and if it is "degenerate"
 
 
-class Table:
-    """The scores on the first held-out set, of each run and of the baselines.
+def comparison(
+    task: Task, datasets: Datasets, runs: Sequence[Run], random: Sequence[Run] = ()
+) -> list[dict[str, Any]]:
+    """Return the scores on the first held-out set of each run and of the baselines.
 
     A run whose best score is no better than that of a constant prediction is degenerate, as
-    fine-tuning on little data sometimes is (Mosbach et al. 2021, section 5). The table names it and
-    also has the mean without it.
-
-    Args:
-      task: of the runs.
-      examples: of the first held-out set.
-      runs: each with its "seed", the scores of its "best" evaluation, and if it is "degenerate".
-
-    Attributes:
-      rows: each with a "name", its "scores" and, of several runs, "deviation" and "runs".
+    fine-tuning on little data sometimes is (Mosbach et al. 2021, section 5). `random` are the runs
+    from random weights, if there are any.
     """
-
-    def __init__(self, task: Task, examples: Sequence[Example], runs: Sequence[Mapping[str, Any]]):
-        self.rows: list[dict[str, Any]] = []
-        for run in runs:
-            note = ", degenerate" if run["degenerate"] else ""
-            self.add(f"seed {run['seed']}{note}", run["best"])
-        if len(runs) > 1:
-            self.add_runs("mean", runs)
-        if len(task.metrics) == 1:  # otherwise the constant score is a mean of them
-            constant = {task.metrics[0]: task.constant_score(examples)}
-            self.add("best constant prediction", constant)
-
-    def add(self, name: str, scores: Mapping[str, Any], **more: Any) -> None:
-        """Add a row."""
-        self.rows.append({"name": name, "scores": _scores(scores), **more})
-
-    def add_runs(self, name: str, runs: Sequence[Mapping[str, Any]]) -> None:
-        """Add the mean of runs and, if some are degenerate, of the others alone."""
-        groups = {name: runs}
-        sound = [run for run in runs if not run["degenerate"]]
-        if 0 < len(sound) < len(runs):
-            groups[f"{name} without {len(runs) - len(sound)} degenerate"] = sound
-        for title, group in groups.items():
-            means, deviation = {}, {}
-            for key in _scores(group[0]["best"]):
-                values = [run["best"][key] for run in group]
-                means[key] = statistics.fmean(values)
-                deviation[key] = statistics.stdev(values) if len(values) > 1 else 0.0
-            self.add(title, means, deviation=deviation, runs=len(group))
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the scores."""
-        return list(self.rows[0]["scores"])
-
-    def __str__(self) -> str:
-        width = max(len(row["name"]) for row in self.rows) + 2
-        lines = ["held out".ljust(width) + "".join(f"{name:>18}" for name in self.names)]
-        for row in self.rows:
-            cells = "".join(f"{_cell(row, name):>18}" for name in self.names)
-            lines.append(row["name"].ljust(width) + cells)
-        return "\n".join(lines)
+    names = [f"seed {run['seed']}{', degenerate' * run['degenerate']}" for run in runs]
+    rows = [_row(name, run["best"]) for name, run in zip(names, runs, strict=True)]
+    if len(runs) > 1:
+        rows += _means("mean", runs)
+    if len(task.metrics) == 1:  # otherwise the constant score is a mean of them
+        constant = task.constant_score(next(iter(datasets.evals.values())))
+        rows.append(_row("best constant prediction", {task.metrics[0]: constant}))
+    if random:
+        rows += _means("random weights", random)
+        if type(task) is Classification:
+            rows.append(_row("TF-IDF, logistic regression", tfidf_scores(task, datasets)))
+    return rows
 
 
-def _scores(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in _NOT_SCORES}
+def _row(name: str, scores: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    kept = {key: value for key, value in scores.items() if key not in _NOT_SCORES}
+    return {"name": name, "scores": kept, **more}
 
 
-def _cell(row: Mapping[str, Any], name: str) -> str:
-    if name not in row["scores"]:
-        return ""
-    spread = f" ± {row['deviation'][name]:.4f}" if row.get("runs", 1) > 1 else ""
-    return f"{row['scores'][name]:.4f}{spread}"
+def _means(name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the mean of runs and, if some are degenerate, of the others alone."""
+    groups = {name: runs}
+    sound = [run for run in runs if not run["degenerate"]]
+    if 0 < len(sound) < len(runs):
+        groups[f"{name} without {len(runs) - len(sound)} degenerate"] = sound
+    rows = []
+    for title, group in groups.items():
+        scores = [_row("", run["best"])["scores"] for run in group]
+        columns = {key: [each[key] for each in scores] for key in scores[0]}
+        means = {key: statistics.fmean(values) for key, values in columns.items()}
+        deviation = dict.fromkeys(columns, 0.0)
+        if len(group) > 1:
+            deviation = {key: statistics.stdev(values) for key, values in columns.items()}
+        rows.append(_row(title, means, deviation=deviation, runs=len(group)))
+    return rows
+
+
+def tfidf_scores(task: Classification, datasets: Datasets) -> dict[str, float]:
+    """Return the scores of logistic regression on TF-IDF on the first held-out set.
+
+    The features are words and pairs of words, with scikit-learn's own settings but for sublinear
+    counts. Nothing is chosen on the held-out set.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    held_out = next(iter(datasets.evals.values()))
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    model = make_pipeline(vectorizer, LogisticRegression(max_iter=1000))
+    texts = [" ".join(example.texts) for example in datasets.train]
+    model.fit(texts, [example.label for example in datasets.train])
+    predicted = model.predict([" ".join(example.texts) for example in held_out])
+    return task.class_scores(held_out, [task.labels.index(label) for label in predicted])
+
+
+def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of a comparison."""
+    names, width = list(rows[0]["scores"]), max(len(row["name"]) for row in rows) + 2
+    lines = ["held out".ljust(width) + "".join(f"{name:>18}" for name in names)]
+    for row in rows:
+        cells = {name: f"{score:.4f}" for name, score in row["scores"].items()}
+        if row.get("runs", 1) > 1:
+            cells = {name: f"{cells[name]} ± {x:.4f}" for name, x in row["deviation"].items()}
+        lines.append(row["name"].ljust(width) + "".join(f"{cells.get(n, ''):>18}" for n in names))
+    return "\n".join(lines)

@@ -8,20 +8,11 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-
-
-class Threshold(NamedTuple):
-    """The best score of any threshold, and that threshold."""
-
-    score: float
-    threshold: float
 
 
 def normalize(text: str) -> str:
@@ -46,42 +37,36 @@ def _f1(predicted: Sequence[str], true: Sequence[str]) -> float:
     return 2 * same / (len(predicted) + len(true))  # the harmonic mean of precision and recall
 
 
-def summary(scores: ArrayLike, has_answer: Sequence[bool]) -> dict[str, float]:
+def summary(scores: Sequence[tuple[float, float]], has_answer: Sequence[bool]) -> dict[str, float]:
     """Return the means of the scores [n, 2] over all questions: "exact_match" and "f1".
 
     Those over the questions with and without an answer have the official names, "HasAns_exact" and
     so on; one over no questions is absent.
     """
-    values, has = np.asarray(scores, float).reshape(-1, 2), np.asarray(has_answer, bool)
-    result = {"exact_match": _mean(values[:, 0]), "f1": _mean(values[:, 1])}
-    for name, group in (("HasAns", values[has]), ("NoAns", values[~has])):
+    values, has = np.array(scores), np.array(has_answer)
+    groups = {("exact_match", "f1"): values, ("HasAns_exact", "HasAns_f1"): values[has]}
+    groups["NoAns_exact", "NoAns_f1"] = values[~has]
+    result: dict[str, float] = {}
+    for names, group in groups.items():
         if len(group):
-            result |= {f"{name}_exact": _mean(group[:, 0]), f"{name}_f1": _mean(group[:, 1])}
+            result |= {
+                name: float(column.mean()) for name, column in zip(names, group.T, strict=True)
+            }
     return result
 
 
-def _mean(values: np.ndarray) -> float:
-    return float(values.sum() / max(1, len(values)))
+def best_threshold(answered: np.ndarray, null: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
+    """Return the best mean score of any threshold, above whose odds answers are withheld, and it.
 
-
-def best_threshold(answered: np.ndarray, null: np.ndarray, odds: np.ndarray) -> Threshold:
-    """Return the best mean score of any threshold, above whose odds answers are withheld.
-
+    `answered` are the scores of the answers, `null` those of "no answer", and `odds` its lead.
     Unlike in the official script, the threshold always has the score that it comes with: answers of
     equal odds are treated alike, and if all should be withheld it is below all odds.
-
-    Args:
-      answered: [n], the scores of the answers.
-      null: [n], those of "no answer".
-      odds: [n], the lead of "no answer".
     """
-    if not len(odds):
-        return Threshold(0.0, 0.0)
     order = np.argsort(odds, kind="stable")
     odds = np.asarray(odds, float)[order]
     totals = null.sum() + np.cumsum((answered - null)[order])
     totals[:-1][odds[1:] == odds[:-1]] = -np.inf
     best = int(np.argmax(totals))
     if totals[best] > null.sum():
-        return Threshold(float(totals[best] / len(odds)), float(odds[best]))
-    return Threshold(_mean(null), min(0.0, float(odds[0]) - 1))
+        return float(totals[best] / len(odds)), float(odds[best])
+    return float(null.mean()), min(0.0, float(odds[0]) - 1)

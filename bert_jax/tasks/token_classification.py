@@ -16,7 +16,7 @@ from bert_jax.tasks.readers import Record
 from bert_jax.text.tokenizer import Tokenizer
 
 _OUTSIDE = "O"  # the tag of a word of no entity
-_ENTITY_PREFIXES = ("B-", "I-", "E-", "S-")  # of the tags that seqeval reads
+_PREFIXES = ("B-", "I-", "E-", "S-")  # of the tags that seqeval reads
 
 
 class TokenClassification(Task):
@@ -31,9 +31,9 @@ class TokenClassification(Task):
     default_metrics, known_metrics = ("f1",), ("accuracy", "precision", "recall", "f1")
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
-        super().__init__(config, labels)
-        if not all(tag == _OUTSIDE or tag.startswith(_ENTITY_PREFIXES) for tag in self.labels):
+        if not all(tag == _OUTSIDE or tag.startswith(_PREFIXES) for tag in labels or config.labels):
             self.default_metrics = self.known_metrics = ("accuracy",)
+        super().__init__(config, labels)
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         if source.startswith("tfds:") or readers.file_type(source) == ".jsonl":

@@ -318,9 +318,9 @@ def test_the_docstrings_of_the_library(monkeypatch):
 
 def test_metrics_and_heads():
     assert list(classes("a", "b").metrics) == ["accuracy"]
-    for task in (classes(metrics=("pearson",)), numbers(metrics=("accuracy",))):
+    for make, metric in ((classes, "pearson"), (numbers, "accuracy")):
         with pytest.raises(UserError, match=r"task\.metrics has"):
-            _ = task.metrics
+            make(metrics=(metric,))
     assert classes().label_names(labelled("b", "a", "b")) == ("a", "b")
     for task, size in ((classes("a", "b", "c"), 3), (numbers(), 1)):
         head = task.model(MODEL, "mix")

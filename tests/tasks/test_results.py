@@ -5,9 +5,11 @@ import pytest
 from bert_jax.config import TaskConfig
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
-from bert_jax.tasks.results import Table
+from bert_jax.tasks.datasets import Datasets
+from bert_jax.tasks.results import as_text, comparison
 
-EXAMPLES = [Example(None, "a:1", ("fox",), label) for label in "aab"]
+EXAMPLES = [Example(None, "a:1", (f"fox {label}",), label) for label in "aab"]
+DATASETS = Datasets(EXAMPLES, {"eval": EXAMPLES}, {}, {})
 
 
 def task(*metrics) -> Classification:
@@ -21,7 +23,7 @@ def run(seed, accuracy, f1, *, is_degenerate=False):
 
 
 def test_mean_and_deviation():
-    rows = Table(task(), EXAMPLES, [run(0, 0.5, 0.25), run(1, 1.0, 0.75)]).rows
+    rows = comparison(task(), DATASETS, [run(0, 0.5, 0.25), run(1, 1.0, 0.75)])
     assert [row["name"] for row in rows] == ["seed 0", "seed 1", "mean", "best constant prediction"]
     assert rows[1]["scores"] == {"accuracy": 1.0, "f1": 0.75}
     assert rows[2]["scores"] == {"accuracy": 0.75, "f1": 0.5}
@@ -33,7 +35,7 @@ def test_mean_and_deviation():
 
 def test_degenerate_runs_are_named_and_there_is_a_mean_without_them():
     runs = [run(4, 0.5, 0.25), run(5, 0.25, 0.0, is_degenerate=True), run(6, 0.75, 0.5)]
-    rows = Table(task(), EXAMPLES, runs).rows[:-1]
+    rows = comparison(task(), DATASETS, runs)[:-1]
     assert [row["name"] for row in rows] == [
         "seed 4",
         "seed 5, degenerate",
@@ -50,38 +52,36 @@ def test_degenerate_runs_are_named_and_there_is_a_mean_without_them():
 def test_no_second_mean_where_all_or_none_are_degenerate():
     for is_degenerate in (False, True):
         runs = [run(seed, 0.5, 0.5, is_degenerate=is_degenerate) for seed in range(2)]
-        names = [row["name"] for row in Table(task(), EXAMPLES, runs).rows]
+        names = [row["name"] for row in comparison(task(), DATASETS, runs)]
         assert names[2:] == ["mean", "best constant prediction"]
 
 
 def test_one_sound_run_has_no_spread():
     runs = [run(0, 0.5, 0.25), run(1, 0.25, 0.0, is_degenerate=True)]
-    table = Table(task(), EXAMPLES, runs)
-    assert table.rows[3]["deviation"] == {"accuracy": 0.0, "f1": 0.0}
-    assert str(table).splitlines()[4].split() == [
+    table = comparison(task(), DATASETS, runs)
+    assert table[3]["deviation"] == {"accuracy": 0.0, "f1": 0.0}
+    assert as_text(table).splitlines()[4].split() == [
         *("mean", "without", "1", "degenerate"),
         *("0.5000", "0.2500"),
     ]
 
 
 def test_one_run():
-    assert [row["name"] for row in Table(task(), EXAMPLES, [run(3, 0.5, 0.25)]).rows] == [
+    assert [row["name"] for row in comparison(task(), DATASETS, [run(3, 0.5, 0.25)])] == [
         "seed 3",
         "best constant prediction",
     ]
 
 
 def test_several_metrics_have_no_constant_row():
-    table = Table(task("accuracy", "f1"), EXAMPLES, [run(3, 0.5, 0.25)])
-    assert [row["name"] for row in table.rows] == ["seed 3"]
+    table = comparison(task("accuracy", "f1"), DATASETS, [run(3, 0.5, 0.25)])
+    assert [row["name"] for row in table] == ["seed 3"]
 
 
 def test_text():
-    table = Table(task(), EXAMPLES, [run(0, 0.5, 0.25), run(1, 1.0, 0.75)])
-    table.add_runs("random weights", [run(0, 0.25, 0.125), run(1, 0.25, 0.125)])
-    table.add("TF-IDF", {"accuracy": 0.8, "f1": 0.4, "loss": 9})
-    assert table.names == ["accuracy", "f1"]
-    text = str(table)
+    random = [run(0, 0.25, 0.125), run(1, 0.25, 0.125)]
+    table = comparison(task(), DATASETS, [run(0, 0.5, 0.25), run(1, 1.0, 0.75)], random)
+    text = as_text(table)
     lines = text.splitlines()
     assert [line.split() for line in lines] == [
         ["held", "out", "accuracy", "f1"],
@@ -90,7 +90,7 @@ def test_text():
         ["mean", "0.7500", "±", "0.3536", "0.5000", "±", "0.3536"],
         ["best", "constant", "prediction", "0.6667"],
         ["random", "weights", "0.2500", "±", "0.0000", "0.1250", "±", "0.0000"],
-        ["TF-IDF", "0.8000", "0.4000"],
+        ["TF-IDF,", "logistic", "regression", "0.6667", "0.0000"],
     ]
     assert len({len(line) for line in lines}) == 1
-    assert lines[4][:44].endswith("0.6667")
+    assert lines[4][:47].endswith("0.6667")
