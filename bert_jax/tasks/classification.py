@@ -126,15 +126,10 @@ class Classification(TextTask):
 
         F1 is of the second class if there are two, as in GLUE, and else the mean of all.
         """
-        return self.class_scores(examples, [int(logits.argmax()) for logits in predictions])
-
-    def class_scores(
-        self, examples: Sequence[Example], predicted: Sequence[int]
-    ) -> dict[str, float]:
-        """Return the scores of predicted classes, by their numbers."""
         from sklearn import metrics
 
         actual = [self.labels.index(example.label) for example in examples]
+        predicted = [int(logits.argmax()) for logits in predictions]
         classes = list(range(len(self.labels)))
         # The mean is over all classes, whether or not these examples have them.
         options: dict[str, Any] = {"average": "macro", "labels": classes, "zero_division": 0}
@@ -149,8 +144,8 @@ class Classification(TextTask):
         return {name: scores[name] for name in self.known_metrics}
 
     def constant_score(self, examples: Sequence[Example]) -> float:
-        constants = ([number] * len(examples) for number in range(len(self.labels)))
-        return max(self.mean_score(self.class_scores(examples, each)) for each in constants)
+        constants = ([logits] * len(examples) for logits in np.eye(len(self.labels)))
+        return max(self.mean_score(self.score(examples, each)) for each in constants)
 
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         best, probabilities = int(prediction.argmax()), softmax(prediction).tolist()
@@ -183,6 +178,7 @@ class Classification(TextTask):
             values_format=".0%",
             xticks_rotation="vertical",
             cmap="Blues",
+            im_kw={"vmin": 0, "vmax": 1},
             ax=figure.subplots(),
         )
         temporary = path.with_suffix(".tmp")

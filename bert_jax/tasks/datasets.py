@@ -42,9 +42,8 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
     The names of its labels are `config.task.labels`, or else `labels` (of the initial head), or
     else those of the training examples.
     """
-    data, skipped = _resolve_sources(config), {}
-    if not data.train:
-        raise UserError("data.train is empty; give a file, or tfds:NAME@SPLIT")
+    data, skipped = config.data, {}
+    train_source, eval_sources, test_sources = _sources(config)
     task = make_task(config.task, config.task.labels or labels)
 
     def read(source: str, *, labelled: bool) -> list[Example]:
@@ -53,11 +52,7 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
             skipped[source] = count
         return examples
 
-    eval_sources = parse_sources(data.eval, "eval")
-    test_sources = parse_sources(data.test, "test")
-    for name in eval_sources.keys() & test_sources.keys():
-        raise UserError(f"data.eval and data.test both have a set {name}; give one another name")
-    train = read(data.train, labelled=True)
+    train = read(train_source, labelled=True)
     evals = {name: read(source, labelled=True) for name, source in eval_sources.items()}
     tests = {name: read(source, labelled=False) for name, source in test_sources.items()}
     names = task.labels or task.label_names(train)  # before some are held out
@@ -67,27 +62,36 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
         evals = {"eval": [train[i] for i in sorted(held_out)]}
         train = [example for i, example in enumerate(train) if i not in held_out]
     if not train:
-        raise UserError(f"{data.train} has too few examples to train on")
+        raise UserError(f"{train_source} has too few examples to train on")
     if config.task.kind == "classification" and len(names) < 2:
-        raise UserError(f"{data.train} has fewer than two labels; there is nothing to tell apart")
+        raise UserError(f"{train_source} has fewer than two labels; there is nothing to tell apart")
     task = make_task(task.config, names)
     for examples in (train, *evals.values(), *tests.values()):
         check_labels(task, examples)
     return task, Datasets(train, evals, tests, skipped)
 
 
-def _resolve_sources(config: FinetuneConfig) -> DataFiles:
-    """Return the data with the files of a GLUE task and the splits of TensorFlow datasets."""
-    data, glue_task = config.data, config.task.glue
-    sources = {"train": data.train, "eval": data.eval, "test": data.test}
-    if glue_task and (not data.train or os.path.isdir(os.path.expanduser(data.train))):
-        usual = glue.sources(glue_task, data.train)
-        sources = {**usual, "eval": data.eval or usual["eval"], "test": data.test or usual["test"]}
-    splits = {"train": "train", "eval": "validation", "test": "test"}
-    for name, source in sources.items():
-        if source.startswith("tfds:") and "@" not in source:
-            sources[name] = f"{source}@{splits[name]}"
-    return dataclasses.replace(data, **sources)
+def _sources(config: FinetuneConfig) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Return the training source, and by name the held-out and the test ones."""
+    data, train = config.data, config.data.train
+    evals, tests = parse_sources(data.eval, "eval"), parse_sources(data.test, "test")
+    if config.task.glue and (not train or os.path.isdir(os.path.expanduser(train))):
+        train, usual_evals, usual_tests = glue.sources(config.task.glue, train)
+        evals, tests = evals or usual_evals, tests or usual_tests
+    if not train:
+        raise UserError("data.train is empty; give a file, or tfds:NAME@SPLIT")
+    for name in evals.keys() & tests.keys():
+        raise UserError(f"data.eval and data.test both have a set {name}; give one another name")
+
+    def with_split(source: str, split: str) -> str:
+        has_none = source.startswith("tfds:") and "@" not in source
+        return f"{source}@{split}" if has_none else source
+
+    return (
+        with_split(train, "train"),
+        {name: with_split(source, "validation") for name, source in evals.items()},
+        {name: with_split(source, "test") for name, source in tests.items()},
+    )
 
 
 def read_examples(

@@ -7,7 +7,7 @@ Source: the data of gluebenchmark.com and Wang et al. 2019, table 1; google-rese
 import dataclasses
 import os
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
@@ -30,11 +30,6 @@ class Layout:
     headless: tuple[str, ...] = ()  # the columns of .tsv files without a header
     parts: tuple[str, ...] = ()  # the subsets of evaluation and test
     skips_ragged: bool = False  # whether the usual readers skip lines of more or fewer fields
-
-    @property
-    def kind(self) -> Literal["classification", "regression"]:
-        """The `TaskConfig.kind` of the task."""
-        return "classification" if self.labels else "regression"
 
 
 _ONE, _PAIR, _STRINGS = ("sentence",), ("sentence1", "sentence2"), ("#1 String", "#2 String")
@@ -83,33 +78,28 @@ def layout(name: str) -> Layout:
 def task(name: str) -> TaskConfig:
     """Return the config of a task; UserError if there is none of that name."""
     task = layout(name)
-    return TaskConfig(task.kind, name, task.labels, task.metrics)
+    kind = "classification" if task.labels else "regression"
+    return TaskConfig(kind, name, task.labels, task.metrics)
 
 
-def sources(name: str, folder: str = "") -> dict[str, str]:
-    """Return the "train", "eval" and "test" of a task's `DataFiles`.
+def sources(name: str, folder: str = "") -> tuple[str, dict[str, str], dict[str, str]]:
+    """Return the training source, and by name the held-out and the test ones.
 
-    They are the .tsv files of a folder, or in TFDS if it is "". The test is "" if the folder has no
-    files for it.
+    They are the .tsv files of a folder, or in TFDS if it is "". A folder may have no test files.
     """
     parts = layout(name).parts
-    if "," in folder or "=" in folder:
-        raise UserError(f"the folder {folder} has a comma or = in its name; rename it")
 
     def source(split: str) -> str:
         return os.path.join(folder, f"{split}.tsv") if folder else f"tfds:glue/{name}@{split}"
 
-    def list_of(split: str, prefix: str = "") -> str:
-        named = [f"{prefix}{part}={source(f'{split}_{part}')}" for part in parts]
-        return ",".join(named) or source(split)
+    def named(split: str, default: str, prefix: str = "") -> dict[str, str]:
+        several = {f"{prefix}{part}": source(f"{split}_{part}") for part in parts}
+        return several or {default: source(split)}
 
-    files = [source(f"test_{part}") for part in parts] or [source("test")]
-    has_test = not folder or any(os.path.exists(os.path.expanduser(file)) for file in files)
-    return {
-        "train": source("train"),
-        "eval": list_of("dev" if folder else "validation"),
-        "test": list_of("test", "test_") if has_test else "",
-    }
+    tests = named("test", "test", "test_")
+    has_tests = any(os.path.exists(os.path.expanduser(file)) for file in tests.values())
+    evals = named("dev" if folder else "validation", "eval")
+    return source("train"), evals, tests if has_tests or not folder else {}
 
 
 def read(name: str, source: str) -> Iterator[Record]:

@@ -4,6 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets
@@ -74,7 +76,8 @@ def tfidf_scores(task: Classification, datasets: Datasets) -> dict[str, float]:
     texts = [" ".join(example.texts) for example in datasets.train]
     model.fit(texts, [example.label for example in datasets.train])
     predicted = model.predict([" ".join(example.texts) for example in held_out])
-    return task.class_scores(held_out, [task.labels.index(label) for label in predicted])
+    logits = np.eye(len(task.labels))
+    return task.score(held_out, [logits[task.labels.index(label)] for label in predicted])
 
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:

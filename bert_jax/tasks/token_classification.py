@@ -118,12 +118,10 @@ class TokenClassification(Task):
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return precision, recall and F1 of whole entities, and the accuracy of tags."""
-        predicted = [self._tags(*pair) for pair in zip(examples, predictions, strict=True)]
-        return self._scores([list(example.label) for example in examples], predicted)
-
-    def _scores(self, actual: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:
         from seqeval import metrics
 
+        actual = [list(example.label) for example in examples]
+        predicted = list(map(self._tags, examples, predictions))
         scores = {"accuracy": float(metrics.accuracy_score(actual, predicted))}
         if "f1" in self.known_metrics:
             for name in ("precision", "recall", "f1"):
@@ -132,9 +130,11 @@ class TokenClassification(Task):
         return scores
 
     def constant_score(self, examples: Sequence[Example]) -> float:
-        actual = [list(example.label) for example in examples]
-        constants = ([[tag] * len(tags) for tags in actual] for tag in self.labels)
-        return max(self.mean_score(self._scores(actual, predicted)) for predicted in constants)
+        constants = (
+            [dict.fromkeys(range(len(example.texts)), (number, 1.0)) for example in examples]
+            for number in range(len(self.labels))
+        )
+        return max(self.mean_score(self.score(examples, each)) for each in constants)
 
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         words = range(len(example.texts))

@@ -49,7 +49,7 @@ def predict(
                 example = features.example_indices[index]
                 predictions[example] = task.collect(predictions[example], features, index, values)
     values = {"sequences_per_second": len(features) / (time.monotonic() - started)}
-    if all(example.label is not None for example in examples):
+    if examples and all(example.label is not None for example in examples):
         values = {"loss": means(metrics)["loss"], **task.score(examples, predictions), **values}
     return predictions, values
 
