@@ -184,16 +184,8 @@ def start(
     workdirs.check_text(workdir, fingerprint)
     workdirs.check_shared(workdir)
     params = initial.params if head else {"bert": initial.params["bert"]}
-    run = Run(
-        dataclasses.replace(config, task=task.config),
-        workdir,
-        str(init),
-        params,
-        initial.tokenizer,
-        task,
-        datasets,
-        mesh,
-    )
+    labelled = dataclasses.replace(config, task=task.config)
+    run = Run(labelled, workdir, str(init), params, initial.tokenizer, task, datasets, mesh)
     workdirs.claim(workdir, config, run.tokenizer, fingerprint)
     return run
 

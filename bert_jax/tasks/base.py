@@ -37,17 +37,13 @@ class Task(abc.ABC):
     default_metrics: Sequence[str]
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
-        self.config = dataclasses.replace(config, labels=tuple(labels or config.labels))
+        self.labels = tuple(labels or config.labels)  # of the head's outputs, in their order
+        self.config = dataclasses.replace(config, labels=self.labels)
         self.metrics = config.metrics or self.default_metrics  # their mean chooses the best model
         unknown = sorted(set(self.metrics) - set(self.known_metrics))
         if unknown:
             known = ", ".join(self.known_metrics)
             raise UserError(f"task.metrics has {unknown[0]!r}; this task has {known}")
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of the head's outputs, in their order."""
-        return self.config.labels
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         """Yield the records of a file or a TensorFlow dataset, with the fields of a task."""
@@ -82,7 +78,9 @@ class Task(abc.ABC):
 
     def example_labels(self, example: Example) -> Sequence[str]:
         """Return the labels of an example that are outputs of the head."""
-        return ()
+        if isinstance(example.label, str):
+            return (example.label,)
+        return () if self.num_outputs else example.label or ()
 
     def label_location(self, example: Example, label: str) -> str:
         """Return where a label of an example is, for messages."""

@@ -115,9 +115,6 @@ class Classification(TextTask):
     default_metrics = ("accuracy",)
     known_metrics = ("accuracy", "f1", "matthews")
 
-    def example_labels(self, example: Example) -> Sequence[str]:
-        return () if example.label is None else (example.label,)
-
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         return logits.copy()  # a view would keep the batch
 

@@ -82,16 +82,7 @@ def _sources(config: FinetuneConfig) -> tuple[str, dict[str, str], dict[str, str
         raise UserError("data.train is empty; give a file, or tfds:NAME@SPLIT")
     for name in evals.keys() & tests.keys():
         raise UserError(f"data.eval and data.test both have a set {name}; give one another name")
-
-    def with_split(source: str, split: str) -> str:
-        has_none = source.startswith("tfds:") and "@" not in source
-        return f"{source}@{split}" if has_none else source
-
-    return (
-        with_split(train, "train"),
-        {name: with_split(source, "validation") for name, source in evals.items()},
-        {name: with_split(source, "test") for name, source in tests.items()},
-    )
+    return train, evals, tests
 
 
 def read_examples(

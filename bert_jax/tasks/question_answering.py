@@ -83,10 +83,8 @@ class QuestionAnswering(Task):
         fields, where = record.fields, record.where
         question = readers.text_field(fields, "question", where)
         context = readers.text_field(fields, "context", where)
-        answers, impossible = (
-            _answers(fields.get("answers"), where),
-            fields.get("is_impossible", False),
-        )
+        answers = _answers(fields.get("answers"), where)
+        impossible = fields.get("is_impossible", False)
         if not isinstance(impossible, bool):
             raise UserError(f"{where}: is_impossible is {impossible!r}; it must be true or false")
         answers = () if impossible else answers
@@ -244,21 +242,21 @@ def _answers(value: Any, where: str) -> tuple[tuple[str, int], ...] | None:
 
     SQuAD has a list of objects, TFDS and Hugging Face an object of two lists.
     """
+    if value is None:
+        return None
     names = ("text", "answer_start")
     if isinstance(value, dict) and all(isinstance(value.get(name), list) for name in names):
-        pairs = list(itertools.zip_longest(*(value[name] for name in names)))
+        pairs: Any = tuple(itertools.zip_longest(*(value[name] for name in names)))
     else:
-        answers = value if isinstance(value, list) else [] if value is None else [value]
-        pairs = [
-            tuple(a.get(n) for n in names) if isinstance(a, dict) else (a, None) for a in answers
-        ]
+        items = value if isinstance(value, list) else [value]
+        pairs = tuple(tuple(map(i.get, names)) if isinstance(i, dict) else (i, None) for i in items)
     for text, start in pairs:
         if not isinstance(text, str) or not text.strip() or type(start) is not int or start < 0:
             raise UserError(
                 f"{where}: an answer is {text!r} at {start!r}; give a text, and an answer_start "
                 "from 0; a question without an answer has an empty list"
             )
-    return None if value is None else tuple(pairs)
+    return pairs
 
 
 def _best(example: Example, answers: Answers) -> tuple[str, float]:

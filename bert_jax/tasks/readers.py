@@ -49,7 +49,7 @@ def to_number(value: Any) -> float:
 def table(
     source: str, columns: Sequence[str] = (), *, skips_ragged: bool = False
 ) -> Iterator[Record]:
-    """Yield the rows of a .tsv, .csv or .jsonl file (or .gz, .xz of it), or of tfds:NAME@SPLIT.
+    """Return the rows of a .tsv, .csv or .jsonl file (or .gz, .xz of it), or of tfds:NAME@SPLIT.
 
     A .tsv has no quotes and no escapes, as in GLUE; a .csv is of RFC 4180, and its fields may hold
     newlines; both have text alone. A line of a .jsonl is an object with JSON's values. A class of a
@@ -60,22 +60,15 @@ def table(
     With `skips_ragged`, a row with more or fewer fields than the header is a record without fields.
     """
     if source.startswith("tfds:"):
-        rows = _tfds(source)
-    else:
-        path = _file(source)
-        if file_type(path) == ".jsonl":
-            rows = _json_lines(path)
-        elif file_type(path) in (".tsv", ".csv"):
-            rows = _delimited(path, columns, skips_ragged)
-        else:
-            raise UserError(
-                f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz of it"
-            )
-    record = None
-    for record in rows:
-        yield record
-    if record is None:
-        raise UserError(f"{source} has no rows; give one for each example")
+        return _tfds(source)
+    path = _file(source)
+    if file_type(path) == ".jsonl":
+        return _json_lines(path)
+    if file_type(path) in (".tsv", ".csv"):
+        return _delimited(path, columns, skips_ragged)
+    raise UserError(
+        f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz of it"
+    )
 
 
 def conll(source: str) -> Iterator[Record]:
@@ -110,8 +103,6 @@ def conll(source: str) -> Iterator[Record]:
             raise UserError(f"{path}:{number}: an empty column; fill it in or remove the tab")
         start = start if words else number
         words.append(columns)
-    if not width:
-        raise UserError(f"{path} is empty; give one with a word and its tag a line")
 
 
 def squad(source: str) -> Iterator[Record]:
@@ -131,8 +122,6 @@ def squad(source: str) -> Iterator[Record]:
             raise UserError(f"{where}: its id occurs twice; give each question its own")
         seen.add(str(name))
         yield Record(where, record.fields)
-    if not seen:
-        raise UserError(f"{source} has no questions; give a file in the form of SQuAD's")
 
 
 def _file(source: str) -> Path:

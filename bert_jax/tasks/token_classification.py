@@ -62,9 +62,6 @@ class TokenClassification(Task):
             tags = None if unknown else tuple(map(str, tags))
         return Example(None, where, tuple(map(str, words)), tags)
 
-    def example_labels(self, example: Example) -> Sequence[str]:
-        return example.label or ()
-
     def label_location(self, example: Example, label: str) -> str:
         word = example.label.index(label)
         return f"{example.where}, word {word + 1} of the sentence ({example.texts[word]!r})"

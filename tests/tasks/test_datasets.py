@@ -142,8 +142,8 @@ def test_an_f1_is_refused_once_the_tags_are_known_to_be_no_entities(tmp_path):
 def test_missing_data(table, tmp_path):
     train, empty = table("a.tsv", "ab"), table("b.tsv", "")
     assert refusal(config("")).startswith("data.train is empty; give")
-    assert refusal(config(empty)).startswith(f"{empty} has no rows; ")
-    assert refusal(config(train, eval=empty)).startswith(f"{empty} has no rows; ")
+    assert refusal(config(empty)).startswith(f"{empty} has no examples; ")
+    assert refusal(config(train, eval=empty)).startswith(f"{empty} has no examples; ")
     missing = str(tmp_path / "no.tsv")
     assert refusal(config(train, test=missing)).startswith(f"{missing} does not exist; ")
     some = table("c.tsv", ["a", ""])

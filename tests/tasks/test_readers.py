@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.config import TaskConfig
+from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.tasks import readers
+from bert_jax.tasks import make_task, readers
 from bert_jax.tasks.base import Example
+from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.question_answering import QuestionAnswering
 
 
@@ -173,11 +174,6 @@ def test_no_content_raises_anything_but_a_user_error(tmp_path_factory, content, 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", "", "a.tsv has no rows"),
-        ("a.csv", "", "a.csv has no rows"),
-        ("a.jsonl", "\n \n", "a.jsonl has no rows"),
-        ("b.tsv", "\n\n", "b.tsv has no rows"),
-        ("b.csv", "a,b\n", "b.csv has no rows"),
         ("a.tsv", "a\tb\ta\n1\t2\t3\n", "a.tsv:1: two columns are named 'a'"),
         ("a.csv", "\na,a\n", "a.csv:2: two columns are named 'a'"),
         ("a.txt", "a\n", "a.txt is of an unknown kind"),
@@ -200,6 +196,26 @@ def test_no_content_raises_anything_but_a_user_error(tmp_path_factory, content, 
 )
 def test_malformed_tables(tmp_path, name, content, message):
     assert message in fails(readers.table, write(tmp_path / name, content))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content"),
+    [
+        ("classification", "a.tsv", ""),
+        ("classification", "a.csv", ""),
+        ("classification", "a.jsonl", "\n \n"),
+        ("classification", "b.tsv", "\n\n"),
+        ("classification", "b.csv", "a,b\n"),
+        ("token_classification", "a.conll", ""),
+        ("token_classification", "a.conll", "\n\n-DOCSTART- O\n\n"),
+        ("question_answering", "a.json", ""),
+        ("question_answering", "a.json", '{"data": []}'),
+    ],
+)
+def test_files_without_examples(tmp_path, kind, name, content):
+    path = write(tmp_path / name, content)
+    message = fails(read_examples, make_task(TaskConfig(kind)), path, DataFiles(), labelled=True)
+    assert message == f"{path} has no examples; give a file that has"
 
 
 def test_damaged_archives(tmp_path):
@@ -259,8 +275,6 @@ def test_conll_words_of_other_white_space(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is empty"),
-        ("\n\n-DOCSTART- O\n\n", "is empty"),
         ("a O\n\nb X O\n", ":3: 3 columns where the first word has 2"),
         ("a O\nb\n", ":2: 1 columns where the first word has 2"),
         ("a\tO\n\tO\n", ":2: an empty column"),
@@ -364,11 +378,9 @@ def test_malformed_questions(tmp_path, question, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "a.json has no questions"),
         ("{", "a.json is not JSON"),
         ("[]", "a.json has no list 'data'"),
         ('{"data": {}}', "a.json has no list 'data'"),
-        ('{"data": []}', "a.json has no questions"),
         ('{"data": [3]}', "a.json: data[0] has no list 'paragraphs'"),
         ('{"data": [{"paragraphs": [{}]}]}', "data[0].paragraphs[0] has no list 'qas'"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', "data[0].paragraphs[0] has no context"),
