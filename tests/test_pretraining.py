@@ -329,7 +329,7 @@ MISTAKES = {
     "wrong type": ("--config.steps=many", "config.steps=many"),
     "unknown flag": ("--wrokdir=x", "wrokdir"),
     "stray word": ("now", "is not a flag"),
-    "a phase": ("--config.data.phases=3", "phases is '3'"),
+    "a phase": ("--config.data.phases=3", "phases[0] is '3'"),
     # The others of a config are in test_configs.py.
     "length over positions": ("--config.data.max_length=64", "data.max_length 64 exceeds"),
     "vocabulary too small": ("--config.model.vocab_size=65", "model.vocab_size 65 is smaller"),
