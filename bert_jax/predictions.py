@@ -1,6 +1,7 @@
 """What `Bert.predict` returns: labels and probabilities of examples, to be read or saved."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,9 @@ def predict(
     batch_size: int,
 ) -> Predictions:
     """Return the predictions of a model on all devices; the arguments are those of `Bert`."""
-    task, num_skipped = make_task(config), 0
+    task, skipped = make_task(config), Counter[str]()
     if isinstance(examples, Path):
-        examples, num_skipped = read_examples(task, str(examples), data, labelled=False)
+        examples = read_examples(task, str(examples), data, skipped, labelled=False)
     examples = [
         value if isinstance(value, Example) else task.example_from(value, index, data)
         for index, value in enumerate(examples)
@@ -99,4 +100,4 @@ def predict(
         step, params, task, examples, batcher, batch_size * mesh.size
     )
     scores.pop("sequences_per_second")
-    return Predictions(task, examples, predictions, scores, features.truncated, num_skipped)
+    return Predictions(task, examples, predictions, scores, features.truncated, skipped.total())

@@ -82,10 +82,6 @@ class Task(abc.ABC):
             return (example.label,)
         return () if self.num_outputs else example.label or ()
 
-    def label_location(self, example: Example, label: str) -> str:
-        """Return where a label of an example is, for messages."""
-        return example.where
-
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """Return the names of all labels, in the order of the head's outputs."""
         return tuple(sorted({label for each in examples for label in self.example_labels(each)}))

@@ -4,7 +4,9 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,16 +44,10 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
     The names of its labels are `config.task.labels`, or else `labels` (of the initial head), or
     else those of the training examples.
     """
-    data, skipped = config.data, {}
+    data, skipped = config.data, Counter[str]()
     train_source, eval_sources, test_sources = _sources(config)
     task = make_task(config.task, config.task.labels or labels)
-
-    def read(source: str, *, labelled: bool) -> list[Example]:
-        examples, count = read_examples(task, source, data, labelled=labelled)
-        if count:
-            skipped[source] = count
-        return examples
-
+    read = partial(read_examples, task, data=data, skipped=skipped)
     train = read(train_source, labelled=True)
     evals = {name: read(source, labelled=True) for name, source in eval_sources.items()}
     tests = {name: read(source, labelled=False) for name, source in test_sources.items()}
@@ -86,14 +82,14 @@ def _sources(config: FinetuneConfig) -> tuple[str, dict[str, str], dict[str, str
 
 
 def read_examples(
-    task: Task, source: str, data: DataFiles, *, labelled: bool
-) -> tuple[list[Example], int]:
-    """Return the examples of a file, and the number of records that the format's tools skip."""
-    examples, skipped = [], 0
+    task: Task, source: str, data: DataFiles, skipped: Counter[str], *, labelled: bool
+) -> list[Example]:
+    """Return the examples of a file, and count the records that the format's tools skip."""
+    examples = []
     for record in task.read_records(source, data):
         example = task.make_example(record)
         if example is None:
-            skipped += 1
+            skipped[source] += 1
         elif labelled and example.label is None:
             raise UserError(
                 f"{example.where} has no label; fill it in, or name its column with data.label"
@@ -102,7 +98,7 @@ def read_examples(
             examples.append(example)
     if not examples:
         raise UserError(f"{source} has no examples; give a file that has")
-    return examples, skipped
+    return examples
 
 
 def check_same_head(task: Task, head: TaskConfig) -> None:
@@ -122,13 +118,14 @@ def check_labels(task: Task, examples: Sequence[Example]) -> None:
     """Raise UserError, with file and line, at a label that is no output of the head."""
     known = set(task.labels)
     for example in examples:
-        unknown = [label for label in task.example_labels(example) if label not in known]
-        if unknown:
-            shown = ", ".join(task.labels[:20])
+        labels, where = task.example_labels(example), example.where
+        unknown = next((i for i, label in enumerate(labels) if label not in known), None)
+        if unknown is not None:
+            if not isinstance(example.label, str):
+                where += f", word {unknown + 1} of the sentence ({example.texts[unknown]!r})"
             raise UserError(
-                f"{task.label_location(example, unknown[0])}: the label {unknown[0]!r} is none of "
-                f"those of the training data, or of the head: {shown}; mend it, or give all in "
-                "task.labels"
+                f"{where}: the label {labels[unknown]!r} is none of those of the training data, or "
+                f"of the head: {', '.join(task.labels[:20])}; mend it, or give all in task.labels"
             )
 
 

@@ -62,10 +62,6 @@ class TokenClassification(Task):
             tags = None if unknown else tuple(map(str, tags))
         return Example(None, where, tuple(map(str, words)), tags)
 
-    def label_location(self, example: Example, label: str) -> str:
-        word = example.label.index(label)
-        return f"{example.where}, word {word + 1} of the sentence ({example.texts[word]!r})"
-
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         return tuple(sorted(super().label_names(examples), key=lambda tag: (tag != _OUTSIDE, tag)))
 
@@ -77,27 +73,24 @@ class TokenClassification(Task):
         encoded = iter(tokenizer.encode([space + word for e in examples for word in e.texts]))
         features = Features(per_token=True)
         size = max_text_tokens(1, model, max_length)
-
-        def add(index: int, ids: list[int], positions: list[tuple[int, int]]) -> None:
-            sequence, second_start = build_sequence([ids], tokenizer, model)
-            labels = np.full(len(sequence), NO_LABEL, np.int32)
-            for word, position in positions if examples[index].label else ():
-                labels[position] = self.labels.index(examples[index].label[word])
-            features.add(index, labels, [(sequence, second_start)], positions)
-
         for index, example in enumerate(examples):
-            ids: list[int] = []
-            positions: list[tuple[int, int]] = []  # each word, and its first token
+            # The tokens of each sequence, and each of its words with the position of its first one.
+            parts: list[tuple[list[int], list[tuple[int, int]]]] = [([], [])]
             for word in range(len(example.texts)):
                 word_ids = list(next(encoded))
                 features.truncated += len(word_ids) > size
-                if len(ids) + len(word_ids[:size]) > size:
-                    add(index, ids, positions)
-                    ids, positions = [], []
+                if len(parts[-1][0]) + len(word_ids[:size]) > size:
+                    parts.append(([], []))
+                ids, positions = parts[-1]
                 if word_ids:
                     positions.append((word, len(ids) + 1))
                     ids += word_ids[:size]
-            add(index, ids, positions)
+            for ids, positions in parts:
+                sequence, second_start = build_sequence([ids], tokenizer, model)
+                labels = np.full(len(sequence), NO_LABEL, np.int32)
+                for word, position in positions if example.label else ():
+                    labels[position] = self.labels.index(example.label[word])
+                features.add(index, labels, [(sequence, second_start)], positions)
         return features
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:

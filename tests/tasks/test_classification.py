@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -38,10 +39,8 @@ def labelled(*labels) -> list[Example]:
 
 
 def read(path, task=None, *, is_labelled=True, **fields):
-    examples, _ = read_examples(
-        task or classes(), str(path), DataFiles(**fields), labelled=is_labelled
-    )
-    return examples
+    task, data = task or classes(), DataFiles(**fields)
+    return read_examples(task, str(path), data, Counter(), labelled=is_labelled)
 
 
 def error_of(path, task=None, **fields):

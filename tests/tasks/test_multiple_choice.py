@@ -1,6 +1,7 @@
 """Multiple choice: features by hand, SWAG's columns, and refusals."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -28,10 +29,8 @@ def task(*labels, **fields) -> MultipleChoice:
 
 
 def read(path, task=None, *, is_labelled=True, text=SWAG):
-    data = DataFiles(text=text)
-    return read_examples(
-        task or MultipleChoice(TaskConfig()), str(path), data, labelled=is_labelled
-    )[0]
+    task, data = task or MultipleChoice(TaskConfig()), DataFiles(text=text)
+    return read_examples(task, str(path), data, Counter(), labelled=is_labelled)
 
 
 def test_swag(tmp_path):

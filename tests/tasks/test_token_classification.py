@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def sentence(words, tags=None) -> Example:
 
 
 def read(path, **fields):
-    return read_examples(task(), str(path), DataFiles(**fields), labelled=False)[0]
+    return read_examples(task(), str(path), DataFiles(**fields), Counter(), labelled=False)
 
 
 def tagged(numbers):
