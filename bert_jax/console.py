@@ -26,9 +26,10 @@ def is_quiet() -> bool:
 
 
 def show(text: str = "") -> None:
-    """Print a text on stdout at once."""
+    """Print a text on stdout at once, above any bar."""
     if not is_quiet():
-        print(text, flush=True)
+        with tqdm.external_write_mode():
+            print(text, flush=True)
 
 
 def progress_bar(*, is_shown: bool = True, **options: Any) -> tqdm:

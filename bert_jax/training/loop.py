@@ -9,10 +9,12 @@ from typing import Any
 
 import jax
 
+from bert_jax import console
 from bert_jax.batches import Batch
+from bert_jax.distributed import hosts
 from bert_jax.errors import Interrupted, TrainingError
 from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.metrics import Progress, Writer, describe, means
+from bert_jax.training.metrics import Writer, describe, means, show
 from bert_jax.training.objectives import TOKENS, Metrics
 from bert_jax.training.step import TrainState
 
@@ -64,6 +66,7 @@ def fit(
     """
     step, last = int(state.step), stages[-1].end
     log = _Log(checkpoints)
+    started, first_step = time.monotonic(), step
 
     def due(every: int) -> bool:
         return step % every == 0 or step == last
@@ -74,7 +77,10 @@ def fit(
 
     ends_early = bool(patience) and evaluations_since_best() >= patience
 
-    with closing(checkpoints), closing(Progress(last, step)) as progress:
+    bar = console.progress_bar(
+        total=last, initial=step, unit="step", dynamic_ncols=True, is_shown=hosts.is_main()
+    )
+    with closing(checkpoints), bar:
         for stage in stages:
             compiles = True
             while step < stage.end and not ends_early:
@@ -82,12 +88,13 @@ def fit(
                 step += 1
                 log.add(step, metrics, stage.batch_size, compiles=compiles)
                 compiles = False
-                progress.advance()
+                bar.update()
 
                 if due(log_every):
                     values = log.values()
                     writer.write(step, "train", values)
-                    progress.show(step, values)
+                    seconds_per_step = (time.monotonic() - started) / (step - first_step)
+                    show(bar, step, values, seconds_per_step)
 
                 held_out, is_best = None, False
                 if due(eval_every):
@@ -97,7 +104,8 @@ def fit(
                             check_finite(f"held-out {name}", value, step, checkpoints)
                     writer.write(step, "eval", held_out)
                     writer.draw()
-                    progress.say(f"step {step}/{last}  held-out: {describe(held_out)}")
+                    line = f"step {step}/{last}  held-out: {describe(held_out)}"
+                    hosts.print_on_main(line)
                     is_best = evaluations_since_best() == 0
                     ends_early = bool(patience) and evaluations_since_best() >= patience
 
@@ -128,7 +136,7 @@ def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -
 
 
 class _Log:
-    """The metrics of the steps since the last log, and the time they took."""
+    """The metrics of the steps since the last log, and their speed."""
 
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints
@@ -137,13 +145,13 @@ class _Log:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Drop the time since the last restart, which was not all training."""
-        self._sequences, self._timed_from = 0, len(self._metrics)
+        """Drop the time since the last restart, which was not all training, and its steps."""
+        self._timed: list[tuple[int, Metrics]] = []
         self._since = time.monotonic()
 
     def add(self, step: int, metrics: Metrics, sequences: int, *, compiles: bool) -> None:
         self._metrics.append((step, metrics))
-        self._sequences += sequences
+        self._timed.append((sequences, metrics))
         if compiles:  # the time of this step is not that of the others
             jax.block_until_ready(metrics)
             self._first_speed = self._speed()
@@ -159,18 +167,17 @@ class _Log:
     def values(self) -> dict[str, float]:
         """Return the means since the last call, with sequences and, of text, tokens a second."""
         self.check()
-        values = means(metrics for _, metrics in self._metrics)
         # If the only step so far is the one that compiled, its own speed.
-        values |= self._speed() if self._sequences else self._first_speed
+        speed = self._speed() if self._timed else self._first_speed
+        values = means(metrics for _, metrics in self._metrics) | speed
         self._metrics = []
         self.restart_clock()
         return values
 
     def _speed(self) -> dict[str, float]:
         seconds = time.monotonic() - self._since
-        speed = {"sequences_per_second": self._sequences / seconds}
-        timed = [metrics for _, metrics in self._metrics[self._timed_from :] if TOKENS in metrics]
-        if timed:
-            tokens = sum(float(metrics[TOKENS].total) for metrics in timed)
-            speed["tokens_per_second"] = tokens / seconds
+        speed = {"sequences_per_second": sum(count for count, _ in self._timed) / seconds}
+        tokens = [metrics[TOKENS].total for _, metrics in self._timed if TOKENS in metrics]
+        if tokens:
+            speed["tokens_per_second"] = sum(map(float, jax.device_get(tokens))) / seconds
         return speed

@@ -1,8 +1,6 @@
-"""Metric writers of a run: JSON lines, TensorBoard events, a plot, a progress bar or lines."""
+"""The metrics of a run: means, and JSON lines, TensorBoard events, a plot and printed lines."""
 
-import functools
 import json
-import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from bert_jax import console
 from bert_jax.distributed import hosts
@@ -32,15 +31,6 @@ def means(batches: Iterable[Metrics]) -> dict[str, float]:
     return {"loss": sum(losses), **result}
 
 
-def unigram_entropy(counts: np.ndarray) -> float:
-    """Return the entropy in nats of a distribution given by counts: -Σ p log p."""
-    p = counts[counts > 0] / counts.sum()
-    return float(-(p * np.log(p)).sum())
-
-
-_SECONDS_BETWEEN_PLOTS = 30.0  # each takes about one
-
-
 class Writer:
     """The records of a run in its workdir: `metrics.jsonl`, TensorBoard events and `curves.png`.
 
@@ -50,23 +40,20 @@ class Writer:
     """
 
     def __init__(self, folder: Path, step: int, panels: Mapping[str, str]):
-        self._folder, self._first_step, self._panels = folder, step, panels
-        path = folder / "metrics.jsonl"
-        records = hosts.broadcast_from_main(lambda: _read_records(path))
+        self._folder, self._panels = folder, panels
+        self._path = folder / "metrics.jsonl"
+        records = hosts.broadcast_from_main(lambda: _read_records(self._path))
         self.records = [record for record in records if record["step"] <= step]
         self.latest = {record["split"]: record for record in self.records}
         self._plotted = time.monotonic()
         if hosts.is_main():
-            workdir.write(path, "".join(json.dumps(record) + "\n" for record in self.records))
-            self._lines = path.open("a")
+            lines = [json.dumps(record) + "\n" for record in self.records]
+            workdir.write(self._path, "".join(lines))
+            # Imported late: it imports PyTorch if that is installed, which takes seconds.
+            import tensorboardX
 
-    @functools.cached_property
-    def _events(self) -> Any:
-        # Imported late: it imports PyTorch if that is installed, which takes longer than a step.
-        import tensorboardX
-
-        folder = str(self._folder / "tensorboard")
-        return tensorboardX.SummaryWriter(folder, purge_step=self._first_step + 1)
+            tensorboard = str(folder / "tensorboard")
+            self._events = tensorboardX.SummaryWriter(tensorboard, purge_step=step + 1)
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Record the values of a split, "train" or "eval", after `step` steps."""
@@ -74,19 +61,15 @@ class Writer:
         self.records.append(self.latest[split])
         if not hosts.is_main():
             return
-        self._lines.write(json.dumps(self.latest[split]) + "\n")
-        self._lines.flush()
+        with self._path.open("a") as file:
+            file.write(json.dumps(self.latest[split]) + "\n")
         for name, value in values.items():
             self._events.add_scalar(f"{split}/{name}", value, step)
 
-    def draw(self) -> None:
-        """Plot the run so far, unless that was done a moment ago."""
-        if time.monotonic() - self._plotted > _SECONDS_BETWEEN_PLOTS:
-            self._draw()
-            self._plotted = time.monotonic()
-
-    def _draw(self) -> None:
-        if not hosts.is_main() or console.is_quiet():
+    def draw(self, interval: float = 30.0) -> None:
+        """Plot the run so far, unless that was done in the last `interval` seconds."""
+        is_recent = time.monotonic() - self._plotted < interval
+        if is_recent or not hosts.is_main() or console.is_quiet():
             return
         # Imported late: it takes longer than a small run's first step.
         from matplotlib.figure import Figure
@@ -106,12 +89,12 @@ class Writer:
         temporary = self._folder / "curves.tmp"
         figure.savefig(temporary, format="png", dpi=120)
         os.replace(temporary, self._folder / "curves.png")
+        self._plotted = time.monotonic()
 
     def close(self) -> None:
         """Plot, and close the files."""
-        self._draw()
+        self.draw(interval=0.0)
         if hosts.is_main():
-            self._lines.close()
             self._events.close()
 
 
@@ -119,45 +102,6 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     # The last line is incomplete if the run was killed while writing it.
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}\n")]
-
-
-class Progress:
-    """A bar if stderr is a terminal, otherwise plain lines on stdout; on the first host alone."""
-
-    def __init__(self, steps: int, step: int):
-        self._steps = steps
-        self._bar = console.progress_bar(
-            total=steps, initial=step, unit="step", dynamic_ncols=True, is_shown=hosts.is_main()
-        )
-        self._started, self._first_step = time.monotonic(), step
-
-    def advance(self) -> None:
-        """Move the bar by a step."""
-        self._bar.update()
-
-    def say(self, line: str) -> None:
-        """Print a line above the bar."""
-        if not hosts.is_main():
-            return
-        self._bar.clear()
-        console.show(line)
-        self._bar.refresh()
-
-    def show(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the training values of a log step."""
-        speed = f"{values['sequences_per_second']:.0f} sequences/s"
-        if "tokens_per_second" in values:
-            speed += f", {values['tokens_per_second']:,.0f} tokens/s"
-        if not self._bar.disable:
-            self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {speed}")
-            return
-        elapsed = time.monotonic() - self._started
-        left = elapsed / max(step - self._first_step, 1) * (self._steps - step)
-        self.say(f"step {step}/{self._steps}  {describe(values)}  {speed}  {duration(left)} left")
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
 
 
 _NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_per_second"}
@@ -175,11 +119,13 @@ def describe(values: Mapping[str, float]) -> str:
     return "  ".join(parts)
 
 
-def duration(seconds: float) -> str:
-    """Return a duration as `45s`, `3m 20s` or `2h 05m`."""
-    seconds = math.ceil(seconds)
-    if seconds < 60:
-        return f"{seconds}s"
-    if seconds < 3600:
-        return f"{seconds // 60}m {seconds % 60:02d}s"
-    return f"{seconds // 3600}h {seconds // 60 % 60:02d}m"
+def show(bar: tqdm, step: int, values: Mapping[str, float], seconds_per_step: float) -> None:
+    """Show the values of a log step in the bar or, where that is disabled, in a line."""
+    speed = f"{values['sequences_per_second']:.0f} sequences/s"
+    if "tokens_per_second" in values:
+        speed += f", {values['tokens_per_second']:,.0f} tokens/s"
+    if not bar.disable:
+        bar.set_postfix_str(f"loss {values['loss']:.4f}, {speed}")
+        return
+    left = bar.format_interval(seconds_per_step * (bar.total - step))
+    hosts.print_on_main(f"step {step}/{bar.total}  {describe(values)}  {speed}  {left} left")

@@ -14,7 +14,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from bert_jax.models.layers import DropoutKey
-from bert_jax.training.masking import Masking, Predictions
+from bert_jax.training.masking import Masking
 
 # Google's guard against a batch without predictions, `run_pretraining.py`.
 _MLM_WEIGHT_FLOOR = 1e-5
@@ -31,7 +31,7 @@ class WeightedSum:
 # The metric whose total is the number of tokens without padding, and whose mean is their share.
 TOKENS = "token_share"
 
-Batch = Mapping[str, Array]
+Batch = Mapping[str, Any]
 Metrics = Mapping[str, WeightedSum]
 Weights = Mapping[str, Float[Array, ""]]
 
@@ -39,48 +39,22 @@ Weights = Mapping[str, Float[Array, ""]]
 class Objective(abc.ABC):
     """What a train step minimizes."""
 
-    @abc.abstractmethod
-    def prepare(self, key: Array, batch: Batch) -> Any:
+    def prepare(self, key: Array, batch: Batch) -> Batch:
         """Return the loader's batch as `loss` takes it, with everything random drawn."""
+        return batch
 
     @abc.abstractmethod
-    def weights(self, batch: Any) -> Weights:
+    def weights(self, batch: Batch) -> Weights:
         """Return the divisor of each term of the loss, summed over these sequences."""
 
     @abc.abstractmethod
     def loss(
-        self, params: Any, batch: Any, weights: Weights, dropout_key: Array | None
+        self, params: Any, batch: Batch, weights: Weights, dropout_key: Array | None
     ) -> tuple[Float[Array, ""], Metrics]:
         """Return what these sequences add to the loss, and their metrics.
 
         `weights` are those of the whole global batch. Without a key there is no dropout.
         """
-
-
-@struct.dataclass
-class MaskedBatch:
-    """A batch as the model sees it.
-
-    Attributes:
-      input_ids, token_type_ids, attention_mask: [B, L].
-      predictions: of the masked positions.
-      nsp_label: [B], or [B, T] of packed sequences; 1 where B is random or the order is swapped.
-      nsp_weight: float32, of the same shape; 0 where there is no pair: in padding and unused
-        segments, and everywhere when the data has no pairs.
-      index: [B], of each sequence in the global batch.
-      position_ids: [B, L], of packed sequences, counted within each pair.
-      segment_starts: [B, T], of packed sequences, the position where each pair begins.
-    """
-
-    input_ids: Any
-    token_type_ids: Any
-    attention_mask: Any
-    predictions: Predictions
-    nsp_label: Any
-    nsp_weight: Any
-    index: Any
-    position_ids: Any = None
-    segment_starts: Any = None
 
 
 @struct.dataclass
@@ -94,49 +68,43 @@ class Pretraining(Objective):
     model: nn.Module = struct.field(pytree_node=False)
     masking: Masking = struct.field(pytree_node=False)
 
-    def prepare(self, key: Array, batch: Batch) -> MaskedBatch:
+    def prepare(self, key: Array, batch: Batch) -> Batch:
+        """Mask the tokens, and add `predictions`, and `nsp_label` and `nsp_weight` of each pair."""
         index, attention_mask = batch["index"], batch["attention_mask"]
         input_ids, predictions = self.masking(key, batch["input_ids"], attention_mask, index)
-        label = batch.get("next_sentence_label")
-        if label is None:
-            label, is_pair = jnp.zeros_like(index), jnp.zeros_like(index)
-        elif "segment_starts" in batch:
-            label, is_pair = jnp.maximum(label, 0), label >= 0
-        else:
-            is_pair = attention_mask[:, 0]
-        return MaskedBatch(
-            input_ids=input_ids,
-            token_type_ids=batch["token_type_ids"],
-            attention_mask=attention_mask,
-            predictions=predictions,
-            nsp_label=label,
-            nsp_weight=is_pair.astype(jnp.float32),
-            index=index,
+        label = batch.get("next_sentence_label", jnp.full_like(index, -1))
+        is_pair = label >= 0
+        if label.ndim == 1:  # in packed sequences padding has no pairs
+            is_pair &= attention_mask[:, 0] > 0
+        return {
+            **batch,
+            "input_ids": input_ids,
+            "predictions": predictions,
+            "nsp_label": jnp.maximum(label, 0),
+            "nsp_weight": is_pair.astype(jnp.float32),
+        }
+
+    def weights(self, batch: Batch) -> Weights:
+        return {"mlm": batch["predictions"].weights.sum(), "nsp": batch["nsp_weight"].sum()}
+
+    def loss(
+        self, params: Any, batch: Batch, weights: Weights, dropout_key: Array | None
+    ) -> tuple[Float[Array, ""], Metrics]:
+        predictions = batch["predictions"]
+        output: Any = self.model.apply(
+            {"params": params},
+            batch["input_ids"],
+            batch["token_type_ids"],
+            batch["attention_mask"],
+            predictions.positions,
+            None if dropout_key is None else DropoutKey(dropout_key, batch["index"]),
             position_ids=batch.get("position_ids"),
             segment_starts=batch.get("segment_starts"),
         )
-
-    def weights(self, batch: MaskedBatch) -> Weights:
-        return {"mlm": batch.predictions.weights.sum(), "nsp": batch.nsp_weight.sum()}
-
-    def loss(
-        self, params: Any, batch: MaskedBatch, weights: Weights, dropout_key: Array | None
-    ) -> tuple[Float[Array, ""], Metrics]:
-        output: Any = self.model.apply(
-            {"params": params},
-            batch.input_ids,
-            batch.token_type_ids,
-            batch.attention_mask,
-            batch.predictions.positions,
-            None if dropout_key is None else DropoutKey(dropout_key, batch.index),
-            position_ids=batch.position_ids,
-            segment_starts=batch.segment_starts,
-        )
-        predictions = batch.predictions
         mlm_loss, mlm_accuracy = _cross_entropy(
             output.mlm_logits, predictions.labels, predictions.weights
         )
-        is_token = (batch.attention_mask > 0).astype(jnp.float32)
+        is_token = (batch["attention_mask"] > 0).astype(jnp.float32)
         metrics = {
             "mlm_loss": mlm_loss,
             "mlm_accuracy": mlm_accuracy,
@@ -145,7 +113,7 @@ class Pretraining(Objective):
         loss = mlm_loss.total / (weights["mlm"] + _MLM_WEIGHT_FLOOR)
         if output.nsp_logits is not None:
             nsp_loss, nsp_accuracy = _cross_entropy(
-                output.nsp_logits, batch.nsp_label, batch.nsp_weight
+                output.nsp_logits, batch["nsp_label"], batch["nsp_weight"]
             )
             metrics |= {"nsp_loss": nsp_loss, "nsp_accuracy": nsp_accuracy}
             loss += nsp_loss.total / jnp.maximum(weights["nsp"], 1.0)
@@ -182,9 +150,6 @@ class TaskObjective(Objective):
 
     model: nn.Module = struct.field(pytree_node=False)
     is_regression: bool = struct.field(pytree_node=False, default=False)
-
-    def prepare(self, key: Array, batch: Batch) -> Batch:
-        return batch
 
     def weights(self, batch: Batch) -> Weights:
         return {"loss": self._has_label(batch["labels"]).sum()}

@@ -17,7 +17,7 @@ import bert_jax
 from bert_jax.convert import names
 from bert_jax.models.bert import BertModel
 from bert_jax.training.masking import Predictions
-from bert_jax.training.objectives import MaskedBatch, Pretraining
+from bert_jax.training.objectives import Pretraining
 
 # Most of the time of a test would be the compiler's.
 fast_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -81,13 +81,15 @@ def test_every_number_of_the_forward_pass(golden):
 def test_loss_and_every_gradient(golden):
     bert, inputs = golden.bert, golden.inputs
     positions = jnp.asarray(inputs["positions"])
-    batch = MaskedBatch(
-        *map(jnp.asarray, golden.rows()),
-        Predictions(positions, jnp.asarray(inputs["labels"]), jnp.float32(positions > 0)),
-        jnp.asarray(inputs["next_sentence_label"]),
-        jnp.ones(len(positions)),
-        jnp.arange(len(positions)),
-    )
+    names_of_rows = ("input_ids", "token_type_ids", "attention_mask")
+    batch = {
+        **dict(zip(names_of_rows, map(jnp.asarray, golden.rows()), strict=True)),
+        "predictions": Predictions(
+            positions, jnp.asarray(inputs["labels"]), jnp.float32(positions > 0)
+        ),
+        "nsp_label": jnp.asarray(inputs["next_sentence_label"]),
+        "nsp_weight": jnp.ones(len(positions)),
+    }
     objective = Pretraining(bert.model, masking())  # the batch is masked already
     weights = objective.weights(batch)
 

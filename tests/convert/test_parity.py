@@ -15,7 +15,7 @@ import bert_jax
 from bert_jax.convert import names
 from bert_jax.models.bert import BertModel
 from bert_jax.training.masking import Predictions
-from bert_jax.training.objectives import MaskedBatch, Pretraining
+from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import decayed
 
 pytestmark = [
@@ -160,13 +160,16 @@ NEXT = np.array([0, 1, 1, 0], np.int32)
 
 def our_loss(ours, ids, types, mask):
     labels = jnp.take_along_axis(jnp.asarray(ids), PREDICTED, 1)
-    batch = MaskedBatch(
-        *(jnp.asarray(x, jnp.int32) for x in (ids, types, mask)),
-        Predictions(jnp.asarray(PREDICTED), jnp.asarray(labels), jnp.float32(PREDICTED > 0)),
-        jnp.asarray(NEXT),
-        jnp.ones(4),
-        jnp.arange(4),
-    )
+    batch = {
+        "input_ids": jnp.asarray(ids, jnp.int32),
+        "token_type_ids": jnp.asarray(types, jnp.int32),
+        "attention_mask": jnp.asarray(mask, jnp.int32),
+        "predictions": Predictions(
+            jnp.asarray(PREDICTED), jnp.asarray(labels), jnp.float32(PREDICTED > 0)
+        ),
+        "nsp_label": jnp.asarray(NEXT),
+        "nsp_weight": jnp.ones(4),
+    }
     objective = Pretraining(ours.model, masking())  # the batch is masked already
     weights = objective.weights(batch)
     return lambda params: objective.loss(params, batch, weights, None)[0]

@@ -1,12 +1,8 @@
-"""Means over unequal batches, baselines, and a record that survives a kill."""
+"""Means over unequal batches, and a record that survives a kill."""
 
 import json
 
-import numpy as np
-import pytest
-from scipy import stats
-
-from bert_jax.training.metrics import Writer, duration, means, unigram_entropy
+from bert_jax.training.metrics import Writer, means
 from bert_jax.training.objectives import WeightedSum
 
 
@@ -30,12 +26,6 @@ def test_a_metric_of_weight_0_is_dropped():
     assert found == {"mlm_loss": 0.5, "loss": 0.5}
 
 
-def test_unigram_entropy():
-    counts = np.array([5, 0, 3, 2, 0, 90])
-    assert unigram_entropy(counts) == pytest.approx(stats.entropy(counts))
-    assert unigram_entropy(np.ones(64)) == pytest.approx(np.log(64))
-
-
 def test_a_record_resumes_from_its_step(tmp_path):
     writer = Writer(tmp_path, 0, {"loss": "loss"})
     for step in (10, 20, 30):
@@ -56,10 +46,3 @@ def test_a_record_resumes_from_its_step(tmp_path):
         (30, "train", 9.0),
     ]
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "1s"), (59.0, "59s"), (200.0, "3m 20s"), (7500.0, "2h 05m")]
-)
-def test_duration(seconds, text):
-    assert duration(seconds) == text

@@ -15,7 +15,7 @@ from bert_jax.models.bert import BertModel
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.planning import synthetic
 from bert_jax.training.masking import Predictions
-from bert_jax.training.objectives import TOKENS, MaskedBatch, Pretraining
+from bert_jax.training.objectives import TOKENS, Batch, Pretraining
 from bert_jax.training.step import make_eval_step
 
 PAIRS, LONG, ROWS = 11, 2 * LENGTH, 16
@@ -39,7 +39,7 @@ def params(task: Pretraining):
     return jax.tree.map_with_path(value, shapes)
 
 
-def prepare(task: Pretraining, rows, seed: int = 0) -> MaskedBatch:
+def prepare(task: Pretraining, rows, seed: int = 0) -> Batch:
     return jax.device_get(jax.jit(task.prepare)(jax.random.key(seed), rows))
 
 
@@ -75,21 +75,21 @@ def packed(alone) -> dict[str, np.ndarray]:
     return {**made, "index": np.arange(rows, dtype=np.int32)}
 
 
-def packed_as_masked(task: Pretraining, alone, masked: MaskedBatch) -> MaskedBatch:
+def packed_as_masked(task: Pretraining, alone, masked: Batch) -> Batch:
     """Pack sequences that are masked already, so that the same tokens are predicted."""
     places = places_of(alone)
-    rows = packed({**alone, "input_ids": masked.input_ids})
+    rows = packed({**alone, "input_ids": masked["input_ids"]})
     result = prepare(task, rows)
-    count = masked.predictions.positions.shape[1]
+    count = masked["predictions"].positions.shape[1]
     shape = len(rows["index"]), PLACES * count
     parts = {name: np.zeros(shape, np.int32) for name in ("positions", "labels", "weights")}
     for pair, (row, number, start, _) in enumerate(places):
         span = slice(number * count, (number + 1) * count)
         for name, part in parts.items():
-            part[row, span] = getattr(masked.predictions, name)[pair]
+            part[row, span] = getattr(masked["predictions"], name)[pair]
         parts["positions"][row, span] += start
     parts["weights"] = parts["weights"].astype(np.float32)
-    return result.replace(input_ids=rows["input_ids"], predictions=Predictions(**parts))
+    return {**result, "input_ids": rows["input_ids"], "predictions": Predictions(**parts)}
 
 
 def test_losses_and_gradients_are_those_of_a_pair_a_sequence():
