@@ -5,6 +5,7 @@ checks here are those of fields against each other. Call `validate` before a con
 """
 
 import dataclasses
+import functools
 from typing import Literal
 
 from bert_jax.errors import UserError
@@ -19,6 +20,8 @@ from bert_jax.settings import (
     check,
     setting,
 )
+
+_resumable = functools.partial(setting, resumable=True)
 
 
 @dataclasses.dataclass
@@ -55,14 +58,10 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16", "auto"] = setting(
         "float32", "type of activations and matmuls; auto: bfloat16 where the device has it"
     )
-    remat: bool = setting(
-        False, "recompute each layer for its gradient, to save memory", resumable=True
-    )
-    scan_layers: bool = setting(
-        False, "compile one layer instead of all, to save time", resumable=True
-    )
-    attention: Literal["auto", "plain", "fused"] = setting(
-        "auto", "implementation of attention; auto is plain; fused is a kernel", resumable=True
+    remat: bool = _resumable(False, "recompute each layer for its gradient, to save memory")
+    scan_layers: bool = _resumable(False, "compile one layer instead of all, to save time")
+    attention: Literal["auto", "plain", "fused"] = _resumable(
+        "auto", "implementation of attention; auto is plain; fused is a kernel"
     )
 
 
@@ -165,10 +164,8 @@ class CheckpointConfig:
     2
     """
 
-    every: int = setting(1000, "steps between checkpoints", resumable=True)
-    keep: int = setting(
-        2, "latest checkpoints to keep; the best by held-out loss is kept too", resumable=True
-    )
+    every: int = _resumable(1000, "steps between checkpoints")
+    keep: int = _resumable(2, "latest checkpoints to keep; the best by held-out loss is kept too")
 
 
 @dataclasses.dataclass
@@ -179,18 +176,12 @@ class ParallelConfig:
     -1
     """
 
-    data: int = setting(-1, "replicas of the model", COUNT_OR_REST, resumable=True)
-    fsdp: int = setting(
-        1, "shards of parameters, gradients and moments", COUNT_OR_REST, resumable=True
-    )
-    tensor: int = setting(
-        1, "shards of heads, feed-forward and vocabulary", COUNT_OR_REST, resumable=True
-    )
-    zero: Literal[1, 3] = setting(
-        3, "ZeRO stage; 1 replicates parameters and shards moments", resumable=True
-    )
-    mode: Literal["mesh", "pmap"] = setting(
-        "mesh", "pmap: jax.pmap, which JAX keeps in maintenance", resumable=True
+    data: int = _resumable(-1, "replicas of the model", COUNT_OR_REST)
+    fsdp: int = _resumable(1, "shards of parameters, gradients and moments", COUNT_OR_REST)
+    tensor: int = _resumable(1, "shards of heads, feed-forward and vocabulary", COUNT_OR_REST)
+    zero: Literal[1, 3] = _resumable(3, "ZeRO stage; 1 replicates parameters and shards moments")
+    mode: Literal["mesh", "pmap"] = _resumable(
+        "mesh", "pmap: jax.pmap, which JAX keeps in maintenance"
     )
 
 
@@ -205,9 +196,9 @@ class TrainConfig:
 
     seed: int = setting(0, "of initial weights, data order, masks and dropout", NOT_NEGATIVE)
     steps: int = setting(1_000_000, "training steps")
-    log_every: int = setting(100, "steps between logs", resumable=True)
-    eval_every: int = setting(10_000, "steps between evaluations", resumable=True)
-    eval_rows: int = setting(20_000, "held-out sequences of an evaluation, at most", resumable=True)
+    log_every: int = _resumable(100, "steps between logs")
+    eval_every: int = _resumable(10_000, "steps between evaluations")
+    eval_rows: int = _resumable(20_000, "held-out sequences of an evaluation, at most")
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -258,7 +249,7 @@ class DataFiles:
     eval: str = setting(
         "", "held-out examples; NAME=FILE,NAME=FILE for several; empty: eval_fraction of train"
     )
-    test: str = setting("", "examples to predict, scored where they have labels", resumable=True)
+    test: str = _resumable("", "examples to predict, scored where they have labels")
     eval_fraction: float = setting(0.1, "share of the training examples held out", SHARE)
     text: str = setting("sentence", "column of the text; two of a pair, comma separated")
     label: str = setting("label", "column of the label")
@@ -275,13 +266,13 @@ class FinetuneConfig:
     """
 
     seed: int = setting(0, "of a new head, data order and dropout", NOT_NEGATIVE)
-    seeds: int = setting(1, "runs, with consecutive seeds", resumable=True)
+    seeds: int = _resumable(1, "runs, with consecutive seeds")
     epochs: float = setting(3.0, "passes over the training examples")
     evaluations: int = setting(1, "evaluations an epoch")
     patience: int = setting(
         0, "evaluations without a better score that end a run; 0: never", NOT_NEGATIVE
     )
-    log_every: int = setting(50, "steps between logs", resumable=True)
+    log_every: int = _resumable(50, "steps between logs")
     layer_decay: float = setting(
         1.0, "learning rate of a layer, relative to the layer above", POSITIVE_SHARE
     )
@@ -289,9 +280,7 @@ class FinetuneConfig:
         "", "freeze the encoder and train a head on one layer, by number, or on a mix of all"
     )
     new_head: bool = setting(False, "replace a head that the checkpoint has")
-    compare: bool = setting(
-        False, "also train from random weights and, for classes, TF-IDF", resumable=True
-    )
+    compare: bool = _resumable(False, "also train from random weights and, for classes, TF-IDF")
     task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
     data: DataFiles = dataclasses.field(default_factory=DataFiles)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)

@@ -1,19 +1,20 @@
 """Frozen embeddings of texts: of any layer or a sum of layers, by text, by token or by word."""
 
 import dataclasses
+import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import ModelConfig
-from bert_jax.distributed.mesh import make_mesh
+from bert_jax.distributed.fsdp import Collectives
+from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.errors import UserError
 from bert_jax.models.bert import BertModel
 from bert_jax.text.tokenizer import Tokenizer
@@ -46,25 +47,13 @@ def word_spans(text: str) -> np.ndarray:
     Words are separated by white space. A mark of punctuation or a symbol at either end of a word
     is a word of its own.
     """
-    spans: list[tuple[int, int]] = []
-    end = 0
-    for word in text.split():
-        start = text.index(word, end)
-        end = stop = start + len(word)
-        while start < stop and _is_mark(text[start]):
-            spans.append((start, start + 1))
-            start += 1
-        marks = []
-        while start < stop and _is_mark(text[stop - 1]):
-            marks.append((stop - 1, stop))
-            stop -= 1
-        spans += [(start, stop)] if start < stop else []
-        spans += reversed(marks)
+    # Each character as " " for white space, "." for a mark or "w" for all others.
+    kinds = "".join(
+        " " if character.isspace() else "." if unicodedata.category(character)[0] in "PS" else "w"
+        for character in text
+    )
+    spans = [match.span() for match in re.finditer(r"w(?:[w.]*w)?|\.", kinds)]
     return np.array(spans, np.int32).reshape(-1, 2)
-
-
-def _is_mark(character: str) -> bool:
-    return unicodedata.category(character)[0] in "PS"
 
 
 class Encoder:
@@ -95,22 +84,16 @@ class Encoder:
         self._tokenizer, self._pooling = tokenizer, pooling
         self._max_length = config.max_position_embeddings
         mesh = make_mesh(devices=jax.local_devices())
-        replicated, by_sequence = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+        layout = replicated_layout(mesh)
         self._num_devices = mesh.size
-        self._params = jax.device_put(params, replicated)
+        self._params = jax.device_put(params, layout.params)
         model = BertModel(config, add_pooling_layer=False)
-        on_each_device = jax.shard_map(
-            partial(_embed, model, tuple(layers), pooling),
-            mesh=mesh,
-            in_specs=(P(), P("data"), P("data")),
-            out_specs=P("data"),
-            check_vma=False,
-        )
-        self._embed = jax.jit(
-            on_each_device,
-            in_shardings=(replicated, by_sequence, by_sequence),
-            out_shardings=by_sequence,
-        )
+        function = partial(_embed, model, tuple(layers), pooling)
+
+        def step(params: Any, batch: Any, collectives: Collectives) -> jax.Array:
+            return collectives.run(function, "per_example")(params, (), batch)
+
+        self._embed = compile_step(step, "mesh", layout, "per_example")
 
     def __call__(self, texts: Iterable[str]) -> Iterator[Embedding]:
         """Yield the embedding of each text, in order, some thousands at a time."""
@@ -144,30 +127,27 @@ class Encoder:
         """Return the model's output for each sequence, without that of its padding."""
         order = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
         results: list[np.ndarray] = [np.empty(0)] * len(sequences)
-        pending: list[tuple[list[int], jax.Array]] = []
 
-        def fetch() -> None:
-            indices, values = pending.pop(0)
-            for value, index in zip(np.asarray(values), indices, strict=False):
+        def outputs() -> Iterator[tuple[list[int], jax.Array]]:
+            start = 0
+            while start < len(order):
+                length = min(_static_length(len(sequences[order[start]])), self._max_length)
+                indices = order[start : start + max(1, _BATCH_TOKENS // length)]
+                start += len(indices)
+                # All batches of a length have one size, but for the very last.
+                size = len(indices) if start < len(order) else 1 << (len(indices) - 1).bit_length()
+                size = -(-size // self._num_devices) * self._num_devices
+                tokens = [sequences[index] for index in indices]
+                ids, mask = pad(tokens, (size, length), self._tokenizer.pad_id)
+                batch = {"input_ids": ids, "attention_mask": mask}
+                yield indices, self._embed(self._params, batch)
+
+        # In pairs, so that the device computes one batch while the host copies another.
+        for (indices, values), _ in pairwise(chain[Any](outputs(), [None])):
+            for index, value in zip(indices, np.asarray(values), strict=False):
                 # A copy, since a view would keep the padding in memory.
                 kept = value if value.ndim == 1 else value[: len(sequences[index])]
                 results[index] = kept.copy()
-
-        start = 0
-        while start < len(order):
-            length = min(_static_length(len(sequences[order[start]])), self._max_length)
-            indices = order[start : start + max(1, _BATCH_TOKENS // length)]
-            start += len(indices)
-            # All batches of a length have one size, but for the very last.
-            size = len(indices) if start < len(order) else 1 << (len(indices) - 1).bit_length()
-            size = -(-size // self._num_devices) * self._num_devices
-            batch = [sequences[index] for index in indices]
-            ids, mask = pad(batch, (size, length), self._tokenizer.pad_id)
-            pending.append((indices, self._embed(self._params, ids, mask)))
-            if len(pending) > 1:  # the device computes one batch while the host copies another
-                fetch()
-        while pending:
-            fetch()
         return results
 
 
@@ -205,19 +185,15 @@ def _embed(
     layers: tuple[int, ...],
     pooling: str,
     params: Any,
-    input_ids: jax.Array,
-    attention_mask: jax.Array,
+    _: Any,
+    batch: Mapping[str, jax.Array],
 ) -> jax.Array:
-    output: Any = model.apply(
-        {"params": params},
-        input_ids,
-        jnp.zeros_like(input_ids),
-        attention_mask,
-        output_hidden_states=True,
-    )
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    types = jnp.zeros_like(ids)
+    output: Any = model.apply({"params": params}, ids, types, mask, output_hidden_states=True)
     chosen = [output.hidden_states[layer].astype(jnp.float32) for layer in layers]
     hidden: Any = sum(chosen[1:], chosen[0])
-    is_token = attention_mask[:, :, None] > 0
+    is_token = mask[:, :, None] > 0
     if pooling == "mean":
         # At least one: a sequence that fills up the batch has no tokens.
         return (hidden * is_token).sum(1) / jnp.maximum(is_token.sum(1), 1)

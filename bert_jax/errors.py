@@ -28,8 +28,6 @@ class TrainingError(CommandError):
     1
     """
 
-    exit_code = 1
-
 
 class Interrupted(CommandError):
     """A signal asked the run to stop; it has saved, and the same command resumes (EX_TEMPFAIL).

@@ -17,10 +17,10 @@ from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, TrainConfig, phases
 from bert_jax.convert.names import module_names
 from bert_jax.distributed import hosts
+from bert_jax.distributed.hosts import print_on_main
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text
 from bert_jax.text.store import Corpus
-from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.step import TrainState
 
 _NUM_EXAMPLES = 3
@@ -35,13 +35,11 @@ def pretraining_start(
     workdir: Path,
 ) -> None:
     """Print what is about to be trained, on what, and where."""
-    if not hosts.is_main():
-        return
     axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
     size = sum(x.size for x in jax.tree.leaves(state.params))
     c, step = config.model, int(state.step)
     resumes = f"; resuming from step {step:,}" if step else ""
-    console.show(
+    print_on_main(
         f"devices    {_devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {size:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.num_attention_heads} heads, {c.dtype}\n"
@@ -73,7 +71,7 @@ def initialized_from(name: str, params: Any, source: Any) -> None:
     """Print which modules of a model come from a checkpoint, and which do not."""
     target, source = module_names(params), module_names(source)
     new, dropped = (", ".join(sorted(names)) for names in (target - source, source - target))
-    hosts.print_on_main(
+    print_on_main(
         f"weights    {name}; randomly initialized: {new or 'none'}; dropped: {dropped or 'none'}"
     )
 
@@ -107,24 +105,22 @@ def pretraining_end(
     checkpoint: Path,
 ) -> None:
     """Print the held-out scores beside their baselines, some filled masks, and the files."""
-    if not hosts.is_main() or console.is_quiet():
-        return
     lines = [("MLM loss (nats)", "mlm_loss", ".3f", "unigram entropy")]
     lines += [("MLM accuracy", "mlm_accuracy", ".1%", "most frequent token")]
     if "nsp_accuracy" in scores:
         name = f"{config.data.pairs.upper()} accuracy"
         lines += [(name, "nsp_accuracy", ".1%", "majority class")]
-    console.show(f"\n{'held-out text':<18}{'model':>8}{'baseline':>10}")
+    print_on_main(f"\n{'held-out text':<18}{'model':>8}{'baseline':>10}")
     for title, name, form, baseline in lines:
         value, other = format(scores[name], form), format(baselines[name], form)
-        console.show(f"{title:<18}{value:>8}{other:>10}  {baseline}")
-    if bert:
-        console.show()
+        print_on_main(f"{title:<18}{value:>8}{other:>10}  {baseline}")
+    if bert and not console.is_quiet():
+        print_on_main("")
         for ids, answer in masked_examples(corpus, config.model.max_position_embeddings - 2):
             guesses = bert.fill_masked_tokens(ids, 3)
             listed = ", ".join(f"{guess.token} {guess.probability:.0%}" for guess in guesses)
-            console.show(f"{bert.text(ids)}\n    [MASK] = {listed} (was {answer})")
-    console.show(
+            print_on_main(f"{bert.text(ids)}\n    [MASK] = {listed} (was {answer})")
+    print_on_main(
         f"\ncheckpoint {checkpoint}\n"
         f"metrics    {workdir / 'metrics.jsonl'}, {workdir / 'curves.png'}, "
         f"{workdir / 'tensorboard'}\n"
@@ -135,7 +131,8 @@ def pretraining_end(
 def masked_examples(corpus: Corpus, longest: int) -> list[tuple[list[int], str]]:
     """Return held-out sentences with a word masked, as tokens, and the word.
 
-    The sentences are of medium length and spread over the text.
+    The sentences are of medium length and spread over the text. The word is in the middle, a single
+    token of three letters or more.
     """
     store, tokenizer = corpus.eval, corpus.tokenizer
     lengths = np.diff(store.sentences)
@@ -144,23 +141,15 @@ def masked_examples(corpus: Corpus, longest: int) -> list[tuple[list[int], str]]
     for part in np.array_split(candidates, _NUM_EXAMPLES):
         for index in part.tolist():
             ids = store.tokens[store.sentences[index] : store.sentences[index + 1]].tolist()
-            position = _whole_word(ids, tokenizer)
-            if position is not None:
-                masked = [*ids[:position], tokenizer.mask_id, *ids[position + 1 :]]
-                examples.append((masked, tokenizer.id_to_token(ids[position])))
+            middle = len(ids) // 2
+            token = tokenizer.id_to_token(ids[middle])
+            word = token.lstrip("▁Ġ")
+            is_whole = not tokenizer.is_continuation[ids[middle : middle + 2]].any()
+            if is_whole and len(word) >= 3 and word.isalpha():
+                ids[middle] = tokenizer.mask_id
+                examples.append((ids, token))
                 break
     return examples
-
-
-def _whole_word(ids: list[int], tokenizer: Tokenizer) -> int | None:
-    """Return the position nearest to the middle of a one-token word of three letters or more."""
-    continues = tokenizer.is_continuation
-    for position in sorted(range(1, len(ids) - 1), key=lambda i: abs(i - len(ids) // 2)):
-        word = tokenizer.id_to_token(ids[position]).lstrip("▁Ġ")
-        is_whole = not continues[ids[position]] and not continues[ids[position + 1]]
-        if is_whole and len(word) >= 3 and word.isalpha():
-            return position
-    return None
 
 
 def finetuning_start(
@@ -172,13 +161,11 @@ def finetuning_start(
     workdir: Path,
 ) -> None:
     """Print what is about to be learned, from which examples, and how they are padded."""
-    if not hosts.is_main():
-        return
     task, length = config.task, config.data.max_length
     names = ", ".join(task.labels[:12]) + (", …" if len(task.labels) > 12 else "")
     counts = {"train": sets.train, **sets.evals, **sets.tests}
     listed = ", ".join(f"{name} {len(examples):,}" for name, examples in counts.items())
-    console.show(
+    print_on_main(
         f"devices    {_devices(mesh)}, {config.parallel.mode}\n"
         f"task       {task.kind}"
         + (f": {len(task.labels)} labels: {names}\n" if names else "\n")
@@ -190,14 +177,14 @@ def finetuning_start(
         f"workdir    {workdir}"
     )
     if train.features.truncated:
-        console.show(f"truncated  {train.features.truncated:,} texts to {length} tokens")
+        print_on_main(f"truncated  {train.features.truncated:,} texts to {length} tokens")
     if train.features.skipped:
-        console.show(
+        print_on_main(
             f"skipped    {len(train.features.skipped):,} training examples, all in results.json; "
             f"the first: {train.features.skipped[0]}"
         )
     for source, count in sets.skipped.items():
-        console.show(f"skipped    {count:,} records of {source}, as the format's own readers do")
+        print_on_main(f"skipped    {count:,} records of {source}, as the format's own readers do")
 
 
 def finetuning_end(
@@ -207,17 +194,15 @@ def finetuning_end(
     workdir: Path,
 ) -> None:
     """Print the scores beside their baselines, and the files."""
-    if not hosts.is_main():
-        return
-    console.show(f"\n{as_text(comparison)}\n")
+    print_on_main(f"\n{as_text(comparison)}\n")
     for name, values in list(scores.items())[1:]:
         names = [name for name in comparison[0]["scores"] if name in values]
         listed = [f"{name} {values[name]:.4f}" for name in names]
-        console.show(f"{name:<10} {', '.join(listed) or 'predicted; some labels are missing'}")
+        print_on_main(f"{name:<10} {', '.join(listed) or 'predicted; some labels are missing'}")
     for name, count in truncated.items():
         if count:
-            console.show(f"truncated  {count:,} texts of {name} to data.max_length tokens")
-    console.show(
+            print_on_main(f"truncated  {count:,} texts of {name} to data.max_length tokens")
+    print_on_main(
         f"results    {workdir / 'results.json'}, {workdir / 'predictions'}.*\n"
         f"checkpoint {workdir / 'best'}\n"
         f"try        bert-jax predict {workdir} FILE"

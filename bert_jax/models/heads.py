@@ -72,19 +72,10 @@ class BertForPreTraining(nn.Module):
         attention_mask: Int[Array, "B L"],
         positions: Int[Array, "B P"],
         dropout_key: DropoutKey | None = None,
-        *,
-        position_ids: Int[Array, "B L"] | None = None,
-        segment_starts: Int[Array, "B T"] | None = None,
+        **packing: Int[Array, "B _"] | None,
     ) -> PreTrainingOutput:
         """Return the MLM logits of `positions` and the NSP logits; see `BertModel`."""
-        output = self.bert(
-            input_ids,
-            token_type_ids,
-            attention_mask,
-            dropout_key,
-            position_ids=position_ids,
-            segment_starts=segment_starts,
-        )
+        output = self.bert(input_ids, token_type_ids, attention_mask, dropout_key, **packing)
         hidden = gather_positions(output.last_hidden_state, positions)
         nsp = self.nsp_head(output.pooled).astype(jnp.float32) if self.next_sentence else None
         return PreTrainingOutput(

@@ -3,9 +3,6 @@
 Accelerators take a product as it is. A CPU with bfloat16 instructions (AVX-512 BF16, AMX) uses them
 for `x @ y` of bfloat16 operands with a float32 result and a contiguous last axis, and for little
 else: any other product is converted to float32 first (benchmarks/records/2026-11-21-peers).
-
-The gradients are written by hand (`jax.custom_vjp`). So `jax.grad` and `jax.vjp` work, and forward
-mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises a TypeError.
 """
 
 from collections.abc import Callable, Sequence

@@ -61,10 +61,10 @@ def make_train_step(
             examples = objective.prepare(mask_key, batch)
             weights = collectives.psum(objective.weights(examples))
 
-            def microbatch_gradient(examples: Any) -> tuple[Any, Metrics]:
-                return gradient(params, examples, weights, dropout_key)
-
-            gradients, metrics = _sum_over(microbatch_gradient, examples, microbatches)
+            # Neighbours go to different microbatches, which run one after the other.
+            size = len(batch["index"]) // microbatches if microbatches > 1 else None
+            summed = optax.microbatch(gradient, argnums=1, microbatch_size=size)
+            gradients, metrics = summed(params, examples, weights, dropout_key)
             return collectives.reduce_gradients(gradients), collectives.psum(metrics)
 
         gradients, metrics = collectives.run(run_shard, ("gradients", "metrics"))(
@@ -77,26 +77,6 @@ def make_train_step(
         return new_state, {**metrics, "gradient_norm": norm}
 
     return train_step
-
-
-def _sum_over(function: Callable[[Any], Any], examples: Any, microbatches: int) -> Any:
-    """Return the sum of `function` over microbatches, run one after the other.
-
-    Neighbours go to different microbatches, so that each takes sequences from every device.
-    """
-    if microbatches == 1:
-        return function(examples)
-
-    def split(x: Array) -> Array:
-        return jnp.swapaxes(x.reshape(-1, microbatches, *x.shape[1:]), 0, 1)
-
-    def accumulate(total: Any, microbatch: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, function(microbatch)), None
-
-    batches = jax.tree.map(split, examples)
-    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], batches))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return jax.lax.scan(accumulate, zeros, batches)[0]
 
 
 def make_eval_step(objective: Objective) -> Callable[..., Metrics]:

@@ -76,12 +76,10 @@ def check_shared(workdir: Path) -> None:
         return
     marker = workdir / f".{hosts.broadcast_from_main(lambda: secrets.token_hex(8))}"
 
-    def write_marker() -> None:
+    def share_marker() -> None:
         if hosts.is_main():
             workdir.mkdir(parents=True, exist_ok=True)
             marker.touch()
-
-    def wait_for_marker() -> None:
         deadline = time.monotonic() + _SEEN_WITHIN
         while not marker.exists():
             if time.monotonic() > deadline:
@@ -91,9 +89,8 @@ def check_shared(workdir: Path) -> None:
                 )
             time.sleep(0.1)
 
-    hosts.run_on_all_hosts(write_marker)
     try:
-        hosts.run_on_all_hosts(wait_for_marker)
+        hosts.run_on_all_hosts(share_marker)
     finally:
         marker.unlink(missing_ok=True)
 
