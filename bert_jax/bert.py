@@ -347,8 +347,8 @@ class Bert:
             run = FinetuneConfig(
                 model=self.config, task=self.task, data=self.data, probe=self.model.probe
             )
-        with _writing(path) as path:
-            checkpoint.write_params(path, self.params, dataclasses.asdict(run), self.tokenizer)
+        with _writing(path) as new:
+            checkpoint.write_params(new, self.params, dataclasses.asdict(run), self.tokenizer)
 
     def export(self, path: str | Path, head: str | None = None) -> huggingface.Exported:
         """Write a directory that Hugging Face's `transformers` loads, all of it or nothing.
@@ -372,17 +372,9 @@ class Bert:
                 f"the checkpoint is a probe of {self.model.probe!r}, and no class of transformers "
                 "has such a head; export its encoder with head=none, or fine-tune without a probe"
             )
-        with _writing(path) as path:
-            parent = path.absolute().parent
-            parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
-                new = Path(folder) / path.name
-                new.mkdir()
-                exported = huggingface.save(
-                    self.config, self.params, self.tokenizer, new, head, self.task
-                )
-                new.rename(path)
-        return exported
+        with _writing(path) as new:
+            new.mkdir()
+            return huggingface.save(self.config, self.params, self.tokenizer, new, head, self.task)
 
 
 def load(path: str | Path) -> Bert:
@@ -440,11 +432,15 @@ def _model(
 
 @contextlib.contextmanager
 def _writing(path: str | Path) -> Iterator[Path]:
-    """Refuse a path that exists, or that turns out not to be writable."""
+    """Yield a temporary path that becomes `path`, which must not exist and must be writable."""
     path = Path(path)
     if path.exists():
         raise UserError(f"{path} already exists; choose another path, or remove it")
     try:
-        yield path
+        parent = path.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
+            yield Path(folder) / path.name
+            (Path(folder) / path.name).rename(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error})") from error

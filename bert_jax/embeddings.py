@@ -4,7 +4,6 @@ import dataclasses
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -81,19 +80,33 @@ class Encoder:
                 f"layer is {', '.join(map(str, layers))}; the model has layers 0 (the embeddings) "
                 f"to {count}, and -1 is the last"
             )
-        self._tokenizer, self._pooling = tokenizer, pooling
+        self._tokenizer, self._layers, self._pooling = tokenizer, layers, pooling
         self._max_length = config.max_position_embeddings
         mesh = make_mesh(devices=jax.local_devices())
         layout = replicated_layout(mesh)
         self._num_devices = mesh.size
         self._params = jax.device_put(params, layout.params)
-        model = BertModel(config, add_pooling_layer=False)
-        function = partial(_embed, model, tuple(layers), pooling)
+        self._model = BertModel(config, add_pooling_layer=False)
 
         def step(params: Any, batch: Any, collectives: Collectives) -> jax.Array:
-            return collectives.run(function, "per_example")(params, (), batch)
+            return collectives.run(self._embed_shard, "per_example")(params, (), batch)
 
         self._embed = compile_step(step, "mesh", layout, "per_example")
+
+    def _embed_shard(self, params: Any, _: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        output: Any = self._model.apply(
+            {"params": params}, ids, jnp.zeros_like(ids), mask, output_hidden_states=True
+        )
+        chosen = [output.hidden_states[layer].astype(jnp.float32) for layer in self._layers]
+        hidden: Any = sum(chosen[1:], chosen[0])
+        is_token = mask[:, :, None] > 0
+        if self._pooling == "mean":
+            # At least one: a sequence that fills up the batch has no tokens.
+            return (hidden * is_token).sum(1) / jnp.maximum(is_token.sum(1), 1)
+        if self._pooling == "max":
+            return jnp.where(is_token, hidden, -jnp.inf).max(1)
+        return hidden[:, 0] if self._pooling == "cls" else hidden
 
     def __call__(self, texts: Iterable[str]) -> Iterator[Embedding]:
         """Yield the embedding of each text, in order, some thousands at a time."""
@@ -178,28 +191,6 @@ def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 def _static_length(length: int) -> int:
     return next((size for size in _LENGTHS if size >= length), -(-length // 256) * 256)
-
-
-def _embed(
-    model: BertModel,
-    layers: tuple[int, ...],
-    pooling: str,
-    params: Any,
-    _: Any,
-    batch: Mapping[str, jax.Array],
-) -> jax.Array:
-    ids, mask = batch["input_ids"], batch["attention_mask"]
-    types = jnp.zeros_like(ids)
-    output: Any = model.apply({"params": params}, ids, types, mask, output_hidden_states=True)
-    chosen = [output.hidden_states[layer].astype(jnp.float32) for layer in layers]
-    hidden: Any = sum(chosen[1:], chosen[0])
-    is_token = mask[:, :, None] > 0
-    if pooling == "mean":
-        # At least one: a sequence that fills up the batch has no tokens.
-        return (hidden * is_token).sum(1) / jnp.maximum(is_token.sum(1), 1)
-    if pooling == "max":
-        return jnp.where(is_token, hidden, -jnp.inf).max(1)
-    return hidden[:, 0] if pooling == "cls" else hidden
 
 
 def _pool_words(vectors: np.ndarray, tokens: np.ndarray, words: np.ndarray) -> np.ndarray:

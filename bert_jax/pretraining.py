@@ -108,11 +108,7 @@ def start(
 ) -> Run:
     """Check a run against its workdir and the devices, and prepare its text.
 
-    `model_fields` are the fields of `config.model` that go before those of `init`; see
-    `initialization.model_config`.
-
-    Raises:
-      UserError: a setting, the text, the workdir or `init` cannot be used.
+    `model_fields` are those of `initialization.model_config`.
     """
     initial = load(init) if init else None
     config = initialization.resolve(config, workdir, init, initial, model_fields, validate)
@@ -150,14 +146,7 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -
 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
-    """Train, from the latest checkpoint on, and evaluate.
-
-    `stop` is asked after each step for a reason to save and stop, such as "SIGTERM".
-
-    Raises:
-      TrainingError: a loss or a gradient is not finite.
-      Interrupted: `stop` returned a reason; the state has been saved.
-    """
+    """Train, from the latest checkpoint on, and evaluate; `stop` is that of `loop.fit`."""
     config, workdir, corpus = run.config, run.workdir, run.corpus
     model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)
@@ -223,19 +212,13 @@ def _make_stages(
     for end, (_, phase) in zip(ends, starts, strict=True):
         objective = Pretraining(model, make_masking(corpus.tokenizer, phase, config.data))
         train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
-        eval_step = make_eval_step(objective)
         indices = partial(meshes.process_indices, layout.mesh)
-        stages.append(
-            loop.Stage(
-                end=end,
-                batch_size=phase.batch_size,
-                train_step=compiled(train_step, outputs=("state", "metrics")),
-                evaluate=partial(
-                    loop.evaluate,
-                    compiled(eval_step, outputs="metrics"),
-                    partial(loader.eval_batches, corpus, config, phase, indices),
-                    phase.batch_size,
-                ),
-            )
+        evaluate = partial(
+            loop.evaluate,
+            compiled(make_eval_step(objective), outputs="metrics"),
+            partial(loader.eval_batches, corpus, config, phase, indices),
+            phase.batch_size,
         )
+        train_step = compiled(train_step, outputs=("state", "metrics"))
+        stages.append(loop.Stage(end, phase.batch_size, train_step, evaluate))
     return stages

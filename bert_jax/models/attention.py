@@ -1,8 +1,7 @@
 """Self-attention: the plain form, and the fused forms of TPUs and GPUs.
 
-Plain attention runs everywhere and is the default. With `model.attention` "fused" a TPU runs the
-kernels of `attention_tpu` and an NVIDIA GPU those of cuDNN, where they can serve: `check_attention`
-says so before training. Shape letters are those of `models.bert`.
+Plain attention is the default. With `model.attention` "fused" a TPU runs the kernels of
+`attention_tpu` and an NVIDIA GPU those of cuDNN, where they can serve (`check_attention`).
 """
 
 from collections.abc import Callable, Sequence
@@ -85,12 +84,8 @@ def plain_attention(
 ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"]]:
     """Return the context of each query, and the attention map before dropout.
 
-    Args:
-      config: of the model.
-      projected: queries, keys and values, with the heads side by side.
-      mask: which tokens attend to which.
-      dropout_key: as in `apply_dropout`.
-      relative: the positions' term of the scores, as a function of queries and keys.
+    `projected` are queries, keys and values, with the heads side by side. `relative` returns the
+    positions' term of the scores from queries and keys.
     """
     batch, length, size = projected[0].shape
     heads, most = config.num_attention_heads, config.max_position_embeddings
@@ -169,11 +164,7 @@ def cudnn_attention(
 
 
 def check_attention(config: ModelConfig, platform: str, length: int, *, packed: bool) -> None:
-    """Refuse a fused attention that cannot serve in training, on a platform "cpu", "gpu" or "tpu".
-
-    Raises:
-      UserError: `model.attention` is "fused", and no kernel takes such sequences.
-    """
+    """Refuse a fused attention that cannot serve in training on a platform, such as "gpu"."""
     reason = unsupported(config, platform, length, packed=packed, training=True)
     if config.attention == "fused" and reason:
         raise UserError(f"model.attention fused {reason}, or set model.attention to plain")

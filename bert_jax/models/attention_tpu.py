@@ -1,9 +1,8 @@
 """Fused attention for TPUs: Pallas kernels of the forward and the backward pass.
 
-They compute what `attention.plain_attention` computes and drop the same elements, but never write
-the scores to main memory. One step of a kernel takes a group of heads of one sequence, a tile of
-its queries and all of its keys, which stay in the core's memory. Nothing but the operands is saved
-for the gradient: the backward kernel computes the probabilities again.
+They compute what `attention.plain_attention` does and drop the same elements. A step of a kernel
+takes a group of heads of one sequence, a tile of its queries and all of its keys, and keeps the
+scores in the core's memory. The backward kernel computes the probabilities again.
 """
 
 import dataclasses

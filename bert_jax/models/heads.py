@@ -72,7 +72,7 @@ class BertForPreTraining(nn.Module):
         attention_mask: Int[Array, "B L"],
         positions: Int[Array, "B P"],
         dropout_key: DropoutKey | None = None,
-        **packing: Int[Array, "B _"] | None,
+        **packing: Any,
     ) -> PreTrainingOutput:
         """Return the MLM logits of `positions` and the NSP logits; see `BertModel`."""
         output = self.bert(input_ids, token_type_ids, attention_mask, dropout_key, **packing)
@@ -180,19 +180,11 @@ class BertForMultipleChoice(TaskModel):
     uses_pooler = True
     input_rank = 3
 
-    def __call__(
-        self,
-        input_ids: Int[Array, "B C L"],
-        token_type_ids: Int[Array, "B C L"],
-        attention_mask: Int[Array, "B C L"],
-        dropout_key: DropoutKey | None = None,
-    ) -> Float[Array, "B C"]:
-        """Return float32 logits."""
+    def __call__(self, input_ids, token_type_ids, attention_mask, dropout_key=None) -> Array:
+        """Return float32 logits [B, C] of sequences [B, C, L]."""
         batch, choices, length = input_ids.shape
         if dropout_key:
             indices = dropout_key.indices[:, None] * choices + jnp.arange(choices)
             dropout_key = DropoutKey(dropout_key.key, indices.reshape(-1))
-        ids, types, mask = (
-            x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask)
-        )
-        return super().__call__(ids, types, mask, dropout_key).reshape(batch, choices)
+        inputs = (x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask))
+        return super().__call__(*inputs, dropout_key=dropout_key).reshape(batch, choices)

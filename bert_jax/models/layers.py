@@ -36,10 +36,7 @@ _READER: contextvars.ContextVar[Reader | None] = contextvars.ContextVar("reader"
 
 @contextlib.contextmanager
 def parameter_reader(reader: Reader | None) -> Iterator[None]:
-    """Pass every parameter that a module reads through `reader`, unless it is None.
-
-    FSDP all-gathers each parameter so, where it is used, and the modules need not know.
-    """
+    """Pass every parameter that a module reads through `reader`: so FSDP all-gathers it."""
     token = _READER.set(reader)
     try:
         yield
@@ -79,10 +76,7 @@ def round_to_dtype(value: Array, dtype: str) -> Array:
 
 
 def truncated_normal(stddev: float) -> nn.initializers.Initializer:
-    """Return BERT's initializer: a normal of deviation `stddev`, truncated at two deviations.
-
-    Source: `create_initializer` in google-research/bert `modeling.py`.
-    """
+    """Return BERT's initializer, `create_initializer` in google-research/bert `modeling.py`."""
     return nn.initializers.truncated_normal(stddev, lower=-2.0, upper=2.0)
 
 
@@ -172,9 +166,8 @@ def sequence_keys(
     key: Array, indices: Int[Array, "B"]
 ) -> tuple[UInt32[Array, "B"], UInt32[Array, "B"]]:
     """Return the two key words of each sequence."""
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.key_data(key)
-    first = _mix(_mix(indices.astype(jnp.uint32) + key[0]) ^ key[1])
+    words = jax.random.key_data(key)
+    first = _mix(_mix(indices.astype(jnp.uint32) + words[0]) ^ words[1])
     return first, _mix(first + jnp.uint32(0x9E3779B9))
 
 

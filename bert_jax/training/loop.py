@@ -93,8 +93,7 @@ def fit(
                 if due(log_every):
                     values = log.values()
                     writer.write(step, "train", values)
-                    seconds_per_step = (time.monotonic() - started) / (step - first_step)
-                    show(bar, step, values, seconds_per_step)
+                    show(bar, step, values, (time.monotonic() - started) / (step - first_step))
 
                 held_out, is_best = None, False
                 if due(eval_every):
@@ -104,8 +103,7 @@ def fit(
                             check_finite(f"held-out {name}", value, step, checkpoints)
                     writer.write(step, "eval", held_out)
                     writer.draw()
-                    line = f"step {step}/{last}  held-out: {describe(held_out)}"
-                    hosts.print_on_main(line)
+                    hosts.print_on_main(f"step {step}/{last}  held-out: {describe(held_out)}")
                     is_best = evaluations_since_best() == 0
                     ends_early = bool(patience) and evaluations_since_best() >= patience
 

@@ -1,8 +1,7 @@
 """MLM masking: choose tokens to predict and replace them, inside the jitted step.
 
 Source: `create_masked_lm_predictions` in google-research/bert `create_pretraining_data.py`. Masks
-are drawn anew each time that a sequence is seen. They depend on the key and on the sequence's index
-in the global batch, not on the device that holds it.
+depend on the step's key and the sequence's index in the global batch, not on its device.
 """
 
 import dataclasses
@@ -63,8 +62,7 @@ class Masking:
     ) -> tuple[Int[Array, "B L"], Predictions]:
         """Return the sequences with their chosen positions replaced, and the predictions to make.
 
-        A packed sequence is masked as one: its tokens are counted over all segments. `index` is
-        that of each sequence in the global batch.
+        A packed sequence is masked as one: its tokens are counted over all segments.
         """
         # The bits of dropout: JAX's own take a quarter of the time to compile a small step.
         bits = random_bits(key, index, (input_ids.shape[1] + 2 * self.max_predictions,))

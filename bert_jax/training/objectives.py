@@ -101,29 +101,24 @@ class Pretraining(Objective):
             position_ids=batch.get("position_ids"),
             segment_starts=batch.get("segment_starts"),
         )
-        mlm_loss, mlm_accuracy = _cross_entropy(
-            output.mlm_logits, predictions.labels, predictions.weights
-        )
+        metrics = _cross_entropy("mlm_", output.mlm_logits, predictions.labels, predictions.weights)
         is_token = (batch["attention_mask"] > 0).astype(jnp.float32)
-        metrics = {
-            "mlm_loss": mlm_loss,
-            "mlm_accuracy": mlm_accuracy,
-            TOKENS: WeightedSum(is_token.sum(), jnp.float32(is_token.size)),
-        }
-        loss = mlm_loss.total / (weights["mlm"] + _MLM_WEIGHT_FLOOR)
+        metrics[TOKENS] = WeightedSum(is_token.sum(), jnp.float32(is_token.size))
+        loss = metrics["mlm_loss"].total / (weights["mlm"] + _MLM_WEIGHT_FLOOR)
         if output.nsp_logits is not None:
-            nsp_loss, nsp_accuracy = _cross_entropy(
-                output.nsp_logits, batch["nsp_label"], batch["nsp_weight"]
-            )
-            metrics |= {"nsp_loss": nsp_loss, "nsp_accuracy": nsp_accuracy}
-            loss += nsp_loss.total / jnp.maximum(weights["nsp"], 1.0)
+            labels, pair_weights = batch["nsp_label"], batch["nsp_weight"]
+            metrics |= _cross_entropy("nsp_", output.nsp_logits, labels, pair_weights)
+            loss += metrics["nsp_loss"].total / jnp.maximum(weights["nsp"], 1.0)
         return loss, metrics
 
 
 def _cross_entropy(
-    logits: Float[Array, "*any N"], labels: Int[Array, "*any"], weights: Float[Array, "*any"]
-) -> tuple[WeightedSum, WeightedSum]:
-    """Return the cross-entropy in nats, and the accuracy of the argmax."""
+    prefix: str,
+    logits: Float[Array, "*any N"],
+    labels: Int[Array, "*any"],
+    weights: Float[Array, "*any"],
+) -> dict[str, WeightedSum]:
+    """Return the cross-entropy in nats, "loss", and the "accuracy" of the argmax."""
     labels = labels[..., None]
     label_logits = jnp.take_along_axis(logits, labels, axis=-1)
     losses = jax.nn.logsumexp(logits, axis=-1) - label_logits[..., 0]
@@ -131,8 +126,9 @@ def _cross_entropy(
     classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
     is_lower = (logits < label_logits) | ((logits == label_logits) & (classes >= labels))
     correct = is_lower.all(axis=-1).astype(jnp.float32)
-    loss = WeightedSum((weights * losses).sum(), weights.sum())
-    return loss, WeightedSum((weights * correct).sum(), loss.weight)
+    values = {"loss": losses, "accuracy": correct}
+    weight = weights.sum()
+    return {prefix + k: WeightedSum((weights * v).sum(), weight) for k, v in values.items()}
 
 
 @struct.dataclass
@@ -181,8 +177,7 @@ class TaskObjective(Objective):
         if self.is_regression:
             losses = weights * jnp.square(logits[..., 0] - labels)
             return {"loss": WeightedSum(losses.sum(), weights.sum())}
-        loss, accuracy = _cross_entropy(logits, labels, weights)
-        return {"loss": loss, "accuracy": accuracy}
+        return _cross_entropy("", logits, labels, weights)
 
     def _has_label(self, labels: Array) -> Float[Array, "*labels"]:
         has_label = ~jnp.isnan(labels) if self.is_regression else labels >= 0

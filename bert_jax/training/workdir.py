@@ -99,9 +99,8 @@ def claim(
     workdir: Path, config: TrainConfig | FinetuneConfig, tokenizer: Tokenizer, fingerprint: str
 ) -> None:
     """Write the config and the tokenizer; from now on the workdir belongs to this run."""
-    if not hosts.is_main():
-        return
-    tokenizer.save(workdir / "tokenizer")
+    if hosts.is_main():
+        tokenizer.save(workdir / "tokenizer")
     write(workdir / _TEXT, fingerprint + "\n")
     write(workdir / "config.json", settings.to_json(config))
 
