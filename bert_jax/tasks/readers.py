@@ -19,9 +19,6 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.text.sources import open_tfds, read_lines
 
-# Half of a surrogate pair, as JSON may escape it; UTF-8, and so every tokenizer, has no such thing.
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -200,10 +197,9 @@ def _json_lines(path: Path) -> Iterator[Record]:
 
 def _json(text: str, where: str) -> Any:
     try:
-        value = json.loads(text, object_pairs_hook=_object)
+        return _plain(json.loads(text, object_pairs_hook=_object))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({error}); mend or remove it") from error
-    return _plain(value) if _SURROGATE.search(text) else value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -216,6 +212,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return a value as JSON has it: bytes as text, arrays as lists."""
     if isinstance(value, str):
+        # JSON may escape half of a surrogate pair, which UTF-8, and so every tokenizer, has not.
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, bytes):
         return value.decode()
