@@ -18,7 +18,7 @@ _MAX_LENGTHS = 4  # the train step is compiled once for each padded length
 # A longer sequence is padded to a multiple of 128, as the fused attention of a TPU takes no other.
 _MAX_SHORT, _MULTIPLE, _LONG_MULTIPLE = 512, 8, 128
 _MAX_CANDIDATES = 12  # whose combinations are tried
-# Batches of a window, in which examples are sorted by length; an epoch has at least 4 windows.
+# Shuffled examples are sorted by length in windows of 16 batches; an epoch has at least 4 windows.
 # Source: `get_length_grouped_indices` of transformers, with at most 50 batches.
 _WINDOW, _MIN_WINDOWS = 16, 4
 
@@ -63,11 +63,7 @@ class Batcher:
 
 
 class BucketedBatches:
-    """The batch of every step, by index: a pure function of (features, seed, step).
-
-    A batch has examples of similar length, padded to the smallest of a few lengths that fits them
-    all, so that the train step is compiled once a length. Each example occurs once an epoch.
-    """
+    """The batch of every step, by index: examples of similar length, each once an epoch."""
 
     def __init__(
         self,
@@ -108,11 +104,7 @@ class BucketedBatches:
 
 
 def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the examples of each batch of an epoch, [batches, batch_size], FILL for padding.
-
-    The examples are shuffled and split into windows. Each window is sorted by length and split into
-    batches, and the batches are shuffled.
-    """
+    """Return the examples of each batch of an epoch, [batches, batch_size], FILL for padding."""
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(len(lengths))
     count = -(-len(order) // batch_size)
@@ -125,10 +117,7 @@ def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -
 
 
 def eval_batches(batcher: Batcher, batch_size: int) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yield every example once, as (indices, batch), the longest first.
-
-    The last batch is filled up with padding examples, whose index is FILL.
-    """
+    """Yield every example once, as (indices, batch), the longest first, FILL at the end."""
     order = np.argsort(-batcher.lengths, kind="stable")
     order = np.pad(order, (0, -len(order) % batch_size), constant_values=FILL)
     batches = order.reshape(-1, batch_size)
@@ -150,10 +139,7 @@ def pad_to(lengths: np.ndarray, padded: Sequence[int]) -> np.ndarray:
 
 
 def choose_lengths(lengths: np.ndarray, longest: int) -> list[int]:
-    """Return up to four rising padded lengths, the last `longest`, with the least padding.
-
-    The others are those of `round_up`. Of more than a dozen such, quantiles of `lengths` are tried.
-    """
+    """Return up to four rising padded lengths, the last `longest`, with the least padding."""
     rounded = np.minimum(round_up(np.asarray(lengths)), longest)
     candidates = np.unique(rounded)
     if len(candidates) > _MAX_CANDIDATES:

@@ -11,10 +11,7 @@ NO_LABEL = -1  # of an example or a token that is not scored
 
 @dataclasses.dataclass
 class Features:
-    """Token ids and labels of examples.
-
-    A feature is what the head scores at once. Long texts have several features an example.
-    """
+    """Token ids and labels; a feature is what the head scores at once, one or more an example."""
 
     # int32 token ids, special tokens included; `choices` consecutive ones a feature.
     sequences: list[np.ndarray] = dataclasses.field(default_factory=list)

@@ -15,9 +15,7 @@ class FullBlocks:
     """Sequences of `length` tokens of consecutive text, with a [SEP] between documents.
 
     Source: RoBERTa (Liu et al. 2019), section 4.2, FULL-SENTENCES, but split at tokens instead of
-    sentences, so that there is no padding. Each [SEP] inside a block replaces a token at its end,
-    so that a block's first token does not depend on the blocks before it. Each epoch starts at
-    another token and visits the blocks in another order.
+    sentences, so that there is no padding. Each [SEP] inside a block replaces a token at its end.
     """
 
     store: TokenStore

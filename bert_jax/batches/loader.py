@@ -90,9 +90,7 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Yield the held-out sequences, each once; sequences of padding complete the last batch.
 
-    They are not packed, so that runs with and without packing have the held-out losses of the same
-    sequences and masks. `index` counts all held-out sequences, so that every evaluation draws the
-    same masks.
+    Not packed, and with `index` in the held-out text: every run and evaluation has the same masks.
     """
     size = phase.batch_size
     data = dataclasses.replace(config.data, packing=False)

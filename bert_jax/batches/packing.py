@@ -23,10 +23,9 @@ def max_pairs(length: int) -> int:
 
 
 def pack_sizes(counts: np.ndarray, length: int, limit: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return the sizes of the pairs of a sequence, and the number of such sequences.
+    """Return the sizes of up to `limit` pairs of a sequence, and the number of such sequences.
 
-    `counts`, [length + 1], are the numbers of pairs of each size. A sequence has up to `length`
-    tokens and up to `limit` pairs.
+    `counts`, [length + 1], are the numbers of pairs of each size.
     """
     # For each remaining room, the number of sequences of each content that are not full.
     unfinished: list[dict[tuple[int, ...], int]] = [{} for _ in range(length + 1)]
@@ -79,11 +78,7 @@ def pack(sizes: np.ndarray, length: int, limit: int, order: np.ndarray) -> np.nd
 
 
 class PackedPairs(SentencePairs):
-    """The pairs of `SentencePairs`, several in a sequence.
-
-    All pairs of a random split are packed, then the sequences are shuffled. Each pair is in one
-    sequence, and sequences are dropped or added to give each group the same number, as there.
-    """
+    """The pairs of `SentencePairs`, several in a sequence; each is in one sequence."""
 
     def _draw_sequences(self, epoch: int, group: int, draw: int) -> np.ndarray:
         """Return records of T pairs: first token and number of tokens of A and B, and label."""

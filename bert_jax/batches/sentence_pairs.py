@@ -54,10 +54,7 @@ class SentencePairs:
     def batch(self, number: int, size: int, indices: np.ndarray | None = None) -> Batch:
         """Return the sequences at some indices of batch `number`, by default at all `size`.
 
-        Returns:
-          input_ids, token_type_ids, attention_mask: [n, L] int32.
-          next_sentence_label: [n] int32; 1 where B is random, or the order is swapped.
-          index: [n] int32, the index in the global batch.
+        The label is 1 where B is random, or the order is swapped. `index` is in the global batch.
         """
         indices = np.arange(size) if indices is None else indices
         # The whole batch is drawn, so that a sequence does not depend on the others of its process.
@@ -122,11 +119,7 @@ class SentencePairs:
         return np.concatenate(pairs)
 
     def _documents(self, epoch: int, group: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first sentence of each document of a group, and the one after its last.
-
-        A block starts with the first document that starts in its thousand sentences. Where none
-        does, a document longer than a block is divided.
-        """
+        """Return the first sentence of each document of a group, and the one after its last."""
         documents, sentences = self.store.documents, self.store.num_sentences
         slots = np.arange(
             group * self._num_blocks // self._num_groups,
@@ -134,6 +127,8 @@ class SentencePairs:
         )
         blocks = permute(slots, self._num_blocks, (self.seed, BLOCKS, epoch))
 
+        # A block starts with the first document that starts in its thousand sentences; where none
+        # does, a document longer than a block is divided.
         def edges(block: np.ndarray) -> np.ndarray:
             edge = np.minimum(block * _BLOCK_SENTENCES, sentences)
             first = documents[np.searchsorted(documents, edge)]

@@ -85,11 +85,7 @@ def write_config(
 
 
 def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> TaskConfig | None:
-    """Return the task that a model was fine-tuned for.
-
-    A pretrained model has none, nor has one with several labels or numbers for each text: such
-    tasks are not supported.
-    """
+    """Return the task of a fine-tuned model; None too for several labels or numbers a text."""
     classes = values.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes else None
     kind = next((k for k in TASKS if HEADS[k][1][config.model_type] == name), None)
@@ -133,8 +129,7 @@ def _read_labels(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
 def first_position(values: Mapping[str, Any]) -> int:
     """Return the index of a text's first token in the position table of a RoBERTa.
 
-    The rows before it are for padding, and change nothing. Source: fairseq's
-    `LearnedPositionalEmbedding`, by way of `create_position_ids_from_input_ids`.
+    Those before it are unused. Source: `create_position_ids_from_input_ids` of transformers.
     """
     padding = values.get("pad_token_id", 1)
     return padding + 1 if isinstance(padding, int) and padding >= 0 else 2

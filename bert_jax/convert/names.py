@@ -1,8 +1,7 @@
 """Map Hugging Face and Google tensor names and layouts to our parameters, both ways.
 
-The names of Hugging Face's BERT serve as the standard names. Google's differ in spelling only;
-`standard_name` maps those of RoBERTa and of older files to them. PyTorch stores the matrix of a
-dense layer as [out, in], and so do the tensors that are read and written here.
+The names of Hugging Face's BERT serve as the standard names. As in PyTorch, the matrix of a dense
+layer is [out, in] in all tensors that are read and written.
 """
 
 import dataclasses

@@ -64,10 +64,7 @@ def _read(file: Path, name: str) -> np.ndarray:
 def write_weights(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write `model.safetensors` to a directory, one float32 tensor at a time.
 
-    The library's writer wants all tensors contiguous at once, and the transposed matrices copied:
-    the export of a BERT-large would take 1.1 GB more memory (docs/parity.md).
-
-    Format: the size of the header in eight bytes, the header as JSON, and the values.
+    The library's writer would need 1.1 GB more memory for a BERT-large (docs/parity.md).
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0

@@ -137,8 +137,7 @@ def _scores(
 ) -> list[tuple[str, float]]:
     """Return the tokens of a unigram model, each with its log probability.
 
-    SentencePiece never reads a control token or a byte from its name in a text, and always reads a
-    user-defined symbol. `tokenizers` decides by the score alone.
+    `tokenizers` decides by it alone whether control tokens and symbols are read from a text.
     """
     kinds = _Proto.SentencePiece
     least = min(piece.score for piece in pieces if piece.type == kinds.NORMAL)
@@ -159,10 +158,7 @@ def _scores(
 
 
 def _merges(pieces: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return the merges of a BPE model in order; SentencePiece stores only their results.
-
-    Any two tokens that make up a token are a merge, whose rank is the token's score.
-    """
+    """Return the merges of a BPE model: any two tokens that make up one, in order of its score."""
     kinds = _Proto.SentencePiece
     if any(piece.type == kinds.USER_DEFINED for piece in pieces):
         raise UserError("a SentencePiece bpe model with user-defined symbols is not exported")

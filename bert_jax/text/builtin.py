@@ -44,13 +44,9 @@ _EVAL_FRACTION = 0.2  # of the docstrings of each area, at most
 
 
 def documents() -> list[str]:
-    """Return the language reference by topic, and the docstrings of each module as one text.
-
-    The modules are parsed, not imported. A docstring is used once, so that none that a class
-    inherits by copying is in both training and held-out text.
-    """
+    """Return the language reference by topic, and the docstrings of each module as one text."""
     texts = [topics.topics[name] for name in sorted(topics.topics)]
-    seen: set[str] = set()
+    seen: set[str] = set()  # so that no copy is in both training and held-out text
     for _, docstrings in _library():
         new = [text for text in docstrings if text not in seen]
         seen.update(new)
@@ -70,8 +66,7 @@ def fingerprint() -> str:
 def docstring_areas(split: str) -> list[tuple[str, str]]:
     """Return docstrings of the library, each on one line, with the area of their module.
 
-    Docstrings of one file are in one split, "train" or "eval" (about a fifth of each area), because
-    a classifier could otherwise remember names. Those that occur in two areas are dropped.
+    A file is in one split, "train" or "eval", because a classifier could otherwise remember names.
     """
     if split not in ("train", "eval"):
         raise UserError(f"builtin@{split}: no such split; use builtin@train or builtin@eval")
@@ -89,11 +84,7 @@ def docstring_areas(split: str) -> list[tuple[str, str]]:
 
 
 def _held_out(sizes: collections.Counter[tuple[str, str]]) -> set[str]:
-    """Return the files to hold out, from the number of examples by area and file.
-
-    Files are chosen in the order of their hashes, unless they are larger than what remains of their
-    area's fifth: a few files have most docstrings of their area.
-    """
+    """Return files with up to a fifth of each area, from the number of examples by area, file."""
     remaining = collections.Counter[str]()
     for (area, _), size in sizes.items():
         remaining[area] += size

@@ -1,8 +1,4 @@
-"""Write a token store: tokenize text once, resumable after a kill.
-
-The files of a store are appended to batch by batch, and `progress.json` records their sizes after
-each. A run that was killed resumes after the last batch recorded.
-"""
+"""Write a token store: tokenize text once, resumable after the last batch of `progress.json`."""
 
 import dataclasses
 import itertools
@@ -36,10 +32,7 @@ _Document = tuple[str, list[str]]  # the split and the sentences
 
 
 def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> Corpus:
-    """Return the text of a run, prepared in `folder` where that has not been done.
-
-    `init_tokenizer` is that of the checkpoint that the run starts from.
-    """
+    """Return the text of a run, prepared in `folder` where that has not been done."""
     tokenizer = choose_tokenizer(config, init_tokenizer)
     if isinstance(tokenizer, Tokenizer):
         check_vocab_size(tokenizer, config.model.vocab_size)  # before the long work

@@ -99,16 +99,13 @@ class TfdsSource(Source):
 
 
 def open_tfds(source: str) -> Any:
-    """Return the records of a TensorFlow dataset, as a `tensorflow_datasets` data source.
-
-    `source` is `tfds:NAME[/CONFIG][:VERSION][@SPLIT]`, of which "train" is the default split. Array
-    records need no TensorFlow; TFDS prepares them in `TFDS_DATA_DIR` if necessary.
-    """
+    """Return the records of `tfds:NAME[/CONFIG][:VERSION][@SPLIT]`, by default of "train"."""
     # Imported in the function: it takes longer than all other imports of this module.
     import tensorflow_datasets as tfds
 
     dataset, _, split = source.removeprefix("tfds:").partition("@")
     try:
+        # Array records need no TensorFlow.
         builder: Any = tfds.builder(dataset, file_format="array_record")
         builder.download_and_prepare(file_format="array_record")
         records = builder.as_data_source(split=split or "train")
@@ -123,12 +120,7 @@ def open_tfds(source: str) -> Any:
 
 
 class FileSource(Source):
-    """Files of plain text, or of JSON lines (`.jsonl`), which may be `.gz` or `.xz`.
-
-    `name` is files and globs, comma separated. With `data.sentences` "lines", a line is a sentence
-    and a blank line ends a document; with "split", lines are joined and split into sentences;
-    "auto" tells from the text.
-    """
+    """Files of plain text, or of JSON lines (`.jsonl`), which may be `.gz` or `.xz`."""
 
     def __init__(self, name: str, data: DataConfig):
         self.name = name

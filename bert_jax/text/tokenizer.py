@@ -97,10 +97,8 @@ class Tokenizer(abc.ABC):
         )
 
     def encode_with_masks(self, text: str) -> list[int]:
-        """Return the token ids of a text in which "[MASK]", or the mask token itself, is masked.
-
-        The mask token includes the space before it, as in RoBERTa.
-        """
+        """Return the token ids of a text in which "[MASK]", or the mask token itself, is masked."""
+        # The mask token includes the space before it, as in RoBERTa.
         *firsts, last = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
         parts = self.encode([*(part.rstrip() for part in firsts), last])
         return [int(index) for part in parts for index in (self.mask_id, *part)][1:]
@@ -178,10 +176,7 @@ class _FastTokenizer(Tokenizer):
 
 
 class WordPieceTokenizer(_FastTokenizer):
-    """BERT's tokenizer. Source: google-research/bert `tokenization.py`.
-
-    `settings` are those of a `tokenizer_config.json`, which override BERT's normalizer.
-    """
+    """BERT's tokenizer. Source: google-research/bert `tokenization.py`."""
 
     kind = "wordpiece"
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -257,10 +252,7 @@ class ByteLevelTokenizer(_FastTokenizer):
 
 
 def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
-    """Load a tokenizer from one of its files, or from the folder that holds them.
-
-    `lowercase` is how to read a `vocab.txt`, which does not say.
-    """
+    """Load a tokenizer from one of its files or their folder; `lowercase` is for a `vocab.txt`."""
     path = Path(path)
     names = ("*.model", "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", _SETTINGS)
     paths = [path] if path.is_file() else [p for name in names for p in sorted(path.glob(name))]
@@ -336,10 +328,7 @@ def _from_tokenizer_json(text: str, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def check_vocab_size(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuse a model with fewer embeddings than the tokenizer has tokens.
-
-    More embeddings are padding, which speeds some devices up; 0 is the tokenizer's own size.
-    """
+    """Refuse a model with fewer embeddings than the tokenizer has tokens; 0 is as many."""
     if vocab_size and vocab_size < tokenizer.vocab_size:
         raise UserError(
             f"model.vocab_size {vocab_size} is smaller than the tokenizer's "

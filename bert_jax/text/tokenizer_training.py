@@ -1,7 +1,4 @@
-"""Train a tokenizer on text: SentencePiece, WordPiece or byte-level BPE.
-
-The same text gives the same vocabulary, on any machine.
-"""
+"""Train SentencePiece, WordPiece or byte-level BPE; equal text has equal results anywhere."""
 
 import io
 import random
@@ -51,11 +48,8 @@ def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) ->
 
 
 def _train_wordpiece(sentences: Sequence[str], vocab_size: int, *, lowercase: bool) -> Tokenizer:
-    """Return the vocabulary of all characters and the most frequent merges.
-
-    SentencePiece trains it on the words of BERT's splitter. The trainer of `tokenizers` gives
-    another vocabulary each time that it is run.
-    """
+    """Return the vocabulary of all characters and the most frequent merges."""
+    # Not by the trainer of `tokenizers`, which returns another vocabulary each time that it is run.
     normalize = normalizers.BertNormalizer(lowercase=lowercase).normalize_str
     split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     model = _train_sentencepiece(
