@@ -46,30 +46,20 @@ class FullBlocks:
 
     def _assemble(self, first: np.ndarray) -> Batch:
         """Return the text from each first token on, [n], with [SEP] where a document ends."""
-        tokens, sentences, documents = self.store.tokens, self.store.sentences, self.store.documents
-        column = np.arange(self.length - 2)
-        sentence = np.searchsorted(sentences, first, "right") - 1
-        document = np.searchsorted(documents, sentence, "right") - 1
-        separators = np.zeros((len(first), 1), np.int64)  # before each column
-        is_separator = np.zeros((len(first), len(column)), bool)
-        while True:
-            document = np.minimum(document + 1, self.store.num_documents)
-            # The column after the last token of the document before this one.
-            boundary = (sentences[documents[document]] - first)[:, None] + separators[:, -1:]
-            inside = (boundary < len(column)) & (document < self.store.num_documents)[:, None]
-            if not inside.any():
-                break
-            is_separator |= (column == boundary) & inside
-            separators = separators + ((column > boundary) & inside)
-        offset = first[:, None] + column - separators
-        inside = (offset < len(tokens)) & ~is_separator
-        ids = np.full((len(first), self.length), self.tokenizer.pad_id, np.int32)
+        tokens, budget = self.store.tokens, self.length - 2
+        offsets = first[:, None] + np.arange(budget + 1)
+        sentences = np.searchsorted(self.store.sentences, offsets, "right") - 1
+        documents = np.searchsorted(self.store.documents, sentences, "right")
+        # Of each token, after [CLS]: one further for each document that has ended before it.
+        columns = np.arange(budget + 1) + documents - documents[:, :1]
+        # The text ends a column before the one that the token after it would have.
+        counts = np.where(offsets < len(tokens), budget, np.minimum(columns - 1, budget)).min(1)
+        position = np.arange(self.length)
+        mask = position <= counts[:, None] + 1
+        ids = np.where(mask, self.tokenizer.sep_id, self.tokenizer.pad_id).astype(np.int32)
         ids[:, 0] = self.tokenizer.cls_id
-        ids[:, 1:-1][inside] = tokens[offset[inside]]
-        ids[:, 1:-1][is_separator] = self.tokenizer.sep_id
-        last = 1 + (inside | is_separator).sum(axis=1)
-        ids[np.arange(len(first)), last] = self.tokenizer.sep_id
-        mask = np.arange(self.length) <= last[:, None]
+        rows, inside = np.nonzero((columns < budget) & (offsets < len(tokens)))
+        ids[rows, 1 + columns[rows, inside]] = tokens[offsets[rows, inside]]
         return {
             "input_ids": ids,
             "token_type_ids": np.zeros_like(ids),

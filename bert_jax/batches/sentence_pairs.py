@@ -181,17 +181,10 @@ class SentencePairs:
 
 
 def _num_truncated(size_a: np.ndarray, size_b: np.ndarray, budget: int) -> np.ndarray:
-    """Return how many tokens A and B lose, [2, n].
-
-    Google's code drops one token at a time from the longer segment, and from B if they are equal.
-    """
-    excess = np.maximum(size_a + size_b - budget, 0)
-    alone = np.minimum(excess, np.abs(size_a - size_b))
-    both = excess - alone
-    is_longer = size_a > size_b
-    return np.stack(
-        [np.where(is_longer, alone, 0) + both // 2, np.where(is_longer, 0, alone) + (both + 1) // 2]
-    )
+    """Return how many tokens A and B lose, [2, n]: one at a time of the longer, B if equal."""
+    kept_a = np.maximum((budget + 1) // 2, budget - size_b)
+    kept_b = np.maximum(budget // 2, budget - size_a)
+    return np.maximum(np.stack([size_a - kept_a, size_b - kept_b]), 0)
 
 
 def assemble_pairs(

@@ -5,11 +5,8 @@ google-research/bert fine-tuned (`model.ckpt-1234.*`) is read as well.
 """
 
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.convert import names
@@ -39,9 +36,9 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     for name, tensor in open_bundle(_find_prefix(path)).items():
         if name.endswith(("/adam_m", "/adam_v")) or name == "global_step":
             continue  # the optimizer's
-        # TensorFlow stores the matrix of a dense layer as [in, out].
-        is_dense = name.endswith("/kernel")
-        tensors[_standard_name(name)] = partial(_transposed, tensor) if is_dense else tensor
+        if name.endswith("/kernel"):  # of a dense layer, which TensorFlow stores as [in, out]
+            tensor = partial(lambda read: read().T, tensor)
+        tensors[_standard_name(name)] = tensor
     converted = names.from_foreign(tensors, config, str(path))
     tokenizer = tokenizer_lib.load(path / "vocab.txt", lowercase=False)
     if _is_lowercase(tokenizer):
@@ -69,10 +66,6 @@ def _standard_name(name: str) -> str:
     name = re.sub(r"\.(kernel|gamma|output_weights)$", ".weight", name)
     name = re.sub(r"\.(beta|output_bias)$", ".bias", name)
     return f"{name}.weight" if name.endswith("_embeddings") else name
-
-
-def _transposed(read: Callable[[], np.ndarray]) -> np.ndarray:
-    return read().T
 
 
 def _is_lowercase(tokenizer: Tokenizer) -> bool:

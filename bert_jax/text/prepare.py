@@ -28,6 +28,7 @@ DEFAULT_VOCAB_SIZE = 32_000  # of a tokenizer trained where model.vocab_size is 
 _FORMAT = 1
 # Large enough to keep all cores busy, small enough to hold several in memory.
 _BATCH_CHARACTERS = 2_000_000
+_EMPTY = {"tokens": 0, "sentences": 8, "documents": 8}  # bytes: the first starts are 0
 _Document = tuple[str, list[str]]  # the split and the sentences
 
 
@@ -152,7 +153,7 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
     """Tokenize the documents that `progress.json` does not record yet, and complete the store."""
     progress = read_json(folder / "progress.json", REMEDY)
     tokenizer = tokenizer_lib.load(folder / "tokenizer")
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     num_documents, characters, start_time = progress.get("documents", 0), 0, time.monotonic()
     batches = _batches(itertools.islice(documents, num_documents, None))
     splits = progress["splits"]
@@ -194,20 +195,18 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
     )
 
 
-def _open_split(folder: Path, sizes: dict[str, Any] | None, dtype: np.dtype) -> dict[str, Any]:
+def _open_split(folder: Path, sizes: dict[str, Any] | None, dtype: str) -> dict[str, Any]:
     """Return the size of each file of a split, without what was written but not recorded."""
     folder.mkdir(exist_ok=True)
-    if sizes is None:
-        (folder / "tokens.bin").write_bytes(b"")
-        for name in FILES[1:]:
-            (folder / f"{name}.bin").write_bytes(np.int64(0).tobytes())
-        return {"tokens": 0, "sentences": 8, "documents": 8, "dtype": dtype.name}
     for name in FILES:
         path = folder / f"{name}.bin"
-        if not path.exists() or path.stat().st_size < sizes[name]:
+        if sizes is None:
+            path.write_bytes(bytes(_EMPTY[name]))
+        elif not path.exists() or path.stat().st_size < sizes[name]:
             raise UserError(f"{path} is shorter than progress.json records; {REMEDY}")
-        os.truncate(path, sizes[name])
-    return sizes
+        else:
+            os.truncate(path, sizes[name])
+    return sizes or {**_EMPTY, "dtype": dtype}
 
 
 def _append(folder: Path, sizes: dict[str, Any], documents: list[list[Any]]) -> None:

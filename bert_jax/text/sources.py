@@ -186,9 +186,9 @@ def _expand(paths: str) -> list[Path]:
             raise UserError(
                 f"data source {pattern} {reason}; give files or a glob such as 'text/*.txt'"
             )
-        unreadable = next((path for path in files if not os.access(path, os.R_OK)), None)
-        if unreadable:
-            raise UserError(f"data source {unreadable} cannot be read; check its permissions")
+        for path in files:
+            if not os.access(path, os.R_OK):
+                raise UserError(f"data source {path} cannot be read; check its permissions")
         expanded += files
     if not expanded:
         raise UserError("data.source is empty; give files, a glob, tfds:NAME or builtin")

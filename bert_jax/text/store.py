@@ -39,13 +39,6 @@ class TokenStore:
     def num_documents(self) -> int:
         return len(self.documents) - 1
 
-    def token_counts(self, vocab_size: int) -> np.ndarray:
-        """Return how often each token occurs, [vocab_size] int64."""
-        counts = np.zeros(vocab_size, np.int64)
-        for start in range(0, len(self.tokens), 1 << 24):
-            counts += np.bincount(self.tokens[start : start + (1 << 24)], minlength=vocab_size)
-        return counts
-
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:

@@ -38,14 +38,11 @@ class Tokenizer(abc.ABC):
         self._tokens = tokens
         self.vocab_size = len(tokens)  # including special tokens
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
+        # The tokens that are never masked: padding, [CLS], [SEP] and [MASK].
+        self.special_ids = (self.pad_id, self.cls_id, self.sep_id, self.mask_id)
         continues = [bool(self._continuation.match(token)) for token in tokens]
         self.is_continuation = np.array(continues)  # [vocab_size]
         self.is_continuation[list(special)] = False
-
-    @property
-    def special_ids(self) -> tuple[int, ...]:
-        """The tokens that are never masked: padding, [CLS], [SEP] and [MASK]."""
-        return (self.pad_id, self.cls_id, self.sep_id, self.mask_id)
 
     @abc.abstractmethod
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
@@ -186,9 +183,8 @@ class WordPieceTokenizer(_FastTokenizer):
         super().__init__(tokenizer)
         steps = (type(tokenizer.normalizer), type(tokenizer.pre_tokenizer))
         if steps[0] == normalizers.BertNormalizer:
-            for name, value in settings.items():
-                if name in _NORMALIZER:
-                    setattr(tokenizer.normalizer, _NORMALIZER[name], value)
+            for name in _NORMALIZER.keys() & settings.keys():
+                setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])
         is_bert = steps == (normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
         # BERT's own steps never look beyond a space, but an added token may.
@@ -214,10 +210,10 @@ class WordPieceTokenizer(_FastTokenizer):
         cls, tokens: Sequence[str], *, lowercase: bool, settings: Mapping[str, Any] = {}
     ):
         """Build BERT's tokenizer from the lines of a `vocab.txt`."""
-        ids = {token: i for i, token in enumerate(tokens)}
-        if len(ids) != len(tokens):
-            twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
-            raise UserError(f"the vocabulary has the token {twice!r} twice; remove one")
+        ids: dict[str, int] = {}
+        for index, token in enumerate(tokens):
+            if ids.setdefault(token, index) != index:
+                raise UserError(f"the vocabulary has the token {token!r} twice; remove one")
         # The original turns words of over 100 characters into [UNK].
         model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
         tokenizer = tokenizers.Tokenizer(model)
