@@ -192,7 +192,7 @@ class WordPieceTokenizer(_FastTokenizer):
             t.lstrip or t.rstrip or t.single_word or " " in t.content for t in added
         )
 
-    def encode(self, texts: Sequence[str]) -> list[Any]:
+    def encode(self, texts: Sequence[str]) -> Sequence[Any]:
         if not self._words_are_independent:
             return super().encode(texts)
         # Each distinct word is encoded once, because most words of a text have occurred before.
