@@ -15,9 +15,8 @@ def keyed_generator(*key: int) -> np.random.Generator:
 def permute(index: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
     """Return the image of each index, [n] int64, under a random permutation of range(size).
 
-    The permutation takes constant memory: it is a Feistel network of four rounds over the next even
-    number of bits, applied again while its output is outside the range (Black and Rogaway 2002,
-    "Ciphers with arbitrary finite domains").
+    Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains": a Feistel network of
+    four rounds, applied again while its output is outside the range.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)

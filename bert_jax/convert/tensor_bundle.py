@@ -104,8 +104,8 @@ def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     for _ in range(2):  # the location of the metadata, which is empty
         _, position = _varint(data, position)
     size = 0
-    for _, handle in _block(data, *_handle(data, position)):
-        for key, value in _block(data, *_handle(handle, 0)):
+    for _, handle in _block(data, data, position):
+        for key, value in _block(data, handle, 0):
             # Keys share bytes and handles may repeat, so a small file could expand without limit.
             size += len(key) + len(value) + 16
             if size > _MAX_INDEX_BYTES:
@@ -113,14 +113,10 @@ def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
             yield key, value
 
 
-def _handle(data: bytes, position: int) -> tuple[int, int]:
-    """Return the offset and the size of a block."""
-    offset, position = _varint(data, position)
-    return offset, _varint(data, position)[0]
-
-
-def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys and values of a block; each key omits the prefix it shares with the last."""
+def _block(data: bytes, handle: bytes, position: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys and values of a block, whose offset and size are at a position of `handle`."""
+    offset, position = _varint(handle, position)
+    size, _ = _varint(handle, position)
     end = offset + size
     if size < 4 or end + 5 > len(data):
         raise _DamagedError("a block outside the file")
