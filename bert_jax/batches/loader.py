@@ -40,12 +40,9 @@ class TrainBatches:
         self._num_steps, self._process_indices = config.steps, process_indices
         self._phases = []
         for number, (first_step, phase) in enumerate(phases(config)):
+            seed = config.seed * 1000 + number  # so that no phase repeats another's sequences
             sequences = make_sequences(
-                corpus.train,
-                corpus.tokenizer,
-                config.data,
-                phase.max_length,
-                seed=config.seed * 1000 + number,  # so that no phase repeats another's sequences
+                corpus.train, corpus.tokenizer, config.data, phase.max_length, seed
             )
             self._phases.append((first_step, phase.batch_size, sequences))
 
