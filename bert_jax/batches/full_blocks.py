@@ -46,20 +46,26 @@ class FullBlocks:
 
     def _assemble(self, first: np.ndarray) -> Batch:
         """Return the text from each first token on, [n], with [SEP] where a document ends."""
-        tokens, budget = self.store.tokens, self.length - 2
-        offsets = first[:, None] + np.arange(budget + 1)
-        sentences = np.searchsorted(self.store.sentences, offsets, "right") - 1
-        documents = np.searchsorted(self.store.documents, sentences, "right")
-        # Of each token, after [CLS]: one further for each document that has ended before it.
-        columns = np.arange(budget + 1) + documents - documents[:, :1]
-        # The text ends a column before the one that the token after it would have.
-        counts = np.where(offsets < len(tokens), budget, np.minimum(columns - 1, budget)).min(1)
-        position = np.arange(self.length)
-        mask = position <= counts[:, None] + 1
-        ids = np.where(mask, self.tokenizer.sep_id, self.tokenizer.pad_id).astype(np.int32)
+        tokens, sentences, documents = self.store.tokens, self.store.sentences, self.store.documents
+        column = np.arange(self.length - 2)
+        ends = np.searchsorted(sentences, [first, first + len(column)], "right") - 1
+        ends = np.searchsorted(documents, ends, "right")
+        # The documents that end in each block, at most, and the columns after their last tokens.
+        document = ends[0][:, None] + np.arange((ends[1] - ends[0]).max())
+        boundary = sentences[documents[np.minimum(document, self.store.num_documents)]]
+        boundary = boundary - first[:, None] + np.arange(document.shape[1])
+        boundary[document >= self.store.num_documents] = self.length  # no [SEP] after the text
+        separators = (column > boundary[:, :, None]).sum(axis=1)
+        is_separator = (column == boundary[:, :, None]).any(axis=1)
+        offset = first[:, None] + column - separators
+        inside = (offset < len(tokens)) & ~is_separator
+        ids = np.full((len(first), self.length), self.tokenizer.pad_id, np.int32)
         ids[:, 0] = self.tokenizer.cls_id
-        rows, inside = np.nonzero((columns < budget) & (offsets < len(tokens)))
-        ids[rows, 1 + columns[rows, inside]] = tokens[offsets[rows, inside]]
+        ids[:, 1:-1][inside] = tokens[offset[inside]]
+        ids[:, 1:-1][is_separator] = self.tokenizer.sep_id
+        last = 1 + (inside | is_separator).sum(axis=1)
+        ids[np.arange(len(first)), last] = self.tokenizer.sep_id
+        mask = np.arange(self.length) <= last[:, None]
         return {
             "input_ids": ids,
             "token_type_ids": np.zeros_like(ids),
