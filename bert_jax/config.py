@@ -114,7 +114,7 @@ class DataConfig:
     )
     eval_source: str = setting("", "held-out text; empty holds out eval_fraction of the documents")
     eval_fraction: float = setting(0.05, "share of documents held out", SHARE)
-    text_field: str = setting("text", "field with the text, of JSON lines and TFDS")
+    text_field: str = setting("text", "field with the text, of JSON lines, .csv, .tsv and TFDS")
     sentences: Literal["auto", "lines", "split"] = setting(
         "auto", "lines: a sentence a line, documents between blank lines; split: paragraphs"
     )

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="text files or globs, comma separated (plain text, .gz, .xz, .jsonl), tfds:NAME or "
-        "builtin",
+        help="text files or globs, comma separated (plain text, .jsonl, .csv, .tsv, or .gz or .xz "
+        "of them), tfds:NAME or builtin",
     )
     parser.add_argument("store", metavar="STORE", help="the folder to write")
     parser.add_argument(

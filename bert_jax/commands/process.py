@@ -5,6 +5,7 @@ The library sets none of this: `import bert_jax` and its functions leave the pro
 
 import argparse
 import contextlib
+import csv
 import ctypes
 import importlib
 import itertools
@@ -102,7 +103,8 @@ def cache_compiled_programs() -> None:
 
 
 def quiet_libraries() -> None:
-    """Keep other libraries' messages away from a command's own."""
+    """Keep other libraries' messages away from a command's own, and their limits from its data."""
+    csv.field_size_limit(1 << 26)  # a document may be longer than the csv module's 131,072
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every file that it writes
     # A failed read of a damaged checkpoint closes Orbax's event loop before other reads end.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)

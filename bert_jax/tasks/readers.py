@@ -3,7 +3,6 @@
 Nothing is dropped silently: a malformed record is an error that names file and line.
 """
 
-import csv
 import dataclasses
 import itertools
 import json
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.text.sources import open_tfds, read_lines
+from bert_jax.text.sources import file_fault, file_type, open_tfds, read_lines, read_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,8 @@ def conll(source: str) -> Iterator[Record]:
     path, width, start = _file(source), 0, 0
     words: list[list[str]] = []
     # The blank line after the last sentence may be missing.
-    for number, line in itertools.chain(_lines(path), [(0, "")]):
+    lines = itertools.chain(read_lines(path, strip=False), [("", 0)])
+    for number, (line, _) in enumerate(lines, start=1):
         # Other white space than tabs and spaces may be a word, or part of one.
         separator = "\t" if "\t" in line else " +"
         columns = [column.strip(" ") for column in re.split(separator, line.strip(" \r\n"))]
@@ -123,31 +123,14 @@ def squad(source: str) -> Iterator[Record]:
 
 def _file(source: str) -> Path:
     path = Path(os.path.expanduser(source))
-    if os.path.isdir(path):
-        raise UserError(f"{source} is a folder; give one of its files")
-    if not os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
-        raise UserError(f"{source} does not exist; give a file, or tfds:NAME@SPLIT")
-    if not os.access(path, os.R_OK):
-        raise UserError(f"{source} cannot be read; see its permissions")
+    if fault := file_fault(path):
+        raise UserError(f"{source} {fault}; give a file, or tfds:NAME@SPLIT")
     return path
-
-
-def file_type(source: str | Path) -> str:
-    """Return the suffix of a file but for its compression: ".tsv" of "a.TSV.gz"."""
-    path = Path(source)
-    return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    for number, (line, _) in enumerate(read_lines(path, strip=False), start=1):
-        if "\0" in line:
-            raise UserError(f"{path}:{number}: a NUL byte; this is no text, or a damaged one")
-        yield number, line
 
 
 def _delimited(path: Path, columns: Sequence[str], skips_ragged: bool) -> Iterator[Record]:
     header = list(columns)
-    for index, (number, row) in enumerate(_split_rows(path)):
+    for index, (number, row, _) in enumerate(read_rows(path)):
         where = f"{path}:{number}"
         if not header or (index == 0 and not set(columns).isdisjoint(row)):
             header, columns = [] if row == [""] else row, ()
@@ -168,22 +151,6 @@ def _delimited(path: Path, columns: Sequence[str], skips_ragged: bool) -> Iterat
 
 def _repeated(names: Sequence[str]) -> str | None:
     return next((name for name in names if names.count(name) > 1), None)
-
-
-def _split_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row with the number of its first line."""
-    if file_type(path) == ".tsv":
-        yield from ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(path))
-        return
-    # Strict, so that a quote that is never closed is an error.
-    reader, number = csv.reader((line for _, line in _lines(path)), strict=True), 1
-    try:
-        for row in reader:
-            if row:
-                yield number, row
-            number = reader.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{path}:{number}: {error}; mend its quotes, or the line") from error
 
 
 def _json_lines(path: Path) -> Iterator[Record]:
@@ -253,7 +220,7 @@ def _named(value: Any, feature: Any) -> Any:
 
 
 def _nested_questions(source: str) -> Iterator[Record]:
-    text = "".join(line for line, _ in read_lines(_file(source), strip=False))
+    text = "".join(line for line, _ in read_lines(_file(source), strip=False, longest=1 << 30))
     if not text.strip():
         return
     for article_at, article in _items(_json(text, source), "data", source, ": "):

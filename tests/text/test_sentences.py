@@ -1,5 +1,7 @@
 """Sentences end at punctuation, but not after an abbreviation."""
 
+import time
+
 import pytest
 
 from bert_jax.text.sentences import split_sentences
@@ -23,3 +25,9 @@ from bert_jax.text.sentences import split_sentences
 )
 def test_split_sentences(paragraph, sentences):
     assert split_sentences(paragraph) == sentences
+
+
+def test_the_time_is_linear_in_a_run_of_marks():
+    started = time.monotonic()
+    assert split_sentences("." * 200_000 + "x") == ["." * 200_000 + "x"]
+    assert time.monotonic() - started < 2

@@ -3,12 +3,15 @@
 import gzip
 import json
 import lzma
+import os
 import textwrap
+import tracemalloc
 
 import pytest
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
+from bert_jax.text import sources
 from bert_jax.text.sentences import MAX_SENTENCE_CHARACTERS
 from bert_jax.text.sources import open_source
 
@@ -77,12 +80,48 @@ def test_json_lines(tmp_path):
         read(tmp_path / "a.jsonl", text_field="body")
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "A.CSV.gz"])
+def test_tables_are_read_by_column(tmp_path, name):
+    """Not as prose, in which the other columns would be text too."""
+    separator = "\t" if name.endswith("tsv") else ","
+    text = '"One sentence here.\nAnother ""one"" there."' if separator == "," else "One. Two."
+    rows = [["id", "text", "label"], ["1", text, "x"], ["2", "A second document. It ends.", "y"]]
+    content = "".join(separator.join(row) + "\n" for row in rows).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    source = open_source(str(tmp_path / name), DataConfig())
+    first = ["One sentence here.", 'Another "one" there.'] if separator == "," else ["One.", "Two."]
+    assert list(source.documents()) == [first, ["A second document.", "It ends."]]
+    assert source.form == "split into sentences"
+    with pytest.raises(UserError, match=r"needs one column 'body'; .* one of id, text, label"):
+        read(tmp_path / name, text_field="body")
+
+
 def test_a_line_of_ten_megabytes_is_cut(tmp_path):
     (tmp_path / "a.txt").write_text("word " * 2_000_000 + "\n" + "x" * 1_000_000)
     document = [s for d in read(tmp_path / "a.txt") for s in d]
     assert max(map(len, document)) <= MAX_SENTENCE_CHARACTERS
     assert sum(s.count("word") for s in document) == 2_000_000
     assert sum(s.count("x") for s in document) == 1_000_000
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl.gz", "a.csv"])
+def test_a_line_that_is_too_long_is_refused_before_it_is_read(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(sources.read_lines, "__kwdefaults__", {"strip": True, "longest": 1 << 20})
+    content = b"x" * (1 << 24)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match=f"{name}: line 1 is longer than 1 MiB"):
+            read(tmp_path / name)
+        assert tracemalloc.get_traced_memory()[1] < 5 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_lines_make_short_documents(tmp_path):
+    """Otherwise a thousand of them are in memory at once."""
+    (tmp_path / "a.txt").write_text(("word " * 1_000_000 + "\n") * 4)
+    assert [len(d) for d in open_source(str(tmp_path / "a.txt"), DataConfig()).texts()] == [3, 1]
 
 
 def test_a_file_without_blank_lines_is_cut_into_documents(tmp_path):
@@ -100,6 +139,11 @@ def test_a_file_without_blank_lines_is_cut_into_documents(tmp_path):
         ("a.jsonl", b'{"text": "a."}\n{"text": \n', r"a\.jsonl: line 2 is not JSON"),
         ("b.jsonl", b"[1, 2]\n", "line 1 has no text"),
         ("c.jsonl", b'{"text": 3}\n', "line 1 has no text"),
+        ("d.jsonl", b'{"text": ' + b"[" * 100_000, r"d\.jsonl: line 1 is not JSON"),
+        ("b.txt", b"good\nb\0ad\n", r"b\.txt: line 2 has a NUL byte"),
+        ("a.csv", b'text\n"One.\n', r"a\.csv:2: unexpected end of data"),
+        ("b.csv", b"text\nOne, two.\n", "line 2 has 2 fields and the header 1"),
+        ("c.csv", b"text,text\na,b\n", "needs one column 'text'"),
     ],
 )
 def test_broken_files(tmp_path, name, content, message):
@@ -108,15 +152,48 @@ def test_broken_files(tmp_path, name, content, message):
         read(tmp_path / name)
 
 
-def test_missing_files(tmp_path):
+def test_paths_that_are_no_files_are_refused_by_their_names(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "link").symlink_to(tmp_path / "no.txt")
     for source, message in (
         (tmp_path / "no.txt", "does not exist"),
         (tmp_path / "*.txt", "does not exist"),
         (tmp_path, "is a folder"),
+        (tmp_path / "pipe", "is a pipe"),
+        (tmp_path / "pi*", "is a pipe"),
+        ("/dev/null", "is a device"),
+        (tmp_path / "loop", "Too many levels of symbolic links"),
+        (tmp_path / "link", "is a link to a missing file"),
+        (tmp_path / ("x" * 5000), "File name too long"),
+        ("a\0b", "embedded null byte"),
         (" , ", "is empty"),
     ):
         with pytest.raises(UserError, match=message):
             read(source)
+
+
+def test_a_name_that_exists_is_no_pattern(tmp_path):
+    (tmp_path / "a[1].txt").write_text(LINES)
+    assert read(tmp_path / "a[1].txt") == DOCUMENTS
+
+
+def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
+    """Otherwise a store holds other text than it says."""
+    path = tmp_path / "a.txt"
+    for change, message in (
+        (lambda: path.write_text(LINES * 2), "was changed while it was read"),
+        (path.unlink, "does not exist; restore it"),
+    ):
+        path.write_text(LINES)
+        source = open_source(str(path), DataConfig())
+        documents = source.documents()
+        next(documents)
+        change()
+        with pytest.raises(UserError, match=message):
+            list(documents)
+        with pytest.raises(UserError, match=message):
+            source.identity()
 
 
 def test_identity_follows_the_text(tmp_path):
