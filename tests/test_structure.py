@@ -24,7 +24,7 @@ LAYERS = (
     ("text",),
     ("recipes",),
     ("config",),
-    ("settings", "console"),
+    ("settings", "console", "checksums"),
     ("errors",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

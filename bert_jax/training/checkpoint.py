@@ -12,11 +12,16 @@ import orbax.checkpoint as ocp
 from flax import traverse_util
 from orbax.checkpoint import checkpoint_managers
 
+from bert_jax import checksums, settings
 from bert_jax.config import CheckpointConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training import workdir as workdirs
 from bert_jax.training.step import TrainState
+
+_CHECKSUMS = "checksums.json"
+_REMEDY = "move it away to resume from an earlier one"
 
 
 class Checkpoints:
@@ -36,6 +41,7 @@ class Checkpoints:
         rank: Callable[[Mapping[str, float]], float],
     ):
         self.folder, self.rank = folder.absolute(), rank
+        hosts.run_on_all_hosts(lambda: self._check_steps() if hosts.is_main() else None)
         latest = checkpoint_managers.LatestN(config.keep)
         best = checkpoint_managers.BestN(
             get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False
@@ -46,6 +52,7 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
                 best_fn=rank,  # without it Orbax does not write the metrics
+                async_options=ocp.AsyncOptions(post_finalization_callback=self._add_checksums),
             ),
         )
         self._config = ocp.args.JsonSave(description)
@@ -66,9 +73,26 @@ class Checkpoints:
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """Read a checkpoint's state onto the devices of `like`, an abstract state."""
-        with _reading(self.folder / str(step)):
+        folder = self.folder / str(step)
+        hosts.run_on_all_hosts(lambda: _verify(folder, "state") if hosts.is_main() else None)
+        with _reading(folder):
             items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
             return self._manager.restore(step, args=items)["state"]
+
+    def _check_steps(self) -> None:
+        """Check what Orbax reads of every checkpoint at once: its metadata and its metrics."""
+        for path in _list(self.folder):
+            if (path / "_CHECKPOINT_METADATA").exists():
+                settings.read_json(path / "_CHECKPOINT_METADATA", _REMEDY)
+            if (path / "metrics").exists():
+                _verify(path, "metrics")
+                with _reading(path):
+                    self.rank(json.loads((path / "metrics/metrics").read_text()))
+
+    def _add_checksums(self) -> None:
+        """Complete the checkpoint that Orbax has written, and renames next."""
+        for folder in self.folder.glob("*.orbax-checkpoint-tmp*") if hosts.is_main() else ():
+            _write_checksums(folder)
 
     def close(self) -> None:
         """Wait until everything is written."""
@@ -88,10 +112,13 @@ def find(path: str | Path) -> Path:
         if (folder / "state").is_dir():
             return folder
     for folder in (path / "checkpoints", path):
-        steps = [p for p in folder.glob("*") if p.name.isdigit() and (p / "state").is_dir()]
-        if steps:
-            return max(steps, key=lambda p: int(p.name))
+        if checkpoints := _list(folder):
+            return max(checkpoints, key=lambda p: int(p.name))
     raise UserError(f"{path} holds no checkpoint; give {_EXPECTED}")
+
+
+def _list(folder: Path) -> list[Path]:
+    return [p for p in folder.glob("*") if p.name.isdigit() and (p / "state").is_dir()]
 
 
 def write_params(
@@ -108,10 +135,30 @@ def write_params(
     )
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as writer:
         writer.save(path.absolute(), args=items)
+    if hosts.is_main():
+        _write_checksums(path)
+
+
+def _write_checksums(checkpoint: Path) -> None:
+    """Write the checksums of a checkpoint's items, without which it is read unverified."""
+    content = checksums.of_files(checkpoint, (p for p in checkpoint.glob("*/**/*") if p.is_file()))
+    workdirs.write(checkpoint / _CHECKSUMS, json.dumps(content, indent=1))
+
+
+def _verify(checkpoint: Path, item: str) -> None:
+    """Refuse an item of a checkpoint that has changed since it was written."""
+    with _reading(checkpoint):
+        if not (checkpoint / _CHECKSUMS).exists():  # one of an earlier version
+            return
+        content = settings.read_json(checkpoint / _CHECKSUMS, _REMEDY)
+        names = [name for name in content if PurePosixPath(name).parts[:1] == (item,)]
+        if damage := checksums.find_damage(checkpoint, {name: content[name] for name in names}):
+            raise ValueError(damage)
 
 
 def read_json(checkpoint: Path, item: str) -> dict[str, Any]:
     """Return the "config" or the "tokenizer" of a checkpoint."""
+    _verify(checkpoint, item)
     with _reading(checkpoint):
         return json.loads((checkpoint / item / "metadata").read_text())
 
@@ -123,6 +170,7 @@ def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> An
     """
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     folder = checkpoint.absolute() / "state"
+    _verify(checkpoint, "state")
     with _reading(checkpoint), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         metadata = reader.metadata(folder).item_metadata
         if metadata is None:
@@ -156,11 +204,10 @@ def _reading(checkpoint: Path) -> Iterator[None]:
     log.setLevel(logging.ERROR)
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:  # TensorStore and Orbax raise nearly every kind
         reason = (str(error).strip().splitlines() or [repr(error)])[0][:160]
-        raise UserError(
-            f"checkpoint {checkpoint} cannot be read ({reason}); move it away to resume from an "
-            "earlier one"
-        ) from error
+        raise UserError(f"checkpoint {checkpoint} cannot be read ({reason}); {_REMEDY}") from error
     finally:
         log.setLevel(level)

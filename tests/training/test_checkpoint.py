@@ -94,6 +94,7 @@ def test_a_damaged_checkpoint_prints_nothing_but_its_error(tmp_path, tokenizer, 
     """Its other arrays are still being read when the first fails."""
     params = {str(i): np.arange(1000.0, dtype=np.float32) for i in range(60)}
     checkpoint.write_params(tmp_path / "5", params, {}, tokenizer)
+    (tmp_path / "5/checksums.json").unlink()  # as in one of an earlier version
     for path in (tmp_path / "5/state").glob("**/d/*"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     printed: list[object] = []
@@ -109,3 +110,59 @@ def test_a_damaged_checkpoint_prints_nothing_but_its_error(tmp_path, tokenizer, 
         logging.getLogger(name).setLevel(level)
     assert printed == []
     assert capfd.readouterr().err == ""
+
+
+def flip_a_bit(path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_in_any_file_is_noticed(tmp_path, tokenizer):
+    write(tmp_path, tokenizer, {5: 1.0})
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state_at(5)
+    )
+
+    def read() -> None:
+        with closing(
+            checkpoint.Checkpoints(tmp_path, CheckpointConfig(), {"seed": 7}, tokenizer, rank)
+        ) as checkpoints:
+            checkpoints.restore(5, like)
+        checkpoint.read_json(tmp_path / "5", "config")
+        checkpoint.read_json(tmp_path / "5", "tokenizer")
+
+    read()
+    checkpoint.read_params(tmp_path / "5", like.params)
+    files = [p for p in (tmp_path / "5").glob("*/**/*") if p.is_file()]
+    assert {p.relative_to(tmp_path / "5").parts[0] for p in files} == {
+        "config",
+        "metrics",
+        "state",
+        "tokenizer",
+    }
+    for path in files:
+        content = path.read_bytes()
+        flip_a_bit(path)
+        with pytest.raises(UserError, match=r"5 cannot be read .* has changed since"):
+            read()
+        if "state" in path.parts:
+            with pytest.raises(UserError, match="has changed since"):
+                checkpoint.read_params(tmp_path / "5", like.params)
+        path.write_bytes(content)
+    for content in ("[]", "[" * 10_000):
+        (tmp_path / "5/_CHECKPOINT_METADATA").write_text(content)
+        with pytest.raises(UserError, match="_CHECKPOINT_METADATA cannot be read"):
+            read()
+
+
+def test_a_checkpoint_without_checksums_is_read(tmp_path, tokenizer):
+    """One of an earlier version, or killed before they were written."""
+    params = {"kernel": np.arange(6.0, dtype=np.float32)}
+    checkpoint.write_params(tmp_path / "5", params, {}, tokenizer)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    (tmp_path / "5/checksums.json").unlink()
+    np.testing.assert_array_equal(
+        checkpoint.read_params(tmp_path / "5", like)["kernel"], params["kernel"]
+    )

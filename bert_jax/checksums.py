@@ -1,0 +1,30 @@
+"""CRC-32C of files: notice damage that leaves a file's size as it was."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+_BLOCK_BYTES = 1 << 20  # google_crc32c keeps the interpreter's lock, here for 0.1 ms
+
+
+def of_files(folder: Path, paths: Iterable[Path]) -> dict[str, int]:
+    """Return the CRC-32C of files of a folder, by their paths in it."""
+    return {path.relative_to(folder).as_posix(): _of_file(path) for path in paths}
+
+
+def find_damage(folder: Path, recorded: Mapping[str, Any]) -> str:
+    """Return in words which file of a folder has not the CRC-32C that was recorded; "" if none."""
+    for name, checksum in recorded.items():
+        if _of_file(folder / name) != checksum:
+            return f"{name} has changed since it was written"
+    return ""
+
+
+def _of_file(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            checksum = google_crc32c.extend(checksum, block)
+    return checksum
