@@ -1,6 +1,7 @@
 """Frozen embeddings of texts: of any layer or a sum of layers, by text, by token or by word."""
 
 import dataclasses
+import functools
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,15 +45,29 @@ def word_spans(text: str) -> np.ndarray:
     """Return the first and the end character of each word of a text, [n, 2].
 
     Words are separated by white space. A mark of punctuation or a symbol at either end of a word
-    is a word of its own.
+    is a word of its own. So is each Chinese character, of Japanese too, as in BERT's tokenizer, and
+    each mark of Chinese and Japanese punctuation. Thai, Lao, Khmer, Burmese and Tibetan have spaces
+    between phrases alone, and a word is what is between two of them.
     """
-    # Each character as " " for white space, "." for a mark or "w" for all others.
-    kinds = "".join(
-        " " if character.isspace() else "." if unicodedata.category(character)[0] in "PS" else "w"
-        for character in text
-    )
-    spans = [match.span() for match in re.finditer(r"w(?:[w.]*w)?|\.", kinds)]
+    spans = [match.span() for match in re.finditer(r"w(?:[w.]*w)?|[.c]", "".join(map(_kind, text)))]
     return np.array(spans, np.int32).reshape(-1, 2)
+
+
+# Source: `_is_chinese_char` in google-research/bert `tokenization.py`.
+_CHINESE = re.compile(
+    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f"
+    "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
+)
+
+
+@functools.cache
+def _kind(character: str) -> str:
+    """Return " " for white space, "." for a mark, "c" for a word of its own, "w" for others."""
+    if character.isspace():
+        return " "
+    if unicodedata.category(character)[0] in "PS":
+        return "c" if "\u3000" < character <= "\uffff" else "."
+    return "c" if _CHINESE.match(character) else "w"
 
 
 class Encoder:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from helpers import model_config
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bert_jax import Bert, TokenizerConfig, UserError
+from bert_jax import Bert, TokenizerConfig, UserError, embeddings
 from bert_jax.embeddings import POOLINGS, word_spans
 from bert_jax.models.bert import BertModel
 from bert_jax.models.heads import BertForPreTraining
@@ -93,6 +95,30 @@ def test_words_by_their_punctuation():
     assert words[:10] == ["I", "sat", "(", "by", "the", ")", "“", "river", "”", "bank"]
     assert words[10:] == [".", ".", ".", "don't", "U.S", ".", "-", "-", "x", "हिन्दी", "ok"]
     assert word_spans(" \n").shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("今天天气很好。我们走吧！", "今 天 天 气 很 好 。 我 们 走 吧 ！"),
+        ("人類のすべて、またはGDPの「年」", "人 類 のすべて 、 またはGDPの 「 年 」"),
+        ("𠀀豈 a字b", "𠀀 豈 a 字 b"),
+        ("대한민국의 국민은", "대한민국의 국민은"),
+        ("สวัสดีครับ ผมชื่อ", "สวัสดีครับ ผมชื่อ"),
+    ],
+)
+def test_words_of_scripts_without_spaces(text, words):
+    assert [text[begin:end] for begin, end in word_spans(text)] == words.split()
+    # As BERT's own tokenizer splits them, which also splits at each other mark.
+    normalized = BertNormalizer(lowercase=False).normalize_str(text)
+    assert [word for word, _ in BertPreTokenizer().pre_tokenize_str(normalized)] == words.split()
+
+
+def test_a_token_of_several_words_is_the_vector_of_each():
+    """As SentencePiece has tokens of several Chinese characters."""
+    spans = [np.array(spans) for spans in ([(0, 1), (1, 3)], [(0, 1), (1, 2), (2, 3)])]
+    vectors = np.array([[1.0, 2.0], [3.0, 4.0]])
+    assert embeddings._pool_words(vectors, *spans).tolist() == [[1, 2], [3, 4], [3, 4]]
 
 
 def test_long_texts_are_truncated_and_counted(bert):
