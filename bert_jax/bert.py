@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -434,7 +435,7 @@ def _model(
 def _writing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path that becomes `path`, which must not exist and must be writable."""
     path = Path(path)
-    if path.exists():
+    if os.path.exists(path):
         raise UserError(f"{path} already exists; choose another path, or remove it")
     try:
         parent = path.absolute().parent
@@ -442,5 +443,5 @@ def _writing(path: str | Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
             yield Path(folder) / path.name
             (Path(folder) / path.name).rename(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error})") from error
+    except (OSError, ValueError) as error:  # ValueError for a NUL byte in the path
+        raise UserError(f"{path} cannot be written ({error}); choose another") from error

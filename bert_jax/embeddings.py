@@ -63,7 +63,7 @@ _CHINESE = re.compile(
 @functools.cache
 def _kind(character: str) -> str:
     """Return " " for white space, "." for a mark, "c" for a word of its own, "w" for others."""
-    if character.isspace():
+    if character.isspace() or character == "\u200b":  # between words of Khmer and Burmese
         return " "
     if unicodedata.category(character)[0] in "PS":
         return "c" if "\u3000" < character <= "\uffff" else "."

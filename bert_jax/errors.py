@@ -6,6 +6,11 @@ class CommandError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str):
+        # One line, of characters that leave a terminal as it is, whatever a file's name holds.
+        line = " ".join(map(str.strip, message.split("\n")))
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
+
 
 class UserError(CommandError):
     """A mistake the user can mend: one line that says what is wrong, where, and what to do.

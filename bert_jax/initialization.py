@@ -44,6 +44,7 @@ def resolve(
     if initial:
         config.model = model_config(initial, config.model, model_fields)
     validate(config)
+    workdirs.check_path(workdir)
     workdirs.resume_settings(config, workdir)
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
     hosts.check_same_run(config, workdir=str(workdir), init=init and str(init))

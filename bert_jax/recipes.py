@@ -1,6 +1,7 @@
 """Recipes: Python files whose `get_config()` returns a config, found by name."""
 
 import difflib
+import os
 import runpy
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,9 @@ def recipe(name: str) -> Any:
 def find(name: str) -> tuple[Path, str]:
     """Return the file of a recipe, and what follows a colon in its name."""
     stem, _, argument = name.partition(":")
-    if (_FOLDER / f"{stem}.py").is_file():
+    if os.path.isfile(_FOLDER / f"{stem}.py"):
         return _FOLDER / f"{stem}.py", argument
-    if Path(stem).is_file():
+    if os.path.isfile(stem):
         return Path(stem), argument
     names = [p.relative_to(_FOLDER).with_suffix("").as_posix() for p in _FOLDER.rglob("*.py")]
     close = difflib.get_close_matches(stem.removesuffix(".py").removeprefix("configs/"), names, 1)

@@ -16,6 +16,7 @@ from bert_jax import console
 from bert_jax.commands import process
 from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
+from bert_jax.text.sources import file_fault, read_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,15 +46,14 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     except ValueError as error:
         raise UserError(f"--layer {args.layer}: numbers are wanted, such as -2 or -1,-2") from error
     path, output = Path(args.file), Path(args.output)
-    if not path.is_file():
-        raise UserError(f"{path} is no file; give one with a text a line")
-    if output.suffix != ".npz" or output.is_dir():
+    if fault := file_fault(path):
+        raise UserError(f"{path} {fault}; give a file with a text a line")
+    if output.suffix != ".npz" or os.path.isdir(output):
         raise UserError(f"--output {output}: give a file that ends in .npz")
     if not os.access(output.absolute().parent, os.W_OK):
         raise UserError(f"--output {output} cannot be written there; make the folder first")
     from bert_jax.bert import load
     from bert_jax.embeddings import Embedding, Encoder, chunks
-    from bert_jax.text.sources import read_lines
 
     process.keep_host_memory()
     process.cache_compiled_programs()

@@ -4,6 +4,7 @@ The same command again resumes after an interruption.
 """
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def _load_tokenizer(path: Path, *, lowercase: bool) -> Any:
     """Read the tokenizer of a checkpoint, or one from its own files or their folder."""
     from bert_jax.text import tokenizer as tokenizers
 
-    if not any((path / name).is_dir() for name in ("state", "best", "checkpoints")):
+    if not any(os.path.isdir(path / name) for name in ("state", "best", "checkpoints")):
         return tokenizers.load(path, lowercase=lowercase)
     from bert_jax.training import checkpoint  # whose imports take a second
 

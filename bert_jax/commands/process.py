@@ -32,6 +32,8 @@ _CACHE_WARNING = re.compile(
 def run(command: Callable[[], None], name: str) -> None:
     """Run a command; print an error of the user's or of training as one line, after its `name`."""
     quiet_libraries()
+    # Text of any script is printed on any terminal, and names that are not UTF-8.
+    sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
         command()
     except CommandError as error:

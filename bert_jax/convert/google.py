@@ -4,6 +4,7 @@ Such a directory has `bert_config.json`, `bert_model.ckpt.*` and `vocab.txt`. A 
 google-research/bert fine-tuned (`model.ckpt-1234.*`) is read as well.
 """
 
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ _PREFIX, _CONFIG = "bert_model.ckpt", "bert_config.json"
 
 def is_google(path: Path) -> bool:
     """Return whether a directory is a Google checkpoint, by its files."""
-    return (path / _CONFIG).is_file()
+    return os.path.isfile(path / _CONFIG)
 
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:

@@ -6,6 +6,7 @@ Such a directory has `config.json`, the weights as safetensors, and the tokenize
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class Exported:
 
 def is_huggingface(path: Path) -> bool:
     """Return whether a directory is a Hugging Face checkpoint, by its files."""
-    return (path / "config.json").is_file() and has_weights(path)
+    return os.path.isfile(path / "config.json") and has_weights(path)
 
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:

@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -134,7 +133,7 @@ def parse_sources(sources: str, default: str) -> dict[str, str]:
     parts = [part.strip() for part in sources.split(",") if part.strip()]
     if len(parts) == 1:
         name, equals, _ = parts[0].partition("=")
-        if not equals or not name.isidentifier() or Path(parts[0]).is_file():
+        if not equals or not name.isidentifier() or os.path.isfile(parts[0]):
             return {default: parts[0]}
     named = {}
     for part in parts:

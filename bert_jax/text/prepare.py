@@ -81,7 +81,7 @@ def prepare(
     text, held_out, *_ = [*(source.identity() for source in sources), data.eval_fraction]
     identity = {"format": _FORMAT, "text": text, "held_out": held_out}
     identity["tokenizer"] = tokenizer_identity
-    if (folder / "store.json").exists():
+    if os.path.exists(folder / "store.json"):
         _check_identity(folder, identity)
         return open_store(folder)
     progress = folder / "progress.json"
@@ -180,9 +180,12 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
     if not splits["train"]["tokens"]:
         raise UserError(f"{source.name} has no text to train on; give more text")
     if not splits["eval"]["tokens"]:
+        remedy = "separate documents by blank lines"
+        if num_documents > 1:
+            remedy = f"set it to {math.ceil(100 / num_documents) / 100} or more"
         raise UserError(
             f"data.eval_fraction holds out none of the {num_documents} documents of {source.name}; "
-            "raise it, or give data.eval_source"
+            f"{remedy}, or give data.eval_source"
         )
     del progress["documents"]
     _write_json(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})

@@ -250,6 +250,8 @@ class ByteLevelTokenizer(_FastTokenizer):
 def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
     """Load a tokenizer from one of its files or their folder; `lowercase` is for a `vocab.txt`."""
     path = Path(path)
+    if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
+        raise UserError(f"tokenizer {path} does not exist; give one of its files, or their folder")
     names = ("*.model", "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", _SETTINGS)
     paths = [path] if path.is_file() else [p for name in names for p in sorted(path.glob(name))]
     try:

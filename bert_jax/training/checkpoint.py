@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -105,7 +106,7 @@ _EXPECTED = "a workdir, one of its checkpoints, or a Hugging Face or Google chec
 def find(path: str | Path) -> Path:
     """Return the checkpoint at `path`: itself, or the best or latest one of a workdir."""
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
         raise UserError(f"checkpoint {path} does not exist; give {_EXPECTED}")
     # Fine-tuning leaves best, and best.new if it was killed between two renames.
     for folder in (path, path / "best", path / "best.new"):

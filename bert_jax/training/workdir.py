@@ -20,6 +20,17 @@ _TEXT = "text.sha256"
 _SEEN_WITHIN = 30.0  # seconds in which a network file system shows one host's file to the others
 
 
+def check_path(workdir: Path) -> None:
+    """Refuse a workdir whose path, or that of a file in it, no file system accepts."""
+    try:
+        os.lstat(workdir / ("x" * 200))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:  # ValueError for a NUL byte
+        reason = getattr(error, "strerror", error)
+        raise UserError(f"--workdir {workdir} cannot be used ({reason}); choose another") from error
+
+
 def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
     """Refuse a workdir that cannot be written, or belongs to another run; create nothing yet."""
     nearest = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))

@@ -50,7 +50,7 @@ def test_words_are_written_with_their_spans(tiny_run, tiny_bert, file, tmp_path,
     [
         ({"--layer": "9"}, "has layers 0"),
         ({"--layer": "x"}, "numbers are wanted"),
-        ({"file": "none"}, "is no file"),
+        ({"file": "none"}, "does not exist"),
         ({"file": "empty.txt"}, "the file has no lines"),
         ({"--output": "texts.txt"}, "ends in .npz"),
         ({"--output": "no/x.npz"}, "make the folder first"),

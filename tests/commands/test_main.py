@@ -30,6 +30,30 @@ def test_a_mistake_of_the_command_line(words, bert_jax_main):
     assert end.value.code == 2
 
 
+@pytest.mark.parametrize("path", ["x" * 5000, "file/x", "loop/x", "a\nb\x1b"])
+def test_paths_that_cannot_be(path, tmp_path, monkeypatch, bert_jax_main):
+    """Each is refused in a line that leaves a terminal as it is."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("text\n")
+    (tmp_path / "loop").symlink_to("loop")
+    commands = [
+        ("pretrain", f"--init={path}"),
+        ("pretrain", f"--config={path}"),
+        ("pretrain", f"--config.tokenizer.path={path}"),
+        ("pretrain", f"--config.data.source={path}"),
+        ("finetune", f"--init={path}"),
+        ("prepare", "file", "store", f"--tokenizer={path}"),
+        ("predict", path, "file"),
+        ("embed", "checkpoint", path, "--output=a.npz"),
+    ]
+    if "\n" not in path:  # which is a possible name
+        commands += [("pretrain", f"--workdir={path}"), ("prepare", "file", path)]
+    for words in commands:
+        with pytest.raises(UserError) as error:
+            bert_jax_main(*words)
+        assert str(error.value).isprintable()
+
+
 def test_a_mistake_ends_the_process_with_one_line(tmp_path):
     command = [sys.executable, "-m", "bert_jax", "prepare", "none.txt", "store"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
