@@ -186,6 +186,7 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
             eval_every=config.eval_every,
             save_every=config.checkpoint.every,
             stop=stop,
+            verify=corpus.verify,
         )
         scores = writer.latest.get("eval") or stages[-1].evaluate(state)
     # Of several hosts none has all parameters; the checkpoint has.

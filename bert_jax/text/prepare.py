@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 import os
 import shutil
@@ -12,16 +11,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
-from bert_jax import console
+from bert_jax import checksums, console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
-from bert_jax.settings import read_json
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_training
 from bert_jax.text.sources import Source, open_source
-from bert_jax.text.store import FILES, REMEDY, Corpus, is_store, open_store
+from bert_jax.text.store import (
+    FILES,
+    REMEDY,
+    Corpus,
+    is_store,
+    open_store,
+    read_record,
+    refusing_damage,
+    write_record,
+)
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
 
 DEFAULT_VOCAB_SIZE = 32_000  # of a tokenizer trained where model.vocab_size is 0
@@ -56,7 +64,7 @@ def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) ->
     if config.model.vocab_size:
         return config.model.vocab_size
     if is_store(config.data.source):
-        return open_store(Path(config.data.source)).tokenizer.vocab_size
+        return tokenizer_lib.load(Path(config.data.source) / "tokenizer").vocab_size
     tokenizer = choose_tokenizer(config, init_tokenizer)
     return tokenizer.vocab_size if isinstance(tokenizer, Tokenizer) else DEFAULT_VOCAB_SIZE
 
@@ -71,6 +79,8 @@ def prepare(
     """
     if is_store(data.source):
         return _open_source(data.source, tokenizer)
+    if not is_store(folder) and {path.name for path in folder.glob("*")} - {"progress.tmp"}:
+        raise UserError(f"{folder} is not empty and not a store; choose another folder")
     sources = [open_source(name, data) for name in (data.source, data.eval_source) if name]
     vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
     if isinstance(tokenizer, Tokenizer):
@@ -82,22 +92,27 @@ def prepare(
     identity = {"format": _FORMAT, "text": text, "held_out": held_out}
     identity["tokenizer"] = tokenizer_identity
     if os.path.exists(folder / "store.json"):
-        _check_identity(folder, identity)
+        _check_identity(folder, read_record(folder / "store.json"), identity)
         return open_store(folder)
     progress = folder / "progress.json"
     try:
-        # A store that was started from other text, or with another tokenizer, is started again.
-        if not progress.exists() or read_json(progress, REMEDY)["identity"] != identity:
+        if not _can_resume(folder, identity):
             if isinstance(tokenizer, TokenizerConfig):
                 documents = _documents(sources, data.eval_fraction)
                 sentences = (
                     s for split, document in documents if split == "train" for s in document
                 )
                 tokenizer = tokenizer_training.train(sentences, tokenizer, vocab_size)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_record(progress, {"identity": identity})  # from now on the folder is this store's
             shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
             tokenizer.save(folder / "tokenizer")
-            _write_json(progress, {"identity": identity, "splits": {}})
-        _tokenize(sources, _documents(sources, data.eval_fraction), folder)
+            write_record(progress, {"identity": identity, "splits": {}, "checksums": {}})
+        try:
+            _tokenize(sources, _documents(sources, data.eval_fraction), folder)
+        except UserError as error:  # of the text, which the user may correct
+            write_record(progress, {**read_record(progress), "failed": str(error)})
+            raise
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another") from error
     return open_store(folder)
@@ -115,11 +130,21 @@ def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> Corpus:
     return corpus
 
 
-def _check_identity(folder: Path, identity: dict[str, Any]) -> None:
-    stored = read_json(folder / "store.json", REMEDY)["identity"]
+def _can_resume(folder: Path, identity: dict[str, Any]) -> bool:
+    """Return whether a store was begun and can be resumed; refuse one of something else."""
+    if not (folder / "progress.json").exists():
+        return False
+    progress = read_record(folder / "progress.json")
+    if "failed" not in progress:
+        _check_identity(folder, progress, identity)
+    return "splits" in progress and progress.get("identity") == identity
+
+
+def _check_identity(folder: Path, record: dict[str, Any], identity: dict[str, Any]) -> None:
+    stored = record.get("identity")
     names = {"text": "other text", "held_out": "other held-out text"}
     for name, value in identity.items():
-        if stored.get(name) != value:
+        if not isinstance(stored, dict) or stored.get(name) != value:
             raise UserError(
                 f"{folder} was prepared from {names.get(name, f'another {name}')} than this "
                 f"command asks for; choose another folder, or {REMEDY}"
@@ -151,14 +176,20 @@ def _batches(documents: Iterator[_Document]) -> Iterator[list[_Document]]:
 
 def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Path) -> None:
     """Tokenize the documents that `progress.json` does not record yet, and complete the store."""
-    progress = read_json(folder / "progress.json", REMEDY)
+    path = folder / "progress.json"
+    progress = read_record(path)
     tokenizer = tokenizer_lib.load(folder / "tokenizer")
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    num_documents, characters, start_time = progress.get("documents", 0), 0, time.monotonic()
-    batches = _batches(itertools.islice(documents, num_documents, None))
-    splits = progress["splits"]
-    for name in ("train", "eval"):
-        splits[name] = _open_split(folder / name, splits.get(name), dtype)
+    characters, start_time = 0, time.monotonic()
+    with refusing_damage(path):
+        progress.pop("failed", None)
+        num_documents = progress.get("documents", 0)
+        batches = _batches(itertools.islice(documents, num_documents, None))
+        splits, sums = progress["splits"], progress.setdefault("checksums", {})
+        for name in ("train", "eval"):
+            splits[name] = _open_split(folder / name, splits.get(name), dtype)
+            if f"{name}/tokens.bin" not in sums:  # it is new, or an earlier version began it
+                sums |= checksums.of_files(folder, (folder / name).glob("*.bin"))
     size = sum(source.size for source in sources)
     bar = console.progress_bar(total=size, desc="tokenizing", unit_scale=True, leave=False)
     with ThreadPoolExecutor(1) as reader, bar:
@@ -170,11 +201,11 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
             ids = iter(tokenizer.encode(sentences))
             tokenized = [(split, [next(ids) for _ in document]) for split, document in batch]
             for name, sizes in splits.items():
-                _append(folder / name, sizes, [d for split, d in tokenized if split == name])
+                _append(folder / name, sizes, sums, [d for s, d in tokenized if s == name])
             num_documents += len(batch)
             characters += sum(map(len, sentences))
             progress["documents"] = num_documents
-            _write_json(folder / "progress.json", progress)
+            write_record(path, progress)
             bar.update(sum(source.position for source in sources) - bar.n)
     source = sources[0]
     if not splits["train"]["tokens"]:
@@ -188,8 +219,9 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
             f"{remedy}, or give data.eval_source"
         )
     del progress["documents"]
-    _write_json(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
-    (folder / "progress.json").unlink()
+    sums |= checksums.of_files(folder, (folder / "tokenizer").iterdir())
+    write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
+    path.unlink()
     seconds = time.monotonic() - start_time
     console.show(
         f"prepared {source.name} ({source.form}): {num_documents:,} documents, "
@@ -209,11 +241,13 @@ def _open_split(folder: Path, sizes: dict[str, Any] | None, dtype: str) -> dict[
             raise UserError(f"{path} is shorter than progress.json records; {REMEDY}")
         else:
             os.truncate(path, sizes[name])
-    return sizes or {**_EMPTY, "dtype": dtype}
+    return {**(sizes or _EMPTY), "dtype": dtype}
 
 
-def _append(folder: Path, sizes: dict[str, Any], documents: list[list[Any]]) -> None:
-    """Append documents of sentences of token ids, without the empty ones, and update `sizes`."""
+def _append(
+    folder: Path, sizes: dict[str, Any], sums: dict[str, int], documents: list[list[Any]]
+) -> None:
+    """Append documents of sentences of token ids, without the empty ones; update sizes and sums."""
     documents = [kept for d in documents if (kept := [s for s in d if len(s)])]
     if not documents:
         return
@@ -226,12 +260,9 @@ def _append(folder: Path, sizes: dict[str, Any], documents: list[list[Any]]) -> 
         "documents": num_sentences + np.cumsum([len(d) for d in documents], dtype=np.int64),
     }
     for name, array in arrays.items():
-        with (folder / f"{name}.bin").open("ab") as file:
-            file.write(array.tobytes())
-        sizes[name] += array.nbytes
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1))
-    os.replace(temporary, path)
+        data, path = array.tobytes(), folder / f"{name}.bin"
+        with path.open("ab") as file:
+            file.write(data)
+        sizes[name] += len(data)
+        key = f"{folder.name}/{path.name}"
+        sums[key] = google_crc32c.extend(sums[key], data)

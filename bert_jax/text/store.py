@@ -1,19 +1,25 @@
 """Read a token store: tokenized text in memory-mapped files, which `prepare` writes.
 
 `train/` and `eval/` have the arrays of a `TokenStore` without a header, `tokenizer/` the tokenizer.
-`store.json` says what the store was prepared from, and the sizes; it is written last. Until then
-`progress.json` says what is complete.
+`store.json` says what the store was prepared from, the sizes and the checksums; it is written last.
+Until then `progress.json` says what is complete.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
+from bert_jax import checksums
 from bert_jax.errors import UserError
 from bert_jax.settings import read_json
 from bert_jax.text import tokenizer as tokenizer_lib
@@ -21,6 +27,8 @@ from bert_jax.text.tokenizer import Tokenizer
 
 FILES = ("tokens", "sentences", "documents")
 REMEDY = "remove the folder to prepare it again"
+_VERIFIED_WITHIN = 0.8  # seconds that opening may take longer; a large store is verified meanwhile
+_BLOCK = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +56,12 @@ class Corpus:
     train: TokenStore
     eval: TokenStore
     fingerprint: str = ""  # of the text, the tokenizer, and how the text was split
+    damage: Future[str] | None = None  # what is wrong with the files, once that is known; or ""
+
+    def verify(self, seconds: float | None = None) -> None:
+        """Refuse damaged files; wait so long, by default for ever, until all have been read."""
+        if self.damage and wait([self.damage], seconds).done and (found := self.damage.result()):
+            raise UserError(f"{found}; {REMEDY}")
 
 
 def is_store(path: str | Path) -> bool:
@@ -57,20 +71,43 @@ def is_store(path: str | Path) -> bool:
 
 
 def open_store(folder: Path) -> Corpus:
-    """Open a complete store."""
-    if not (folder / "store.json").exists():
+    """Open a complete store; what takes longer to verify is verified by a thread."""
+    path = folder / "store.json"
+    if not path.exists():
         raise UserError(f"{folder} is an unfinished store; repeat the command that was writing it")
-    record = read_json(folder / "store.json", REMEDY)
+    record = read_record(path)
     tokenizer = tokenizer_lib.load(folder / "tokenizer")
-    if tokenizer.vocab_size != record["vocab_size"]:
-        raise UserError(f"{folder / 'tokenizer'} is not the store's own tokenizer; {REMEDY}")
-    splits = {name: _open_split(folder / name, sizes) for name, sizes in record["splits"].items()}
-    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
+    with refusing_damage(path):
+        if tokenizer.vocab_size != record["vocab_size"]:
+            raise UserError(f"{folder / 'tokenizer'} is not the store's own tokenizer; {REMEDY}")
+        names = ("train", "eval")
+        splits = {name: _open_split(folder / name, record["splits"][name]) for name in names}
+        identity = {name: record[name] for name in ("identity", "splits", "vocab_size")}
+        recorded = record.get("checksums")
+        if recorded is not None:
+            files = [f"{split}/{name}.bin" for split in names for name in FILES]
+            recorded = {**dict.fromkeys(files), **recorded}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     digest.update(tokenizer.fingerprint.encode())
-    return Corpus(tokenizer, splits["train"], splits["eval"], digest.hexdigest())
+    damage: Future[str] = Future()
+
+    def verify() -> None:
+        try:
+            if recorded is None:  # a store of an earlier version
+                found = next(filter(None, (_find_disorder(s, record) for s in splits.items())), "")
+            else:
+                found = checksums.find_damage(folder, recorded)
+        except Exception as error:  # or else the training would wait for ever
+            found = f"cannot be read ({error})"
+        damage.set_result(found and f"{folder}: {found}")
+
+    threading.Thread(target=verify, daemon=True).start()
+    corpus = Corpus(tokenizer, splits["train"], splits["eval"], digest.hexdigest(), damage)
+    corpus.verify(_VERIFIED_WITHIN)
+    return corpus
 
 
-def _open_split(folder: Path, sizes: dict[str, Any]) -> TokenStore:
+def _open_split(folder: Path, sizes: Mapping[str, Any]) -> TokenStore:
     arrays = {}
     for name in FILES:
         path = folder / f"{name}.bin"
@@ -81,3 +118,45 @@ def _open_split(folder: Path, sizes: dict[str, Any]) -> TokenStore:
         # A plain array over the map: indexing the subclass is slower.
         arrays[name] = np.asarray(np.memmap(path, dtype, mode="r"))
     return TokenStore(**arrays)
+
+
+def _find_disorder(split: tuple[str, TokenStore], record: Mapping[str, Any]) -> str:
+    """Return in words which offsets or token ids are impossible; "" if none."""
+    name, store = split
+    for starts, items in ((store.documents, store.sentences[1:]), (store.sentences, store.tokens)):
+        blocks = (starts[i : i + _BLOCK + 1] for i in range(0, len(starts), _BLOCK))
+        ends_fit = (starts[0], starts[-1]) == (0, len(items))
+        if not ends_fit or any((block[1:] < block[:-1]).any() for block in blocks):
+            return f"{name} has offsets that are out of order"
+    blocks = (store.tokens[i : i + _BLOCK] for i in range(0, len(store.tokens), _BLOCK))
+    if any(block.max() >= record["vocab_size"] for block in blocks):
+        return f"{name} has token ids that are not in the vocabulary"
+    return ""
+
+
+@contextlib.contextmanager
+def refusing_damage(path: Path) -> Iterator[None]:
+    """Raise UserError if a record does not hold what is read of it."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); {REMEDY}") from error
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return what `write_record` wrote; earlier versions wrote no checksum."""
+    record = read_json(path, REMEDY)
+    if record.pop("crc32c", checksum := _checksum(record)) != checksum:
+        raise UserError(f"{path} is damaged: its checksum does not agree; {REMEDY}")
+    return record
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write `store.json` or `progress.json`, to a temporary name and renamed."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({**record, "crc32c": _checksum(record)}, indent=1))
+    os.replace(temporary, path)
+
+
+def _checksum(record: Mapping[str, Any]) -> int:
+    return google_crc32c.value(json.dumps({**record, "crc32c": None}, sort_keys=True).encode())

@@ -54,13 +54,15 @@ def fit(
     save_every: int,
     patience: int = 0,
     stop: Callable[[], str] = lambda: "",
+    verify: Callable[[float | None], None] = lambda seconds: None,
 ) -> TrainState:
     """Train from the state's own step to the end of the last stage.
 
     The state is saved every `save_every` steps, at each evaluation that is the best so far, at the
     end, and when `stop`, asked after each step, returns a reason, which then raises `Interrupted`.
-    A loss or gradient that is not finite raises `TrainingError`. Nothing waits for the device but
-    logs, evaluations and checkpoints. Closes `checkpoints`.
+    A loss or gradient that is not finite raises `TrainingError`. `verify`, given the seconds that
+    it may wait, raises an error for damaged data; what was trained on it is not saved. Nothing
+    waits for the device but logs, evaluations and checkpoints. Closes `checkpoints`.
 
     With `patience`, training ends after that many evaluations in a row without a new best.
     """
@@ -91,6 +93,7 @@ def fit(
                 bar.update()
 
                 if due(log_every):
+                    verify(0)
                     values = log.values()
                     writer.write(step, "train", values)
                     show(bar, step, values, (time.monotonic() - started) / (step - first_step))
@@ -110,6 +113,7 @@ def fit(
                 stop_reason = stop()
                 if due(save_every) or is_best or ends_early or stop_reason:
                     log.check()
+                    verify(None)
                     checkpoints.save(step, state, held_out)
                 if stop_reason:
                     raise Interrupted(

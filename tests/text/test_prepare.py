@@ -89,12 +89,12 @@ def test_held_out_files(data, tmp_path):
     assert (corpus.train.num_documents, corpus.eval.num_documents) == (60, 7)
 
 
-@pytest.mark.parametrize("fail_at", [1, 2, 7])
+@pytest.mark.parametrize("fail_at", [1, 2, 3, 8])
 def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
     """The files are the same as without interruption, and earlier work is not repeated."""
     monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "uninterrupted")
-    write_json, calls, encoded = prepare_lib._write_json, [], []
+    write_json, calls, encoded = prepare_lib.write_record, [], []
 
     def failing(path, content):
         calls.append(path)
@@ -102,35 +102,38 @@ def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
             raise KeyboardInterrupt
         write_json(path, content)
 
-    monkeypatch.setattr(prepare_lib, "_write_json", failing)
+    monkeypatch.setattr(prepare_lib, "write_record", failing)
     with pytest.raises(KeyboardInterrupt):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
     with pytest.raises(UserError, match="unfinished"):
         open_store(tmp_path / "interrupted")
     # A file that has lost data is detected; data that was not recorded is truncated.
-    tokens = (tmp_path / "interrupted/train/tokens.bin").read_bytes()
-    if fail_at > 2:
+    if fail_at > 3:
+        tokens = (tmp_path / "interrupted/train/tokens.bin").read_bytes()
         (tmp_path / "interrupted/train/tokens.bin").write_bytes(tokens[: len(tokens) // 3])
-        monkeypatch.setattr(prepare_lib, "_write_json", write_json)
+        monkeypatch.setattr(prepare_lib, "write_record", write_json)
         with pytest.raises(UserError, match="is shorter than"):
             prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
         (tmp_path / "interrupted/train/tokens.bin").write_bytes(tokens)
-    with (tmp_path / "interrupted/train/tokens.bin").open("ab") as file:
-        file.write(b"rubbish")
-    monkeypatch.setattr(prepare_lib, "_write_json", write_json)
+    if fail_at > 1:
+        with (tmp_path / "interrupted/train/tokens.bin").open("ab") as file:
+            file.write(b"rubbish")
+    monkeypatch.setattr(prepare_lib, "write_record", write_json)
     append = prepare_lib._append
 
-    def counting(folder, sizes, documents):
+    def counting(folder, sizes, sums, documents):
         encoded.append(len(documents))
-        append(folder, sizes, documents)
+        append(folder, sizes, sums, documents)
 
     monkeypatch.setattr(prepare_lib, "_append", counting)
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
-    assert fail_at == 1 or sum(encoded) < 60
+    assert fail_at < 3 or sum(encoded) < 60
     for path in (tmp_path / "uninterrupted").rglob("*.bin"):
         again = tmp_path / "interrupted" / path.relative_to(tmp_path / "uninterrupted")
         assert path.read_bytes() == again.read_bytes()
     assert not (tmp_path / "interrupted/progress.json").exists()
+    stores = [tmp_path / name / "store.json" for name in ("uninterrupted", "interrupted")]
+    assert stores[0].read_text() == stores[1].read_text()  # with the checksums
 
 
 KILLED = """
@@ -258,3 +261,68 @@ def test_the_size_of_the_vocabulary(data, tmp_path):
     config.model.vocab_size = VOCAB_SIZE - 1
     with pytest.raises(UserError, match="is smaller than the tokenizer's 60 tokens"):
         read(config, None, tmp_path / "none")
+
+
+def test_a_folder_of_something_else_is_left_alone(data, tmp_path):
+    """Neither a user's files nor an unfinished store of other text are overwritten."""
+    files = tmp_path / "mine/tokenizer"
+    files.mkdir(parents=True)
+    (files / "notes.txt").write_text("precious")
+    with pytest.raises(UserError, match="mine is not empty and not a store; choose another folder"):
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "mine")
+    assert [p.name for p in tmp_path.glob("mine/**/*")] == ["tokenizer", "notes.txt"]
+
+
+@pytest.mark.parametrize("change", ["text", "tokenizer"])
+def test_an_unfinished_store_of_something_else_is_left_alone(data, tmp_path, monkeypatch, change):
+    folder, write = tmp_path / "store", prepare_lib.write_record
+
+    def interrupted(path, record):
+        if "documents" in record:
+            raise KeyboardInterrupt
+        write(path, record)
+
+    monkeypatch.setattr(prepare_lib, "write_record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(data, TOKENIZER, VOCAB_SIZE, folder)
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    if change == "text":
+        write_text(tmp_path / "text.txt", 61)
+    with pytest.raises(UserError, match=r"store was prepared from (other|another) .*; choose"):
+        prepare(data, TOKENIZER, VOCAB_SIZE + (change == "tokenizer"), folder)
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "7", "{", "[" * 10_000, '{"identity": []}', "{}", b"\xff\x00"]
+)
+def test_progress_of_anything(data, tmp_path, content):
+    (tmp_path / "store").mkdir()
+    content = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / "store/progress.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"progress.json cannot be read|was prepared from another"):
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("documents", "7"),
+        ("documents", -1),
+        ("splits", []),
+        ("splits", {"train": 7}),
+        ("splits", {"train": {}}),
+        ("splits", {"train": {"tokens": "0", "sentences": 8, "documents": 8}}),
+        ("checksums", 7),
+    ],
+)
+def test_progress_of_other_types(data, tmp_path, name, value):
+    """Of an earlier version, whose progress had no checksum of its own."""
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    record = json.loads((tmp_path / "store/store.json").read_text())
+    (tmp_path / "store/store.json").unlink()
+    del record["crc32c"], record["vocab_size"]
+    progress = json.dumps({**record, "documents": 60, name: value})
+    (tmp_path / "store/progress.json").write_text(progress)
+    with pytest.raises(UserError, match=r"progress.json is damaged .*; remove the folder"):
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")

@@ -1,14 +1,17 @@
 """Opening a token store: its counts, and damage to it."""
 
+import json
 import tarfile
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
+from bert_jax.text import store as store_lib
 from bert_jax.text.prepare import prepare
-from bert_jax.text.store import is_store, open_store
+from bert_jax.text.store import Corpus, is_store, open_store
 
 WRITTEN_BEFORE = Path(__file__).parents[1] / "compatibility/written_by_239187a.tar.xz"
 FINGERPRINT = "9805b6a39d5d226dfb4f77f10d5ae6c95b5a78dc7b0aa7af7576c5da2f9efe62"
@@ -49,3 +52,95 @@ def test_damage_is_detected(folder, name):
     path.unlink()
     with pytest.raises(UserError):
         open_store(folder)
+
+
+def change(path, content: bytes) -> None:
+    """Write other content of the same size to a file of a store."""
+    before = path.read_bytes()
+    path.write_bytes((content * len(before))[: len(before)])
+    assert path.read_bytes() != before
+
+
+@pytest.mark.parametrize("name", ["tokens", "sentences", "documents"])
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_damage_of_unchanged_size_is_detected(folder, split, name):
+    path = folder / split / f"{name}.bin"
+    content = bytearray(path.read_bytes())
+    content[8] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"store: {split}/{name}.bin has changed since it was"):
+        open_store(folder)
+
+
+def test_damage_of_the_tokenizer_and_the_record_is_detected(folder):
+    path = folder / "tokenizer/tokenizer.json"
+    path.write_text(path.read_text().replace('"##a"', '"##c"'))
+    with pytest.raises(UserError, match=r"tokenizer/tokenizer.json has changed"):
+        open_store(folder)
+    record = folder / "store.json"
+    record.write_text(record.read_text().replace("0.1", "0.2"))
+    with pytest.raises(UserError, match=r"store.json is damaged: its checksum does not agree"):
+        open_store(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train/sentences.bin", b"\0", "train has offsets that are out of order"),
+        ("eval/documents.bin", b"\x03\xf1\x07", "eval has offsets that are out of order"),
+        ("train/tokens.bin", b"\x0d\0", "train has token ids that are not in the vocabulary"),
+    ],
+)
+def test_a_store_without_checksums_must_be_possible(folder, name, content, message):
+    record = json.loads((folder / "store.json").read_text())
+    del record["crc32c"], record["checksums"]
+    (folder / "store.json").write_text(json.dumps(record))
+    open_store(folder)
+    change(folder / name, content)
+    with pytest.raises(UserError, match=message):
+        open_store(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"splits": 7},
+        {"splits": {"train": {}}},
+        {"vocab_size": "13"},
+        {"vocab_size": None},
+        {"identity": None},
+        {"checksums": []},
+        {"checksums": {}},
+        {"checksums": {"train/tokens.bin": "a"}},
+    ],
+)
+def test_a_record_of_anything(folder, changes):
+    record = json.loads((folder / "store.json").read_text()) | changes
+    del record["crc32c"]
+    record = {name: value for name, value in record.items() if value is not None}
+    (folder / "store.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="remove the folder to prepare it again"):
+        open_store(folder)
+
+
+def test_a_large_store_is_verified_while_it_is_used(folder, monkeypatch):
+    """Opening waits for a moment; training asks at each log, and waits before it saves."""
+    started: list[str] = []
+    verified: Future[str] = Future()
+    monkeypatch.setattr(store_lib, "_VERIFIED_WITHIN", 0.01)
+
+    def slow(folder, recorded):
+        started.extend(recorded)
+        return verified.result()
+
+    monkeypatch.setattr(store_lib.checksums, "find_damage", slow)
+    corpus = open_store(folder)
+    corpus.verify(0)
+    assert {"train/tokens.bin", "eval/documents.bin", "tokenizer/tokenizer.json"} <= {*started}
+    verified.set_result("train/tokens.bin has changed")
+    with pytest.raises(UserError, match=r"train/tokens.bin has changed; remove the folder"):
+        corpus.verify()
+    monkeypatch.setattr(store_lib.checksums, "find_damage", lambda *_: 1 / 0)
+    with pytest.raises(UserError, match=r"cannot be read .division by zero"):
+        open_store(folder).verify()
+    Corpus(corpus.tokenizer, corpus.train, corpus.eval).verify()
