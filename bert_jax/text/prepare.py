@@ -79,7 +79,7 @@ def prepare(
     """
     if is_store(data.source):
         return _open_source(data.source, tokenizer)
-    if not is_store(folder) and {path.name for path in folder.glob("*")} - {"progress.tmp"}:
+    if os.path.isdir(folder) and not is_store(folder) and {*os.listdir(folder)} - {"progress.tmp"}:
         raise UserError(f"{folder} is not empty and not a store; choose another folder")
     sources = [open_source(name, data) for name in (data.source, data.eval_source) if name]
     vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
