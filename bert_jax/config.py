@@ -79,8 +79,11 @@ class TokenizerConfig:
     path: str = setting(
         "", "a SentencePiece .model, a BERT vocab.txt, a tokenizer.json, or their folder"
     )
-    model_type: Literal["unigram", "bpe"] = setting("unigram", "algorithm of a SentencePiece")
+    model_type: Literal["unigram", "bpe", "char"] = setting(
+        "unigram", "algorithm of a SentencePiece; char: each character is a token"
+    )
     lowercase: bool = setting(True, "lower-case text, for a trained vocabulary or a vocab.txt")
+    strip_accents: bool = setting(False, "remove accents and other marks; not of sentencepiece")
 
 
 @dataclasses.dataclass
@@ -115,8 +118,10 @@ class DataConfig:
     eval_source: str = setting("", "held-out text; empty holds out eval_fraction of the documents")
     eval_fraction: float = setting(0.05, "share of documents held out", SHARE)
     text_field: str = setting("text", "field with the text, of JSON lines, .csv, .tsv and TFDS")
-    sentences: Literal["auto", "lines", "split"] = setting(
-        "auto", "lines: a sentence a line, documents between blank lines; split: paragraphs"
+    sentences: Literal["auto", "lines", "documents", "split"] = setting(
+        "auto",
+        "lines: a sentence a line, documents between blank lines; documents: a document a line; "
+        "split: paragraphs",
     )
     max_length: int = setting(128, "tokens a sequence, in the first phase")
     batch_size: int = setting(256, "sequences a step, over all devices, in the first phase")
@@ -315,6 +320,13 @@ def validate(config: TrainConfig) -> None:
     model, data = config.model, config.data
     validate_model(model, "config")
     _validate_parallel(config.parallel)
+    if config.tokenizer.strip_accents and (
+        config.tokenizer.path or config.tokenizer.kind == "sentencepiece"
+    ):
+        raise UserError(
+            "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained; set it to "
+            "False, or tokenizer.kind to one of them and tokenizer.path to nothing"
+        )
     starts = [phase.start for phase in data.phases]
     if starts != sorted(set(starts)) or not all(0 < start < 1 for start in starts):
         raise UserError(f"data.phases start at {starts}; they must rise, between 0 and 1")

@@ -116,6 +116,7 @@ def start(
         weights = {"the content of --init": workdirs.checksum(initial.params)}
         hosts.check_same(weights, "copy it once more")
     tokenizer = initial.tokenizer if initial else None
+    is_open = not config.model.vocab_size
     vocab_size = hosts.run_on_all_hosts(
         lambda: prepare.resolve_vocab_size(config, tokenizer) if hosts.is_main() else 0
     )
@@ -126,6 +127,9 @@ def start(
     for _, phase in phases(config):
         meshes.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
     corpus = _read_text(config, tokenizer, workdir / "store")
+    if is_open:  # the text may have fewer tokens than were asked for
+        config.model.vocab_size = corpus.tokenizer.vocab_size
+        meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
     return Run(config, workdir, initial, str(init), corpus)

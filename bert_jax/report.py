@@ -36,16 +36,20 @@ def pretraining_start(
 ) -> None:
     """Print what is about to be trained, on what, and where."""
     axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
-    size = sum(x.size for x in jax.tree.leaves(state.params))
+    num_params = sum(x.size for x in jax.tree.leaves(state.params))
+    size = corpus.tokenizer.vocab_size
     c, step = config.model, int(state.step)
+    padding = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
     resumes = f"; resuming from step {step:,}" if step else ""
     print_on_main(
         f"devices    {_devices(mesh)}, {config.parallel.mode} ({axes})\n"
-        f"model      {size:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
+        f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.num_attention_heads} heads, {c.dtype}\n"
-        f"tokenizer  {corpus.tokenizer.kind}, {corpus.tokenizer.vocab_size:,} tokens\n"
+        f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{padding}\n"
         f"text       {len(corpus.train.tokens):,} tokens in {corpus.train.num_documents:,} "
-        f"documents; held out {len(corpus.eval.tokens):,} in {corpus.eval.num_documents:,}\n"
+        f"documents; held out {len(corpus.eval.tokens):,} in {corpus.eval.num_documents:,}; "
+        f"{corpus.unknown:.2%} of the characters unknown\n"
+        f"{corpus.warning}"
         f"padding    {_padding(config, batches)}\n"
         f"steps      {config.steps:,}, which is {batches.epochs():.1f} epochs{resumes}\n"
         f"workdir    {workdir}"

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_fields(parser, TokenizerConfig(), ("model_type",))
     parser.add_argument("--cased", action="store_true", help="keep upper case")
+    parser.add_argument("--strip-accents", action="store_true", help="remove accents and marks")
     add_fields(parser, DataConfig(), _FIELDS)
 
 
@@ -44,7 +45,12 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
     is_path = args.tokenizer not in ("sentencepiece", "wordpiece", "byte_bpe")
     kind = TokenizerConfig.kind if is_path else args.tokenizer
-    tokenizer = TokenizerConfig(kind=kind, model_type=args.model_type, lowercase=not args.cased)
+    tokenizer = TokenizerConfig(
+        kind=kind,
+        model_type=args.model_type,
+        lowercase=not args.cased,
+        strip_accents=args.strip_accents,
+    )
     data = DataConfig(source=args.source, **{name: getattr(args, name) for name in _FIELDS})
     model = ModelConfig(vocab_size=args.vocab_size)
     validate(TrainConfig(data=data, tokenizer=tokenizer, model=model))
@@ -56,6 +62,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
             f"{name}: {len(split.tokens):,} tokens, {split.num_sentences:,} sentences, "
             f"{split.num_documents:,} documents"
         )
+    print(f"unknown: {corpus.unknown:.2%} of the characters\n{corpus.warning}", end="")
     source = shlex.quote(f"--config.data.source={args.store}")
     print(f"train on it with: bert-jax pretrain {source} --config.model.vocab_size=0")
 

@@ -35,7 +35,7 @@ def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
         contents["tokenizer.json"] = _from_sentencepiece(tokenizer).to_str(pretty=True).encode()
     else:
         content = json.loads(contents["tokenizer.json"])
-        contents |= _vocabulary(tokenizer, content["model"])
+        contents |= _vocabulary(tokenizer, content)
         pre_tokenizer = content["pre_tokenizer"] or {}
         if "add_prefix_space" in pre_tokenizer:  # which transformers 4 otherwise sets to False
             settings["add_prefix_space"] = pre_tokenizer["add_prefix_space"]
@@ -43,10 +43,13 @@ def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
     return contents
 
 
-def _vocabulary(tokenizer: Tokenizer, model: Mapping[str, Any]) -> dict[str, bytes]:
+def _vocabulary(tokenizer: Tokenizer, content: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the files of BERT and RoBERTa from before `tokenizer.json`."""
+    model, normalizer = content["model"], content["normalizer"] or {}
     tokens = [tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size)]
     if model["type"] == "WordPiece":
+        if normalizer.get("type") != "BertNormalizer":
+            return {}  # with a `vocab.txt` it would be another tokenizer
         return {"vocab.txt": "".join(f"{token}\n" for token in tokens).encode()}
     ids = {token: index for index, token in enumerate(tokens)}
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]

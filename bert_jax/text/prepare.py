@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,23 @@ from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_training
 from bert_jax.text.sources import Source, open_source
 from bert_jax.text.store import (
+    CHARACTERS,
     FILES,
     REMEDY,
+    UNKNOWN_REMEDY,
     Corpus,
     is_store,
     open_store,
     read_record,
     refusing_damage,
+    unknown_share,
     write_record,
 )
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
 
 DEFAULT_VOCAB_SIZE = 32_000  # of a tokenizer trained where model.vocab_size is 0
 _FORMAT = 1
+_MOST_UNKNOWN = 0.2  # of the characters; little can be learned of such text
 # Large enough to keep all cores busy, small enough to hold several in memory.
 _BATCH_CHARACTERS = 2_000_000
 _EMPTY = {"tokens": 0, "sentences": 8, "documents": 8}  # bytes: the first starts are 0
@@ -88,6 +92,8 @@ def prepare(
     else:
         tokenizer_identity = {**dataclasses.asdict(tokenizer), "vocab_size": vocab_size}
         del tokenizer_identity["path"]
+        if not tokenizer.strip_accents:  # which older stores do not say
+            del tokenizer_identity["strip_accents"]
     text, held_out, *_ = [*(source.identity() for source in sources), data.eval_fraction]
     identity = {"format": _FORMAT, "text": text, "held_out": held_out}
     identity["tokenizer"] = tokenizer_identity
@@ -103,6 +109,8 @@ def prepare(
                     s for split, document in documents if split == "train" for s in document
                 )
                 tokenizer = tokenizer_training.train(sentences, tokenizer, vocab_size)
+                if (size := tokenizer.vocab_size) < vocab_size:
+                    console.show(f"vocabulary {size:,} tokens; the text has no more")
             folder.mkdir(parents=True, exist_ok=True)
             write_record(progress, {"identity": identity})  # from now on the folder is this store's
             shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
@@ -142,6 +150,12 @@ def _can_resume(folder: Path, identity: dict[str, Any]) -> bool:
 
 def _check_identity(folder: Path, record: dict[str, Any], identity: dict[str, Any]) -> None:
     stored = record.get("identity")
+    if isinstance(stored, dict) and identity["tokenizer"].get("vocab_size") == record.get(
+        "vocab_size"
+    ):
+        # The text had no more tokens, and the model of the run has as many.
+        size = {"vocab_size": stored["tokenizer"].get("vocab_size")}
+        identity = {**identity, "tokenizer": {**identity["tokenizer"], **size}}
     names = {"text": "other text", "held_out": "other held-out text"}
     for name, value in identity.items():
         if not isinstance(stored, dict) or stored.get(name) != value:
@@ -198,13 +212,17 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
         while batch := next_batch.result():
             next_batch = reader.submit(next, batches, None)
             sentences = [sentence for _, document in batch for sentence in document]
-            ids = iter(tokenizer.encode(sentences))
-            tokenized = [(split, [next(ids) for _ in document]) for split, document in batch]
+            ids = tokenizer.encode(sentences)
+            remaining = iter(ids)
+            tokenized = [(split, [next(remaining) for _ in document]) for split, document in batch]
             for name, sizes in splits.items():
                 _append(folder / name, sizes, sums, [d for s, d in tokenized if s == name])
             num_documents += len(batch)
             characters += sum(map(len, sentences))
             progress["documents"] = num_documents
+            counts = sum(map(len, sentences)), _count_unknown(tokenizer, sentences, ids)
+            for name, count in zip(CHARACTERS, counts, strict=True):
+                progress[name] = progress.get(name, 0) + count
             write_record(path, progress)
             bar.update(sum(source.position for source in sources) - bar.n)
     source = sources[0]
@@ -218,6 +236,11 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
             f"data.eval_fraction holds out none of the {num_documents} documents of {source.name}; "
             f"{remedy}, or give data.eval_source"
         )
+    if (share := unknown_share(progress)) > _MOST_UNKNOWN:
+        raise UserError(
+            f"{share:.0%} of {source.name} is unknown to the {tokenizer.kind} tokenizer; "
+            f"{UNKNOWN_REMEDY}, or --config=letters for sequences of letters"
+        )
     del progress["documents"]
     sums |= checksums.of_files(folder, (folder / "tokenizer").iterdir())
     write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
@@ -228,6 +251,19 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
         f"{characters / 1e6:.1f} MB of text in {seconds:.1f} s "
         f"({characters / 1e6 / seconds:.1f} MB/s)"
     )
+
+
+def _count_unknown(
+    tokenizer: Tokenizer, sentences: Sequence[str], ids: Sequence[Sequence[int]]
+) -> int:
+    """Return how many characters of sentences have become the unknown token."""
+    positions = np.flatnonzero(np.concatenate(ids) == tokenizer.unk_id)
+    with_unknown = np.searchsorted(np.cumsum([len(tokens) for tokens in ids]), positions, "right")
+    unknown = 0
+    for index in np.unique(with_unknown).tolist():
+        spans = zip(*tokenizer.encode_with_offsets(sentences[index]), strict=True)
+        unknown += sum(end - start for i, (start, end) in spans if i == tokenizer.unk_id)
+    return unknown
 
 
 def _open_split(folder: Path, sizes: dict[str, Any] | None, dtype: str) -> dict[str, Any]:

@@ -140,10 +140,11 @@ class FileSource(Source):
         self.size = sum(size for size, *_ in self._states.values())
         self._text_field = data.text_field
         self._split = data.sentences == "split"
+        self._is_document = data.sentences == "documents"  # each line
         if data.sentences == "auto":
             self._split = sentences.is_prose(self._first_lines())
         if not self._split and any(_reader(path) is None for path in self.paths):
-            self.form = "one sentence a line"
+            self.form = f"one {'document' if self._is_document else 'sentence'} a line"
 
     def _first_lines(self) -> list[str]:
         paths = (path for path in self.paths if file_type(path) not in _TABLES)
@@ -162,7 +163,8 @@ class FileSource(Source):
             with open_file(path) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             files.append({"bytes": self._check_unchanged(path), "sha256": digest})
-        return {"files": files, "text_field": self._text_field, "split": self._split}
+        identity = {"files": files, "text_field": self._text_field, "split": self._split}
+        return identity | ({"lines": "documents"} if self._is_document else {})
 
     def texts(self) -> Iterator[list[str]]:
         previous_files = 0
@@ -191,7 +193,8 @@ class FileSource(Source):
                 lines.append(line)
                 characters += len(line)
             is_full = (
-                len(lines) == sentences.MAX_DOCUMENT_SENTENCES
+                self._is_document
+                or len(lines) == sentences.MAX_DOCUMENT_SENTENCES
                 or characters > sentences.MAX_DOCUMENT_CHARACTERS
             )
             if lines and (not line or is_full):

@@ -29,6 +29,11 @@ FILES = ("tokens", "sentences", "documents")
 REMEDY = "remove the folder to prepare it again"
 _VERIFIED_WITHIN = 0.8  # seconds that opening may take longer; a large store is verified meanwhile
 _BLOCK = 1 << 20
+CHARACTERS = ("characters", "unknown_characters")  # of the text; an older store does not say
+UNKNOWN_REMEDY = (
+    "set tokenizer.kind to byte_bpe or sentencepiece, or tokenizer.path to a vocabulary of its "
+    "characters"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Corpus:
     train: TokenStore
     eval: TokenStore
     fingerprint: str = ""  # of the text, the tokenizer, and how the text was split
+    unknown: float = 0.0  # share of the characters that have become the unknown token
     damage: Future[str] | None = None  # what is wrong with the files, once that is known; or ""
 
     def verify(self, seconds: float | None = None) -> None:
@@ -63,11 +69,24 @@ class Corpus:
         if self.damage and wait([self.damage], seconds).done and (found := self.damage.result()):
             raise UserError(f"{found}; {REMEDY}")
 
+    @property
+    def warning(self) -> str:
+        """A line about unknown text, if it is more than one per cent."""
+        if self.unknown <= 0.01:
+            return ""
+        return f"warning    {self.unknown:.1%} of the characters are unknown; {UNKNOWN_REMEDY}\n"
+
 
 def is_store(path: str | Path) -> bool:
     """Return whether `path` is the folder of a store, complete or not."""
     # Not Path.exists, which raises for a list of files that is too long for a path.
     return any(os.path.exists(os.path.join(path, f"{name}.json")) for name in ("store", "progress"))
+
+
+def unknown_share(record: Mapping[str, Any]) -> float:
+    """Return the share of the characters that have become the unknown token."""
+    number, unknown = (record.get(name, 0) for name in CHARACTERS)
+    return unknown / max(1, number)
 
 
 def open_store(folder: Path) -> Corpus:
@@ -83,6 +102,7 @@ def open_store(folder: Path) -> Corpus:
         names = ("train", "eval")
         splits = {name: _open_split(folder / name, record["splits"][name]) for name in names}
         identity = {name: record[name] for name in ("identity", "splits", "vocab_size")}
+        unknown = unknown_share(record)
         recorded = record.get("checksums")
         if recorded is not None:
             files = [f"{split}/{name}.bin" for split in names for name in FILES]
@@ -102,7 +122,8 @@ def open_store(folder: Path) -> Corpus:
         damage.set_result(found and f"{folder}: {found}")
 
     threading.Thread(target=verify, daemon=True).start()
-    corpus = Corpus(tokenizer, splits["train"], splits["eval"], digest.hexdigest(), damage)
+    train, held_out = splits["train"], splits["eval"]
+    corpus = Corpus(tokenizer, train, held_out, digest.hexdigest(), unknown, damage)
     corpus.verify(_VERIFIED_WITHIN)
     return corpus
 

@@ -25,6 +25,31 @@ _NORMALIZER = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
+# BERT's words, and of a longer one parts of 100 characters, where BERT has [UNK].
+WORDPIECE_SPLITTER = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.BertPreTokenizer(),
+        pre_tokenizers.Split(tokenizers.Regex(".{100}"), "isolated"),
+    ]
+)
+
+
+def wordpiece_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
+    """Return BERT's normalizer, but for joiners, which it removes, and NFC.
+
+    Persian and the scripts of India need the zero-width joiners U+200C and U+200D.
+    """
+    controls = tokenizers.Regex(r"[\p{Cc}\p{Cf}\ufffd&&[^\s\u200b-\u200d]]")
+    return normalizers.Sequence(
+        [
+            normalizers.Replace(controls, ""),
+            normalizers.Replace("\u200b", " "),  # between words of Khmer and Thai
+            normalizers.BertNormalizer(
+                clean_text=False, strip_accents=strip_accents, lowercase=lowercase
+            ),
+            normalizers.NFC(),
+        ]
+    )
 
 
 class Tokenizer(abc.ABC):
@@ -181,14 +206,14 @@ class WordPieceTokenizer(_FastTokenizer):
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any] = {}):
         super().__init__(tokenizer)
-        steps = (type(tokenizer.normalizer), type(tokenizer.pre_tokenizer))
-        if steps[0] == normalizers.BertNormalizer:
+        if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
             for name in _NORMALIZER.keys() & settings.keys():
                 setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])
-        is_bert = steps == (normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
-        # BERT's own steps never look beyond a space, but an added token may.
-        self._words_are_independent = is_bert and not any(
+        # The steps of BERT and of `wordpiece_normalizer` never look beyond a space, but those of
+        # others and an added token may.
+        steps = _steps(tokenizer.normalizer, tokenizer.pre_tokenizer)
+        self._words_are_independent = steps in _INDEPENDENT and not any(
             t.lstrip or t.rstrip or t.single_word or " " in t.content for t in added
         )
 
@@ -207,9 +232,17 @@ class WordPieceTokenizer(_FastTokenizer):
 
     @classmethod
     def from_vocabulary(
-        cls, tokens: Sequence[str], *, lowercase: bool, settings: Mapping[str, Any] = {}
+        cls,
+        tokens: Sequence[str],
+        *,
+        lowercase: bool,
+        strip_accents: bool | None = None,
+        settings: Mapping[str, Any] = {},
     ):
-        """Build BERT's tokenizer from the lines of a `vocab.txt`."""
+        """Build BERT's tokenizer from the lines of a `vocab.txt`.
+
+        With `strip_accents`, true or false, it is one that was trained here.
+        """
         ids: dict[str, int] = {}
         for index, token in enumerate(tokens):
             if ids.setdefault(token, index) != index:
@@ -219,10 +252,29 @@ class WordPieceTokenizer(_FastTokenizer):
         tokenizer = tokenizers.Tokenizer(model)
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        if strip_accents is not None:
+            tokenizer.normalizer = wordpiece_normalizer(
+                lowercase=lowercase, strip_accents=strip_accents
+            )
+            tokenizer.pre_tokenizer = WORDPIECE_SPLITTER
         tokenizer.decoder = decoders.WordPiece()
         result = cls(tokenizer, settings)  # refuses a vocabulary that has not all special tokens
         tokenizer.add_special_tokens(list(cls.special))
         return result
+
+
+def _steps(*steps: Any) -> list[str]:
+    """Return steps of a tokenizer without the settings that are true or false."""
+    return [
+        re.sub("true|false|null", "", step.__getstate__().decode()) if step else ""
+        for step in steps
+    ]
+
+
+_INDEPENDENT = (
+    _steps(normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()),
+    _steps(wordpiece_normalizer(lowercase=True, strip_accents=True), WORDPIECE_SPLITTER),
+)
 
 
 class ByteLevelTokenizer(_FastTokenizer):

@@ -2,9 +2,11 @@
 
 import io
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import sentencepiece
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, trainers
@@ -12,10 +14,12 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from bert_jax.config import TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import (
+    WORDPIECE_SPLITTER,
     ByteLevelTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
     WordPieceTokenizer,
+    wordpiece_normalizer,
 )
 
 # Enough for a stable vocabulary: more text takes longer and hardly improves it.
@@ -24,42 +28,80 @@ _MAX_SENTENCES = 500_000
 _MAX_SENTENCE_BYTES = 1 << 17
 # Fixed, because SentencePiece's result depends on the number of threads.
 _NUM_THREADS = 4
+_BATCH = 10_000  # sentences that are normalized at once
+_MOST_CHARACTERS = 0.25  # of the vocabulary; if they are more, rare characters are no tokens
+_COVERAGE = 0.9995  # of the text, by the most frequent characters; SentencePiece's own default
+_LEAST_COVERAGE = 0.98  # that SentencePiece accepts
+_NUM_BYTES, _NUM_SPECIAL = 256, 5
 
 
 def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:
-    """Train a tokenizer of `config.kind` on a uniform sample of the sentences."""
+    """Train a tokenizer of `config.kind` on a uniform sample of the sentences.
+
+    Its vocabulary is smaller than `vocab_size` where the text has no more tokens.
+    """
     sample = _sample(sentences, _MAX_SENTENCES)
     if not sample:
         raise UserError("data.source has no text to train a tokenizer on; give more text")
-    if config.kind == WordPieceTokenizer.kind:
-        tokenizer = _train_wordpiece(sample, vocab_size, lowercase=config.lowercase)
-    elif config.kind == ByteLevelTokenizer.kind:
-        tokenizer = _train_byte_level(sample, vocab_size, lowercase=config.lowercase)
-    else:
-        rule = "nmt_nfkc_cf" if config.lowercase else "nmt_nfkc"
-        options = {"model_type": config.model_type, "normalization_rule_name": rule}
-        tokenizer = SentencePieceTokenizer(_train_sentencepiece(sample, vocab_size, **options))
-    if tokenizer.vocab_size != vocab_size:
+    trainers = {WordPieceTokenizer.kind: _train_wordpiece, ByteLevelTokenizer.kind: _train_bytes}
+    tokenizer = trainers.get(config.kind, _train_sentencepiece)(sample, config, vocab_size)
+    if tokenizer.vocab_size > vocab_size:
         raise UserError(
-            f"model.vocab_size {vocab_size} does not suit the text, which has "
-            f"{tokenizer.vocab_size} tokens; set it to that or give more text"
+            f"model.vocab_size {vocab_size} is too small: {config.kind} needs "
+            f"{tokenizer.vocab_size} tokens; raise it"
         )
     return tokenizer
 
 
-def _train_wordpiece(sentences: Sequence[str], vocab_size: int, *, lowercase: bool) -> Tokenizer:
-    """Return the vocabulary of all characters and the most frequent merges."""
+def _train_sentencepiece(
+    sentences: Sequence[str], config: TokenizerConfig, vocab_size: int
+) -> Tokenizer:
+    """Return a SentencePiece; what is no token becomes its bytes, where these leave room."""
+    rule = "nmt_nfkc_cf" if config.lowercase else "nmt_nfkc"
+    normalizer = sentencepiece.SentencePieceNormalizer(rule_name=rule)
+    counts: Counter[str] = Counter()
+    for start in range(0, len(sentences), _BATCH):
+        counts.update("".join(normalizer.normalize(list(sentences[start : start + _BATCH]))))
+    characters = _choose(counts, vocab_size)
+    is_complete = len(characters) == len(counts)
+    model = _run_sentencepiece(
+        sentences,
+        vocab_size,
+        counts,
+        characters,
+        model_type=config.model_type,
+        normalization_rule_name=rule,
+        byte_fallback=not is_complete and vocab_size * _MOST_CHARACTERS >= _NUM_BYTES,
+    )
+    return SentencePieceTokenizer(model)
+
+
+def _train_wordpiece(
+    sentences: Sequence[str], config: TokenizerConfig, vocab_size: int
+) -> Tokenizer:
+    """Return the vocabulary of the characters and the most frequent merges."""
     # Not by the trainer of `tokenizers`, which returns another vocabulary each time that it is run.
-    normalize = normalizers.BertNormalizer(lowercase=lowercase).normalize_str
-    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-    model = _train_sentencepiece(
-        (" ".join(word for word, _ in split(normalize(sentence))) for sentence in sentences),
+    options = {"lowercase": config.lowercase, "strip_accents": config.strip_accents}
+    normalize = wordpiece_normalizer(**options).normalize_str
+    split = WORDPIECE_SPLITTER.pre_tokenize_str
+    words = [[word for word, _ in split(normalize(sentence))] for sentence in sentences]
+    # A character that starts every word that it is in, as the Chinese do, needs one token.
+    counts: Counter[str] = Counter()
+    inside: Counter[str] = Counter()
+    for sentence in words:
+        counts.update("".join(f"▁{word}" for word in sentence))
+        inside.update("".join(word[1:] for word in sentence))
+    names = {f"##{character}": count for character, count in inside.items()}
+    alphabet = _choose(Counter({**counts, **names, "▁": 0}), vocab_size)
+    model = _run_sentencepiece(
+        map(" ".join, words),
         vocab_size + 1,  # "▁", which marks the start of a word, is not a token of WordPiece
+        counts,
+        ["▁", *(name for name in alphabet if len(name) == 1)],
         model_type="bpe",
         normalization_rule_name="identity",
         split_by_unicode_script=False,
         split_by_number=False,
-        hard_vocab_limit=False,
     )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     names = [
@@ -67,18 +109,21 @@ def _train_wordpiece(sentences: Sequence[str], vocab_size: int, *, lowercase: bo
         for index in range(processor.vocab_size())
         if not (processor.is_control(index) or processor.is_unknown(index))
     ]
-    alphabet = [name for name in names if len(name) == 1 and name != "▁"]
     merges = [name[1:] if name[0] == "▁" else f"##{name}" for name in names if len(name) > 1]
-    alphabet += [f"##{char}" for char in alphabet]
-    tokens = list(dict.fromkeys((*WordPieceTokenizer.special, *alphabet, *merges)))[:vocab_size]
-    return WordPieceTokenizer.from_vocabulary(tokens, lowercase=lowercase)
+    tokens = list(dict.fromkeys((*WordPieceTokenizer.special, *alphabet, *merges)))
+    return WordPieceTokenizer.from_vocabulary(tokens[:vocab_size], **options)
 
 
-def _train_byte_level(sentences: Sequence[str], vocab_size: int, *, lowercase: bool) -> Tokenizer:
+def _train_bytes(sentences: Sequence[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:
     """Return the vocabulary of all bytes and the most frequent merges."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    if lowercase:
-        tokenizer.normalizer = normalizers.Lowercase()
+    if config.lowercase or config.strip_accents:
+        tokenizer.normalizer = normalizers.BertNormalizer(
+            clean_text=False,
+            handle_chinese_chars=False,
+            strip_accents=config.strip_accents,
+            lowercase=config.lowercase,
+        )
     # A space before the first word makes its tokens those of the same word elsewhere.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     trainer = trainers.BpeTrainer(
@@ -91,14 +136,44 @@ def _train_byte_level(sentences: Sequence[str], vocab_size: int, *, lowercase: b
     return ByteLevelTokenizer.from_model(tokenizer)
 
 
-def _train_sentencepiece(sentences: Iterable[str], vocab_size: int, **options: Any) -> bytes:
-    """Return a SentencePiece model with BERT's special tokens first."""
+def _choose(counts: Counter[str], vocab_size: int) -> list[str]:
+    """Return the characters that become tokens, the most frequent first.
+
+    These are all, where they take at most a quarter of the vocabulary.
+    """
+    ordered = sorted(+counts, key=lambda name: (-counts[name], name))
+    if len(ordered) <= vocab_size * _MOST_CHARACTERS:
+        return ordered
+    shares = np.cumsum([counts[name] for name in ordered]) / counts.total()
+    number = min(int(np.searchsorted(shares, _COVERAGE)) + 1, vocab_size - _NUM_SPECIAL)
+    if number < 1 or shares[number - 1] < _LEAST_COVERAGE:
+        raise UserError(
+            f"model.vocab_size {vocab_size} is too small for a text of {len(ordered):,} "
+            "characters; raise it, or set tokenizer.kind=byte_bpe"
+        )
+    return ordered[:number]
+
+
+def _run_sentencepiece(
+    sentences: Iterable[str],
+    vocab_size: int,
+    counts: Counter[str],
+    characters: Sequence[str],
+    **options: Any,
+) -> bytes:
+    """Return a SentencePiece model with BERT's special tokens first, then the characters."""
+    share = 1.0
+    if len(characters) < len(counts):
+        covered = sum(counts[name] for name in characters)
+        share = (covered - 0.5) / counts.total()  # SentencePiece stops at the first above it
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
             model_writer=model,
             vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            character_coverage=max(share, _LEAST_COVERAGE),
             num_threads=_NUM_THREADS,
             pad_id=0,
             unk_id=1,
@@ -113,7 +188,7 @@ def _train_sentencepiece(sentences: Iterable[str], vocab_size: int, **options: A
         reason = str(error).rsplit("] ", 1)[-1].strip()
         raise UserError(
             f"model.vocab_size {vocab_size} does not suit the text (SentencePiece: {reason}); "
-            "lower it or give more text"
+            "change it, or set tokenizer.kind=byte_bpe"
         ) from error
     return model.getvalue()
 

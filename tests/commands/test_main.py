@@ -80,7 +80,7 @@ def test_prepare_prints_a_command_that_works(tmp_path, monkeypatch, bert_jax_mai
     for words, message in (
         (("prepare", "none.txt", "other"), "does not exist"),
         (("prepare", "text.txt", "store"), "another tokenizer"),
-        (("prepare", "text.txt", "other", "--vocab-size=9999"), "suit"),
+        (("prepare", "text.txt", "other", "--vocab-size=9"), "too small"),
         (("prepare", "text.txt", "other", "--tokenizer=x.model"), "x.model"),
         (("prepare", "text.txt", "other", "--eval-fraction=2"), "eval_fraction"),
         (("fill-mask", "none", "a [MASK]"), "does not exist"),

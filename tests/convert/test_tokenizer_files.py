@@ -257,8 +257,12 @@ def test_settings(kind):
 
 def test_the_older_files_are_the_same_tokenizer():
     """`vocab.txt`, and RoBERTa's `vocab.json` and `merges.txt`, which have no space before."""
-    ours, files, _ = converted("wordpiece cased")
-    again = tokenizer_lib.from_files({"vocab.txt": files["vocab.txt"]}, "here", lowercase=False)
+    trained, files, _ = converted("wordpiece cased")
+    assert "vocab.txt" not in files  # which would be read with other rules
+    tokens = [trained.id_to_token(index) for index in range(trained.vocab_size)]
+    ours = tokenizer_lib.WordPieceTokenizer.from_vocabulary(tokens, lowercase=False)
+    vocabulary = tokenizer_files.files(ours, config_for(ours))["vocab.txt"]
+    again = tokenizer_lib.from_files({"vocab.txt": vocabulary}, "here", lowercase=False)
     assert again.fingerprint == ours.fingerprint
     roberta, files = made_roberta()
     exported = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())

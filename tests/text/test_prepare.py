@@ -14,6 +14,7 @@ from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text.prepare import DEFAULT_VOCAB_SIZE, prepare, read, resolve_vocab_size
 from bert_jax.text.store import open_store
+from bert_jax.text.tokenizer import WordPieceTokenizer
 
 SENTENCES = [
     "The cat sat on the mat.",
@@ -187,7 +188,7 @@ def test_texts_that_cannot_be_trained_on(tmp_path):
         path = tmp_path / f"{name}.txt"
         path.write_text(content)
         with pytest.raises(UserError, match=message):
-            prepare(DataConfig(source=str(path)), TOKENIZER, 29, tmp_path / name)
+            prepare(DataConfig(source=str(path)), TOKENIZER, 60, tmp_path / name)
 
 
 def test_a_folder_that_cannot_be_written(data, tmp_path):
@@ -248,8 +249,11 @@ def test_the_size_of_the_vocabulary(data, tmp_path):
     assert resolve_vocab_size(config, None) == 30522
     config.model.vocab_size = 0
     assert resolve_vocab_size(config, None) == DEFAULT_VOCAB_SIZE
-    with pytest.raises(UserError, match=f"vocab_size {DEFAULT_VOCAB_SIZE} does not suit the text"):
-        read(config, None, tmp_path / "large")
+    shrunk = read(config, None, tmp_path / "large").tokenizer.vocab_size
+    assert shrunk < 1000
+    for size in (0, shrunk):  # as the same command resumes, and its config.json
+        config.model.vocab_size = size
+        assert read(config, None, tmp_path / "large")
     config.model.vocab_size = VOCAB_SIZE
     corpus = read(config, None, tmp_path / "store")
     config.model.vocab_size = 0
@@ -326,3 +330,37 @@ def test_progress_of_other_types(data, tmp_path, name, value):
     (tmp_path / "store/progress.json").write_text(progress)
     with pytest.raises(UserError, match=r"progress.json is damaged .*; remove the folder"):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+
+
+def test_text_that_is_unknown_to_the_tokenizer(tmp_path, capsys):
+    """Its share is counted in characters: words of 300 letters are one [UNK] each."""
+    letters = ["".join(np.random.default_rng(i).choice(list("acgt"), 300)) for i in range(40)]
+    tokenizer = WordPieceTokenizer.from_vocabulary(
+        [*WordPieceTokenizer.special, *"acgt", "##a", "##c", "##g", "##t"], lowercase=True
+    )
+    for share, long_words in ((0.99, 40), (0.03, 1), (0.0, 0)):
+        lines = [" ".join(s[i : i + 5] for i in range(0, 300, 5)) for s in letters]
+        lines[:long_words] = letters[:long_words]
+        path = tmp_path / f"{long_words}.txt"
+        path.write_text("\n".join(lines))
+        data = DataConfig(source=str(path), eval_fraction=0.1, sentences="documents")
+        if share > 0.2:
+            for _ in range(2):  # and again, where all of it has been tokenized
+                with pytest.raises(UserError, match=r"100% of .* tokenizer.kind to byte_bpe or"):
+                    prepare(data, tokenizer, 0, tmp_path / "store")
+            continue
+        corpus = prepare(data, tokenizer, 0, tmp_path / f"store{long_words}")
+        assert corpus.unknown == pytest.approx(share, abs=0.01)
+        assert ("tokenizer.kind" in corpus.warning) == (share > 0.01)
+    config = TokenizerConfig(kind="wordpiece")
+    assert prepare(data, config, 400, tmp_path / "store").unknown == 0
+    capsys.readouterr()
+    corpus = prepare(data, TokenizerConfig(), 4000, tmp_path / "shrunk")
+    assert f"vocabulary {corpus.tokenizer.vocab_size} tokens" in capsys.readouterr().out
+
+
+def test_each_line_can_be_a_document(tmp_path):
+    (tmp_path / "text.txt").write_text("ab\nba\n\nab ba\n" * 5)
+    data = DataConfig(source=str(tmp_path / "text.txt"), sentences="documents", eval_fraction=0.2)
+    corpus = prepare(data, TOKENIZER, 30, tmp_path / "store")
+    assert (corpus.train.num_documents, corpus.eval.num_documents) == (12, 3)
