@@ -2,6 +2,7 @@
 
 import abc
 import base64
+import functools
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 import tokenizers
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
@@ -120,10 +122,17 @@ class Tokenizer(abc.ABC):
 
     def encode_with_masks(self, text: str) -> list[int]:
         """Return the token ids of a text in which "[MASK]", or the mask token itself, is masked."""
-        # The mask token includes the space before it, as in RoBERTa.
-        *firsts, last = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
-        parts = self.encode([*(part.rstrip() for part in firsts), last])
-        return [int(index) for part in parts for index in (self.mask_id, *part)][1:]
+        *parts, last = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
+        # The mask token includes the space before it, as in ALBERT and RoBERTa.
+        first, *others = [*(part.removesuffix(" ") for part in parts), last]
+        ids = [*self.encode([first])[0]]
+        for part in others:
+            ids += [self.mask_id, *self._encode_rest(part)]
+        return [int(index) for index in ids]
+
+    @abc.abstractmethod
+    def _encode_rest(self, text: str) -> Sequence[int]:
+        """Return the token ids of what follows a mask, which may continue the masked word."""
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -154,6 +163,22 @@ class SentencePieceTokenizer(Tokenizer):
         # The offsets of a token that starts a word include the space before it.
         offsets = [(end - len(text[start:end].lstrip()), end) for start, end in encoding["offsets"]]
         return encoding["ids"], offsets
+
+    def _encode_rest(self, text: str) -> Sequence[int]:
+        inside = self._with_prefix[False]
+        starts_word = inside.normalize(f".{text}").startswith(".▁")
+        return self._with_prefix[starts_word].encode(text)
+
+    @functools.cached_property
+    def _with_prefix(self) -> dict[bool, sentencepiece.SentencePieceProcessor]:
+        """The model with a space before each text, and without."""
+        processors = {}
+        for has_prefix in (False, True):
+            proto: Any = sentencepiece_model_pb2.ModelProto.FromString(self._model)  # pyright: ignore
+            proto.normalizer_spec.add_dummy_prefix = has_prefix
+            model = proto.SerializeToString()
+            processors[has_prefix] = sentencepiece.SentencePieceProcessor(model_proto=model)
+        return processors
 
     def decode(self, ids: Sequence[int]) -> str:
         size, special = self._processor.vocab_size(), self.special_ids
@@ -230,6 +255,30 @@ class WordPieceTokenizer(_FastTokenizer):
             for text in texts
         ]
 
+    def _encode_rest(self, text: str) -> Sequence[int]:
+        # After a letter, "q", the word goes on, but for a sign or a Chinese character.
+        steps, probe = self._tokenizer, f"q{text}"
+        normalized = steps.normalizer.normalize_str(probe) if steps.normalizer else probe
+        words = steps.pre_tokenizer.pre_tokenize_str(normalized) if steps.pre_tokenizer else []
+        rest = self._continue(words[0][0][1:]) if words else []
+        if not rest:
+            return self.encode([text])[0]
+        encoding = steps.encode(probe, add_special_tokens=False)
+        ids = encoding.ids[encoding.word_ids.count(0) :]
+        return [*rest, *ids]
+
+    def _continue(self, word: str) -> list[int]:
+        """Return the token ids of the rest of a word, or none where it has unknown characters."""
+        ids = []
+        while word:
+            ends = range(len(word), 0, -1)
+            end = next((e for e in ends if self._tokenizer.token_to_id(f"##{word[:e]}")), 0)
+            if not end:
+                return []
+            ids.append(self._tokenizer.token_to_id(f"##{word[:end]}"))
+            word = word[end:]
+        return ids
+
     @classmethod
     def from_vocabulary(
         cls,
@@ -292,6 +341,19 @@ class ByteLevelTokenizer(_FastTokenizer):
         mask = tokenizers.AddedToken("<mask>", lstrip=True, special=True)
         tokenizer.add_special_tokens([*cls.special[:-1], mask])
         return result
+
+    def _encode_rest(self, text: str) -> Sequence[int]:
+        return self._without_prefix.encode(text, add_special_tokens=False).ids
+
+    @functools.cached_property
+    def _without_prefix(self) -> tokenizers.Tokenizer:
+        """The tokenizer without a space before each text."""
+        content = json.loads(self._tokenizer.to_str())
+        steps = json.dumps(content["pre_tokenizer"])
+        steps = steps.replace('"add_prefix_space": true', '"add_prefix_space": false')
+        return tokenizers.Tokenizer.from_str(
+            json.dumps({**content, "pre_tokenizer": json.loads(steps)})
+        )
 
     def template(self) -> processors.PostProcessor:
         prefix = getattr(self._tokenizer.pre_tokenizer, "add_prefix_space", False)

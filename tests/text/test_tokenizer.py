@@ -442,7 +442,7 @@ def test_words_of_any_length_are_tokens():
 def test_rare_characters_of_a_large_alphabet():
     """They become bytes in a SentencePiece, where these leave room, and [UNK] otherwise."""
     common = "".join(chr(0x4E00 + i) for i in range(600))
-    sentences = [*([common] * 200), "龍"]
+    sentences = [*([common] * 20), "龍"]
     for size, fallback in ((1500, True), (800, False)):
         tokenizer = tokenizer_training.train(sentences, TokenizerConfig(), size)
         assert (tokenizer.unk_id not in tokenizer.encode(["龍"])[0]) == fallback
@@ -452,3 +452,95 @@ def test_rare_characters_of_a_large_alphabet():
     for kind in ("wordpiece", "sentencepiece"):
         with pytest.raises(UserError, match=r"vocab_size 300 is too small for .* 60\d char"):
             tokenizer_training.train(sentences, TokenizerConfig(kind=kind), 300)
+
+
+SCRIPTS = [
+    *(
+        [
+            "the",
+            "encoder",
+            "reads",
+            "unaffable",
+            "Überall",
+            "für",
+            "Größe",
+            "tiếng",
+            "Việt",
+            "свобода",
+            "حرية",
+            "חירות",
+        ]
+    ),
+    *(
+        [
+            "नमस्ते",
+            "मनुष्य",
+            "人人",
+            "有权享有",
+            "今天",
+            "天气",
+            "自由",
+            "มนุษย์ทั้งหลาย",
+            "한국어",
+            "1948",
+            "42",
+            "አንቀጽ",
+        ]
+    ),
+]
+SIGNS = [",", ".", "。", "，", "!", "፡"]
+
+
+@functools.cache
+def trained_on_scripts(kind: str, model_type: str):
+    sentences = [" ".join(SCRIPTS[i:] + SCRIPTS[:i]) + "".join(SIGNS) for i in range(len(SCRIPTS))]
+    config = TokenizerConfig(kind=kind, model_type=model_type)
+    return tokenizer_training.train(sentences, config, 400)
+
+
+def tokens_by_characters(offsets: list[tuple[int, int]]) -> list[tuple[list[int], int, int]]:
+    """The indices of tokens that stand for the same characters, as bytes and a lone "▁" do."""
+    groups: list[tuple[list[int], int, int]] = []
+    for index, (start, end) in enumerate(offsets):
+        indices, first, last = groups[-1] if groups else ([], 0, 1)
+        if groups and (first == last or start < last):
+            groups[-1] = [*indices, index], min(first, start), max(last, end)
+        else:
+            groups.append(([index], start, end))
+    return groups
+
+
+@pytest.mark.parametrize(
+    ("kind", "model_type"),
+    [("sentencepiece", "unigram"), ("sentencepiece", "bpe"), ("wordpiece", ""), ("byte_bpe", "")],
+)
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(SCRIPTS), st.sampled_from(["", *SIGNS])), min_size=1),
+    st.randoms(use_true_random=False),
+)
+def test_the_tokens_around_a_mask_are_those_of_the_text(kind, model_type, words, random):
+    """Mask any token by its characters.
+
+    A sign before a letter would be the same string as two parts of a word: WordPiece's texts have a
+    space after a sign.
+    """
+    tokenizer = trained_on_scripts(kind, model_type or "unigram")
+    spaces = [" "] if kind == "wordpiece" else ["", " "]
+    text = "".join(word + sign + random.choice(spaces) for word, sign in words).strip()
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    indices, start, end = random.choice(tokens_by_characters(offsets))
+    expected = [*ids[: indices[0]], tokenizer.mask_id, *ids[indices[-1] + 1 :]]
+    assert tokenizer.encode_with_masks(f"{text[:start]}[MASK]{text[end:]}") == expected
+
+
+def test_masks_beside_each_other_and_spaces():
+    for kind in ("sentencepiece", "wordpiece", "byte_bpe"):
+        tokenizer = trained_on_scripts(kind, "unigram")
+        mask, (the,) = tokenizer.mask_id, tokenizer.encode(["the"])
+        for text in ("[MASK] [MASK] the", "[MASK][MASK] the"):
+            assert tokenizer.encode_with_masks(text) == [mask, mask, *the]
+        assert tokenizer.encode_with_masks("the [MASK]") == [*the, mask]
+        assert tokenizer.encode_with_masks("the [MASK] ")[:-1] in ([*the, mask], list(the))
+    chinese = trained_on_scripts("sentencepiece", "unigram")
+    assert not chinese.decode(chinese.encode_with_masks("[MASK]天气")[1:]).startswith(" ")
