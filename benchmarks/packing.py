@@ -90,7 +90,7 @@ def main() -> None:
         f"{config.model.num_hidden_layers} layers of {config.model.hidden_size}, "
         f"{config.model.dtype}; {ROUNDS} steps each, alternating"
     )
-    alone, packed = runs[True][1].padding()[data.max_length]
+    alone, packed, _ = runs[True][1].statistics()[data.max_length]
     print(f"{'sequences':<10}{'real tokens':>12}{'a step':>9}{'quartiles':>16}{'of the cores':>14}")
     speeds, size = {}, data.batch_size * data.max_length
     for packing, padding in ((False, alone), (True, packed)):

@@ -279,19 +279,10 @@ class Bert:
         for position, row in zip(positions, probabilities, strict=True):
             for token in np.argsort(-row)[:top_k].tolist():
                 filled = [*sequence[1:position], token, *sequence[position + 1 : -1]]
-                name = tokenizer.id_to_token(token)
-                guesses.append(Guess(name, float(row[token]), self.text(filled), position))
+                name = tokenizer.readable(token)
+                text = tokenizer.decode_with_masks(filled)
+                guesses.append(Guess(name, float(row[token]), text, position))
         return guesses
-
-    def text(self, ids: Sequence[int]) -> str:
-        """Return the text of some tokens, in which masked ones show as [MASK]."""
-        parts: list[list[int]] = [[]]
-        for token in ids:
-            if token == self.tokenizer.mask_id:
-                parts.append([])
-            else:
-                parts[-1].append(token)
-        return " [MASK] ".join(self.tokenizer.decode(part).strip() for part in parts).strip()
 
     @functools.cached_property
     def _apply(self) -> Any:

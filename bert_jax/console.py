@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,12 @@ def show(text: str = "") -> None:
     if not is_quiet():
         with tqdm.external_write_mode():
             print(text, flush=True)
+
+
+def quoted(word: Any) -> str:
+    """Return a word of a command so that a shell takes it as it is, and the command as no flag."""
+    text = str(word)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def progress_bar(*, is_shown: bool = True, **options: Any) -> tqdm:

@@ -19,6 +19,7 @@ from bert_jax.bert import Bert, load
 from bert_jax.config import TrainConfig, phases, validate
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
+from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.text import prepare, store
 from bert_jax.text.store import Corpus
@@ -130,6 +131,13 @@ def start(
     if is_open:  # the text may have fewer tokens than were asked for
         config.model.vocab_size = corpus.tokenizer.vocab_size
         meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
+    sentences = {"training": corpus.train.num_sentences, "held-out": corpus.eval.num_sentences}
+    if config.data.pairs != "none" and min(sentences.values()) == 1:
+        name = min(sentences, key=sentences.__getitem__)
+        raise UserError(
+            f"the {name} text is a single sentence, of which no pair can be made; set data.pairs "
+            "to none, or give more text"
+        )
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
     return Run(config, workdir, initial, str(init), corpus)

@@ -1,6 +1,10 @@
 """Human-readable summaries that a run prints at its start and at its end."""
 
-from collections.abc import Mapping, Sequence
+import functools
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from bert_jax import console
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.batches.loader import TrainBatches
+from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, TrainConfig, phases
 from bert_jax.convert.names import module_names
@@ -20,10 +25,14 @@ from bert_jax.distributed import hosts
 from bert_jax.distributed.hosts import print_on_main
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text
+from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.step import TrainState
 
 _NUM_EXAMPLES = 3
+_MAX_CANDIDATES = 200  # sentences that are looked at for each example
+_ONE_LABEL = 0.8  # the share of the more frequent label above which labels have little to teach
 
 
 def pretraining_start(
@@ -40,6 +49,7 @@ def pretraining_start(
     size = corpus.tokenizer.vocab_size
     c, step = config.model, int(state.step)
     padding = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
+    pairs = batches.statistics()
     resumes = f"; resuming from step {step:,}" if step else ""
     print_on_main(
         f"devices    {_devices(mesh)}, {config.parallel.mode} ({axes})\n"
@@ -50,10 +60,13 @@ def pretraining_start(
         f"documents; held out {len(corpus.eval.tokens):,} in {corpus.eval.num_documents:,}; "
         f"{corpus.unknown:.2%} of the characters unknown\n"
         f"{corpus.warning}"
-        f"padding    {_padding(config, batches)}\n"
-        f"steps      {config.steps:,}, which is {batches.epochs():.1f} epochs{resumes}\n"
+        f"padding    {_padding(config, pairs)}\n"
+        f"steps      {config.steps:,}, which is {_epochs(batches.epochs())}{resumes}\n"
         f"workdir    {workdir}"
     )
+    if reason := _unlearnable_pairs(config, corpus, pairs):
+        name = config.data.pairs.upper()
+        print_on_main(f"warning    {reason}; train without {name} by --config.data.pairs=none")
 
 
 def _devices(mesh: Mesh) -> str:
@@ -62,12 +75,44 @@ def _devices(mesh: Mesh) -> str:
     return f"{mesh.size} × {device.device_kind} ({device.platform}){on_hosts}"
 
 
-def _padding(config: TrainConfig, batches: TrainBatches) -> str:
+def _epochs(number: float) -> str:
+    text = f"{number:,.2f}".rstrip("0").rstrip(".") if number >= 0.1 else f"{number:.1g}"
+    return "1 epoch" if text == "1" else f"{text} epochs"
+
+
+def _unlearnable_pairs(
+    config: TrainConfig, corpus: Corpus, pairs: Mapping[int, PairStatistics]
+) -> str:
+    """Return why sentence pairs of the text teach little or nothing, or an empty string."""
+    name, counts = config.data.pairs.upper(), np.diff(corpus.train.documents)
+    if config.data.pairs == "none":
+        return ""
+    majority = max(each.majority for each in pairs.values())
+    if majority > _ONE_LABEL:
+        reason = "few of them are of two sentences of a document that fit into data.max_length"
+        if (single := (counts == 1).mean()) > 0.5:
+            reason = f"{single:.0%} of the documents are a single sentence"
+        return (
+            f"{name} has little to learn: {majority:.0%} of the pairs have one label, as {reason}"
+        )
+    if config.data.pairs == "nsp" and len(counts) == 1:
+        return "NSP has little to learn: the text is one document, so no pair is from two"
+    # Some sentences of a full document may be empty.
+    is_full = counts > 0.95 * MAX_DOCUMENT_SENTENCES
+    if counts[is_full].sum() > 0.5 * counts.sum():
+        return (
+            f"most documents are cut at {MAX_DOCUMENT_SENTENCES:,} sentences, as where a text has "
+            f"no blank lines; {name} cannot be learned if its lines are unrelated"
+        )
+    return ""
+
+
+def _padding(config: TrainConfig, pairs: Mapping[int, PairStatistics]) -> str:
     """Return the share of padding at each length, with packing and without."""
     form = "{0:.1%} at length {2}, {1:.1%} with data.packing"
     if config.data.packing:
         form = "{1:.1%} at length {2}, {0:.1%} without packing"
-    shares = (form.format(*pair, length) for length, pair in batches.padding().items())
+    shares = (form.format(*pair, length) for length, pair in pairs.items())
     return "; ".join(shares) or "none: blocks are full"
 
 
@@ -109,7 +154,7 @@ def pretraining_end(
     checkpoint: Path,
 ) -> None:
     """Print the held-out scores beside their baselines, some filled masks, and the files."""
-    lines = [("MLM loss (nats)", "mlm_loss", ".3f", "unigram entropy")]
+    lines = [("MLM loss (nats)", "mlm_loss", "z.3f", "unigram entropy")]
     lines += [("MLM accuracy", "mlm_accuracy", ".1%", "most frequent token")]
     if "nsp_accuracy" in scores:
         name = f"{config.data.pairs.upper()} accuracy"
@@ -117,43 +162,70 @@ def pretraining_end(
     print_on_main(f"\n{'held-out text':<18}{'model':>8}{'baseline':>10}")
     for title, name, form, baseline in lines:
         value, other = format(scores[name], form), format(baselines[name], form)
-        print_on_main(f"{title:<18}{value:>8}{other:>10}  {baseline}")
+        lead = baselines[name] - scores[name] if form == "z.3f" else scores[name] - baselines[name]
+        mark = "" if lead > 0 and value != other else ": no better than that"
+        print_on_main(f"{title:<18}{value:>8}{other:>10}  {baseline}{mark}")
+    examples = list(masked_examples(corpus, config.model.max_position_embeddings - 2))
     if bert and not console.is_quiet():
         print_on_main("")
-        for ids, answer in masked_examples(corpus, config.model.max_position_embeddings - 2):
+        for ids, answer in examples:
             guesses = bert.fill_masked_tokens(ids, 3)
             listed = ", ".join(f"{guess.token} {guess.probability:.0%}" for guess in guesses)
-            print_on_main(f"{bert.text(ids)}\n    [MASK] = {listed} (was {answer})")
+            text = corpus.tokenizer.decode_with_masks(ids)
+            print_on_main(f"{text}\n    [MASK] = {listed} (was {answer})")
     print_on_main(
         f"\ncheckpoint {checkpoint}\n"
         f"metrics    {workdir / 'metrics.jsonl'}, {workdir / 'curves.png'}, "
         f"{workdir / 'tensorboard'}\n"
-        f'try        bert-jax fill-mask {workdir} "The [MASK] of the function is a string."'
+        f"try        bert-jax fill-mask {console.quoted(workdir)} {_example(corpus, examples)}"
     )
 
 
-def masked_examples(corpus: Corpus, longest: int) -> list[tuple[list[int], str]]:
-    """Return held-out sentences with a word masked, as tokens, and the word.
+def _example(corpus: Corpus, examples: Iterable[tuple[list[int], str]]) -> str:
+    """Return a masked text for a command to paste, which has the tokens of an example if any has.
 
-    The sentences are of medium length and spread over the text. The word is in the middle, a single
-    token of three letters or more.
+    A text that starts as a flag does is none.
     """
-    store, tokenizer = corpus.eval, corpus.tokenizer
-    lengths = np.diff(store.sentences)
-    examples: list[tuple[list[int], str]] = []
-    candidates = np.flatnonzero((lengths >= 8) & (lengths <= min(24, longest)))
+    tokenizer = corpus.tokenizer
+    texts = [(tokenizer.decode_with_masks(ids), ids) for ids, _ in examples]
+    texts = [(text, ids) for text, ids in texts if not text.startswith("-")]
+    same = [text for text, ids in texts if tokenizer.encode_with_masks(text) == ids]
+    return next((console.quoted(text) for text in (*same, *(text for text, _ in texts))), "TEXT")
+
+
+def masked_examples(corpus: Corpus, longest: int) -> Iterator[tuple[list[int], str]]:
+    """Yield held-out sentences with a token masked, as tokens, and that token.
+
+    The sentences are spread over the text, and of medium length where there are such. The token is
+    of letters, a whole word of three or more if possible, and close to the middle.
+    """
+    store, tokenizer, longest = corpus.eval, corpus.tokenizer, min(24, longest)
+    lengths, letters = np.diff(store.sentences), functools.cache(partial(_letters, tokenizer))
+    pools = ((lengths >= 8) & (lengths <= longest), lengths >= 8, lengths > 1)
+    candidates = next((p for p in pools if p.sum() >= _NUM_EXAMPLES), pools[-1]).nonzero()[0]
     for part in np.array_split(candidates, _NUM_EXAMPLES):
-        for index in part.tolist():
-            ids = store.tokens[store.sentences[index] : store.sentences[index + 1]].tolist()
-            middle = len(ids) // 2
-            token = tokenizer.id_to_token(ids[middle])
-            word = token.lstrip("▁Ġ")
-            is_whole = not tokenizer.is_continuation[ids[middle : middle + 2]].any()
-            if is_whole and len(word) >= 3 and word.isalpha():
-                ids[middle] = tokenizer.mask_id
-                examples.append((ids, token))
-                break
-    return examples
+        ranked = []
+        for index in part[:_MAX_CANDIDATES].tolist():
+            start, end = store.sentences[index : index + 2].tolist()
+            ids = store.tokens[start : min(end, start + longest)].tolist()
+            continues = [*tokenizer.is_continuation[ids], False]
+            for i in range(len(ids)):
+                if count := letters(ids[i]):
+                    is_partial = continues[i] or continues[i + 1]
+                    rank = (is_partial, count < 3, abs(i - len(ids) // 2), len(ranked))
+                    ranked.append((rank, i, ids))
+        if ranked:
+            _, i, ids = min(ranked)
+            while tokenizer.decode(ids).endswith("\ufffd"):  # bytes of a character that is cut
+                ids.pop()
+            yield [*ids[:i], tokenizer.mask_id, *ids[i + 1 :]], tokenizer.readable(ids[i])
+
+
+def _letters(tokenizer: Tokenizer, index: int) -> int:
+    """Return how many letters a token has, 0 if it has anything else but marks on them."""
+    text = tokenizer.decode([index]).strip().removeprefix("##")
+    kinds = "".join(unicodedata.category(character)[0] for character in text)
+    return kinds.count("L") if re.fullmatch("L[LM]*", kinds) else 0
 
 
 def finetuning_start(
@@ -177,7 +249,7 @@ def finetuning_start(
         f"padding    {train.padding:.0%} at length {length}; {batches.padding:.0%} with lengths "
         f"{', '.join(map(str, batches.lengths))}\n"
         f"steps      {len(batches):,} of {config.data.batch_size} examples, "
-        f"{config.epochs:g} epochs\n"
+        f"{_epochs(config.epochs)}\n"
         f"workdir    {workdir}"
     )
     if train.features.truncated:
@@ -201,7 +273,7 @@ def finetuning_end(
     print_on_main(f"\n{as_text(comparison)}\n")
     for name, values in list(scores.items())[1:]:
         names = [name for name in comparison[0]["scores"] if name in values]
-        listed = [f"{name} {values[name]:.4f}" for name in names]
+        listed = [f"{name} {values[name]:z.4f}" for name in names]
         print_on_main(f"{name:<10} {', '.join(listed) or 'predicted; some labels are missing'}")
     for name, count in truncated.items():
         if count:
@@ -209,5 +281,5 @@ def finetuning_end(
     print_on_main(
         f"results    {workdir / 'results.json'}, {workdir / 'predictions'}.*\n"
         f"checkpoint {workdir / 'best'}\n"
-        f"try        bert-jax predict {workdir} FILE"
+        f"try        bert-jax predict {console.quoted(workdir)} FILE"
     )

@@ -24,7 +24,7 @@ LAYERS = (
     ("text",),
     ("recipes",),
     ("config",),
-    ("settings", "console", "checksums", "background"),
+    ("settings", "console", "checksums"),
     ("errors",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -7,9 +7,9 @@ from typing import Any
 import grain
 import numpy as np
 
-from bert_jax.batches import Batch
+from bert_jax.batches import Batch, packing
 from bert_jax.batches.full_blocks import FullBlocks
-from bert_jax.batches.packing import PackedPairs, padding_shares
+from bert_jax.batches.packing import PackedPairs
 from bert_jax.batches.sentence_pairs import SentencePairs
 from bert_jax.config import DataConfig, Phase, TrainConfig, phases
 from bert_jax.text.store import Corpus, TokenStore
@@ -61,10 +61,10 @@ class TrainBatches:
             for end, (first, size, sequences) in zip(ends, self._phases, strict=True)
         )
 
-    def padding(self) -> dict[int, tuple[float, float]]:
-        """Return the share of padding by length, without and with packing; none of full blocks."""
+    def statistics(self) -> dict[int, packing.PairStatistics]:
+        """Return the statistics of the pairs by length; none of full blocks."""
         pairs = [kind for _, _, kind in self._phases if isinstance(kind, SentencePairs)]
-        return {kind.length: padding_shares(kind) for kind in pairs}
+        return {kind.length: packing.statistics(kind) for kind in pairs}
 
 
 def prefetch(batches: Any, step: int) -> Iterator[Any]:

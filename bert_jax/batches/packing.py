@@ -6,6 +6,7 @@ cross-contamination"). The largest are placed first, each where the least room r
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
@@ -125,12 +126,25 @@ class PackedPairs(SentencePairs):
         }
 
 
-def padding_shares(pairs: SentencePairs) -> tuple[float, float]:
-    """Return the share of padding in sequences of one pair each, and in packed sequences."""
+class PairStatistics(NamedTuple):
+    """Shares of padding without and with packing, and the share of the more frequent label."""
+
+    padding: float
+    packed_padding: float
+    majority: float
+
+
+def statistics(pairs: SentencePairs) -> PairStatistics:
+    """Return the statistics of the first group of sequences."""
     fields = {field.name: getattr(pairs, field.name) for field in dataclasses.fields(pairs)}
     sequences = PackedPairs(**fields)._draw_sequences(0, 0, 0)
-    sizes = _sizes(sequences["count"])[sequences["label"] != NO_PAIR]
-    return 1 - sizes.mean() / pairs.length, 1 - sizes.sum() / (len(sequences) * pairs.length)
+    is_pair = sequences["label"] != NO_PAIR
+    sizes, labels = _sizes(sequences["count"])[is_pair], sequences["label"][is_pair]
+    return PairStatistics(
+        1 - sizes.mean() / pairs.length,
+        1 - sizes.sum() / (len(sequences) * pairs.length),
+        max(labels.mean(), 1 - labels.mean()),
+    )
 
 
 def _sizes(count: np.ndarray) -> np.ndarray:

@@ -31,24 +31,22 @@ _CACHE_WARNING = re.compile(
 
 def run(command: Callable[[], None], name: str) -> None:
     """Run a command; print an error of the user's or of training as one line, after its `name`."""
-    quiet_libraries(name)
+    quiet_libraries()
     # Text of any script is printed on any terminal, and names that are not UTF-8.
     sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
         command()
-    except (CommandError, KeyboardInterrupt) as error:
-        _end(name, error)
+    except CommandError as error:
+        print(f"{name}: {error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        # Not sys.exit: threads that still read a damaged checkpoint would print their errors too.
+        os._exit(error.exit_code)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         sys.stderr.close()
         sys.exit(1)
-
-
-def _end(name: str, error: CommandError | KeyboardInterrupt) -> None:
-    """End the process with a line, whatever its threads do, which could print errors of theirs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(getattr(error, "exit_code", 130))
 
 
 def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
@@ -65,7 +63,7 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         run = module.start(
             recipe.config, init=args.init, workdir=workdir, model_fields=recipe.model_fields
         )
-        with stop_signals(args.parser.prog) as reason:
+        with stop_signals() as reason:
             module.train(run, reason)
 
     hosts.run(connected)
@@ -106,7 +104,7 @@ def cache_compiled_programs() -> None:
     warnings.showwarning = show_others
 
 
-def quiet_libraries(name: str = "bert-jax") -> None:
+def quiet_libraries() -> None:
     """Keep other libraries' messages away from a command's own, and their limits from its data."""
     csv.field_size_limit(1 << 26)  # a document may be longer than the csv module's 131,072
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every file that it writes
@@ -115,9 +113,7 @@ def quiet_libraries(name: str = "bert-jax") -> None:
     show = sys.unraisablehook
 
     def show_others(unraisable: Any) -> None:
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):  # within a callback of JAX
-            _end(name, unraisable.exc_value)
-        elif str(unraisable.exc_value) != "Event loop is closed":
+        if str(unraisable.exc_value) != "Event loop is closed":
             show(unraisable)
 
     sys.unraisablehook = show_others
@@ -165,8 +161,8 @@ _ASKED = itertools.count(1)
 
 
 @contextlib.contextmanager
-def stop_signals(name: str) -> Iterator[Callable[[], str]]:
-    """Note SIGTERM and SIGINT instead of ending the command, which a second one does at once.
+def stop_signals() -> Iterator[Callable[[], str]]:
+    """Note SIGTERM and SIGINT instead of ending the process, which a second one does.
 
     Yield a function that returns the reason to save and stop after this step, or "". Of several
     processes, JAX takes SIGTERM, which clusters send before a host is preempted, and all agree on
@@ -179,14 +175,11 @@ def stop_signals(name: str) -> Iterator[Callable[[], str]]:
     is_alone = jax.process_count() == 1
 
     def note(number: int, _: object) -> None:
-        if received and is_alone:
-            _end(name, KeyboardInterrupt())
-        elif received:
+        if received:
             raise KeyboardInterrupt
-        else:
-            received.append(signal.Signals(number).name)
-            if not is_alone:
-                os.kill(os.getpid(), signal.SIGTERM)
+        received.append(signal.Signals(number).name)
+        if not is_alone:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def reason() -> str:
         if is_alone:

@@ -85,7 +85,7 @@ def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
     names, width = list(rows[0]["scores"]), max(len(row["name"]) for row in rows) + 2
     lines = ["held out".ljust(width) + "".join(f"{name:>18}" for name in names)]
     for row in rows:
-        cells = {name: f"{score:.4f}" for name, score in row["scores"].items()}
+        cells = {name: f"{score:z.4f}" for name, score in row["scores"].items()}
         if row.get("runs", 1) > 1:
             cells = {name: f"{cells[name]} ± {x:.4f}" for name, x in row["deviation"].items()}
         lines.append(row["name"].ljust(width) + "".join(f"{cells.get(n, ''):>18}" for n in names))

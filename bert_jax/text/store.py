@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from bert_jax import background, checksums
+from bert_jax import checksums
 from bert_jax.errors import UserError
 from bert_jax.settings import read_json
 from bert_jax.text import tokenizer as tokenizer_lib
@@ -61,12 +62,12 @@ class Corpus:
     eval: TokenStore
     fingerprint: str = ""  # of the text, the tokenizer, and how the text was split
     unknown: float = 0.0  # share of the characters that have become the unknown token
-    verified: Future[None] | None = None
+    damage: Future[str] | None = None  # what is wrong with the files, once that is known; or ""
 
     def verify(self, seconds: float | None = None) -> None:
         """Refuse damaged files; wait so long, by default for ever, until all have been read."""
-        if self.verified and wait([self.verified], seconds).done:
-            self.verified.result()
+        if self.damage and wait([self.damage], seconds).done and (found := self.damage.result()):
+            raise UserError(f"{found}; {REMEDY}")
 
     @property
     def warning(self) -> str:
@@ -108,6 +109,7 @@ def open_store(folder: Path) -> Corpus:
             recorded = {**dict.fromkeys(files), **recorded}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     digest.update(tokenizer.fingerprint.encode())
+    damage: Future[str] = Future()
 
     def verify() -> None:
         try:
@@ -115,14 +117,13 @@ def open_store(folder: Path) -> Corpus:
                 found = next(filter(None, (_find_disorder(s, record) for s in splits.items())), "")
             else:
                 found = checksums.find_damage(folder, recorded)
-        except OSError as error:
-            found = f"it cannot be read ({error})"
-        if found:
-            raise UserError(f"{folder}: {found}; {REMEDY}")
+        except Exception as error:  # or else the training would wait for ever
+            found = f"cannot be read ({error})"
+        damage.set_result(found and f"{folder}: {found}")
 
-    verified = background.start(verify)
+    threading.Thread(target=verify, daemon=True).start()
     train, held_out = splits["train"], splits["eval"]
-    corpus = Corpus(tokenizer, train, held_out, digest.hexdigest(), unknown, verified)
+    corpus = Corpus(tokenizer, train, held_out, digest.hexdigest(), unknown, damage)
     corpus.verify(_VERIFIED_WITHIN)
     return corpus
 

@@ -54,6 +54,12 @@ def wordpiece_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers
     )
 
 
+# Chinese characters with their marks, which BERT's tokenizer sets apart; and with kana, Thai, Lao,
+# Tibetan, Burmese and Khmer, the scripts that have no spaces between words.
+_CHINESE = r"\u3001-\u303f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
+_SPACELESS = rf"[{_CHINESE}\u3040-\u30ff\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]"
+
+
 class Tokenizer(abc.ABC):
     """Text to token ids and back."""
 
@@ -91,6 +97,10 @@ class Tokenizer(abc.ABC):
         """Return a token as it is written in the vocabulary; a padding embedding has none."""
         return (index < self.vocab_size and self._tokens[index]) or f"<{index}>"
 
+    def readable(self, index: int) -> str:
+        """Return a token for people: of bytes, the characters that they are."""
+        return self.id_to_token(index)
+
     @property
     def fingerprint(self) -> str:
         """A hash of the tokenizer's files."""
@@ -119,6 +129,27 @@ class Tokenizer(abc.ABC):
             pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
             special_tokens=[(cls, self.cls_id), (sep, self.sep_id)],
         )
+
+    def decode_with_masks(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids in which masked ones are "[MASK]", with spaces as usual."""
+        parts: list[list[int]] = [[]]
+        for index in map(int, ids):
+            if index == self.mask_id:
+                parts.append([])
+            else:
+                parts[-1].append(index)
+        text = self._unspaced(self.decode(parts[0]).strip())
+        for part in parts[1:]:
+            following = self._unspaced(self.decode(part).strip()).removeprefix("##")
+            before = "" if re.search(rf"({_SPACELESS}|[(\[{{]|^)$", text) else " "
+            is_joined = part and self.is_continuation[part[0]]
+            is_joined = is_joined or re.match(rf"{_SPACELESS}|[.,:;!?)\]}}%]|$", following)
+            text += f"{before}[MASK]{'' if is_joined else ' '}{following}"
+        return text
+
+    def _unspaced(self, text: str) -> str:
+        """Return a decoded text without the spaces that only the tokenizer has added."""
+        return text
 
     def encode_with_masks(self, text: str) -> list[int]:
         """Return the token ids of a text in which "[MASK]", or the mask token itself, is masked."""
@@ -311,6 +342,9 @@ class WordPieceTokenizer(_FastTokenizer):
         tokenizer.add_special_tokens(list(cls.special))
         return result
 
+    def _unspaced(self, text: str) -> str:
+        return re.sub(rf" ?([{_CHINESE}]) ?", r"\1", text)
+
 
 def _steps(*steps: Any) -> list[str]:
     """Return steps of a tokenizer without the settings that are true or false."""
@@ -354,6 +388,11 @@ class ByteLevelTokenizer(_FastTokenizer):
         return tokenizers.Tokenizer.from_str(
             json.dumps({**content, "pre_tokenizer": json.loads(steps)})
         )
+
+    def readable(self, index: int) -> str:
+        text = self._tokenizer.decode([int(index)])
+        is_readable = text and text.isprintable() and "\ufffd" not in text
+        return text.replace(" ", "Ġ") if is_readable else self.id_to_token(index)
 
     def template(self) -> processors.PostProcessor:
         prefix = getattr(self._tokenizer.pre_tokenizer, "add_prefix_space", False)

@@ -24,7 +24,7 @@ def check_path(workdir: Path) -> None:
     """Refuse a workdir whose path, or that of a file in it, no file system accepts."""
     try:
         os.lstat(workdir / ("x" * 200))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # `check` says in which folder
         return
     except (OSError, ValueError) as error:  # ValueError for a NUL byte
         reason = getattr(error, "strerror", error)

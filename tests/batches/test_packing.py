@@ -96,7 +96,7 @@ def test_sequences_are_full():
     """Documents of a tenth of a sequence and more leave sequences of one pair half empty."""
     short = make_store(2000, longest=20)
     for length in (LENGTH, 512):
-        alone, packed = packing.padding_shares(make_packed(short, length))
+        alone, packed, _ = packing.statistics(make_packed(short, length))
         assert packed < 0.05
         batch = make_packed(short, length).batch(0, 64)
         assert (batch["attention_mask"] > 0).mean() > 0.95
@@ -145,7 +145,7 @@ def test_a_run_resumes_anywhere_and_evaluates_sequences_that_are_not_packed(stor
     config.data.max_length, config.data.batch_size, config.data.packing = 32, 16, True
     config.data.phases = (Phase(start=0.5, max_length=64, batch_size=8),)
     batches = loader.TrainBatches(corpus, config)
-    assert set(batches.padding()) == {32, 64}
+    assert set(batches.statistics()) == {32, 64}
     for step, batch in enumerate(loader.prefetch(batches, 4), start=4):
         for name, value in loader.TrainBatches(corpus, config)[step].items():
             np.testing.assert_array_equal(batch[name], value)

@@ -1,0 +1,104 @@
+"""What a run prints fits its text: its warnings, its table and its examples."""
+
+import shlex
+
+import numpy as np
+import pytest
+from batches.stores import store_of
+from helpers import FakeTokenizer
+
+from bert_jax import TokenizerConfig, TrainConfig, console, report
+from bert_jax.batches.loader import TrainBatches
+from bert_jax.text import tokenizer_training
+from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
+from bert_jax.text.store import Corpus, TokenStore
+
+SENTENCES = {
+    "English": "The committee reads every report before the meeting of all members.",
+    "Chinese": "人人有平等机会参加本国公务的权利。",
+    "Japanese": "すべて人は自国においてひとしく公務につく権利を有する。",
+    "Thai": "ทุกคนมีสิทธิที่จะเป็นเจ้าของทรัพย์สินโดยลำพังตนเอง",
+    "Arabic": "لكل شخص نفس الحق الذي لغيره في تقلد الوظائف العامة في البلاد",
+    "Russian": "Каждый человек имеет право на равный доступ к службе",
+}
+
+
+def corpus_of(sentences: list[str], kind: str) -> Corpus:
+    """Return documents of one sentence each, with a tokenizer of all the tokens that they have."""
+    tokenizer = tokenizer_training.train(sentences * 3, TokenizerConfig(kind=kind), 600)
+    ids = [list(map(int, sentence)) for sentence in tokenizer.encode(sentences)]
+    store = store_of(np.ones(len(ids), int), np.array(list(map(len, ids))))
+    store = TokenStore(np.concatenate(ids).astype(np.uint16), store.sentences, store.documents)
+    return Corpus(tokenizer, store, store)
+
+
+@pytest.mark.parametrize("language", SENTENCES)
+@pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece", "byte_bpe"])
+def test_examples_are_of_any_script(language, kind):
+    corpus = corpus_of([SENTENCES[language]] * 3, kind)
+    examples = list(report.masked_examples(corpus, 100))
+    assert len(examples) == 3
+    for ids, answer in examples:
+        assert ids.count(corpus.tokenizer.mask_id) == 1
+        assert any(map(str.isalpha, answer))
+        text = corpus.tokenizer.decode_with_masks(ids)
+        before, _, after = text.partition("[MASK]")
+        if language in ("English", "Arabic", "Russian"):
+            assert before.endswith(" ") or not before
+        else:
+            assert " " not in (before + after).strip()
+    words = shlex.split("bert-jax fill-mask run " + report._example(corpus, examples))
+    assert words[3] == corpus.tokenizer.decode_with_masks(examples[0][0])
+
+
+def warning(sizes, lengths=5, pairs="nsp") -> str:
+    """Return the warning for documents of so many sentences of so many tokens."""
+    sizes = np.array(sizes)
+    store = store_of(sizes, np.full(sizes.sum(), lengths))
+    config = TrainConfig(steps=8)
+    config.data.pairs, config.data.max_length, config.data.batch_size = pairs, 64, 8
+    corpus = Corpus(FakeTokenizer(), store, store)
+    return report._unlearnable_pairs(config, corpus, TrainBatches(corpus, config).statistics())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ({"sizes": [1] * 200}, "100% of the documents are a single sentence"),
+        ({"sizes": [1] * 190 + [9] * 3}, "98% of the documents are a single sentence"),
+        ({"sizes": [9] * 40, "lengths": 70}, "that fit into data.max_length"),
+        ({"sizes": [40]}, "the text is one document"),
+        ({"sizes": [MAX_DOCUMENT_SENTENCES] * 2 + [7]}, "no blank lines"),
+        ({"sizes": [MAX_DOCUMENT_SENTENCES] * 2, "pairs": "sop"}, "SOP cannot be learned"),
+        ({"sizes": [9] * 40}, ""),
+        ({"sizes": [9] * 40, "pairs": "sop"}, ""),
+        ({"sizes": [40], "pairs": "sop"}, ""),
+        ({"sizes": [1] * 200, "pairs": "none"}, ""),
+    ],
+)
+def test_pairs_that_teach_little_are_noticed(text, reason):
+    found = warning(**text)
+    assert reason in found if reason else not found
+
+
+def test_a_score_that_is_no_better_than_its_baseline_is_marked(capsys, tmp_path):
+    corpus = corpus_of([SENTENCES["English"]] * 3, "wordpiece")
+    baselines = {"mlm_loss": 0.0, "mlm_accuracy": 0.2, "nsp_accuracy": 0.5}
+    scores = {"mlm_loss": -0.0, "mlm_accuracy": 0.3, "nsp_accuracy": 0.5}
+    report.pretraining_end(scores, baselines, TrainConfig(), corpus, None, tmp_path, tmp_path)
+    table = capsys.readouterr().out.splitlines()[2:5]
+    assert [line.endswith("no better than that") for line in table] == [True, False, True]
+    assert "-0.000" not in table[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1.0, "1 epoch"), (1, "1 epoch"), (0.25, "0.25 epochs"), (40.0, "40 epochs")],
+)
+def test_epochs(number, text):
+    assert report._epochs(number) == text
+
+
+@pytest.mark.parametrize("path", ["runs/a b", "$(touch pwned)", "a'b;c", "-x", "`id`"])
+def test_a_path_in_a_command_is_one_word(path):
+    assert shlex.split(console.quoted(path)) == [f"./{path}" if path[0] == "-" else path]
