@@ -24,7 +24,7 @@ LAYERS = (
     ("text",),
     ("recipes",),
     ("config",),
-    ("settings", "console", "checksums"),
+    ("settings", "console", "checksums", "background"),
     ("errors",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

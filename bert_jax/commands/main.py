@@ -32,6 +32,11 @@ def main(command: str | None = None) -> None:
     """
     script = Path(sys.argv[0]).name
     prog = "bert-jax" if script in ("__main__.py", "") else script
+    process.run(lambda: _run(prog, command), prog)
+
+
+def _run(prog: str, command: str | None) -> None:
+    """Parse the flags and run the command that they name."""
     parser = argparse.ArgumentParser(
         prog=prog, description="Encoders in JAX: pretrain, fine-tune and use BERT."
     )

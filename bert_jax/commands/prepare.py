@@ -57,6 +57,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if is_path:
         tokenizer = _load_tokenizer(Path(args.tokenizer), lowercase=not args.cased)
     corpus = prepare(data, tokenizer, args.vocab_size, Path(args.store))
+    corpus.verify()
     for name, split in (("training", corpus.train), ("held out", corpus.eval)):
         print(
             f"{name}: {len(split.tokens):,} tokens, {split.num_sentences:,} sentences, "

@@ -36,17 +36,19 @@ def run(command: Callable[[], None], name: str) -> None:
     sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
         command()
-    except CommandError as error:
-        print(f"{name}: {error}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        # Not sys.exit: threads that still read a damaged checkpoint would print their errors too.
-        os._exit(error.exit_code)
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
-        sys.exit(130)
+    except (CommandError, KeyboardInterrupt) as error:
+        _end(name, error)
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         sys.stderr.close()
         sys.exit(1)
+
+
+def _end(name: str, error: CommandError | KeyboardInterrupt) -> None:
+    """End the process with a line, whatever its threads do, which could print errors of theirs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(getattr(error, "exit_code", 130))
 
 
 def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
@@ -63,7 +65,7 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         run = module.start(
             recipe.config, init=args.init, workdir=workdir, model_fields=recipe.model_fields
         )
-        with stop_signals() as reason:
+        with stop_signals(args.parser.prog) as reason:
             module.train(run, reason)
 
     hosts.run(connected)
@@ -161,8 +163,8 @@ _ASKED = itertools.count(1)
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[Callable[[], str]]:
-    """Note SIGTERM and SIGINT instead of ending the process, which a second one does.
+def stop_signals(name: str) -> Iterator[Callable[[], str]]:
+    """Note SIGTERM and SIGINT instead of ending the command, which a second one does at once.
 
     Yield a function that returns the reason to save and stop after this step, or "". Of several
     processes, JAX takes SIGTERM, which clusters send before a host is preempted, and all agree on
@@ -175,11 +177,14 @@ def stop_signals() -> Iterator[Callable[[], str]]:
     is_alone = jax.process_count() == 1
 
     def note(number: int, _: object) -> None:
-        if received:
+        if received and is_alone:
+            _end(name, KeyboardInterrupt())
+        elif received:
             raise KeyboardInterrupt
-        received.append(signal.Signals(number).name)
-        if not is_alone:
-            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            received.append(signal.Signals(number).name)
+            if not is_alone:
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def reason() -> str:
         if is_alone:

@@ -8,13 +8,14 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import numpy as np
 
-from bert_jax import checksums, console
+from bert_jax import background, checksums, console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.text import tokenizer as tokenizer_lib
@@ -108,7 +109,9 @@ def prepare(
                 sentences = (
                     s for split, document in documents if split == "train" for s in document
                 )
-                tokenizer = tokenizer_training.train(sentences, tokenizer, vocab_size)
+                # In a thread, since the libraries notice no signal, or take it for another error.
+                train = partial(tokenizer_training.train, sentences, tokenizer, vocab_size)
+                tokenizer = background.start(train).result()
                 if (size := tokenizer.vocab_size) < vocab_size:
                     console.show(f"vocabulary {size:,} tokens; the text has no more")
             folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from bert_jax import checksums
+from bert_jax import background, checksums
 from bert_jax.errors import UserError
 from bert_jax.settings import read_json
 from bert_jax.text import tokenizer as tokenizer_lib
@@ -62,12 +61,12 @@ class Corpus:
     eval: TokenStore
     fingerprint: str = ""  # of the text, the tokenizer, and how the text was split
     unknown: float = 0.0  # share of the characters that have become the unknown token
-    damage: Future[str] | None = None  # what is wrong with the files, once that is known; or ""
+    verified: Future[None] | None = None
 
     def verify(self, seconds: float | None = None) -> None:
         """Refuse damaged files; wait so long, by default for ever, until all have been read."""
-        if self.damage and wait([self.damage], seconds).done and (found := self.damage.result()):
-            raise UserError(f"{found}; {REMEDY}")
+        if self.verified and wait([self.verified], seconds).done:
+            self.verified.result()
 
     @property
     def warning(self) -> str:
@@ -109,7 +108,6 @@ def open_store(folder: Path) -> Corpus:
             recorded = {**dict.fromkeys(files), **recorded}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     digest.update(tokenizer.fingerprint.encode())
-    damage: Future[str] = Future()
 
     def verify() -> None:
         try:
@@ -117,13 +115,14 @@ def open_store(folder: Path) -> Corpus:
                 found = next(filter(None, (_find_disorder(s, record) for s in splits.items())), "")
             else:
                 found = checksums.find_damage(folder, recorded)
-        except Exception as error:  # or else the training would wait for ever
-            found = f"cannot be read ({error})"
-        damage.set_result(found and f"{folder}: {found}")
+        except OSError as error:
+            found = f"it cannot be read ({error})"
+        if found:
+            raise UserError(f"{folder}: {found}; {REMEDY}")
 
-    threading.Thread(target=verify, daemon=True).start()
+    verified = background.start(verify)
     train, held_out = splits["train"], splits["eval"]
-    corpus = Corpus(tokenizer, train, held_out, digest.hexdigest(), unknown, damage)
+    corpus = Corpus(tokenizer, train, held_out, digest.hexdigest(), unknown, verified)
     corpus.verify(_VERIFIED_WITHIN)
     return corpus
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from bert_jax.commands import process
+from bert_jax.commands import main, process
 from bert_jax.errors import HostLost, Interrupted, TrainingError, UserError
 
 # Compiles a function, and says whether it was found; then damages what is kept and goes on.
@@ -82,14 +82,24 @@ def test_freed_memory_is_kept_on_cpus_alone(platforms, has_accelerator, keeps, m
     assert bool(calls) == keeps
 
 
-def test_stop_signals_are_noted_and_restored():
+@pytest.fixture
+def ends(monkeypatch):
+    """The exit codes with which this process would have ended."""
+    codes, handler = [], signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(process.os, "_exit", codes.append)
+    yield codes
+    signal.signal(signal.SIGINT, handler)
+
+
+def test_stop_signals_are_noted_and_restored(ends, capsys):
     before = signal.getsignal(signal.SIGTERM)
-    with process.stop_signals() as reason:
+    with process.stop_signals("train.py") as reason:
         assert reason() == ""
         signal.raise_signal(signal.SIGTERM)
         assert reason() == "SIGTERM"
-        with pytest.raises(KeyboardInterrupt):  # a second one ends the process
-            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # a second one ends the process
+        assert ends == [130]
+        assert capsys.readouterr().err == "train.py: interrupted\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -97,10 +107,7 @@ def test_stop_signals_are_noted_and_restored():
     ("error", "code"),
     [(UserError, 2), (TrainingError, 1), (Interrupted, 75), (HostLost, 69)],
 )
-def test_an_error_ends_with_its_line_and_exit_code(error, code, capsys, monkeypatch):
-    ends = []
-    monkeypatch.setattr(process.os, "_exit", ends.append)
-
+def test_an_error_ends_with_its_line_and_exit_code(error, code, capsys, ends):
     def command():
         raise error("something is wrong; mend it")
 
@@ -109,11 +116,22 @@ def test_an_error_ends_with_its_line_and_exit_code(error, code, capsys, monkeypa
     assert capsys.readouterr().err == "bert-jax export: something is wrong; mend it\n"
 
 
-def test_an_interruption_by_hand(capsys):
+def test_an_interruption_by_hand(capsys, ends):
     def command():
         raise KeyboardInterrupt
 
-    with pytest.raises(SystemExit) as end:
-        process.run(command, "bert-jax export")
-    assert end.value.code == 130
+    process.run(command, "bert-jax export")
+    assert ends == [130]
     assert capsys.readouterr().err == "bert-jax export: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # once more does no harm
+
+
+def test_an_interruption_while_commands_are_imported(capsys, ends, monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "importlib", SimpleNamespace(import_module=interrupted))
+    monkeypatch.setattr("sys.argv", ["bert-jax", "plan"])
+    main.main()
+    assert ends == [130]
+    assert capsys.readouterr().err == "bert-jax: interrupted\n"

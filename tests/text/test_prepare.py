@@ -1,9 +1,12 @@
 """Preparing text: what a store holds, when it is reused, and how it resumes after a kill."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -297,6 +300,26 @@ def test_an_unfinished_store_of_something_else_is_left_alone(data, tmp_path, mon
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
 
 
+def test_damage_before_a_store_is_resumed_is_detected(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
+    write, folder = prepare_lib.write_record, tmp_path / "store"
+
+    def interrupted(path, record):
+        write(path, record)
+        if record.get("documents", 0) > 20:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare_lib, "write_record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(data, TOKENIZER, VOCAB_SIZE, folder)
+    monkeypatch.setattr(prepare_lib, "write_record", write)
+    content = bytearray((folder / "train/tokens.bin").read_bytes())
+    content[9] ^= 1
+    (folder / "train/tokens.bin").write_bytes(content)
+    with pytest.raises(UserError, match=r"train/tokens.bin has changed since it was written"):
+        prepare(data, TOKENIZER, VOCAB_SIZE, folder)
+
+
 @pytest.mark.parametrize(
     "content", ["", "[]", "7", "{", "[" * 10_000, '{"identity": []}', "{}", b"\xff\x00"]
 )
@@ -364,3 +387,26 @@ def test_each_line_can_be_a_document(tmp_path):
     data = DataConfig(source=str(tmp_path / "text.txt"), sentences="documents", eval_fraction=0.2)
     corpus = prepare(data, TOKENIZER, 30, tmp_path / "store")
     assert (corpus.train.num_documents, corpus.eval.num_documents) == (12, 3)
+
+
+def test_an_interruption_while_a_tokenizer_is_trained(data, tmp_path, monkeypatch):
+    """It comes at once, as itself, though the library that trains returns much later."""
+    training, trained = threading.Event(), threading.Event()
+
+    def train(*_):
+        training.set()
+        trained.wait(60)
+
+    def interrupt():
+        training.wait(60)
+        time.sleep(0.1)  # until the main thread waits
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(prepare_lib.tokenizer_training, "train", train)
+    threading.Thread(target=interrupt).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    finally:
+        trained.set()
+    assert not (tmp_path / "store").exists()
