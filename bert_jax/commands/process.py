@@ -31,7 +31,7 @@ _CACHE_WARNING = re.compile(
 
 def run(command: Callable[[], None], name: str) -> None:
     """Run a command; print an error of the user's or of training as one line, after its `name`."""
-    quiet_libraries()
+    quiet_libraries(name)
     # Text of any script is printed on any terminal, and names that are not UTF-8.
     sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
@@ -106,7 +106,7 @@ def cache_compiled_programs() -> None:
     warnings.showwarning = show_others
 
 
-def quiet_libraries() -> None:
+def quiet_libraries(name: str = "bert-jax") -> None:
     """Keep other libraries' messages away from a command's own, and their limits from its data."""
     csv.field_size_limit(1 << 26)  # a document may be longer than the csv module's 131,072
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every file that it writes
@@ -115,7 +115,9 @@ def quiet_libraries() -> None:
     show = sys.unraisablehook
 
     def show_others(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):  # within a callback of JAX
+            _end(name, unraisable.exc_value)
+        elif str(unraisable.exc_value) != "Event loop is closed":
             show(unraisable)
 
     sys.unraisablehook = show_others

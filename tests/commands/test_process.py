@@ -135,3 +135,17 @@ def test_an_interruption_while_commands_are_imported(capsys, ends, monkeypatch):
     main.main()
     assert ends == [130]
     assert capsys.readouterr().err == "bert-jax: interrupted\n"
+
+
+def test_an_interruption_that_python_ignores(capsys, ends, monkeypatch):
+    """As one within a callback of the garbage collector, of which JAX has one."""
+
+    class Interrupted:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    process.quiet_libraries("train.py")
+    Interrupted()
+    assert ends == [130]
+    assert capsys.readouterr().err == "train.py: interrupted\n"
