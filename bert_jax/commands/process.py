@@ -14,9 +14,12 @@ import os
 import re
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from bert_jax.commands.flags import Recipe
@@ -34,13 +37,36 @@ def run(command: Callable[[], None], name: str) -> None:
     quiet_libraries(name)
     # Text of any script is printed on any terminal, and names that are not UTF-8.
     sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
+        signal.signal(signal.SIGINT, partial(_interrupt, name))
     try:
         command()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
     except (CommandError, KeyboardInterrupt) as error:
         _end(name, error)
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         sys.stderr.close()
         sys.exit(1)
+    except Exception:
+        if not _interrupts:
+            raise
+        _end(name, KeyboardInterrupt())  # which a library has made another error of
+
+
+# The signals that have raised KeyboardInterrupt.
+_interrupts: list[int] = []
+
+
+def _interrupt(name: str, number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; the second time, and while a library is imported, end at once.
+
+    Some libraries in C make another error of it when they are imported, or crash.
+    """
+    frames = traceback.walk_stack(frame)
+    if _interrupts or any("importlib._bootstrap" in f.f_code.co_filename for f, _ in frames):
+        _end(name, KeyboardInterrupt())
+    _interrupts.append(number)
+    raise KeyboardInterrupt
 
 
 def _end(name: str, error: CommandError | KeyboardInterrupt) -> None:

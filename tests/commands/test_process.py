@@ -1,9 +1,11 @@
 """What commands set for their process: the cache of compiled programs, the allocator."""
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,6 +89,8 @@ def ends(monkeypatch):
     """The exit codes with which this process would have ended."""
     codes, handler = [], signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(process.os, "_exit", codes.append)
+    monkeypatch.setattr(process, "_interrupts", [])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield codes
     signal.signal(signal.SIGINT, handler)
 
@@ -147,5 +151,28 @@ def test_an_interruption_that_python_ignores(capsys, ends, monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     process.quiet_libraries("train.py")
     Interrupted()
+    assert ends == [130]
+    assert capsys.readouterr().err == "train.py: interrupted\n"
+
+
+def test_an_interruption_of_which_a_library_makes_another_error(capsys, ends):
+    def command():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("Internal") from None
+
+    process.run(command, "train.py")
+    assert ends == [130]
+    assert capsys.readouterr().err == "train.py: interrupted\n"
+
+
+def test_an_interruption_while_a_library_is_imported(capsys, ends, monkeypatch, tmp_path):
+    """Which some make an ImportError of, and others crash."""
+    (tmp_path / "library.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    signal.signal(signal.SIGINT, partial(process._interrupt, "train.py"))
+    with pytest.raises(KeyboardInterrupt):  # os._exit does nothing here
+        importlib.import_module("library")
     assert ends == [130]
     assert capsys.readouterr().err == "train.py: interrupted\n"
