@@ -66,6 +66,11 @@ def records(workdir: Path) -> list[dict]:
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
+def without_speeds(workdir: Path) -> list[dict]:
+    speeds = ("sequences_per_second", "tokens_per_second")
+    return [{k: v for k, v in r.items() if k not in speeds} for r in records(workdir)]
+
+
 def read_state(workdir: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of a checkpoint, read by Orbax alone."""
     path = workdir / "checkpoints" / str(step) / "state"

@@ -19,6 +19,7 @@ from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import workdir as workdirs
+from bert_jax.training.metrics import Sums
 from bert_jax.training.step import TrainState
 
 _CHECKSUMS = "checksums.json"
@@ -49,7 +50,7 @@ class Checkpoints:
         )
         self._manager = ocp.CheckpointManager(
             self.folder,
-            item_names=("state", "config", "tokenizer"),
+            item_names=("state", "config", "tokenizer", "log_window"),
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
                 best_fn=rank,  # without it Orbax does not write the metrics
@@ -59,18 +60,36 @@ class Checkpoints:
         self._config = ocp.args.JsonSave(description)
         self._tokenizer = ocp.args.JsonSave(tokenizer.to_json())
 
-    def save(self, step: int, state: TrainState, held_out: dict[str, float] | None) -> None:
-        """Start writing a checkpoint, unless this step has one; `held_out` if just evaluated."""
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        held_out: dict[str, float] | None,
+        sums: Sums | None = None,
+    ) -> None:
+        """Start writing a checkpoint, unless this step has one.
+
+        `held_out` are the scores of this step, if it was evaluated, and `sums` the metrics of the
+        steps that are not logged yet, so that a run which resumes logs what it would have logged.
+        """
         if hosts.broadcast_from_main(lambda: step in self._manager.all_steps()):
             return
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), config=self._config, tokenizer=self._tokenizer
+            state=ocp.args.StandardSave(state),
+            config=self._config,
+            tokenizer=self._tokenizer,
+            log_window=ocp.args.JsonSave(dict(sums or {})),  # a copy, since it is written later
         )
         self._manager.save(step, args=items, metrics=held_out)
 
     def latest(self) -> int | None:
         """Return the step of the latest complete checkpoint, as the first host sees it."""
         return hosts.broadcast_from_main(self._manager.latest_step)
+
+    def log_window(self, step: int) -> Sums:
+        """Return the sums that were saved with a checkpoint; {} of an earlier version's."""
+        checkpoint = self.folder / str(step)
+        return read_json(checkpoint, "log_window") if (checkpoint / "log_window").exists() else {}
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """Read a checkpoint's state onto the devices of `like`, an abstract state."""

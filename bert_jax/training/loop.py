@@ -14,7 +14,7 @@ from bert_jax.batches import Batch
 from bert_jax.distributed import hosts
 from bert_jax.errors import Interrupted, TrainingError
 from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.metrics import Writer, describe, means, show
+from bert_jax.training.metrics import Sums, Writer, add, describe, means, show
 from bert_jax.training.objectives import TOKENS, Metrics
 from bert_jax.training.step import TrainState
 
@@ -37,9 +37,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the means over all held-out sequences, and how many were evaluated a second."""
     started = time.monotonic()
-    metrics = jax.device_get([eval_step(state.params, batch) for batch in batches()])
-    speed = len(metrics) * batch_size / (time.monotonic() - started)
-    return {**means(metrics), "sequences_per_second": speed}
+    batch_metrics = jax.device_get([eval_step(state.params, batch) for batch in batches()])
+    speed = len(batch_metrics) * batch_size / (time.monotonic() - started)
+    sums: Sums = {}
+    for metrics in batch_metrics:
+        add(sums, metrics)
+    return {**means(sums), "sequences_per_second": speed}
 
 
 def fit(
@@ -67,7 +70,7 @@ def fit(
     With `patience`, training ends after that many evaluations in a row without a new best.
     """
     step, last = int(state.step), stages[-1].end
-    log = _Log(checkpoints)
+    log = _Log(checkpoints, checkpoints.log_window(step))
     started, first_step = time.monotonic(), step
 
     def due(every: int) -> bool:
@@ -112,9 +115,9 @@ def fit(
 
                 stop_reason = stop()
                 if due(save_every) or is_best or ends_early or stop_reason:
-                    log.check()
+                    sums = log.sums()
                     verify(None)
-                    checkpoints.save(step, state, held_out)
+                    checkpoints.save(step, state, held_out, sums)
                 if stop_reason:
                     raise Interrupted(
                         f"{stop_reason} after step {step}: saved; the same command resumes from "
@@ -138,10 +141,13 @@ def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -
 
 
 class _Log:
-    """The metrics of the steps since the last log, and their speed."""
+    """The metrics of the steps since the last log, and their speed.
 
-    def __init__(self, checkpoints: Checkpoints):
-        self._checkpoints = checkpoints
+    `sums` are those of such steps before the run was interrupted.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, sums: Sums):
+        self._checkpoints, self._sums = checkpoints, sums
         self._metrics: list[tuple[int, Metrics]] = []
         self._first_speed: dict[str, float] = {}
         self.restart_clock()
@@ -159,20 +165,22 @@ class _Log:
             self._first_speed = self._speed()
             self.restart_clock()
 
-    def check(self) -> None:
-        """Wait for the steps so far, and check that all their metrics are finite."""
-        self._metrics = jax.device_get(self._metrics)
-        for step, metrics in self._metrics:
+    def sums(self) -> Sums:
+        """Wait for the steps so far, check that all their metrics are finite, and sum them."""
+        for step, metrics in jax.device_get(self._metrics):
             for name, metric in metrics.items():
                 check_finite(name, float(metric.total), step, self._checkpoints)
+            add(self._sums, metrics)
+        self._metrics = []
+        return self._sums
 
     def values(self) -> dict[str, float]:
         """Return the means since the last call, with sequences and, of text, tokens a second."""
-        self.check()
+        sums = self.sums()
         # If the only step so far is the one that compiled, its own speed.
         speed = self._speed() if self._timed else self._first_speed
-        values = means(metrics for _, metrics in self._metrics) | speed
-        self._metrics = []
+        values = means(sums) | speed
+        self._sums = {}
         self.restart_clock()
         return values
 

@@ -3,11 +3,10 @@
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from bert_jax import console
@@ -15,18 +14,22 @@ from bert_jax.distributed import hosts
 from bert_jax.training import workdir
 from bert_jax.training.objectives import TOKENS, Metrics
 
+Sums = dict[str, list[float]]  # the total and the weight of each metric
 
-def means(batches: Iterable[Metrics]) -> dict[str, float]:
-    """Return the mean of each metric over batches on the host, without those of weight 0.
+
+def add(sums: Sums, metrics: Metrics) -> None:
+    """Add the metrics of a batch on the host."""
+    for name, metric in metrics.items():
+        total, weight = sums.get(name, (0.0, 0.0))
+        sums[name] = [total + float(metric.total), weight + float(metric.weight)]
+
+
+def means(sums: Sums) -> dict[str, float]:
+    """Return the mean of each metric, without those of weight 0.
 
     `loss` is the sum of the means whose names end in `_loss`.
     """
-    sums: dict[str, np.ndarray] = {}
-    for metrics in batches:
-        for name, metric in metrics.items():
-            pair = np.array([metric.total, metric.weight], np.float64)
-            sums[name] = sums.get(name, 0) + pair
-    result = {name: float(total / weight) for name, (total, weight) in sums.items() if weight > 0}
+    result = {name: total / weight for name, (total, weight) in sums.items() if weight > 0}
     losses = [mean for name, mean in result.items() if name.endswith("_loss")]
     return {"loss": sum(losses), **result}
 

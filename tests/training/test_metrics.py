@@ -2,7 +2,7 @@
 
 import json
 
-from bert_jax.training.metrics import Writer, means
+from bert_jax.training.metrics import Sums, Writer, add, means
 from bert_jax.training.objectives import WeightedSum
 
 
@@ -17,12 +17,15 @@ def test_means_weigh_each_batch():
         "nsp_loss": WeightedSum(1.0, 4.0),
         "mlm_accuracy": WeightedSum(5.0, 8.0),
     }
-    found = means([first, second])
+    sums: Sums = {}
+    add(sums, first)
+    add(sums, second)
+    found = means(sums)
     assert found == {"mlm_loss": 0.7, "nsp_loss": 0.25, "mlm_accuracy": 0.5, "loss": 0.95}
 
 
 def test_a_metric_of_weight_0_is_dropped():
-    found = means([{"mlm_loss": WeightedSum(1.0, 2.0), "nsp_loss": WeightedSum(0.0, 0.0)}])
+    found = means({"mlm_loss": [1.0, 2.0], "nsp_loss": [0.0, 0.0]})
     assert found == {"mlm_loss": 0.5, "loss": 0.5}
 
 
