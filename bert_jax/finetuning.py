@@ -17,14 +17,15 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import console, initialization, report
+from bert_jax import console, initialization, report, settings
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert, load
-from bert_jax.config import CheckpointConfig, FinetuneConfig, validate_finetuning
+from bert_jax.config import CheckpointConfig, FinetuneConfig, Phase, validate_finetuning
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.models.heads import TaskModel
+from bert_jax.planning import costs, machine
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
@@ -73,11 +74,13 @@ class Run:
     task: Task
     datasets: Datasets
     mesh: Mesh
+    fingerprint: str  # of the training data and the parameters
 
     def __post_init__(self):
         config = self.config
         self.indices = partial(meshes.process_indices, self.mesh)
         self.train = self.batcher(self.datasets.train)
+        self.largest = Phase(max_length=self.train.longest, batch_size=config.data.batch_size)
         self.held_out = {name: self.batcher(e) for name, e in self.datasets.evals.items()}
         per_epoch = -(-len(self.train.features) // config.data.batch_size)
         self.steps = max(1, round(config.epochs * per_epoch))
@@ -185,8 +188,10 @@ def start(
     workdirs.check_shared(workdir)
     params = initial.params if head else {"bert": initial.params["bert"]}
     labelled = dataclasses.replace(config, task=task.config)
-    run = Run(labelled, workdir, str(init), params, initial.tokenizer, task, datasets, mesh)
-    workdirs.claim(workdir, config, run.tokenizer, fingerprint)
+    shared = (params, initial.tokenizer, task, datasets, mesh, fingerprint)
+    run = Run(labelled, workdir, str(init), *shared)
+    if not config.probe:  # which needs no gradient of the layers
+        costs.check_fits(config.model, run.largest, config.optimizer.microbatches, mesh)
     return run
 
 
@@ -195,7 +200,13 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
 
     `stop` is asked after each step for a reason to save and stop, such as "SIGTERM".
     """
+    with workdirs.hold(run.workdir), machine.out_of_memory_refused(run.largest, jax.devices()[0]):
+        return _train(run, stop)
+
+
+def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     config, workdir, train_features = run.config, run.workdir, run.train.features
+    workdirs.claim(workdir, config, run.tokenizer, run.fingerprint)
     batches = run.batches(config.seed)
     report.finetuning_start(config, run.datasets, run.train, batches, run.mesh, workdir)
     report.initialized_from(run.init, run.abstract_state.params, run.params)
@@ -244,7 +255,7 @@ def _train_seed(
     """
     config, task, path = run.config, run.task, folder / "result.json"
     earlier = hosts.broadcast_from_main(
-        lambda: json.loads(path.read_text()) if path.exists() else None
+        lambda: settings.read_json(path, "remove it") if path.exists() else None
     )
     if earlier:
         return earlier

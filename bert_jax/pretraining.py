@@ -21,6 +21,7 @@ from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
+from bert_jax.planning import costs, machine
 from bert_jax.text import prepare, store
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
@@ -127,6 +128,7 @@ def start(
     meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
     for _, phase in phases(config):
         meshes.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
+        costs.check_fits(config.model, phase, config.optimizer.microbatches, mesh)
     corpus = _read_text(config, tokenizer, workdir / "store")
     if is_open:  # the text may have fewer tokens than were asked for
         config.model.vocab_size = corpus.tokenizer.vocab_size
@@ -159,6 +161,12 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     """Train, from the latest checkpoint on, and evaluate; `stop` is that of `loop.fit`."""
+    largest = max((phase for _, phase in phases(run.config)), key=lambda p: p.batch_size)
+    with workdirs.hold(run.workdir), machine.out_of_memory_refused(largest, jax.devices()[0]):
+        return _train(run, stop)
+
+
+def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     config, workdir, corpus = run.config, run.workdir, run.corpus
     model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)

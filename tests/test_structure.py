@@ -24,6 +24,7 @@ LAYERS = (
     ("text",),
     ("recipes",),
     ("config",),
+    ("locks",),
     ("settings", "console", "checksums", "background"),
     ("errors",),
 )

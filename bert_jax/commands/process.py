@@ -135,7 +135,8 @@ def cache_compiled_programs() -> None:
 def quiet_libraries(name: str = "bert-jax") -> None:
     """Keep other libraries' messages away from a command's own, and their limits from its data."""
     csv.field_size_limit(1 << 26)  # a document may be longer than the csv module's 131,072
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every file that it writes
+    # Orbax logs every file that it writes, and the traceback of each error that it raises.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     # A failed read of a damaged checkpoint closes Orbax's event loop before other reads end.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     show = sys.unraisablehook

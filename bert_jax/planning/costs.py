@@ -9,8 +9,9 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
-from bert_jax.distributed.fsdp import RULES
+from bert_jax.distributed.fsdp import RULES, num_batch_shards
 from bert_jax.models.heads import BertForPreTraining
+from bert_jax.planning import machine
 from bert_jax.planning.synthetic import abstract_batch, set_up
 
 _FLOAT32 = 4  # bytes
@@ -75,6 +76,21 @@ def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
     layer = 24 * size**2 + 12 * size * model.intermediate_size + 12 * size * length
     head = 6 * phase.max_predictions * (size**2 + size * model.vocab_size)
     return float(length * layers * layer + head + 6 * size**2 * pairs)
+
+
+def check_fits(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) -> None:
+    """Refuse sizes that certainly do not fit in the memory of the mesh's devices.
+
+    A train step has at least the float32 weights of the layers and the word embeddings with their
+    two moments, and keeps the input of each layer for its gradient.
+    """
+    size, layers = model.hidden_size, model.num_hidden_layers
+    weights = layers * (4 * size**2 + 2 * size * model.intermediate_size) + model.vocab_size * size
+    sharded = mesh.shape["fsdp"] * mesh.shape["tensor"]
+    sequences = phase.batch_size / (microbatches * num_batch_shards(mesh))
+    inputs = sequences * phase.max_length * size * layers * jnp.dtype(model.dtype).itemsize
+    with machine.out_of_memory_refused(phase, mesh.devices.flat[0]):
+        machine.check_memory(int(3 * _FLOAT32 * weights / sharded + inputs), mesh.local_devices)
 
 
 def abstract_parameters(config: TrainConfig) -> Any:

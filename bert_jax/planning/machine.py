@@ -98,7 +98,8 @@ def out_of_memory_refused(phase: Phase, device: Any) -> Iterator[None]:
         sizes = f": {error}" if isinstance(error, MemoryError) and error.args else ""
         raise UserError(
             f"a batch of {phase.batch_size:,} × {phase.max_length:,} does not fit in the memory of "
-            f"{whose}{sizes}; lower data.batch_size, or raise optimizer.microbatches"
+            f"{whose}{sizes}; lower data.batch_size or the sizes of the model, or raise "
+            "optimizer.microbatches"
         ) from error
 
 

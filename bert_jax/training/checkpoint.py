@@ -16,7 +16,7 @@ from orbax.checkpoint import checkpoint_managers
 from bert_jax import checksums, settings
 from bert_jax.config import CheckpointConfig
 from bert_jax.distributed import hosts
-from bert_jax.errors import UserError
+from bert_jax.errors import TrainingError, UserError
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.metrics import Sums
@@ -78,9 +78,10 @@ class Checkpoints:
             state=ocp.args.StandardSave(state),
             config=self._config,
             tokenizer=self._tokenizer,
-            log_window=ocp.args.JsonSave(dict(sums or {})),  # a copy, since it is written later
+            log_window=ocp.args.JsonSave(sums or {}),
         )
-        self._manager.save(step, args=items, metrics=held_out)
+        with _writing(self.folder):
+            self._manager.save(step, args=items, metrics=held_out)
 
     def latest(self) -> int | None:
         """Return the step of the latest complete checkpoint, as the first host sees it."""
@@ -116,7 +117,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait until everything is written."""
-        self._manager.close()
+        with _writing(self.folder):
+            self._manager.close()
 
 
 _EXPECTED = "a workdir, one of its checkpoints, or a Hugging Face or Google checkpoint directory"
@@ -153,7 +155,7 @@ def write_params(
         config=ocp.args.JsonSave(description),
         tokenizer=ocp.args.JsonSave(tokenizer.to_json()),
     )
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as writer:
+    with _writing(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as writer:
         writer.save(path.absolute(), args=items)
     if hosts.is_main():
         _write_checksums(path)
@@ -213,6 +215,21 @@ def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> An
             args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True),
         )
     return restored["params"]
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise any error of writing checkpoints as a TrainingError."""
+    try:
+        yield
+    except Exception as error:  # TensorStore and Orbax raise nearly every kind
+        # TensorStore's message ends with the cause and, in brackets, its own details.
+        cause = str(error).partition(" [")[0].rpartition(": ")[2]
+        reason = getattr(error, "strerror", None) or cause or repr(error)
+        raise TrainingError(
+            f"{folder} cannot be written ({' '.join(reason.split())}); mend that, and the same "
+            "command resumes"
+        ) from error
 
 
 @contextlib.contextmanager

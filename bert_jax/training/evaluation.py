@@ -14,7 +14,7 @@ from bert_jax.batches import loader
 from bert_jax.batches.buckets import FILL, Batcher, eval_batches
 from bert_jax.tasks.base import Example, Task
 from bert_jax.training import workdir
-from bert_jax.training.metrics import means
+from bert_jax.training.metrics import add_up, means
 from bert_jax.training.objectives import Metrics
 
 Predict = Callable[[Any, Mapping[str, np.ndarray]], tuple[jax.Array, Metrics]]
@@ -50,7 +50,8 @@ def predict(
                 predictions[example] = task.collect(predictions[example], features, index, values)
     values = {"sequences_per_second": len(features) / (time.monotonic() - started)}
     if examples and all(example.label is not None for example in examples):
-        values = {"loss": means(metrics)["loss"], **task.score(examples, predictions), **values}
+        loss = means(add_up(metrics))["loss"]
+        values = {"loss": loss, **task.score(examples, predictions), **values}
     return predictions, values
 
 

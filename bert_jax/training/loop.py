@@ -14,7 +14,7 @@ from bert_jax.batches import Batch
 from bert_jax.distributed import hosts
 from bert_jax.errors import Interrupted, TrainingError
 from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.metrics import Sums, Writer, add, describe, means, show
+from bert_jax.training.metrics import Sums, Writer, add_up, describe, means, show
 from bert_jax.training.objectives import TOKENS, Metrics
 from bert_jax.training.step import TrainState
 
@@ -37,12 +37,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the means over all held-out sequences, and how many were evaluated a second."""
     started = time.monotonic()
-    batch_metrics = jax.device_get([eval_step(state.params, batch) for batch in batches()])
-    speed = len(batch_metrics) * batch_size / (time.monotonic() - started)
-    sums: Sums = {}
-    for metrics in batch_metrics:
-        add(sums, metrics)
-    return {**means(sums), "sequences_per_second": speed}
+    metrics = jax.device_get([eval_step(state.params, batch) for batch in batches()])
+    speed = len(metrics) * batch_size / (time.monotonic() - started)
+    return {**means(add_up(metrics)), "sequences_per_second": speed}
 
 
 def fit(
@@ -167,10 +164,11 @@ class _Log:
 
     def sums(self) -> Sums:
         """Wait for the steps so far, check that all their metrics are finite, and sum them."""
-        for step, metrics in jax.device_get(self._metrics):
+        fetched = jax.device_get(self._metrics)
+        for step, metrics in fetched:
             for name, metric in metrics.items():
                 check_finite(name, float(metric.total), step, self._checkpoints)
-            add(self._sums, metrics)
+        self._sums = add_up((metrics for _, metrics in fetched), self._sums)
         self._metrics = []
         return self._sums
 

@@ -1,9 +1,12 @@
 """The metrics of a run: means, and JSON lines, TensorBoard events, a plot and printed lines."""
 
+import contextlib
 import json
 import os
+import socket
+import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +14,21 @@ from tqdm import tqdm
 
 from bert_jax import console
 from bert_jax.distributed import hosts
+from bert_jax.errors import UserError
 from bert_jax.training import workdir
 from bert_jax.training.objectives import TOKENS, Metrics
 
 Sums = dict[str, list[float]]  # the total and the weight of each metric
 
 
-def add(sums: Sums, metrics: Metrics) -> None:
-    """Add the metrics of a batch on the host."""
-    for name, metric in metrics.items():
-        total, weight = sums.get(name, (0.0, 0.0))
-        sums[name] = [total + float(metric.total), weight + float(metric.weight)]
+def add_up(batches: Iterable[Metrics], start: Sums | None = None) -> Sums:
+    """Return the sums of the metrics of batches on the host, added to those of `start`."""
+    sums = dict(start or {})
+    for metrics in batches:
+        for name, metric in metrics.items():
+            total, weight = sums.get(name, (0.0, 0.0))
+            sums[name] = [total + float(metric.total), weight + float(metric.weight)]
+    return sums
 
 
 def means(sums: Sums) -> dict[str, float]:
@@ -49,14 +56,12 @@ class Writer:
         self.records = [record for record in records if record["step"] <= step]
         self.latest = {record["split"]: record for record in self.records}
         self._plotted = time.monotonic()
+        self._draws = hosts.is_main()
         if hosts.is_main():
             lines = [json.dumps(record) + "\n" for record in self.records]
             workdir.write(self._path, "".join(lines))
-            # Imported late: it imports PyTorch if that is installed, which takes seconds.
-            import tensorboardX
-
-            tensorboard = str(folder / "tensorboard")
-            self._events = tensorboardX.SummaryWriter(tensorboard, purge_step=step + 1)
+            with self._pictures():
+                self._events = _Events(folder / "tensorboard", step + 1)
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Record the values of a split, "train" or "eval", after `step` steps."""
@@ -66,14 +71,30 @@ class Writer:
             return
         with self._path.open("a") as file:
             file.write(json.dumps(self.latest[split]) + "\n")
-        for name, value in values.items():
-            self._events.add_scalar(f"{split}/{name}", value, step)
+        if self._draws:
+            with self._pictures():
+                self._events.write(step, {f"{split}/{name}": x for name, x in values.items()})
+
+    @contextlib.contextmanager
+    def _pictures(self) -> Iterator[None]:
+        """Say that TensorBoard's events or the plot cannot be written, and go on without them."""
+        try:
+            yield
+        except OSError as error:
+            self._draws = False
+            hosts.print_on_main(
+                f"TensorBoard's events and curves.png in {self._folder} are no longer written "
+                f"({error.strerror}); the run goes on, with metrics.jsonl"
+            )
 
     def draw(self, interval: float = 30.0) -> None:
         """Plot the run so far, unless that was done in the last `interval` seconds."""
         is_recent = time.monotonic() - self._plotted < interval
-        if is_recent or not hosts.is_main() or console.is_quiet():
-            return
+        if self._draws and not is_recent and not console.is_quiet():
+            with self._pictures():
+                self._plot()
+
+    def _plot(self) -> None:
         # Imported late: it takes longer than a small run's first step.
         from matplotlib.figure import Figure
 
@@ -95,16 +116,63 @@ class Writer:
         self._plotted = time.monotonic()
 
     def close(self) -> None:
-        """Plot, and close the files."""
+        """Plot the whole run."""
         self.draw(interval=0.0)
-        if hosts.is_main():
-            self._events.close()
+
+
+class _Events:
+    """A file of TensorBoard events from `step` on, which replace those that TensorBoard has.
+
+    It is not a SummaryWriter's: the thread of that dies when the disk is full, and its queue then
+    blocks the training.
+    """
+
+    def __init__(self, folder: Path, step: int):
+        # Imported late: it imports PyTorch if that is installed, which takes seconds.
+        from tensorboardX.proto.event_pb2 import SessionLog
+
+        folder.mkdir(exist_ok=True)
+        self._path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
+        start = SessionLog(status=SessionLog.START)
+        self._append({"file_version": "brain.Event:2"}, {"step": step, "session_log": start})
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboardX.summary import scalar
+
+        self._append(*({"step": step, "summary": scalar(*item)} for item in values.items()))
+
+    def _append(self, *events: Mapping[str, Any]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.record_writer import masked_crc32c
+
+        with self._path.open("ab") as file:
+            for event in events:
+                data = Event(wall_time=time.time(), **event).SerializeToString()
+                length = struct.pack("<Q", len(data))
+                for part in (length, data):  # as a TFRecord
+                    file.write(part + struct.pack("<I", masked_crc32c(part)))
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:
-    # The last line is incomplete if the run was killed while writing it.
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}\n")]
+    if not path.exists():
+        return []
+    # What follows the last line is a record that the run was killed while writing.
+    *lines, _ = path.read_bytes().split(b"\n")
+    return [_read_record(line, f"{path} line {n}") for n, line in enumerate(lines, 1)]
+
+
+def _read_record(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+        values = dict(record)
+        if values.pop("split") not in ("train", "eval") or type(record["step"]) is not int:
+            raise ValueError("its step or its split is none")
+        if not all(type(value) in (int, float) for value in values.values()):
+            raise ValueError("a value is not a number")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise UserError(f"{where} is damaged ({reason}); restore the file") from error
+    return record
 
 
 _NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_per_second"}

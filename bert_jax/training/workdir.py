@@ -1,8 +1,10 @@
 """The workdir of a run: check that a run may start or resume there, claim it, write to it."""
 
+import contextlib
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import numpy as np
 from bert_jax import settings
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
-from bert_jax.errors import UserError
+from bert_jax.errors import TrainingError, UserError
+from bert_jax.locks import locked
 from bert_jax.text.tokenizer import Tokenizer
 
 _TEXT = "text.sha256"
@@ -38,8 +41,32 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
         raise UserError(f"--workdir {workdir} cannot be made in {nearest}; choose another")
     if (workdir / "state").exists():
         raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
-    if (workdir / "config.json").exists():
+    if _has_checkpoint(workdir):
         check_same_run(config, workdir / "config.json")
+
+
+def _has_checkpoint(workdir: Path) -> bool:
+    """Return whether the workdir belongs to a run: until its first checkpoint nothing is lost."""
+    folders = [*workdir.glob("checkpoints/*"), *workdir.glob("*/checkpoints/*")]
+    return (workdir / "config.json").exists() and any(path.name.isdigit() for path in folders)
+
+
+@contextlib.contextmanager
+def hold(workdir: Path) -> Iterator[None]:
+    """Refuse a workdir that another process holds; raise a failing write as a TrainingError."""
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts.run_on_all_hosts(
+                lambda: stack.enter_context(locked(workdir)) if hosts.is_main() else None
+            )
+            yield
+        except BrokenPipeError:  # of the reader of what is printed
+            raise
+        except OSError as error:
+            raise TrainingError(
+                f"{error.filename or workdir}: {error.strerror or error}; mend that, and the same "
+                "command resumes"
+            ) from error
 
 
 def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
@@ -58,9 +85,8 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None
 
     So a run that moves to another processor computes as before.
     """
-    path = workdir / "config.json"
-    if path.exists():
-        saved = _saved_config(type(config), path).model
+    if _has_checkpoint(workdir):
+        saved = _saved_config(type(config), workdir / "config.json").model
         if config.model.dtype == "auto":
             config.model.dtype = saved.dtype
         config.model.vocab_size = config.model.vocab_size or saved.vocab_size
@@ -74,7 +100,9 @@ def _saved_config(kind: type, path: Path) -> Any:
 def check_text(workdir: Path, fingerprint: str) -> None:
     """Refuse to resume a run on other training data, whose hash is `fingerprint`."""
     path = workdir / _TEXT
-    if path.exists() and path.read_text().strip() != fingerprint:
+    if not (_has_checkpoint(workdir) and path.exists()):
+        return
+    if path.read_bytes().strip() != fingerprint.encode():
         raise UserError(
             f"{workdir} was trained on other text, with another tokenizer or from another --init; "
             "choose another --workdir, or restore them"
@@ -109,7 +137,7 @@ def check_shared(workdir: Path) -> None:
 def claim(
     workdir: Path, config: TrainConfig | FinetuneConfig, tokenizer: Tokenizer, fingerprint: str
 ) -> None:
-    """Write the config and the tokenizer; from now on the workdir belongs to this run."""
+    """Write the config and the tokenizer of a run, whose first checkpoint makes them binding."""
     if hosts.is_main():
         tokenizer.save(workdir / "tokenizer")
     write(workdir / _TEXT, fingerprint + "\n")

@@ -10,6 +10,7 @@ from helpers import LENGTH, PREDICTIONS, model_config
 
 from bert_jax.config import DataConfig, ModelConfig, ParallelConfig, Phase, TrainConfig
 from bert_jax.distributed.mesh import make_mesh
+from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.planning import costs, synthetic
 
@@ -158,3 +159,18 @@ def test_each_microbatch_gathers_parameters_and_scatters_gradients():
     assert set(ratios.values()) == {1}
     parallel.zero = 1
     assert sent_bytes(four, parallel) == sent_bytes(one, parallel)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch_size"),
+    [({"num_hidden_layers": 1 << 24}, 16), ({"hidden_size": 1 << 24}, 16), ({}, 1 << 24)],
+)
+def test_sizes_that_cannot_fit_are_refused_by_arithmetic(model, batch_size):
+    mesh, config = mesh_of(config_of()), dataclasses.replace(ModelConfig(), **model)
+    with pytest.raises(UserError, match=r"does not fit in the memory of .* GiB of"):
+        costs.check_fits(config, Phase(batch_size=batch_size, max_length=512), 1, mesh)
+
+
+def test_sizes_that_fit_are_not_refused():
+    model = config_of().model
+    costs.check_fits(model, PHASE, 1, mesh_of(config_of()))

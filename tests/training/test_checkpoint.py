@@ -13,7 +13,7 @@ import pytest
 
 from bert_jax.commands.process import quiet_libraries
 from bert_jax.config import CheckpointConfig, TokenizerConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import TrainingError, UserError
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_training
 from bert_jax.training import checkpoint
@@ -49,6 +49,17 @@ def test_the_latest_and_the_best_are_kept(tmp_path, tokenizer):
     assert sorted(int(p.name) for p in tmp_path.iterdir()) == [20, 50, 60]
     assert checkpoint.find(tmp_path).name == "60"
     assert checkpoint.find(tmp_path / "20").name == "20"
+
+
+def test_a_write_that_fails_is_one_line(tmp_path, tokenizer):
+    folder = tmp_path / "checkpoints"
+    checkpoints = checkpoint.Checkpoints(folder, CheckpointConfig(), {}, tokenizer, rank)
+    folder.rmdir()
+    folder.write_text("")
+    with pytest.raises(TrainingError, match=r"checkpoints cannot be written") as caught:
+        checkpoints.save(10, state_at(10), None)
+        checkpoints.close()  # what fails in the background is raised at the next call
+    assert "\n" not in str(caught.value)
 
 
 def test_the_best_is_known_after_a_restart(tmp_path, tokenizer):

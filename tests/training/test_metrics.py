@@ -1,8 +1,14 @@
 """Means over unequal batches, and a record that survives a kill."""
 
 import json
+import os
+import struct
 
-from bert_jax.training.metrics import Sums, Writer, add, means
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from bert_jax.errors import UserError
+from bert_jax.training.metrics import Writer, add_up, means
 from bert_jax.training.objectives import WeightedSum
 
 
@@ -17,10 +23,7 @@ def test_means_weigh_each_batch():
         "nsp_loss": WeightedSum(1.0, 4.0),
         "mlm_accuracy": WeightedSum(5.0, 8.0),
     }
-    sums: Sums = {}
-    add(sums, first)
-    add(sums, second)
-    found = means(sums)
+    found = means(add_up([second], add_up([first])))
     assert found == {"mlm_loss": 0.7, "nsp_loss": 0.25, "mlm_accuracy": 0.5, "loss": 0.95}
 
 
@@ -49,3 +52,56 @@ def test_a_record_resumes_from_its_step(tmp_path):
         (30, "train", 9.0),
     ]
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux alone has a full device")
+@pytest.mark.parametrize("full", ["events", "curves"])
+def test_pictures_on_a_full_disk_are_said_once(tmp_path, capsys, full):
+    (tmp_path / "curves.tmp").symlink_to("/dev/full")
+    writer = Writer(tmp_path, 0, {"loss": "loss"})
+    if full == "events":
+        (events,) = (tmp_path / "tensorboard").iterdir()
+        events.unlink()
+        events.symlink_to("/dev/full")
+    for step in (10, 20):
+        writer.write(step, "eval", {"loss": 1.0})
+        writer.draw(0.0)
+    writer.close()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    assert capsys.readouterr().out.count("no longer written (No space left on device)") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"\xff", b"[]", b"3", b"{", b"", b"[" * 100_000, b'{"split": "train"}', b'{"step": 1}'],
+)
+def test_a_damaged_record_is_named(tmp_path, line):
+    good = b'{"step": 1, "split": "train", "loss": 1.0}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(good + line + b"\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl line 2 is damaged") as caught:
+        Writer(tmp_path, 0, {"loss": "loss"})
+    assert "\n" not in str(caught.value)
+
+
+def test_tensorboard_reads_the_events_of_a_resumed_run(tmp_path):
+    for step in (0, 10):
+        writer = Writer(tmp_path, step, {"loss": "loss"})
+        writer.write(step + 10, "train", {"loss": 1.0 + step})
+    records = []
+    for path in (tmp_path / "tensorboard").iterdir():
+        content = path.read_bytes()
+        while content:
+            (length,) = struct.unpack("<Q", content[:8])
+            records.append(Event.FromString(content[12 : 12 + length]))
+            content = content[16 + length :]
+    found = [
+        (r.step, r.session_log.status, [v.simple_value for v in r.summary.value]) for r in records
+    ]
+    assert found == [
+        (0, 0, []),
+        (1, 1, []),
+        (10, 0, [1.0]),
+        (0, 0, []),
+        (11, 1, []),
+        (20, 0, [11.0]),
+    ]

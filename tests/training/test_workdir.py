@@ -1,10 +1,13 @@
-"""The workdir of a run: what it resumes with."""
+"""The workdir of a run: whose it is, and what the run resumes with."""
+
+from pathlib import Path
 
 import pytest
 
 from bert_jax import settings
 from bert_jax.config import ModelConfig, TrainConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import TrainingError, UserError
+from bert_jax.training import workdir
 from bert_jax.training.workdir import resume_settings
 
 
@@ -15,6 +18,7 @@ def test_auto_resumes_with_the_dtype_that_the_run_began_with(tmp_path, saved):
     resume_settings(auto, tmp_path)
     assert auto.model.dtype == "auto"
     began = TrainConfig(model=ModelConfig(dtype=saved))
+    (tmp_path / "checkpoints/1").mkdir(parents=True)
     (tmp_path / "config.json").write_text(settings.to_json(began))
     for config, expected in ((auto, saved), (fixed, "float32")):
         resume_settings(config, tmp_path)
@@ -22,6 +26,45 @@ def test_auto_resumes_with_the_dtype_that_the_run_began_with(tmp_path, saved):
 
 
 def test_a_broken_config_is_named(tmp_path):
+    (tmp_path / "checkpoints/1").mkdir(parents=True)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json cannot be read"):
         resume_settings(TrainConfig(), tmp_path)
+
+
+def claim(folder: Path, config: TrainConfig) -> None:
+    (folder / "config.json").write_text(settings.to_json(config))
+    (folder / "text.sha256").write_bytes(b"\xff of other text")
+
+
+def test_a_run_without_a_checkpoint_owns_nothing(tmp_path):
+    claim(tmp_path, TrainConfig(seed=1))
+    workdir.check(tmp_path, TrainConfig(seed=2))
+    workdir.check_text(tmp_path, "0" * 64)
+
+
+@pytest.mark.parametrize("checkpoint", ["checkpoints/6", "seed-0/checkpoints/6"])
+def test_a_run_with_a_checkpoint_owns_its_workdir(tmp_path, checkpoint):
+    claim(tmp_path, TrainConfig(seed=1))
+    (tmp_path / checkpoint).mkdir(parents=True)
+    with pytest.raises(UserError, match="belongs to another config: seed is 1 there and 2 here"):
+        workdir.check(tmp_path, TrainConfig(seed=2))
+    with pytest.raises(UserError, match="was trained on other text"):
+        workdir.check_text(tmp_path, "0" * 64)
+
+
+def test_a_workdir_has_one_run_at_a_time(tmp_path):
+    folder = tmp_path / "run"
+    with workdir.hold(folder):
+        other = workdir.hold(folder)
+        with pytest.raises(UserError, match=r"run is in use by another process"):
+            other.__enter__()
+    with workdir.hold(folder):
+        pass
+
+
+def test_what_cannot_be_written_ends_the_run_in_one_line(tmp_path):
+    wrong = pytest.raises(TrainingError, match=r"missing/file: No such file")
+    with wrong as caught, workdir.hold(tmp_path):
+        (tmp_path / "missing/file").write_text("")
+    assert "\n" not in str(caught.value)
