@@ -17,19 +17,21 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import console, initialization, report, settings
+from bert_jax import console, initialization, report
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert, load
 from bert_jax.config import CheckpointConfig, FinetuneConfig, Phase, validate_finetuning
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
+from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
 from bert_jax.planning import costs, machine
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
+from bert_jax.text import store
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, evaluation, loop
 from bert_jax.training import workdir as workdirs
@@ -74,7 +76,7 @@ class Run:
     task: Task
     datasets: Datasets
     mesh: Mesh
-    fingerprint: str  # of the training data and the parameters
+    claim: Callable[[], None]  # of the workdir, which is done once it is held
 
     def __post_init__(self):
         config = self.config
@@ -188,7 +190,8 @@ def start(
     workdirs.check_shared(workdir)
     params = initial.params if head else {"bert": initial.params["bert"]}
     labelled = dataclasses.replace(config, task=task.config)
-    shared = (params, initial.tokenizer, task, datasets, mesh, fingerprint)
+    claim = partial(workdirs.claim, workdir, config, initial.tokenizer, fingerprint)
+    shared = (params, initial.tokenizer, task, datasets, mesh, claim)
     run = Run(labelled, workdir, str(init), *shared)
     if not config.probe:  # which needs no gradient of the layers
         costs.check_fits(config.model, run.largest, config.optimizer.microbatches, mesh)
@@ -206,7 +209,7 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
 
 def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     config, workdir, train_features = run.config, run.workdir, run.train.features
-    workdirs.claim(workdir, config, run.tokenizer, run.fingerprint)
+    run.claim()
     batches = run.batches(config.seed)
     report.finetuning_start(config, run.datasets, run.train, batches, run.mesh, workdir)
     report.initialized_from(run.init, run.abstract_state.params, run.params)
@@ -254,8 +257,9 @@ def _train_seed(
     It starts from `params`, which are random where they are None, and writes to `folder`.
     """
     config, task, path = run.config, run.task, folder / "result.json"
+    remedy = f"remove {folder} to train this seed again"
     earlier = hosts.broadcast_from_main(
-        lambda: settings.read_json(path, "remove it") if path.exists() else None
+        lambda: store.read_record(path, remedy) if path.exists() else None
     )
     if earlier:
         return earlier
@@ -282,6 +286,11 @@ def _train_seed(
 
     panels = {"loss": "loss", **{name: name for name in task.metrics}}
     with closing(Writer(folder, step, panels)) as writer:
+        # By its evaluations a run is stopped, and its best step chosen.
+        evaluated = {record["step"] for record in writer.records if record["split"] == "eval"}
+        if missing := set(range(run.eval_every, step + 1, run.eval_every)) - evaluated:
+            path = folder / "metrics.jsonl"
+            raise UserError(f"{path} lacks the evaluation of step {min(missing)}; {remedy}")
         size = config.data.batch_size
         loop.fit(
             state,
@@ -298,7 +307,8 @@ def _train_seed(
         records = writer.records
     seconds = time.monotonic() - started if step == 0 else None
     result = hosts.broadcast_from_main(lambda: _result(run, seed, records, seconds, folder))
-    workdirs.write(path, json.dumps(result, indent=2) + "\n")
+    if hosts.is_main():
+        store.write_record(path, result)
     return result
 
 

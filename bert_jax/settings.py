@@ -166,7 +166,7 @@ def _from_json(hint: Any, value: Any, where: str) -> Any:
             raise UserError(f"{where} is {value!r}; choose one of {', '.join(map(str, choices))}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) <= _LIMIT else math.inf  # which no field accepts
     wanted = isinstance(hint, type | types.UnionType) and not isinstance(value, hint)
     if wanted or (hint is int and isinstance(value, bool)):
         raise UserError(

@@ -258,6 +258,20 @@ def test_a_mistake_is_refused_before_anything_is_written(task, tmp_path, change,
     assert not list(tmp_path.iterdir())
 
 
+def test_lost_and_damaged_records_are_refused(finished, task, tmp_path):
+    """They choose the best step and the best seed."""
+    workdir = shutil.copytree(finished[0], tmp_path / "run")
+    result = workdir / "seed-0/result.json"
+    result.write_text(result.read_text().replace('"seed": 0', '"seed": 1'))
+    test = f"--config.data.test={task / 'test.tsv'}"
+    with pytest.raises(UserError, match=r"result\.json is damaged.* to train this seed again"):
+        finetune(task, workdir, test)
+    result.unlink()
+    (workdir / "seed-0/metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"lacks the evaluation of step 19; remove .*seed-0 to"):
+        finetune(task, workdir, test)
+
+
 def test_the_head_of_another_task_is_refused(finished, task, tmp_path, capsys):
     workdir = finished[0]
     labels = "('has zero','has one','has two')"

@@ -356,7 +356,7 @@ def test_a_model_or_a_workdir_that_is_not_there(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="nowhere does not exist"):
         pretrain(store, tmp_path / "run", init="nowhere")
-    with pytest.raises(UserError, match=r"/dev/null/run cannot be made in /dev/null"):
+    with pytest.raises(UserError, match=r"/dev/null/run cannot be "):
         pretrain(store, Path("/dev/null/run"))
     assert not list(tmp_path.iterdir())
 

@@ -18,6 +18,7 @@ import numpy as np
 from bert_jax import background, checksums, console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
+from bert_jax.locks import locked
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_training
 from bert_jax.text.sources import Source, open_source
@@ -84,7 +85,11 @@ def prepare(
     """
     if is_store(data.source):
         return _open_source(data.source, tokenizer)
-    if os.path.isdir(folder) and not is_store(folder) and {*os.listdir(folder)} - {"progress.tmp"}:
+    if (
+        os.path.isdir(folder)
+        and not is_store(folder)
+        and {*os.listdir(folder)} - {"progress.tmp", ".lock"}
+    ):
         raise UserError(f"{folder} is not empty and not a store; choose another folder")
     sources = [open_source(name, data) for name in (data.source, data.eval_source) if name]
     vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
@@ -103,27 +108,27 @@ def prepare(
         return open_store(folder)
     progress = folder / "progress.json"
     try:
-        if not _can_resume(folder, identity):
-            if isinstance(tokenizer, TokenizerConfig):
-                documents = _documents(sources, data.eval_fraction)
-                sentences = (
-                    s for split, document in documents if split == "train" for s in document
-                )
-                # In a thread, since the libraries notice no signal, or take it for another error.
-                train = partial(tokenizer_training.train, sentences, tokenizer, vocab_size)
-                tokenizer = background.start(train).result()
-                if (size := tokenizer.vocab_size) < vocab_size:
-                    console.show(f"vocabulary {size:,} tokens; the text has no more")
-            folder.mkdir(parents=True, exist_ok=True)
-            write_record(progress, {"identity": identity})  # from now on the folder is this store's
-            shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
-            tokenizer.save(folder / "tokenizer")
-            write_record(progress, {"identity": identity, "splits": {}, "checksums": {}})
-        try:
-            _tokenize(sources, _documents(sources, data.eval_fraction), folder)
-        except UserError as error:  # of the text, which the user may correct
-            write_record(progress, {**read_record(progress), "failed": str(error)})
-            raise
+        if not _can_resume(folder, identity) and isinstance(tokenizer, TokenizerConfig):
+            documents = _documents(sources, data.eval_fraction)
+            sentences = (s for split, document in documents if split == "train" for s in document)
+            # In a thread, since the libraries notice no signal, or take it for another error.
+            train = partial(tokenizer_training.train, sentences, tokenizer, vocab_size)
+            tokenizer = background.start(train).result()
+            if (size := tokenizer.vocab_size) < vocab_size:
+                console.show(f"vocabulary {size:,} tokens; the text has no more")
+        with locked(folder):
+            if os.path.exists(folder / "store.json"):  # another process has written it meanwhile
+                return open_store(folder)
+            if isinstance(tokenizer, Tokenizer) and not _can_resume(folder, identity):
+                write_record(progress, {"identity": identity})  # the folder is this store's now
+                shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
+                tokenizer.save(folder / "tokenizer")
+                write_record(progress, {"identity": identity, "splits": {}, "checksums": {}})
+            try:
+                _tokenize(sources, _documents(sources, data.eval_fraction), folder)
+            except UserError as error:  # of the text, which the user may correct
+                write_record(progress, {**read_record(progress), "failed": str(error)})
+                raise
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another") from error
     return open_store(folder)

@@ -163,16 +163,16 @@ def refusing_damage(path: Path) -> Iterator[None]:
         raise UserError(f"{path} is damaged ({error!r}); {REMEDY}") from error
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
     """Return what `write_record` wrote; earlier versions wrote no checksum."""
-    record = read_json(path, REMEDY)
+    record = read_json(path, remedy)
     if record.pop("crc32c", checksum := _checksum(record)) != checksum:
-        raise UserError(f"{path} is damaged: its checksum does not agree; {REMEDY}")
+        raise UserError(f"{path} is damaged: its checksum does not agree; {remedy}")
     return record
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write `store.json` or `progress.json`, to a temporary name and renamed."""
+    """Write a JSON file with its checksum, to a temporary name and renamed."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps({**record, "crc32c": _checksum(record)}, indent=1))
     os.replace(temporary, path)

@@ -102,7 +102,7 @@ def check_text(workdir: Path, fingerprint: str) -> None:
     path = workdir / _TEXT
     if not (_has_checkpoint(workdir) and path.exists()):
         return
-    if path.read_bytes().strip() != fingerprint.encode():
+    if not path.is_file() or path.read_bytes().strip() != fingerprint.encode():
         raise UserError(
             f"{workdir} was trained on other text, with another tokenizer or from another --init; "
             "choose another --workdir, or restore them"

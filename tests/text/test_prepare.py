@@ -13,6 +13,7 @@ import pytest
 
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
+from bert_jax.locks import locked
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text.prepare import DEFAULT_VOCAB_SIZE, prepare, read, resolve_vocab_size
@@ -410,3 +411,10 @@ def test_an_interruption_while_a_tokenizer_is_trained(data, tmp_path, monkeypatc
     finally:
         trained.set()
     assert not (tmp_path / "store").exists()
+
+
+def test_a_folder_that_another_process_prepares_is_refused(data, tmp_path):
+    in_use = pytest.raises(UserError, match="store is in use by another process; wait for its end")
+    with locked(tmp_path / "store"), in_use:
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    assert prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store").tokenizer.vocab_size

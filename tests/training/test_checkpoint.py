@@ -56,9 +56,10 @@ def test_a_write_that_fails_is_one_line(tmp_path, tokenizer):
     checkpoints = checkpoint.Checkpoints(folder, CheckpointConfig(), {}, tokenizer, rank)
     folder.rmdir()
     folder.write_text("")
-    with pytest.raises(TrainingError, match=r"checkpoints cannot be written") as caught:
+    wrong = pytest.raises(TrainingError, match=r"checkpoints cannot be written")
+    # What fails in the background is raised at the next call.
+    with wrong as caught, closing(checkpoints):
         checkpoints.save(10, state_at(10), None)
-        checkpoints.close()  # what fails in the background is raised at the next call
     assert "\n" not in str(caught.value)
 
 
@@ -141,14 +142,15 @@ def test_a_flipped_bit_in_any_file_is_noticed(tmp_path, tokenizer):
             checkpoint.Checkpoints(tmp_path, CheckpointConfig(), {"seed": 7}, tokenizer, rank)
         ) as checkpoints:
             checkpoints.restore(5, like)
-        checkpoint.read_json(tmp_path / "5", "config")
-        checkpoint.read_json(tmp_path / "5", "tokenizer")
+        for item in ("config", "tokenizer", "log_window"):
+            checkpoint.read_json(tmp_path / "5", item)
 
     read()
     checkpoint.read_params(tmp_path / "5", like.params)
     files = [p for p in (tmp_path / "5").glob("*/**/*") if p.is_file()]
     assert {p.relative_to(tmp_path / "5").parts[0] for p in files} == {
         "config",
+        "log_window",
         "metrics",
         "state",
         "tokenizer",
