@@ -17,6 +17,7 @@ from bert_jax.settings import (
     SHARE,
     SIZE,
     SIZE_OR_ZERO,
+    STEPS,
     check,
     setting,
 )
@@ -200,7 +201,7 @@ class TrainConfig:
     """
 
     seed: int = setting(0, "of initial weights, data order, masks and dropout", NOT_NEGATIVE)
-    steps: int = setting(1_000_000, "training steps")
+    steps: int = setting(1_000_000, "training steps", STEPS)
     log_every: int = _resumable(100, "steps between logs")
     eval_every: int = _resumable(10_000, "steps between evaluations")
     eval_rows: int = _resumable(20_000, "held-out sequences of an evaluation, at most")

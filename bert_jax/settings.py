@@ -27,6 +27,7 @@ class Range(NamedTuple):
 
 
 POSITIVE = Range("a positive number below 2**32", lambda x: 0 < x < _LIMIT)
+STEPS = Range("a positive number below 2**31", lambda x: 0 < x < 1 << 31)
 NOT_NEGATIVE = Range("at least 0 and below 2**32", lambda x: 0 <= x < _LIMIT)
 SHARE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
 POSITIVE_SHARE = Range("above 0 and at most 1", lambda x: 0 < x <= 1)

@@ -98,6 +98,7 @@ def set_field(config: TrainConfig, name: str, value) -> None:
         ("steps", -1),
         ("seed", -1),
         ("seed", 2**32),
+        ("steps", 2**31),
         ("steps", 100.5),
         ("model.hidden_size", "768"),
         ("data.phases", (Phase(start=0.9, max_length=128, batch_size=0),)),

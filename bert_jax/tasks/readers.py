@@ -77,8 +77,10 @@ def conll(source: str) -> Iterator[Record]:
     path, width, start = _file(source), 0, 0
     words: list[list[str]] = []
     # The blank line after the last sentence may be missing.
-    lines = itertools.chain(read_lines(path, strip=False), [("", 0)])
-    for number, (line, _) in enumerate(lines, start=1):
+    # Not held by a name, so that the file is closed as soon as an error is raised.
+    for number, (line, _) in enumerate(
+        itertools.chain(read_lines(path, strip=False), [("", 0)]), start=1
+    ):
         # Other white space than tabs and spaces may be a word, or part of one.
         separator = "\t" if "\t" in line else " +"
         columns = [column.strip(" ") for column in re.split(separator, line.strip(" \r\n"))]

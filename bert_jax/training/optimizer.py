@@ -10,6 +10,7 @@ from flax import traverse_util
 from jax.typing import ArrayLike
 
 from bert_jax.config import OptimizerConfig
+from bert_jax.errors import UserError
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -89,6 +90,8 @@ def make_optimizer(
 
     `freezes_encoder` leaves the parameters of "bert" as they are.
     """
+    if steps >= 1 << 31:  # what the state counts in int32
+        raise UserError(f"the run has {steps:,} steps, of at most 2**31 - 1; lower epochs or steps")
     adam = scale_by_bert_adam if config.name == "bert_adamw" else optax.scale_by_adam
     by_layer = optax.stateless(
         lambda updates, _: jax.tree.map(jnp.multiply, updates, layer_rates(updates, layer_decay))

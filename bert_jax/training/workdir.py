@@ -26,10 +26,11 @@ _SEEN_WITHIN = 30.0  # seconds in which a network file system shows one host's f
 def check_path(workdir: Path) -> None:
     """Refuse a workdir whose path, or that of a file in it, no file system accepts."""
     try:
+        str(workdir).encode()  # Orbax writes to UTF-8 names only
         os.lstat(workdir / ("x" * 200))
     except (FileNotFoundError, NotADirectoryError):  # `check` says in which folder
         return
-    except (OSError, ValueError) as error:  # ValueError for a NUL byte
+    except (OSError, ValueError) as error:  # ValueError for a NUL byte, or no UTF-8
         reason = getattr(error, "strerror", error)
         raise UserError(f"--workdir {workdir} cannot be used ({reason}); choose another") from error
 

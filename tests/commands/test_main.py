@@ -47,7 +47,8 @@ def test_paths_that_cannot_be(path, tmp_path, monkeypatch, bert_jax_main):
         ("embed", "checkpoint", path, "--output=a.npz"),
     ]
     if "\n" not in path:  # which is a possible name
-        commands += [("pretrain", f"--workdir={path}"), ("prepare", "file", path)]
+        commands += [("prepare", "file", path)]
+        commands += [("pretrain", f"--workdir={w}") for w in (path, "run\udcff")]
     for words in commands:
         with pytest.raises(UserError) as error:
             bert_jax_main(*words)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from bert_jax.config import OptimizerConfig
+from bert_jax.errors import UserError
 from bert_jax.training.optimizer import decayed, make_optimizer, schedule
 
 STEPS = 100
@@ -121,3 +122,9 @@ def test_each_layer_has_a_lower_rate_than_the_one_above():
     frozen = first_update(freezes_encoder=True)
     assert all(not update.any() for update in jax.tree.leaves(frozen["bert"]))
     assert np.abs(frozen["classifier"]["kernel"]).min() > 0
+
+
+def test_more_steps_than_the_state_counts_are_refused():
+    """Such as those of `--config.epochs=4e9`."""
+    with pytest.raises(UserError, match="8,000,000,000 steps"):
+        make_optimizer(OptimizerConfig(), 8_000_000_000)
