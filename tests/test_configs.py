@@ -49,6 +49,7 @@ def test_recipe(name):
     validate(config)
     config.model = resolve_dtype(config.model, jax.devices()[0])
     assert from_dict(TrainConfig, json.loads(to_json(config)), "here") == config
+    config.model.vocab_size = config.model.vocab_size or 30  # 0 is as many as the text has letters
     model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)
     state = jax.eval_shape(

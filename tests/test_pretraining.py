@@ -1,6 +1,7 @@
 """Pretraining: to the end, killed, stopped, resumed, continued from a model, and refused."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import random
@@ -435,3 +436,24 @@ def test_it_learns(store, tmp_path):
     result = pretrain(store, tmp_path / "run", *words(changes, []), quiet=True)
     assert result.scores["mlm_loss"] < 1.2  # of 2.3, the entropy of ten words
     assert result.bert.fill_mask("two three four [MASK] six seven")[0].token == "five"
+
+
+def test_letters_are_learned(tmp_path):
+    """The recipe for proteins and DNA: a token is a letter, and a line a sequence."""
+    random = np.random.default_rng(0)
+    lines = ["".join(random.choice(list("ACGT"), 80, p=[0.7, 0.1, 0.1, 0.1])) for _ in range(100)]
+    (tmp_path / "dna.txt").write_text("\n".join(lines))
+    config = bert_jax.recipe("letters")
+    config.steps, config.log_every, config.eval_every = 20, 10, 20
+    config.data = dataclasses.replace(
+        config.data, source=str(tmp_path / "dna.txt"), max_length=32, batch_size=16
+    )
+    config.model = dataclasses.replace(
+        config.model, hidden_size=16, num_hidden_layers=1, intermediate_size=16, dtype="float32"
+    )
+    for _ in range(2):  # and once more, where it resumes
+        result = bert_jax.pretrain(config, tmp_path / "run", quiet=True)
+        tokenizer = result.bert.tokenizer
+        assert tokenizer.vocab_size == result.bert.config.vocab_size == 10
+        assert len(tokenizer.encode([lines[0]])[0]) == 81  # with the start of the sequence
+        assert set(result.baselines) == {"mlm_loss", "mlm_accuracy"}

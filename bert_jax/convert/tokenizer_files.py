@@ -69,7 +69,7 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
     normalizer = normalizers.Sequence(_normalizers(spec))
     unk = sentencepiece.SentencePieceProcessor(model_proto=content).unk_id()
     fallback = trainer.byte_fallback
-    if trainer.model_type == trainer.UNIGRAM:
+    if trainer.model_type in (trainer.UNIGRAM, trainer.CHAR):  # characters are unigrams too
         scores = _scores(proto.pieces, normalizer, (*tokenizer.special_ids, unk))
         model = models.Unigram(scores, unk, byte_fallback=fallback)
     elif trainer.model_type == trainer.BPE:
@@ -81,7 +81,7 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
             byte_fallback=fallback,
         )
     else:
-        raise UserError("only unigram and bpe SentencePiece models are exported")
+        raise UserError("a SentencePiece model of words is not exported")
     result = tokenizers.Tokenizer(model)
     result.normalizer = normalizer
     result.pre_tokenizer = pre_tokenizers.Metaspace(

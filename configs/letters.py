@@ -1,0 +1,36 @@
+"""Proteins, DNA or other sequences of letters: one sequence a line, each letter a token.
+
+    bert-jax pretrain --config=letters --config.data.source=proteins.txt --workdir=runs/letters
+
+The vocabulary is the letters of the text, upper and lower case apart. 3 M parameters: 20 minutes on
+one GPU. Compare the held-out MLM loss with its baseline, the entropy of the letters.
+"""
+
+from bert_jax.config import (
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
+
+
+def get_config() -> TrainConfig:
+    return TrainConfig(
+        steps=20_000,
+        eval_every=2000,
+        model=ModelConfig(
+            vocab_size=0,
+            hidden_size=256,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=1024,
+            type_vocab_size=1,
+            dtype="auto",
+        ),
+        tokenizer=TokenizerConfig(model_type="char", lowercase=False),
+        data=DataConfig(sentences="documents", pairs="none", max_length=256, batch_size=64),
+        optimizer=OptimizerConfig(learning_rate=5e-4),
+        checkpoint=CheckpointConfig(every=2000),
+    )
