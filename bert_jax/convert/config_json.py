@@ -1,6 +1,7 @@
 """`config.json` of `transformers`: the model and its fine-tuning task, both ways."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -140,12 +141,15 @@ def check_tokenizer(
 ) -> None:
     """Refuse a vocabulary that does not fit the model's config, or its `config.json`.
 
-    It may have up to 127 tokens less than there are embeddings, whose number is often rounded up.
+    There may be more embeddings than tokens, since their number is often rounded up; a warning
+    says how many more, where they are more than rounding to a multiple of 128 explains.
     """
     size = (values or {}).get(_VOCAB_SIZE)
-    least, most = (size, size) if size else (config.vocab_size - 127, config.vocab_size)
+    least, most = (size, size) if size else (0, config.vocab_size)
     if not least <= tokenizer.vocab_size <= most:
         raise UserError(
             f"{path} has a vocabulary of {tokenizer.vocab_size} tokens for {most} embeddings; "
             "fetch the one that goes with the model"
         )
+    if not size and (padding := most - tokenizer.vocab_size) >= 128:
+        warnings.warn(f"{path}: {padding:,} of {most:,} embeddings have no token", stacklevel=2)

@@ -20,7 +20,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
 
-_SETTINGS = "tokenizer_config.json"
+_SETTINGS, _ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 # Settings of a `tokenizer_config.json` and what `tokenizers` calls them.
 _NORMALIZER = {
     "do_lower_case": "lowercase",
@@ -260,11 +260,8 @@ class WordPieceTokenizer(_FastTokenizer):
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     _continuation = re.compile("##")
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any] = {}):
+    def __init__(self, tokenizer: tokenizers.Tokenizer):
         super().__init__(tokenizer)
-        if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
-            for name in _NORMALIZER.keys() & settings.keys():
-                setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])
         added = tokenizer.get_added_tokens_decoder().values()
         # The steps of BERT and of `wordpiece_normalizer` never look beyond a space, but those of
         # others and an added token may.
@@ -318,6 +315,7 @@ class WordPieceTokenizer(_FastTokenizer):
         lowercase: bool,
         strip_accents: bool | None = None,
         settings: Mapping[str, Any] = {},
+        added: Mapping[int, tokenizers.AddedToken] = {},
     ):
         """Build BERT's tokenizer from the lines of a `vocab.txt`.
 
@@ -338,7 +336,8 @@ class WordPieceTokenizer(_FastTokenizer):
             )
             tokenizer.pre_tokenizer = WORDPIECE_SPLITTER
         tokenizer.decoder = decoders.WordPiece()
-        result = cls(tokenizer, settings)  # refuses a vocabulary that has not all special tokens
+        _configure(tokenizer, settings, added)
+        result = cls(tokenizer)  # refuses a vocabulary that has not all special tokens
         tokenizer.add_special_tokens(list(cls.special))
         return result
 
@@ -405,7 +404,15 @@ def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
     path = Path(path)
     if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
         raise UserError(f"tokenizer {path} does not exist; give one of its files, or their folder")
-    names = ("*.model", "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", _SETTINGS)
+    names = (
+        "*.model",
+        "tokenizer.json",
+        "vocab.txt",
+        "vocab.json",
+        "merges.txt",
+        _SETTINGS,
+        _ADDED_TOKENS,
+    )
     paths = [path] if path.is_file() else [p for name in names for p in sorted(path.glob(name))]
     try:
         files = {p.name: p.read_bytes() for p in paths}
@@ -433,11 +440,12 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
         settings = json.loads(files.get(_SETTINGS, b"{}"))
         if not isinstance(settings, dict):
             raise UserError(f"{_SETTINGS} holds no settings; fetch it again")
+        added = _added_tokens(settings, json.loads(files.get(_ADDED_TOKENS, b"{}")))
         for name, content in files.items():
             if name.endswith(".model"):
                 return SentencePieceTokenizer(content)
         if "tokenizer.json" in files:
-            return _from_tokenizer_json(files["tokenizer.json"].decode(), settings)
+            return _from_tokenizer_json(files["tokenizer.json"].decode(), settings, added)
         if {"vocab.json", "merges.txt"} <= set(files):
             lines = files["merges.txt"].decode().split("\n")
             lines = lines[lines[0].startswith("#version") :]
@@ -446,6 +454,7 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
             tokenizer = tokenizers.Tokenizer(model)
             prefix = bool(settings.get("add_prefix_space"))
             tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+            _configure(tokenizer, settings, added)
             return ByteLevelTokenizer.from_model(tokenizer)
         for name, content in files.items():
             if name.endswith(".txt"):
@@ -453,7 +462,7 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
                 tokens = content.decode().removesuffix("\n").split("\n")
                 tokens = [token.removesuffix("\r") for token in tokens]
                 return WordPieceTokenizer.from_vocabulary(
-                    tokens, lowercase=lowercase, settings=settings
+                    tokens, lowercase=lowercase, settings=settings, added=added
                 )
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
@@ -465,13 +474,51 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
     )
 
 
-def _from_tokenizer_json(text: str, settings: Mapping[str, Any]) -> Tokenizer:
+def _added_tokens(
+    settings: Mapping[str, Any], listed: Mapping[str, int]
+) -> dict[int, tokenizers.AddedToken]:
+    """Return the tokens beside a vocabulary, by id, as `transformers` reads them."""
+    decoder = settings.get("added_tokens_decoder")
+    if decoder is not None:
+        return {int(index): tokenizers.AddedToken(**token) for index, token in decoder.items()}
+    special = [value for name, value in settings.items() if name.endswith("_token")]
+    added = {}
+    for token, index in listed.items():
+        is_special = token in special
+        added[index] = tokenizers.AddedToken(token, normalized=not is_special, special=is_special)
+    return added
+
+
+def _configure(
+    tokenizer: tokenizers.Tokenizer,
+    settings: Mapping[str, Any],
+    added: Mapping[int, tokenizers.AddedToken],
+) -> None:
+    """Set how a tokenizer normalizes text, and the tokens beside its vocabulary."""
+    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
+        for name in _NORMALIZER.keys() & settings.keys():
+            setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])
+    known = tokenizer.get_added_tokens_decoder()
+    for index, token in sorted(added.items()):
+        if repr(known.get(index)) != repr(token):
+            tokenizer.add_tokens([token])
+        if (found := tokenizer.token_to_id(token.content)) != index:
+            raise UserError(
+                f"the added token {token.content!r} has the id {index} and would have {found}; "
+                "fetch the files again"
+            )
+
+
+def _from_tokenizer_json(
+    text: str, settings: Mapping[str, Any], added: Mapping[int, tokenizers.AddedToken]
+) -> Tokenizer:
     tokenizer = tokenizers.Tokenizer.from_str(text)
+    _configure(tokenizer, settings, added)
     model = tokenizer.model
     if isinstance(model, models.WordPiece):
         if model.unk_token not in WordPieceTokenizer.special:
             raise UserError("tokenizer.json has no token for unknown words; BERT's is [UNK]")
-        return WordPieceTokenizer(tokenizer, settings)
+        return WordPieceTokenizer(tokenizer)
     if isinstance(model, models.BPE) and '"ByteLevel"' in text:
         return ByteLevelTokenizer(tokenizer)
     kind = type(model).__name__
