@@ -48,6 +48,9 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     for name in ("vocab_size", "hidden_size"):
         if name not in values:
             raise UserError(f"{where} has no {name}; it is not the config of a BERT")
+    if not isinstance(values.get(_VOCAB_SIZE, 0), int):
+        size = repr(values[_VOCAB_SIZE])[:60]
+        raise UserError(f"{where}: {_VOCAB_SIZE} is {size}, which is no number; fetch it again")
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
     # A missing value is the default of `transformers`: the erf form of GELU, for one.
     known = {"hidden_act": "gelu", **{k: v for k, v in values.items() if k in fields}}

@@ -158,15 +158,16 @@ def _can_resume(folder: Path, identity: dict[str, Any]) -> bool:
 
 def _check_identity(folder: Path, record: dict[str, Any], identity: dict[str, Any]) -> None:
     stored = record.get("identity")
-    if isinstance(stored, dict) and identity["tokenizer"].get("vocab_size") == record.get(
-        "vocab_size"
-    ):
+    stored = stored if isinstance(stored, dict) else {}
+    tokenizer = stored.get("tokenizer")
+    vocab_size = identity["tokenizer"].get("vocab_size")
+    if isinstance(tokenizer, dict) and vocab_size == record.get("vocab_size"):
         # The text had no more tokens, and the model of the run has as many.
-        size = {"vocab_size": stored["tokenizer"].get("vocab_size")}
+        size = {"vocab_size": tokenizer.get("vocab_size")}
         identity = {**identity, "tokenizer": {**identity["tokenizer"], **size}}
     names = {"text": "other text", "held_out": "other held-out text"}
     for name, value in identity.items():
-        if not isinstance(stored, dict) or stored.get(name) != value:
+        if stored.get(name) != value:
             raise UserError(
                 f"{folder} was prepared from {names.get(name, f'another {name}')} than this "
                 f"command asks for; choose another folder, or {REMEDY}"

@@ -175,7 +175,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     def __init__(self, model: bytes):
         self._model = model
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._processor = sentencepiece.SentencePieceProcessor()
+        self._processor.LoadFromSerializedProto(model)  # which refuses an empty model
         tokens = [self._processor.id_to_piece(i) for i in range(self._processor.vocab_size())]
         special = []
         for names in self._SPECIAL:
@@ -418,7 +419,7 @@ def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
         files = {p.name: p.read_bytes() for p in paths}
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error})") from error
-    return from_files(files, str(path), lowercase=lowercase)
+    return _try(from_files(files, str(path), lowercase=lowercase), str(path))
 
 
 def from_json(files: Any, where: str) -> Tokenizer:
@@ -427,7 +428,18 @@ def from_json(files: Any, where: str) -> Tokenizer:
         content = {name: base64.b64decode(text) for name, text in files.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{where} holds no readable tokenizer ({error})") from error
-    return from_files(content, where)
+    return _try(from_files(content, where), where)
+
+
+def _try(tokenizer: Tokenizer, where: str) -> Tokenizer:
+    """Return a tokenizer that encodes and decodes a text, which some damaged ones do not."""
+    try:
+        tokenizer.encode(["a river \U0010ffff"])
+        tokenizer.encode_with_offsets("a river")
+        tokenizer.decode(tokenizer.encode_with_masks("a [MASK] river"))
+    except Exception as error:  # of any kind, as in `from_files`
+        raise UserError(f"{where} holds no readable tokenizer ({error}); fetch it again") from error
+    return tokenizer
 
 
 def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True) -> Tokenizer:

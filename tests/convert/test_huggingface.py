@@ -621,6 +621,8 @@ def test_position_table_of_a_roberta(shape, tmp_path):
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob"),
         ({"position_embedding_type": "rotary"}, "rotary"),
         ({"is_decoder": True}, "is_decoder"),
+        ({"tokenizer_pieces": "x"}, "tokenizer_pieces is 'x'"),
+        ({"tokenizer_pieces": [24]}, "tokenizer_pieces is [24]"),
     ],
 )
 def test_configs_that_are_refused(values, said, folder):

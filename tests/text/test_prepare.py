@@ -322,7 +322,18 @@ def test_damage_before_a_store_is_resumed_is_detected(data, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "7", "{", "[" * 10_000, '{"identity": []}', "{}", b"\xff\x00"]
+    "content",
+    [
+        "",
+        "[]",
+        "7",
+        "{",
+        "[" * 10_000,
+        '{"identity": []}',
+        "{}",
+        b"\xff\x00",
+        '{"identity": {"format": 1}}',
+    ],
 )
 def test_progress_of_anything(data, tmp_path, content):
     (tmp_path / "store").mkdir()

@@ -1,6 +1,7 @@
 """Tokenizers: agreement with BERT's published algorithm, and one interface over two libraries."""
 
 import functools
+import json
 import unicodedata
 from pathlib import Path
 
@@ -316,6 +317,7 @@ def test_bad_files(tmp_path):
         "twice.txt": (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n", "twice"),
         "tokenizer.json": (b'{"model": ', "no readable tokenizer"),
         "cut.model": (b"\x0a\x0e\x0a", "no readable tokenizer"),
+        "empty.model": (b"", "no readable tokenizer"),
     }
     for name, (content, message) in cases.items():
         (tmp_path / name).write_bytes(content)
@@ -323,6 +325,16 @@ def test_bad_files(tmp_path):
             tokenizer_lib.load(tmp_path / name)
     with pytest.raises(UserError, match=r"has no sentencepiece|does not exist"):
         tokenizer_lib.load(tmp_path / "nowhere")
+
+
+def test_damage_that_shows_when_a_text_is_encoded(tmp_path):
+    """The library reads such a file without an error."""
+    files = tokenizer_training.train(SENTENCES, TokenizerConfig(kind="wordpiece"), 80).files()
+    content = json.loads(files["tokenizer.json"])
+    content["model"]["vocab"]["x"] = content["model"]["vocab"].pop("[UNK]")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"no readable tokenizer .*UNK.*; fetch it again"):
+        tokenizer_lib.load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "byte_bpe"])
