@@ -161,7 +161,7 @@ def _check_identity(folder: Path, record: dict[str, Any], identity: dict[str, An
     stored = stored if isinstance(stored, dict) else {}
     tokenizer = stored.get("tokenizer")
     vocab_size = identity["tokenizer"].get("vocab_size")
-    if isinstance(tokenizer, dict) and vocab_size == record.get("vocab_size"):
+    if isinstance(tokenizer, dict) and vocab_size and vocab_size == record.get("vocab_size"):
         # The text had no more tokens, and the model of the run has as many.
         size = {"vocab_size": tokenizer.get("vocab_size")}
         identity = {**identity, "tokenizer": {**identity["tokenizer"], **size}}

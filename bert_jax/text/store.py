@@ -134,7 +134,9 @@ def _open_split(folder: Path, sizes: Mapping[str, Any]) -> TokenStore:
         size = path.stat().st_size if path.exists() else 0
         if size != sizes[name]:
             raise UserError(f"{path} has {size} bytes instead of {sizes[name]}; {REMEDY}")
-        dtype = np.int64 if name != "tokens" else np.dtype(sizes["dtype"])
+        dtype = "int64" if name != "tokens" else sizes["dtype"]
+        if dtype not in ("int64", "uint16", "uint32"):
+            raise ValueError(f"tokens of type {dtype}")
         # A plain array over the map: indexing the subclass is slower.
         arrays[name] = np.asarray(np.memmap(path, dtype, mode="r"))
     return TokenStore(**arrays)

@@ -301,6 +301,22 @@ def test_an_unfinished_store_of_something_else_is_left_alone(data, tmp_path, mon
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
 
 
+def test_an_unfinished_store_of_a_loaded_tokenizer_is_resumed(data, tmp_path, monkeypatch):
+    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first")
+    tokenizer, write = tokenizer_lib.load(tmp_path / "first/tokenizer"), prepare_lib.write_record
+
+    def interrupted(path, record):
+        if "documents" in record:
+            raise KeyboardInterrupt
+        write(path, record)
+
+    monkeypatch.setattr(prepare_lib, "write_record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(data, tokenizer, 0, tmp_path / "store")
+    monkeypatch.setattr(prepare_lib, "write_record", write)
+    assert prepare(data, tokenizer, 0, tmp_path / "store").train.num_documents == 54
+
+
 def test_damage_before_a_store_is_resumed_is_detected(data, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
     write, folder = prepare_lib.write_record, tmp_path / "store"
@@ -339,7 +355,7 @@ def test_progress_of_anything(data, tmp_path, content):
     (tmp_path / "store").mkdir()
     content = content if isinstance(content, bytes) else content.encode()
     (tmp_path / "store/progress.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"progress.json cannot be read|was prepared from another"):
+    with pytest.raises(UserError, match=r"progress.json cannot be read|was prepared from"):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
 
 

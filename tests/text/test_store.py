@@ -123,6 +123,16 @@ def test_a_record_of_anything(folder, changes):
         open_store(folder)
 
 
+@pytest.mark.parametrize("dtype", ["S0", "uint1e-999", "float32", None, []])
+def test_a_record_of_tokens_of_another_type(folder, dtype):
+    record = json.loads((folder / "store.json").read_text())
+    record["splits"]["train"]["dtype"] = dtype
+    del record["crc32c"]
+    (folder / "store.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"store.json is damaged .*tokens of type"):
+        open_store(folder)
+
+
 def test_a_large_store_is_verified_while_it_is_used(folder, monkeypatch):
     """Opening waits for a moment; training asks at each log, and waits before it saves."""
     started: list[str] = []
