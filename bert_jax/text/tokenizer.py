@@ -41,7 +41,7 @@ def wordpiece_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers
 
     Persian and the scripts of India need the zero-width joiners U+200C and U+200D.
     """
-    controls = tokenizers.Regex(r"[\p{Cc}\p{Cf}\ufffd&&[^\s\u200b-\u200d]]")
+    controls = tokenizers.Regex(r"[\p{Cc}\p{Cf}\ufffd&&[^\s\u200b-\u200d\u0600-\u0605\u06dd]]")
     return normalizers.Sequence(
         [
             normalizers.Replace(controls, ""),

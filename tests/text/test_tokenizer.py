@@ -556,3 +556,10 @@ def test_masks_beside_each_other_and_spaces():
         assert tokenizer.encode_with_masks("the [MASK] ")[:-1] in ([*the, mask], list(the))
     chinese = trained_on_scripts("sentencepiece", "unigram")
     assert not chinese.decode(chinese.encode_with_masks("[MASK]天气")[1:]).startswith(" ")
+
+
+def test_signs_that_are_written_are_kept():
+    """The sign of an Arabic year is a format character, as are those that are removed."""
+    config = TokenizerConfig(kind="wordpiece")
+    tokenizer = tokenizer_training.train(["\u0601ء \u06dd"], config, 50)
+    assert tokenizer.decode(tokenizer.encode(["\u0601ء\u00ad \u06dd"])[0]) == "\u0601ء \u06dd"
