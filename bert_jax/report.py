@@ -76,7 +76,11 @@ def _devices(mesh: Mesh) -> str:
 
 
 def _epochs(number: float) -> str:
-    text = f"{number:,.2f}".rstrip("0").rstrip(".") if number >= 0.1 else f"{number:.1g}"
+    text = (
+        f"{number:,.{1 + (number < 10)}f}".rstrip("0").rstrip(".")
+        if number >= 0.1
+        else f"{number:.1g}"
+    )
     return "1 epoch" if text == "1" else f"{text} epochs"
 
 

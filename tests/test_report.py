@@ -93,7 +93,13 @@ def test_a_score_that_is_no_better_than_its_baseline_is_marked(capsys, tmp_path)
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(1.0, "1 epoch"), (1, "1 epoch"), (0.25, "0.25 epochs"), (40.0, "40 epochs")],
+    [
+        (1.0, "1 epoch"),
+        (1, "1 epoch"),
+        (0.25, "0.25 epochs"),
+        (40.0, "40 epochs"),
+        (1e-3, "0.001 epochs"),
+    ],
 )
 def test_epochs(number, text):
     assert report._epochs(number) == text

@@ -40,5 +40,5 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         print(f"skipped {predictions.num_skipped:,} records, as the format's own readers do")
     if predictions.num_truncated:
         print(f"truncated {predictions.num_truncated:,} texts to {bert.data.max_length} tokens")
-    scores = (f"{name} {value:.4f}" for name, value in predictions.scores.items())
+    scores = (f"{name} {value:z.4f}" for name, value in predictions.scores.items())
     print(", ".join(scores) or "no scores: not every example has a label")

@@ -180,13 +180,13 @@ _NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_p
 
 def describe(values: Mapping[str, float]) -> str:
     """Return the losses, accuracies and scores of a log or evaluation in one line."""
-    parts = [f"loss {values['loss']:.4f}"]
+    parts = [f"loss {values['loss']:z.4f}"]
     for name in ("mlm", "nsp"):
         if f"{name}_loss" in values:
             accuracy = values[f"{name}_accuracy"]
-            parts.append(f"{name} {values[f'{name}_loss']:.4f} (accuracy {accuracy:.1%})")
+            parts.append(f"{name} {values[f'{name}_loss']:z.4f} (accuracy {accuracy:.1%})")
     scores = [name for name in values if not name.startswith(("mlm_", "nsp_"))]
-    parts += [f"{name} {values[name]:.4f}" for name in scores if name not in _NOT_SHOWN]
+    parts += [f"{name} {values[name]:z.4f}" for name in scores if name not in _NOT_SHOWN]
     return "  ".join(parts)
 
 
