@@ -1,0 +1,393 @@
+"""Kill runs, fuzz readers, fail writes and damage files: is anything lost, or wrong in silence?
+
+    python benchmarks/faults.py kills|fuzz|writes|damage --output=FOLDER
+
+kills: SIGKILL of `train.py` and `finetune.py` at random moments of their life, then the same
+  command until it ends. Its parameters, evaluations and predictions must be those of an undisturbed
+  run.
+fuzz: mutated files for every reader (fuzzing.py), which must succeed or refuse with a `UserError`.
+writes: each kind of write of a run fails once. The run must end with one line and a documented exit
+  code, or continue and say so once; then the same command must end as if undisturbed.
+damage: each file of a workdir, a store and a checkpoint is damaged in eight ways. The command must
+  refuse in one line, or give the same numbers.
+
+FOLDER gets `README.md`, a table of counts, and each fault that was found.
+"""
+
+import argparse
+import collections
+import contextlib
+import ctypes
+import errno
+import itertools
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import damaging
+import fuzzing
+import record
+from fault_samples import (
+    CONTEXT,
+    ROOT,
+    commands,
+    differences,
+    in_a_child,
+    make_samples,
+    result,
+    row,
+)
+
+from bert_jax.commands import main as main_lib
+
+
+def main() -> None:
+    """Run a part of the campaign and write its record."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--count", type=int, default=0, help="kills, inputs, writes or damages")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=3, help="at a time (3)")
+    parser.add_argument("--output", type=Path, required=True, help="a new folder for the record")
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(args.output.absolute() / "programs")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    CONTEXT.set_forkserver_preload(["fuzzing"])  # which imports the package, but starts no JAX
+    heading = record.heading(["jax", "orbax-checkpoint", "tokenizers"], {})
+    started = time.monotonic()
+    table = PARTS[args.part](args)
+    minutes = (time.monotonic() - started) / 60
+    text = f"{heading}\n{table}\n"
+    print(text := f"{text}\n{minutes:.0f} minutes, {args.processes} processes at a time.\n")
+    (args.output / "README.md").write_text(text)
+    shutil.rmtree(args.output / "programs", ignore_errors=True)
+
+
+# --- Fuzz ----------------------------------------------------------------------------------------
+
+
+def fuzz(args: argparse.Namespace) -> str:
+    """Fuzz every reader, and return a table by reader."""
+    samples = args.output / "samples"
+    if not samples.exists():
+        in_a_child(make_samples, samples)
+    paths = [samples / name for name in ("pretrained", "finetuned", "unfinished")]
+    names = list(fuzzing.readers(*paths))
+    in_a_child(fuzzing.check, paths, args.output / "check")
+    faults = args.output / "faults"
+    faults.mkdir(exist_ok=True)
+    counts = [CONTEXT.RawArray("q", 4 * len(names)) for _ in range(args.processes)]
+    total, started = args.count or 1_000_000, time.monotonic()
+
+    def run(number: int) -> None:
+        """Start a worker again whenever it ends, until there were enough inputs."""
+        clock, crashes = CONTEXT.RawArray("d", 2), 0
+        while clock[0] >= 0:
+            clock[0] = time.monotonic() + 60  # for the start
+            seed = (args.seed * 100 + number) * 1000 + crashes
+            child = CONTEXT.Process(
+                target=fuzzing.work, args=(number, paths, faults, counts[number], clock, seed)
+            )
+            child.start()
+            is_late = False
+            while child.is_alive():
+                child.join(0.5)
+                is_late = 0 < clock[0] < time.monotonic() - fuzzing.SECONDS
+                if is_late and child.is_alive():
+                    os.kill(child.pid, signal.SIGABRT)  # faulthandler writes where it was
+                if sum(sum(c[::4]) for c in counts) >= total:
+                    clock[0] = -1
+            if child.exitcode:
+                crashes += 1
+                reader, scratch = int(clock[1]), Path(f"/dev/shm/fuzzing-{child.pid}")
+                counts[number][4 * reader + 2] += 1
+                dump = (faults / f"crash-{number}.txt").read_text(errors="replace")
+                own = [line.strip() for line in dump.splitlines() if fuzzing.PACKAGE in line]
+                kind = "hang" if is_late else f"exit {child.exitcode}"
+                key = f"{names[reader]}: {kind} {own[0] if own else dump[:200]}"
+                fuzzing.save_fault(faults, key, dump, scratch / str(reader) / "x")
+                shutil.rmtree(scratch, ignore_errors=True)
+                print(key, flush=True)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(args.processes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.monotonic() - started
+    rows = ["| reader | inputs | refused | read | faults | slowest, s |", "|---|" + "---:|" * 5]
+    sums = [0, 0, 0, 0.0]
+    for i, name in enumerate(names):
+        done, refused, faulty = (sum(c[4 * i + k] for c in counts) for k in range(3))
+        slowest = max(c[4 * i + 3] for c in counts) / 1e6
+        rows.append(row(name, done, refused, done - refused - faulty, faulty, slowest))
+        sums = [sums[0] + done, sums[1] + refused, sums[2] + faulty, max(sums[3], slowest)]
+    rows.append(row("all", sums[0], sums[1], sums[0] - sums[1] - sums[2], *sums[2:]))
+    found = sorted(path.read_text().split("\n")[0] for path in faults.glob("*/fault.txt"))
+    listed = "\n".join(f"- {key}" for key in found) or "None."
+    speed = f"{sums[0] / seconds:,.0f} inputs a second"
+    return "\n".join([*rows, "", speed, "", f"Distinct faults: {len(found)}\n\n{listed}"])
+
+
+# --- Kills ---------------------------------------------------------------------------------------
+
+PHASES = ("starting", "preparing", "compiling", "training", "saving", "ending")
+
+
+def kills(args: argparse.Namespace) -> str:
+    """Kill both scripts at random moments, and return a table by phase."""
+    folder = args.output.absolute()
+    if not (folder / "samples").exists():
+        in_a_child(make_samples, folder / "samples")
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    os.environ.pop("JAX_COMPILATION_CACHE_DIR")
+    words, jobs = commands(folder), []
+    lock, total = threading.Lock(), args.count or 100
+    counts = {script: collections.Counter() for script in words}
+    expected, lives = {}, {}
+    for script, flags in words.items():
+        for name in ("first", "expected"):  # the first compiles
+            lives[script] = _life(script, folder / name / Path(script).stem, flags)
+        expected[script] = in_a_child(result, script, folder / "expected" / Path(script).stem)
+    lost: list[str] = []
+
+    def work(core: int) -> None:
+        os.sched_setaffinity(0, {core})  # of this thread, and of the processes that it starts
+        draw = random.Random(f"{args.seed} {core}")
+        for trial in itertools.count():
+            for script in words:
+                done = sum(counts[script][phase] for phase in PHASES)
+                if done >= total:
+                    continue
+                workdir = folder / f"{Path(script).stem}-{core}-{trial}"
+                for _ in range(3):
+                    phase = _kill(script, workdir, words[script], draw.uniform(*lives[script]))
+                    with lock:
+                        counts[script][phase] += 1
+                code, errors = _run(script, workdir, words[script])
+                problem = f"exit {code}: {errors}" if code or errors else ""
+                problem = problem or in_a_child(differences, script, workdir, expected[script])
+                with lock:
+                    counts[script]["runs"] += 1
+                    if problem:
+                        counts[script]["lost"] += 1
+                        lost.append(f"{workdir.name}: {problem}")
+                        print(lost[-1], flush=True)
+                if not problem:
+                    shutil.rmtree(workdir)
+            if all(sum(c[phase] for phase in PHASES) >= total for c in counts.values()):
+                return
+
+    jobs = [
+        threading.Thread(target=work, args=(core,))
+        for core in sorted(os.sched_getaffinity(0))[: args.processes]
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    rows = [f"| | {' | '.join(words)} |", "|---|---:|---:|"]
+    rows += [row(f"killed while {p}", *(counts[s][p] for s in words)) for p in PHASES]
+    kill_counts = [sum(counts[s][phase] for phase in PHASES) for s in words]
+    rows += [row("kills", *kill_counts)]
+    rows += [row(f"{name}", *(counts[s][name] for s in words)) for name in ("runs", "lost")]
+    return "\n".join([*rows, "", *(f"- {each}" for each in lost)])
+
+
+def _start(script: str, workdir: Path, flags: Sequence[str]) -> subprocess.Popen:
+    workdir.parent.mkdir(exist_ok=True)
+    with workdir.with_suffix(".out").open("w") as out, workdir.with_suffix(".err").open("w") as err:
+        command = [sys.executable, str(ROOT / script), f"--workdir={workdir}", *flags]
+        return subprocess.Popen(command, stdout=out, stderr=err)
+
+
+def _run(script: str, workdir: Path, flags: Sequence[str]) -> tuple[int, str]:
+    code = _start(script, workdir, flags).wait(timeout=300)
+    return code, workdir.with_suffix(".err").read_text()
+
+
+def _life(script: str, workdir: Path, flags: Sequence[str]) -> tuple[float, float]:
+    """Run to the end; return after how many seconds the workdir appears, and the run ends."""
+    started, appeared = time.monotonic(), 0.0
+    child = _start(script, workdir, flags)
+    while child.poll() is None:
+        time.sleep(0.01)
+        if not appeared and workdir.exists():
+            appeared = time.monotonic() - started
+    if child.returncode:
+        raise SystemExit(workdir.with_suffix(".err").read_text())
+    return appeared, time.monotonic() - started
+
+
+def _kill(script: str, workdir: Path, flags: Sequence[str], seconds: float) -> str:
+    """Start a script, kill it after some seconds, and return the phase that it was in."""
+    child = _start(script, workdir, flags)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(seconds)
+        return "ended before"
+    child.kill()
+    child.wait()
+    printed = workdir.with_suffix(".out").read_text()
+    if script == "train.py" and (workdir / "store").exists() and "devices" not in printed:
+        return "preparing"
+    if "devices" not in printed:
+        return "starting"
+    if any(".orbax-checkpoint-tmp" in name for _, names, _ in os.walk(workdir) for name in names):
+        return "saving"
+    lines = re.findall(r"^step (\d+)/(\d+) ", printed, re.M)
+    if not lines:
+        return "compiling"
+    is_last = script == "train.py" or (workdir / "seed-2/result.json").exists()
+    return "ending" if lines[-1][0] == lines[-1][1] and is_last else "training"
+
+
+# --- Writes --------------------------------------------------------------------------------------
+
+ERRORS = {"disk full": errno.ENOSPC, "permission": errno.EACCES, "folder gone": errno.ENOENT}
+EXIT_CODES = (1, 2, 69, 75)  # of errors.py
+
+
+def writes(args: argparse.Namespace) -> str:
+    """Make writes fail, one a run, and return a table by command and error."""
+    folder = args.output.absolute()
+    library = folder / "fail_write.so"
+    source = Path(__file__).with_name("fail_write.c")
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    os.environ["LD_PRELOAD"] = str(library)  # of the fork server, and so of each child
+    if not (folder / "samples").exists():
+        in_a_child(make_samples, folder / "samples")
+    words = commands(folder, scale=1)
+    words["prepare"] = ["prepare", str(folder / "text.txt"), "", "--vocab-size=200"]
+    jobs, expected, total = [], {}, {}
+    for script, flags in words.items():
+        for name in ("first", "expected"):  # the first compiles
+            workdir = folder / name / script
+            code, errors = _fail(script, workdir, flags, 0, 0)
+            if code or errors:
+                raise SystemExit(f"{script}: exit {code}: {errors}")
+        expected[script] = in_a_child(result, script, workdir)
+        calls = workdir.with_name(f"{script}.log").read_text().splitlines()
+        total[script] = len(calls)
+        for problem, number in ERRORS.items():
+            kinds = {}  # the first and the last call of each kind: its function and its path
+            for n, call in enumerate(calls, start=1):
+                if problem == "disk full" or call.startswith(("open", "mkdir", "rename")):
+                    kinds.setdefault(re.sub(r"[0-9a-f]{32}|\d+", "#", call), []).append(n)
+            chosen = sorted({n for calls in kinds.values() for n in (calls[0], calls[-1])})
+            jobs += [(script, problem, number, n) for n in chosen]
+    draw = random.Random(args.seed)
+    jobs = draw.sample(jobs, min(args.count or len(jobs), len(jobs)))
+    counts = {(s, problem): collections.Counter() for s in words for problem in ERRORS}
+    faults = []
+
+    def run(job: tuple[str, str, int, int]) -> None:
+        script, problem, number, n = job
+        workdir = folder / f"{script}-{problem.replace(' ', '-')}-{n}"
+        code, errors = _fail(script, workdir, words[script], n, number)
+        again, errors_again = _fail(script, workdir, words[script], 0, 0)
+        log = workdir.with_name(f"{workdir.name}.log").read_text().splitlines()[:1] or ["no call"]
+        lines = len(errors.splitlines())
+        kind = "continued" if code == 0 else "one line"
+        if code not in (0, *EXIT_CODES) or lines > 1 or (code and not lines):
+            kind = "hang" if code == -signal.SIGKILL else "several lines"
+        difference = f"exit {again}: {errors_again}" if again else ""
+        if not again:
+            with contextlib.suppress(ChildProcessError):
+                difference = in_a_child(differences, script, workdir, expected[script])
+        counts[script, problem][kind] += 1
+        counts[script, problem]["lost"] += bool(difference)
+        if difference or kind in ("hang", "several lines"):
+            faults.append(f"{script}, {problem}, {log[0]}: {kind}, exit {code}; then {difference}")
+            print(faults[-1], flush=True)
+            with (args.output / "faults.txt").open("a") as file:
+                file.write(f"{faults[-1]}\n{errors}\n{errors_again}\n\n")
+        else:
+            shutil.rmtree(workdir)
+
+    with ThreadPoolExecutor(args.processes) as pool:
+        list(pool.map(run, jobs))
+    disks = [
+        _fill_disk(script, folder, words[script], share, expected[script])
+        for script in words
+        for share in (0.2, 0.5, 0.8)
+    ]
+    kinds = ("one line", "continued", "several lines", "hang", "lost")
+    rows = [f"| command | error | failed | {' | '.join(kinds)} |", "|---|---|" + "---:|" * 6]
+    for (script, problem), count in counts.items():
+        values = [sum(count.values()) - count["lost"], *(count[kind] for kind in kinds)]
+        rows.append(row(f"{script} | {problem}", *values))
+    listed = ", ".join(f"{script} {number}" for script, number in total.items())
+    return "\n".join(
+        [*rows, "", f"Writes of a run: {listed}.", "", *(f"- {f}" for f in [*disks, *faults])]
+    )
+
+
+def _fill_disk(
+    script: str, folder: Path, flags: Sequence[str], share: float, expected: Mapping[str, Any]
+) -> str:
+    """Run a command on a disk that has room for a share of it, then on a larger one."""
+    disk = folder / f"disk-{Path(script).stem}-{share}"
+    disk.mkdir()
+    files = [path for path in (folder / "expected" / script).rglob("*") if path.is_file()]
+    size = sum(-(-path.stat().st_size // 4096) for path in files) * 4096
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={int(share * size)}", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        return f"{script}, full disk: not tried, since this user cannot mount one"
+    try:
+        code, errors = _fail(script, disk, flags, 0, 0)
+        larger = f"remount,size={10 * size}"
+        subprocess.run(["mount", "-o", larger, str(disk)], check=True)
+        again, errors_again = _fail(script, disk, flags, 0, 0)
+        end = f"exit {again}: {errors_again}"
+        if not again:
+            end = in_a_child(differences, script, disk, expected) or "the undisturbed result"
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    return (
+        f"{script}, a disk with room for {share:.0%}: exit {code}, {len(errors.splitlines())} "
+        f"lines: {errors[:200].strip()}; with room again: {end}"
+    )
+
+
+def _fail(
+    script: str, workdir: Path, flags: Sequence[str], number: int, error: int
+) -> tuple[int | None, str]:
+    """Run a command whose write of this number fails; return its exit code and its errors."""
+    workdir.parent.mkdir(exist_ok=True)
+    words = [script, f"--workdir={workdir}", *flags]
+    if script == "prepare":
+        words = ["bert-jax", *(flag or str(workdir) for flag in flags)]
+    child = CONTEXT.Process(target=_run_failing, args=(words, workdir, number, error))
+    child.start()
+    child.join(200)
+    child.kill()
+    child.join()
+    return child.exitcode, workdir.with_name(f"{workdir.name}.err").read_text()
+
+
+def _run_failing(words: Sequence[str], workdir: Path, number: int, error: int) -> None:
+    for descriptor, suffix in ((1, ".out"), (2, ".err")):
+        file = workdir.with_name(workdir.name + suffix).open("w")
+        os.dup2(file.fileno(), descriptor)
+    names = [str(workdir).encode(), str(workdir.with_name(f"{workdir.name}.log")).encode()]
+    ctypes.CDLL(os.environ["LD_PRELOAD"]).fail_write(names[0], number, error, names[1])
+    sys.argv = list(words)
+    main_lib.main({"train.py": "pretrain", "finetune.py": "finetune"}.get(words[0]))
+
+
+PARTS = {"kills": kills, "fuzz": fuzz, "writes": writes, "damage": damaging.damage}
+
+if __name__ == "__main__":
+    main()
