@@ -113,10 +113,10 @@ def _unlearnable_pairs(
 
 def _padding(config: TrainConfig, pairs: Mapping[int, PairStatistics]) -> str:
     """Return the share of padding at each length, with packing and without."""
-    form = "{0:.1%} at length {2}, {1:.1%} with data.packing"
+    form = "{0:.1%} at length {length}, {1:.1%} with data.packing"
     if config.data.packing:
-        form = "{1:.1%} at length {2}, {0:.1%} without packing"
-    shares = (form.format(*pair, length) for length, pair in pairs.items())
+        form = "{1:.1%} at length {length}, {0:.1%} without packing"
+    shares = (form.format(*pair, length=length) for length, pair in pairs.items())
     return "; ".join(shares) or "none: blocks are full"
 
 

@@ -27,7 +27,8 @@ from runs import (
 )
 
 import bert_jax
-from bert_jax import PretrainingResult, TrainingError, UserError, pretraining
+from bert_jax import PretrainingResult, TrainingError, UserError, pretraining, report
+from bert_jax.batches.packing import PairStatistics
 from bert_jax.commands.flags import Recipe, read_config
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.text import prepare
@@ -457,3 +458,9 @@ def test_letters_are_learned(tmp_path):
         assert tokenizer.vocab_size == result.bert.config.vocab_size == 10
         assert len(tokenizer.encode([lines[0]])[0]) == 81  # with the start of the sequence
         assert set(result.baselines) == {"mlm_loss", "mlm_accuracy"}
+
+
+def test_the_padding_line_names_lengths():
+    pairs = {64: PairStatistics(0.295, 0.052, 0.9)}
+    line = report._padding(TrainConfig(), pairs)
+    assert line == "29.5% at length 64, 5.2% with data.packing"
