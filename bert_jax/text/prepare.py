@@ -206,6 +206,7 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
     characters, start_time = 0, time.monotonic()
     with refusing_damage(path):
         progress.pop("failed", None)
+        progress |= {name: int(progress.get(name, 0)) for name in CHARACTERS}
         num_documents = progress.get("documents", 0)
         batches = _batches(itertools.islice(documents, num_documents, None))
         splits, sums = progress["splits"], progress.setdefault("checksums", {})

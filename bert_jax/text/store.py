@@ -161,7 +161,7 @@ def refusing_damage(path: Path) -> Iterator[None]:
     """Raise UserError if a record does not hold what is read of it."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error!r}); {REMEDY}") from error
 
 

@@ -364,6 +364,8 @@ def test_progress_of_anything(data, tmp_path, content):
     [
         ("documents", "7"),
         ("documents", -1),
+        (prepare_lib.CHARACTERS[0], "many"),
+        (prepare_lib.CHARACTERS[1], float("inf")),
         ("splits", []),
         ("splits", {"train": 7}),
         ("splits", {"train": {}}),
