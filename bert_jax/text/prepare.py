@@ -270,7 +270,7 @@ def _count_unknown(
     positions = np.flatnonzero(np.concatenate(ids) == tokenizer.unk_id)
     with_unknown = np.searchsorted(np.cumsum([len(tokens) for tokens in ids]), positions, "right")
     unknown = 0
-    for index in np.unique(with_unknown).tolist():
+    for index in map(int, np.unique(with_unknown)):
         spans = zip(*tokenizer.encode_with_offsets(sentences[index]), strict=True)
         unknown += sum(end - start for i, (start, end) in spans if i == tokenizer.unk_id)
     return unknown

@@ -81,8 +81,9 @@ def _train_wordpiece(
 ) -> Tokenizer:
     """Return the vocabulary of the characters and the most frequent merges."""
     # Not by the trainer of `tokenizers`, which returns another vocabulary each time that it is run.
-    options = {"lowercase": config.lowercase, "strip_accents": config.strip_accents}
-    normalize = wordpiece_normalizer(**options).normalize_str
+    normalize = wordpiece_normalizer(
+        lowercase=config.lowercase, strip_accents=config.strip_accents
+    ).normalize_str
     split = WORDPIECE_SPLITTER.pre_tokenize_str
     words = [[word for word, _ in split(normalize(sentence))] for sentence in sentences]
     # A character that starts every word that it is in, as the Chinese do, needs one token.
@@ -111,7 +112,9 @@ def _train_wordpiece(
     ]
     merges = [name[1:] if name[0] == "▁" else f"##{name}" for name in names if len(name) > 1]
     tokens = list(dict.fromkeys((*WordPieceTokenizer.special, *alphabet, *merges)))
-    return WordPieceTokenizer.from_vocabulary(tokens[:vocab_size], **options)
+    return WordPieceTokenizer.from_vocabulary(
+        tokens[:vocab_size], lowercase=config.lowercase, strip_accents=config.strip_accents
+    )
 
 
 def _train_bytes(sentences: Sequence[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:

@@ -129,7 +129,7 @@ class _Events:
 
     def __init__(self, folder: Path, step: int):
         # Imported late: it imports PyTorch if that is installed, which takes seconds.
-        from tensorboardX.proto.event_pb2 import SessionLog
+        from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore
 
         folder.mkdir(exist_ok=True)
         self._path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
@@ -142,7 +142,7 @@ class _Events:
         self._append(*({"step": step, "summary": scalar(*item)} for item in values.items()))
 
     def _append(self, *events: Mapping[str, Any]) -> None:
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
         from tensorboardX.record_writer import masked_crc32c
 
         with self._path.open("ab") as file:
