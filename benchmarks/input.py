@@ -31,8 +31,7 @@ from bert_jax.commands import process
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
-from bert_jax.text import tokenizer as tokenizer_lib
-from bert_jax.text import tokenizer_training
+from bert_jax.text import tokenizer_loading, tokenizer_training
 from bert_jax.text.sources import FileSource, open_source
 from bert_jax.text.store import open_store
 from bert_jax.text.tokenizer import Tokenizer
@@ -119,7 +118,7 @@ def check(args: argparse.Namespace) -> dict[str, str]:
 def load_or_train(kind: str, path: str, source: FileSource) -> Tokenizer:
     """Return the tokenizer at `path`, or one that is trained on the text."""
     if path:
-        tokenizer = tokenizer_lib.load(path)
+        tokenizer = tokenizer_loading.load(path)
         if tokenizer.kind != kind:
             raise UserError(f"--{kind} {path} is a {tokenizer.kind} tokenizer")
         return tokenizer

@@ -31,7 +31,7 @@ from bert_jax.predictions import Predictions, predict
 from bert_jax.settings import from_dict
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
-from bert_jax.text import tokenizer as tokenizers
+from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 
@@ -403,7 +403,7 @@ def load(path: str | Path) -> Bert:
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     content = checkpoint.read_json(folder, "tokenizer")
-    tokenizer = tokenizers.from_json(content, f"{folder}/tokenizer")
+    tokenizer = tokenizer_loading.from_json(content, f"{folder}/tokenizer")
     shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     params = checkpoint.read_params(folder, shapes, () if task else names.OPTIONAL_MODULES)
     model = _model(run.model, task, probe, modules=names.module_names(params))

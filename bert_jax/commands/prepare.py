@@ -70,11 +70,13 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
 def _load_tokenizer(path: Path, *, lowercase: bool) -> Any:
     """Read the tokenizer of a checkpoint, or one from its own files or their folder."""
-    from bert_jax.text import tokenizer as tokenizers
+    from bert_jax.text import tokenizer_loading
 
     if not any(os.path.isdir(path / name) for name in ("state", "best", "checkpoints")):
-        return tokenizers.load(path, lowercase=lowercase)
+        return tokenizer_loading.load(path, lowercase=lowercase)
     from bert_jax.training import checkpoint  # whose imports take a second
 
     folder = checkpoint.find(path)
-    return tokenizers.from_json(checkpoint.read_json(folder, "tokenizer"), f"{folder}/tokenizer")
+    return tokenizer_loading.from_json(
+        checkpoint.read_json(folder, "tokenizer"), f"{folder}/tokenizer"
+    )

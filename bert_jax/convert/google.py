@@ -16,7 +16,7 @@ from bert_jax.convert.names import Converted
 from bert_jax.convert.tensor_bundle import open_bundle
 from bert_jax.errors import UserError
 from bert_jax.settings import read_json
-from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
 _PREFIX, _CONFIG = "bert_model.ckpt", "bert_config.json"
@@ -41,9 +41,9 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
             tensor = partial(lambda read: read().T, tensor)
         tensors[_standard_name(name)] = tensor
     converted = names.from_foreign(tensors, config, str(path))
-    tokenizer = tokenizer_lib.load(path / "vocab.txt", lowercase=False)
+    tokenizer = tokenizer_loading.load(path / "vocab.txt", lowercase=False)
     if _is_lowercase(tokenizer):
-        tokenizer = tokenizer_lib.load(path / "vocab.txt", lowercase=True)
+        tokenizer = tokenizer_loading.load(path / "vocab.txt", lowercase=True)
     check_tokenizer(path, tokenizer, config)
     return config, converted, tokenizer
 

@@ -21,7 +21,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.positions import sinusoidal_positions
 from bert_jax.settings import read_json
 from bert_jax.tasks import TASKS
-from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
@@ -54,7 +54,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
         read_positions, first = tensors[_POSITIONS], config_json.first_position(values)
         tensors[_POSITIONS] = lambda: np.atleast_1d(read_positions())[first:]
     converted = names.from_foreign(tensors, config, str(path), task)
-    tokenizer = tokenizer_lib.load(path)
+    tokenizer = tokenizer_loading.load(path)
     config_json.check_tokenizer(path, tokenizer, config, values)
     return config, converted, tokenizer
 

@@ -19,8 +19,7 @@ from bert_jax import background, checksums, console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.locks import locked
-from bert_jax.text import tokenizer as tokenizer_lib
-from bert_jax.text import tokenizer_training
+from bert_jax.text import tokenizer_loading, tokenizer_training
 from bert_jax.text.sources import Source, open_source
 from bert_jax.text.store import (
     CHARACTERS,
@@ -61,7 +60,7 @@ def choose_tokenizer(
 ) -> Tokenizer | TokenizerConfig:
     """Return the tokenizer of a run, or how to train it: `tokenizer.path` comes first."""
     if config.tokenizer.path:
-        return tokenizer_lib.load(config.tokenizer.path, lowercase=config.tokenizer.lowercase)
+        return tokenizer_loading.load(config.tokenizer.path, lowercase=config.tokenizer.lowercase)
     return init_tokenizer or config.tokenizer
 
 
@@ -70,7 +69,7 @@ def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) ->
     if config.model.vocab_size:
         return config.model.vocab_size
     if is_store(config.data.source):
-        return tokenizer_lib.load(Path(config.data.source) / "tokenizer").vocab_size
+        return tokenizer_loading.load(Path(config.data.source) / "tokenizer").vocab_size
     tokenizer = choose_tokenizer(config, init_tokenizer)
     return tokenizer.vocab_size if isinstance(tokenizer, Tokenizer) else DEFAULT_VOCAB_SIZE
 
@@ -201,7 +200,7 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
     """Tokenize the documents that `progress.json` does not record yet, and complete the store."""
     path = folder / "progress.json"
     progress = read_record(path)
-    tokenizer = tokenizer_lib.load(folder / "tokenizer")
+    tokenizer = tokenizer_loading.load(folder / "tokenizer")
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     characters, start_time = 0, time.monotonic()
     with refusing_damage(path):

@@ -21,7 +21,7 @@ import numpy as np
 from bert_jax import background, checksums
 from bert_jax.errors import UserError
 from bert_jax.settings import read_json
-from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
 FILES = ("tokens", "sentences", "documents")
@@ -94,7 +94,7 @@ def open_store(folder: Path) -> Corpus:
     if not path.exists():
         raise UserError(f"{folder} is an unfinished store; repeat the command that was writing it")
     record = read_record(path)
-    tokenizer = tokenizer_lib.load(folder / "tokenizer")
+    tokenizer = tokenizer_loading.load(folder / "tokenizer")
     with refusing_damage(path):
         if tokenizer.vocab_size != record["vocab_size"]:
             raise UserError(f"{folder / 'tokenizer'} is not the store's own tokenizer; {REMEDY}")

@@ -22,7 +22,7 @@ from make_golden import GOLDEN, google_variables
 import bert_jax
 from bert_jax.convert.tensor_bundle import open_bundle
 from bert_jax.errors import UserError
-from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text import tokenizer_loading
 
 NAME = "bert_model.ckpt"
 INDEX, DATA = f"{NAME}.index", f"{NAME}.data-00000-of-00001"
@@ -346,11 +346,11 @@ def test_loading_damaged_tokenizers(tmp_path):
     shutil.copytree(GOLDEN / "roberta", tmp_path / "vocab.json")
 
     for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
-        load = partial(tokenizer_lib.load, tmp_path / name)
+        load = partial(tokenizer_loading.load, tmp_path / name)
         _, refused = damaged(tmp_path / name / name, load, 100)
         assert refused > 30
     folder = tmp_path / "vocab.json"
-    damaged(folder / "merges.txt", partial(tokenizer_lib.load, folder), 50)
+    damaged(folder / "merges.txt", partial(tokenizer_loading.load, folder), 50)
     folder = tmp_path / "tokenizer.json"
     damaged(folder / "tokenizer_config.json", lambda: bert_jax.load(folder), 10)
 

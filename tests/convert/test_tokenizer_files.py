@@ -22,7 +22,7 @@ from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.text import tokenizer as tokenizer_lib
-from bert_jax.text import tokenizer_training
+from bert_jax.text import tokenizer_loading, tokenizer_training
 
 SENTENCES = [
     "The encoder reads the whole sentence at once, from both sides.",
@@ -239,7 +239,7 @@ def test_the_files_are_loaded_as_the_same_tokenizer(kind, tmp_path):
     ours, files, _ = converted(kind)
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    again = tokenizer_lib.load(tmp_path)
+    again = tokenizer_loading.load(tmp_path)
     assert again.fingerprint == ours.fingerprint
     assert again.special_ids == ours.special_ids
 
@@ -264,7 +264,7 @@ def test_the_older_files_are_the_same_tokenizer():
     tokens = [trained.id_to_token(index) for index in range(trained.vocab_size)]
     ours = tokenizer_lib.WordPieceTokenizer.from_vocabulary(tokens, lowercase=False)
     vocabulary = tokenizer_files.files(ours, config_for(ours))["vocab.txt"]
-    again = tokenizer_lib.from_files({"vocab.txt": vocabulary}, "here", lowercase=False)
+    again = tokenizer_loading.from_files({"vocab.txt": vocabulary}, "here", lowercase=False)
     assert again.fingerprint == ours.fingerprint
     roberta, files = made_roberta()
     exported = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
@@ -272,7 +272,7 @@ def test_the_older_files_are_the_same_tokenizer():
     for text in TEXTS:
         ids = token_ids(roberta, text)
         assert exported.encode(text, add_special_tokens=False).ids == ids
-        assert ids == token_ids(tokenizer_lib.from_files(files, "here"), text)
+        assert ids == token_ids(tokenizer_loading.from_files(files, "here"), text)
         if text.strip(" "):
             assert token_ids(roberta, f" {text.lstrip(' ')}") == token_ids(cased, text.lstrip(" "))
 
@@ -282,7 +282,7 @@ def made_roberta():
     """Returns the tokenizer that RoBERTa's own files give, and its export."""
     _, files, _ = converted("byte_bpe cased")
     own = {name: files[name] for name in ("vocab.json", "merges.txt")}
-    roberta = tokenizer_lib.from_files(own, "here")
+    roberta = tokenizer_loading.from_files(own, "here")
     return roberta, tokenizer_files.files(roberta, config_for(roberta))
 
 
@@ -367,13 +367,13 @@ def test_settings_are_read_as_transformers_reads_them(form, settings, tmp_path):
     tokens = list(dict.fromkeys([*tokens, *(f"##{char}" for char in letters + "ieu")]))
     (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
     if form == "tokenizer.json":
-        tokenizer_lib.load(tmp_path).save(tmp_path)
+        tokenizer_loading.load(tmp_path).save(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     written = {"tokenizer_class": "BertTokenizer", **settings}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in ("Café naïve 中文 München", "CAFÉ ÉÉ"):
-        actual = tokenizer_lib.load(tmp_path).encode([text])[0]
+        actual = tokenizer_loading.load(tmp_path).encode([text])[0]
         assert list(actual) == reference(text, add_special_tokens=False)["input_ids"]
 
 
@@ -414,7 +414,7 @@ def test_added_tokens_beside_a_vocabulary(name, kind, tmp_path):
         listed = listed.replace("[PAD]", "<s>").replace('"4"', f'"{first - 1}"')
         listed = listed.replace("[MASK]", "<mask>").replace(f'"{first - 1}"', '"4"')
     (tmp_path / name).write_text(listed)
-    ours, theirs = tokenizer_lib.load(tmp_path), reference.from_pretrained(tmp_path)
+    ours, theirs = tokenizer_loading.load(tmp_path), reference.from_pretrained(tmp_path)
     assert ours.vocab_size == first + 4
     words = [
         "a",
@@ -446,4 +446,4 @@ def test_an_added_token_with_another_id_is_refused(tmp_path):
     ):
         (tmp_path / "added_tokens.json").write_bytes(content)
         with pytest.raises(UserError, match=message):
-            tokenizer_lib.load(tmp_path)
+            tokenizer_loading.load(tmp_path)

@@ -15,7 +15,7 @@ from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.locks import locked
 from bert_jax.text import prepare as prepare_lib
-from bert_jax.text import tokenizer as tokenizer_lib
+from bert_jax.text import tokenizer_loading
 from bert_jax.text.prepare import DEFAULT_VOCAB_SIZE, prepare, read, resolve_vocab_size
 from bert_jax.text.store import open_store
 from bert_jax.text.tokenizer import WordPieceTokenizer
@@ -205,7 +205,7 @@ def test_corrected_text_is_started_again(data, tmp_path):
     """Text with an error, part of which was tokenized before it was corrected."""
     text = (tmp_path / "text.txt").read_bytes()
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first")
-    tokenizer = tokenizer_lib.load(tmp_path / "first/tokenizer")
+    tokenizer = tokenizer_loading.load(tmp_path / "first/tokenizer")
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
     data.sentences = "lines"  # or else the error is raised when the form of the text is detected
     with pytest.raises(UserError, match="is not UTF-8"):
@@ -220,9 +220,9 @@ def test_a_store_with_another_tokenizer_than_asked_for(data, tmp_path):
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "one")
     prepare(data, TOKENIZER, VOCAB_SIZE - 1, tmp_path / "two")
     source = DataConfig(source=str(tmp_path / "one"))
-    same = tokenizer_lib.load(tmp_path / "one/tokenizer")
+    same = tokenizer_loading.load(tmp_path / "one/tokenizer")
     assert prepare(source, same, 0, tmp_path / "no")
-    other = tokenizer_lib.load(tmp_path / "two/tokenizer")
+    other = tokenizer_loading.load(tmp_path / "two/tokenizer")
     with pytest.raises(UserError, match="is not the one that"):
         prepare(source, other, 0, tmp_path / "no")
 
@@ -236,7 +236,7 @@ def test_started_again_with_a_tokenizer_of_another_kind(data, tmp_path):
     """The first tokenizer of an unfinished store is not used."""
     text = (tmp_path / "text.txt").read_bytes()
     prepare(data, TokenizerConfig(), 40, tmp_path / "first")
-    tokenizer = tokenizer_lib.load(tmp_path / "first/tokenizer")
+    tokenizer = tokenizer_loading.load(tmp_path / "first/tokenizer")
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
     data.sentences = "lines"  # or else the error is raised when the form of the text is detected
     with pytest.raises(UserError, match="is not UTF-8"):
@@ -303,7 +303,10 @@ def test_an_unfinished_store_of_something_else_is_left_alone(data, tmp_path, mon
 
 def test_an_unfinished_store_of_a_loaded_tokenizer_is_resumed(data, tmp_path, monkeypatch):
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first")
-    tokenizer, write = tokenizer_lib.load(tmp_path / "first/tokenizer"), prepare_lib.write_record
+    tokenizer, write = (
+        tokenizer_loading.load(tmp_path / "first/tokenizer"),
+        prepare_lib.write_record,
+    )
 
     def interrupted(path, record):
         if "documents" in record:

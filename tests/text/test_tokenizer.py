@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bert_jax.config import TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.text import tokenizer as tokenizer_lib
-from bert_jax.text import tokenizer_training
+from bert_jax.text import tokenizer_loading, tokenizer_training
 
 SENTENCES = [
     "The encoder reads the whole sentence at once, from both sides.",
@@ -150,7 +150,7 @@ def test_wordpiece_agrees_with_hugging_face(text):
     """Token for token over the 30,522 entries of BERT uncased."""
     transformers = pytest.importorskip("transformers")
     reference = transformers.BertTokenizer(str(SHARED_VOCABULARY))
-    ours = tokenizer_lib.load(SHARED_VOCABULARY)
+    ours = tokenizer_loading.load(SHARED_VOCABULARY)
     assert ours.vocab_size == 30522
     expected = reference.encode(text, add_special_tokens=False)
     assert list(ours.encode([text])[0]) == expected
@@ -195,8 +195,8 @@ def test_offsets_are_those_of_the_tokens(any_tokenizer):
 def test_survives_disk_and_json(any_tokenizer, tmp_path):
     any_tokenizer.save(tmp_path)
     for again in (
-        tokenizer_lib.load(tmp_path),
-        tokenizer_lib.from_json(any_tokenizer.to_json(), "here"),
+        tokenizer_loading.load(tmp_path),
+        tokenizer_loading.from_json(any_tokenizer.to_json(), "here"),
     ):
         assert again.fingerprint == any_tokenizer.fingerprint
         for ours, theirs in zip(
@@ -287,7 +287,7 @@ def test_special_tokens_are_added_to_a_sentencepiece_model(tmp_path):
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(SENTENCES), model_writer=file, vocab_size=80, minloglevel=2
         )
-    tokenizer = tokenizer_lib.load(path)
+    tokenizer = tokenizer_loading.load(path)
     assert tokenizer.vocab_size == 82  # <s> and </s> serve as [CLS] and [SEP]
     assert tokenizer.id_to_token(tokenizer.cls_id) == "<s>"
     assert tokenizer.pad_id >= 80
@@ -307,7 +307,7 @@ def test_long_sentences_are_trained_on():
 def test_a_vocabulary_with_a_line_separator_in_a_token(tmp_path):
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##\u2028", "b"]
     (tmp_path / "vocab.txt").write_bytes("\r\n".join(tokens).encode())
-    tokenizer = tokenizer_lib.load(tmp_path)
+    tokenizer = tokenizer_loading.load(tmp_path)
     assert [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)] == tokens
 
 
@@ -322,9 +322,9 @@ def test_bad_files(tmp_path):
     for name, (content, message) in cases.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=message):
-            tokenizer_lib.load(tmp_path / name)
+            tokenizer_loading.load(tmp_path / name)
     with pytest.raises(UserError, match=r"has no sentencepiece|does not exist"):
-        tokenizer_lib.load(tmp_path / "nowhere")
+        tokenizer_loading.load(tmp_path / "nowhere")
 
 
 def test_damage_that_shows_when_a_text_is_encoded(tmp_path):
@@ -334,7 +334,7 @@ def test_damage_that_shows_when_a_text_is_encoded(tmp_path):
     content["model"]["vocab"]["x"] = content["model"]["vocab"].pop("[UNK]")
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"no readable tokenizer .*UNK.*; fetch it again"):
-        tokenizer_lib.load(tmp_path)
+        tokenizer_loading.load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "byte_bpe"])

@@ -14,8 +14,7 @@ import pytest
 from bert_jax.commands.process import quiet_libraries
 from bert_jax.config import CheckpointConfig, TokenizerConfig
 from bert_jax.errors import TrainingError, UserError
-from bert_jax.text import tokenizer as tokenizer_lib
-from bert_jax.text import tokenizer_training
+from bert_jax.text import tokenizer_loading, tokenizer_training
 from bert_jax.training import checkpoint
 from bert_jax.training.step import init_state
 
@@ -84,7 +83,7 @@ def test_restores_bit_for_bit(tmp_path, tokenizer):
     jax.tree.map(np.testing.assert_array_equal, params, state_at(5).params)
     assert checkpoint.read_json(tmp_path / "5", "config") == {"seed": 7}
     saved = checkpoint.read_json(tmp_path / "5", "tokenizer")
-    assert tokenizer_lib.from_json(saved, "here").fingerprint == tokenizer.fingerprint
+    assert tokenizer_loading.from_json(saved, "here").fingerprint == tokenizer.fingerprint
 
 
 def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path, tokenizer):
