@@ -1,4 +1,4 @@
-"""Work in a thread, so that the main thread notices signals and the process may end meanwhile."""
+"""Work in a thread, so that the main thread notices signals and can exit without waiting."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def start(function: Callable[[], T]) -> Future[T]:
-    """Run a function in a thread that no exit of the process waits for."""
+    """Run a function in a daemon thread, and return its future."""
     future: Future[T] = Future()
 
     def run() -> None:

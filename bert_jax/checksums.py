@@ -15,7 +15,7 @@ def of_files(folder: Path, paths: Iterable[Path]) -> dict[str, int]:
 
 
 def find_damage(folder: Path, recorded: Mapping[str, Any]) -> str:
-    """Return in words which file of a folder has not the CRC-32C that was recorded; "" if none."""
+    """Return a sentence about a file whose CRC-32C differs from the recorded one; "" if none."""
     for name, checksum in recorded.items():
         if _of_file(folder / name) != checksum:
             return f"{name} has changed since it was written"

@@ -1,4 +1,4 @@
-"""A lock on a folder, which the operating system takes back when its process ends."""
+"""A lock on a folder, which the operating system releases when the process that holds it ends."""
 
 import contextlib
 import fcntl
@@ -13,15 +13,17 @@ NAME = ".lock"
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create a folder where needed, and refuse it while another process is in this context."""
+    """Lock a folder, made where it is missing; UserError if another process holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / NAME).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
-                f"{folder} is in use by another process; wait for its end, or choose another folder"
+                f"{folder} is in use by another process; wait until that ends, or choose another"
             ) from error
         except OSError as error:  # some network file systems have no locks
-            console.show(f"{folder} cannot be locked ({error.strerror}); start one command at once")
+            console.show(
+                f"{folder} cannot be locked ({error.strerror}); run one command on it at a time"
+            )
         yield

@@ -148,7 +148,7 @@ def _delimited(path: Path, columns: Sequence[str], skips_ragged: bool) -> Iterat
         else:
             than = f"{len(header)} are expected" if columns else f"the header has {len(header)}"
             count = "1 field" if len(row) == 1 else f"{len(row)} fields"
-            raise UserError(f"{where}: {count} where {than}; mend or remove the line")
+            raise UserError(f"{where}: {count} where {than}; fix or remove the line")
 
 
 def _repeated(names: Sequence[str]) -> str | None:
@@ -168,7 +168,7 @@ def _json(text: str, where: str) -> Any:
     try:
         return _plain(json.loads(text, object_pairs_hook=_object))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({error}); mend or remove it") from error
+        raise UserError(f"{where} is not JSON ({error}); fix or remove it") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _nested_questions(source: str) -> Iterator[Record]:
             questions, context = _items(paragraph, "qas", at), text_field(paragraph, "context", at)
             for where, fields in questions:
                 if not isinstance(fields, dict):
-                    raise UserError(f"{where} is no JSON object; mend or remove it")
+                    raise UserError(f"{where} is no JSON object; fix or remove it")
                 yield Record(where, {**fields, "context": context})
 
 

@@ -1,4 +1,4 @@
-"""Write a token store: tokenize text once, resumable after the last batch of `progress.json`."""
+"""Write a token store: tokenize text once; a killed run resumes after the last recorded batch."""
 
 import dataclasses
 import itertools
@@ -114,7 +114,7 @@ def prepare(
             train = partial(tokenizer_training.train, sentences, tokenizer, vocab_size)
             tokenizer = background.start(train).result()
             if (size := tokenizer.vocab_size) < vocab_size:
-                console.show(f"vocabulary {size:,} tokens; the text has no more")
+                console.show(f"vocabulary {size:,} tokens; the text has too little for more")
         with locked(folder):
             if os.path.exists(folder / "store.json"):  # another process has written it meanwhile
                 return open_store(folder)
@@ -139,14 +139,14 @@ def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> Corpus:
     if isinstance(tokenizer, Tokenizer) and tokenizer.fingerprint != corpus.tokenizer.fingerprint:
         raise UserError(
             f"the tokenizer of tokenizer.path or --init is not the one that {source} was prepared "
-            "with; omit it, or prepare the text with it: "
+            "with; drop that flag, or prepare the text with it: "
             "bert-jax prepare SOURCE STORE --tokenizer=CHECKPOINT"
         )
     return corpus
 
 
 def _can_resume(folder: Path, identity: dict[str, Any]) -> bool:
-    """Return whether a store was begun and can be resumed; refuse one of something else."""
+    """Return whether a store can be resumed; UserError if it is of other text or settings."""
     if not (folder / "progress.json").exists():
         return False
     progress = read_record(folder / "progress.json")
@@ -257,8 +257,8 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
     seconds = time.monotonic() - start_time
     console.show(
         f"prepared {source.name} ({source.form}): {num_documents:,} documents, "
-        f"{characters / 1e6:.1f} MB of text in {seconds:.1f} s "
-        f"({characters / 1e6 / seconds:.1f} MB/s)"
+        f"{characters / 1e6:.1f} million characters in {seconds:.1f} s "
+        f"({characters / 1e6 / seconds:.1f} million/s)"
     )
 
 

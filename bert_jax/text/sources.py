@@ -234,7 +234,7 @@ def _read_table(path: Path, text_field: str) -> Iterator[tuple[list[str], int]]:
             yield sentences.split_text(row[header.index(text_field)]), position
         elif row != [""]:
             raise UserError(
-                f"{where} has {len(row)} fields and the header {len(header)}; mend or remove it"
+                f"{where} has {len(row)} fields and the header {len(header)}; fix or remove it"
             )
 
 
@@ -249,7 +249,7 @@ def _reader(path: Path) -> Any:
 
 
 def file_type(path: str | Path) -> str:
-    """Return the suffix of a file but for its compression: ".tsv" of "a.TSV.gz"."""
+    """Return the suffix of a file, ignoring .gz and .xz: ".tsv" of "a.TSV.gz"."""
     path = Path(path)
     return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
 
@@ -274,7 +274,7 @@ def _expand(paths: str) -> list[Path]:
 
 
 def file_fault(path: str | Path) -> str:
-    """Return why a path is no file that can be read, as the end of a sentence; "" if it is one."""
+    """Return the fault of an unreadable path, such as "does not exist"; "" if it has none."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:  # ValueError for a NUL byte
@@ -296,7 +296,7 @@ def open_file(path: Path) -> io.BufferedReader:
 
 
 def _state(path: Path) -> tuple[int, int, int]:
-    """Return the size, the time of the last change, and the number of a file."""
+    """Return the size, the time of the last change, and the inode of a file."""
     try:
         found = path.stat()
     except OSError as error:
@@ -327,7 +327,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[str], int]]:
                 yield number, row, position
             number = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{path}:{number}: {error}; mend its quotes, or the line") from error
+        raise UserError(f"{path}:{number}: {error}; fix its quotes, or the line") from error
 
 
 def read_lines(
@@ -351,8 +351,8 @@ def read_lines(
                     )
                 if b"\0" in line:
                     raise UserError(
-                        f"{path}: line {number} has a NUL byte; convert it to UTF-8, or fetch it "
-                        "again"
+                        f"{path}: line {number} has a NUL byte, as UTF-16 has; convert it to "
+                        "UTF-8, or fetch it again"
                     )
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 position = position if number % 64 else raw.tell()

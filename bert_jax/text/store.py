@@ -64,7 +64,7 @@ class Corpus:
     verified: Future[None] | None = None
 
     def verify(self, seconds: float | None = None) -> None:
-        """Refuse damaged files; wait so long, by default for ever, until all have been read."""
+        """Wait up to `seconds`, by default for ever, for the checksums; UserError on damage."""
         if self.verified and wait([self.verified], seconds).done:
             self.verified.result()
 
@@ -89,7 +89,7 @@ def unknown_share(record: Mapping[str, Any]) -> float:
 
 
 def open_store(folder: Path) -> Corpus:
-    """Open a complete store; what takes longer to verify is verified by a thread."""
+    """Open a complete store; a thread verifies its checksums, which this waits 0.8 s for."""
     path = folder / "store.json"
     if not path.exists():
         raise UserError(f"{folder} is an unfinished store; repeat the command that was writing it")
@@ -158,7 +158,7 @@ def _find_disorder(split: tuple[str, TokenStore], record: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def refusing_damage(path: Path) -> Iterator[None]:
-    """Raise UserError if a record does not hold what is read of it."""
+    """Turn an error that a malformed record causes into a UserError."""
     try:
         yield
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:

@@ -26,7 +26,7 @@ _NORMALIZER = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-# BERT's words, and of a longer one parts of 100 characters, where BERT has [UNK].
+# Words as BERT splits them. Longer ones, which are [UNK] to BERT, are cut every 100 characters.
 WORDPIECE_SPLITTER = pre_tokenizers.Sequence(
     [
         pre_tokenizers.BertPreTokenizer(),
@@ -36,9 +36,10 @@ WORDPIECE_SPLITTER = pre_tokenizers.Sequence(
 
 
 def wordpiece_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
-    """Return BERT's normalizer, but for joiners, which it removes, and NFC.
+    """Return BERT's normalizer with two changes: it keeps joiners, and composes characters (NFC).
 
-    Persian and the scripts of India need the zero-width joiners U+200C and U+200D.
+    Persian and the scripts of India need the zero-width non-joiner (U+200C) and joiner (U+200D),
+    which BERT removes.
     """
     controls = tokenizers.Regex(r"[\p{Cc}\p{Cf}\ufffd&&[^\s\u200b-\u200d\u0600-\u0605\u06dd]]")
     return normalizers.Sequence(
@@ -233,7 +234,7 @@ class _FastTokenizer(Tokenizer):
             if token not in ids:
                 raise UserError(f"the vocabulary has no {token}; add it, the model needs it")
         if len(ids) != max(ids.values()) + 1:
-            raise UserError(f"the vocabulary has {len(ids)} tokens and ids to {max(ids.values())}")
+            raise UserError(f"the ids are not 0 to {len(ids) - 1}; fetch the vocabulary again")
         super().__init__(sorted(ids, key=ids.__getitem__), [ids[t] for t in self.special])
         if tokenizer.post_processor is None:  # other libraries need it to join texts as we do
             tokenizer.post_processor = self.template()
@@ -414,7 +415,7 @@ def configure(
             tokenizer.add_tokens([token])
         if (found := tokenizer.token_to_id(token.content)) != index:
             raise UserError(
-                f"the added token {token.content!r} has the id {index} and would have {found}; "
+                f"the added token {token.content!r} is listed as id {index} and loads as {found}; "
                 "fetch the files again"
             )
 

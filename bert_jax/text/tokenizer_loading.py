@@ -73,7 +73,7 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
     try:
         settings = json.loads(files.get(_SETTINGS, b"{}"))
         if not isinstance(settings, dict):
-            raise UserError(f"{_SETTINGS} holds no settings; fetch it again")
+            raise UserError(f"{_SETTINGS} is not a JSON object; fetch it again")
         added = _added_tokens(settings, json.loads(files.get(_ADDED_TOKENS, b"{}")))
         for name, content in files.items():
             if name.endswith(".model"):
@@ -136,4 +136,7 @@ def _from_tokenizer_json(
     if isinstance(model, models.BPE) and '"ByteLevel"' in text:
         return ByteLevelTokenizer(tokenizer)
     kind = type(model).__name__
-    raise UserError(f"tokenizer.json is of kind {kind}; put its SentencePiece .model beside it")
+    raise UserError(
+        f"tokenizer.json holds a {kind} tokenizer, which is read from its .model alone; put that "
+        "beside it"
+    )

@@ -1,4 +1,4 @@
-"""Train SentencePiece, WordPiece or byte-level BPE; equal text has equal results anywhere."""
+"""Train SentencePiece, WordPiece or byte-level BPE: the same text gives the same tokenizer."""
 
 import io
 import random
@@ -56,7 +56,7 @@ def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) ->
 def _train_sentencepiece(
     sentences: Sequence[str], config: TokenizerConfig, vocab_size: int
 ) -> Tokenizer:
-    """Return a SentencePiece; what is no token becomes its bytes, where these leave room."""
+    """Return a SentencePiece; characters that are no tokens become bytes, if these leave room."""
     rule = "nmt_nfkc_cf" if config.lowercase else "nmt_nfkc"
     normalizer = sentencepiece.SentencePieceNormalizer(rule_name=rule)
     counts: Counter[str] = Counter()
@@ -191,7 +191,7 @@ def _run_sentencepiece(
         reason = str(error).rsplit("] ", 1)[-1].strip()
         raise UserError(
             f"model.vocab_size {vocab_size} does not suit the text (SentencePiece: {reason}); "
-            "change it, or set tokenizer.kind=byte_bpe"
+            "try another, or set tokenizer.kind=byte_bpe"
         ) from error
     return model.getvalue()
 

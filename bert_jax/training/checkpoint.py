@@ -23,7 +23,7 @@ from bert_jax.training.metrics import Sums
 from bert_jax.training.step import TrainState
 
 _CHECKSUMS = "checksums.json"
-_REMEDY = "move it away to resume from an earlier one"
+_REMEDY = "use another one; a run resumes from an earlier one if this is moved away"
 
 
 class Checkpoints:
@@ -88,7 +88,7 @@ class Checkpoints:
         return hosts.broadcast_from_main(self._manager.latest_step)
 
     def log_window(self, step: int) -> Sums:
-        """Return the sums that were saved with a checkpoint; {} of an earlier version's."""
+        """Return the sums that were saved with a checkpoint; {} if an earlier version wrote it."""
         checkpoint = self.folder / str(step)
         return read_json(checkpoint, "log_window") if (checkpoint / "log_window").exists() else {}
 
@@ -111,7 +111,7 @@ class Checkpoints:
                     self.rank(json.loads((path / "metrics/metrics").read_text()))
 
     def _add_checksums(self) -> None:
-        """Complete the checkpoint that Orbax has written, and renames next."""
+        """Add checksums to a checkpoint before Orbax renames it to its final name."""
         for folder in self.folder.glob("*.orbax-checkpoint-tmp*") if hosts.is_main() else ():
             _write_checksums(folder)
 
@@ -162,7 +162,7 @@ def write_params(
 
 
 def _write_checksums(checkpoint: Path) -> None:
-    """Write the checksums of a checkpoint's items, without which it is read unverified."""
+    """Write the checksums of a checkpoint's items; one without them is not verified."""
     content = checksums.of_files(checkpoint, (p for p in checkpoint.glob("*/**/*") if p.is_file()))
     workdirs.write(checkpoint / _CHECKSUMS, json.dumps(content, indent=1))
 
@@ -227,7 +227,7 @@ def _writing(folder: Path) -> Iterator[None]:
         cause = str(error).partition(" [")[0].rpartition(": ")[2]
         reason = getattr(error, "strerror", None) or cause or repr(error)
         raise TrainingError(
-            f"{folder} cannot be written ({' '.join(reason.split())}); mend that, and the same "
+            f"{folder} cannot be written ({' '.join(reason.split())}); fix that, then repeat "
             "command resumes"
         ) from error
 

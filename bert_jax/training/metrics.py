@@ -1,4 +1,4 @@
-"""The metrics of a run: means, and JSON lines, TensorBoard events, a plot and printed lines."""
+"""Average the metrics of a run, and write them as JSON lines, TensorBoard events and a plot."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ def means(sums: Sums) -> dict[str, float]:
 class Writer:
     """The records of a run in its workdir: `metrics.jsonl`, TensorBoard events and `curves.png`.
 
-    The first host writes them. The others keep the records too, so that all decide alike by them.
+    The first host writes them. The others keep the records too, so that every host decides alike.
     Records after `step`, from which the run resumes, are removed. `panels` has the title of each
     metric that is plotted.
     """
@@ -123,8 +123,8 @@ class Writer:
 class _Events:
     """A file of TensorBoard events from `step` on, which replace those that TensorBoard has.
 
-    It is not a SummaryWriter's: the thread of that dies when the disk is full, and its queue then
-    blocks the training.
+    A SummaryWriter is not used: its thread dies when the disk is full, and its queue then blocks
+    the training.
     """
 
     def __init__(self, folder: Path, step: int):
@@ -166,7 +166,7 @@ def _read_record(line: bytes, where: str) -> dict[str, Any]:
         record = json.loads(line)
         values = dict(record)
         if values.pop("split") not in ("train", "eval") or type(record["step"]) is not int:
-            raise ValueError("its step or its split is none")
+            raise ValueError("it has no valid step or split")
         if not all(type(value) in (int, float) for value in values.values()):
             raise ValueError("a value is not a number")
     except (ValueError, TypeError, KeyError, RecursionError) as error:

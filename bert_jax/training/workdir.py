@@ -39,7 +39,9 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
     """Refuse a workdir that cannot be written, or belongs to another run; create nothing yet."""
     nearest = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError(f"--workdir {workdir} cannot be made in {nearest}; choose another")
+        raise UserError(
+            f"--workdir {workdir} cannot be made: {nearest} is no writable folder; choose another"
+        )
     if (workdir / "state").exists():
         raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
     if _has_checkpoint(workdir):
@@ -47,14 +49,14 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
 
 
 def _has_checkpoint(workdir: Path) -> bool:
-    """Return whether the workdir belongs to a run: until its first checkpoint nothing is lost."""
+    """Return whether the workdir belongs to a run, as it does from the first checkpoint on."""
     folders = [*workdir.glob("checkpoints/*"), *workdir.glob("*/checkpoints/*")]
     return (workdir / "config.json").exists() and any(path.name.isdigit() for path in folders)
 
 
 @contextlib.contextmanager
 def hold(workdir: Path) -> Iterator[None]:
-    """Refuse a workdir that another process holds; raise a failing write as a TrainingError."""
+    """Lock a workdir; turn a failed write into a TrainingError."""
     with contextlib.ExitStack() as stack:
         try:
             hosts.run_on_all_hosts(
@@ -65,8 +67,8 @@ def hold(workdir: Path) -> Iterator[None]:
             raise
         except OSError as error:
             raise TrainingError(
-                f"{error.filename or workdir}: {error.strerror or error}; mend that, and the same "
-                "command resumes"
+                f"{error.filename or workdir}: {error.strerror or error}; fix that, then repeat "
+                "the command to resume"
             ) from error
 
 
@@ -138,7 +140,7 @@ def check_shared(workdir: Path) -> None:
 def claim(
     workdir: Path, config: TrainConfig | FinetuneConfig, tokenizer: Tokenizer, fingerprint: str
 ) -> None:
-    """Write the config and the tokenizer of a run, whose first checkpoint makes them binding."""
+    """Write the config and the tokenizer of a run, which hold from its first checkpoint on."""
     if hosts.is_main():
         tokenizer.save(workdir / "tokenizer")
     write(workdir / _TEXT, fingerprint + "\n")

@@ -441,7 +441,7 @@ def test_an_added_token_with_another_id_is_refused(tmp_path):
     tokens = [*tokenizer_lib.WordPieceTokenizer.special, "a"]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens))
     for content, message in (
-        (b'{"b": 8}', "'b' has the id 8 and would have 6"),
+        (b'{"b": 8}', "'b' is listed as id 8 and loads as 6"),
         (b"[", "readable"),
     ):
         (tmp_path / "added_tokens.json").write_bytes(content)

@@ -446,7 +446,9 @@ def test_an_interruption_while_a_tokenizer_is_trained(data, tmp_path, monkeypatc
 
 
 def test_a_folder_that_another_process_prepares_is_refused(data, tmp_path):
-    in_use = pytest.raises(UserError, match="store is in use by another process; wait for its end")
+    in_use = pytest.raises(
+        UserError, match="store is in use by another process; wait until that ends"
+    )
     with locked(tmp_path / "store"), in_use:
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
     assert prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store").tokenizer.vocab_size
