@@ -6,6 +6,7 @@ import contextlib
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -132,6 +133,8 @@ def damage(args: argparse.Namespace) -> str:
     faults = []
 
     def run(group: tuple[tuple[str, str], list[str]]) -> None:
+        if time.monotonic() > args.deadline:
+            return
         (target, name), ways = group
         found = _attempt_all(samples, target, name, ways, expected[target], args.seed)
         for way, (kind, text) in zip(ways, found, strict=True):
@@ -143,7 +146,9 @@ def damage(args: argparse.Namespace) -> str:
                     file.write(f"{faults[-1]}\n{text}\n\n")
 
     with ThreadPoolExecutor(args.processes) as pool:
-        list(pool.map(run, by_file.items()))
+        groups = list(by_file.items())
+        random.Random(args.seed).shuffle(groups)
+        list(pool.map(run, groups))
     kinds = ("refused", "same", "other numbers", "traceback", "crash or hang")
     rows = [f"| damaged | times | {' | '.join(kinds)} |", "|---|" + "---:|" * 6]
     rows += [row(t, sum(c.values()), *(c[kind] for kind in kinds)) for t, c in counts.items()]

@@ -57,6 +57,7 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--count", type=int, default=0, help="kills, inputs, writes or damages")
+    parser.add_argument("--minutes", type=float, default=1e6, help="end after so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=3, help="at a time (3)")
     parser.add_argument("--output", type=Path, required=True, help="a new folder for the record")
@@ -67,6 +68,7 @@ def main() -> None:
     CONTEXT.set_forkserver_preload(["fuzzing"])  # which imports the package, but starts no JAX
     heading = record.heading(["jax", "orbax-checkpoint", "tokenizers"], {})
     started = time.monotonic()
+    args.deadline = started + 60 * args.minutes
     table = PARTS[args.part](args)
     minutes = (time.monotonic() - started) / 60
     text = f"{heading}\n{table}\n"
@@ -107,7 +109,7 @@ def fuzz(args: argparse.Namespace) -> str:
                 is_late = 0 < clock[0] < time.monotonic() - fuzzing.SECONDS
                 if is_late and child.is_alive():
                     os.kill(child.pid, signal.SIGABRT)  # faulthandler writes where it was
-                if sum(sum(c[::4]) for c in counts) >= total:
+                if sum(sum(c[::4]) for c in counts) >= total or time.monotonic() > args.deadline:
                     clock[0] = -1
             if child.exitcode:
                 crashes += 1
@@ -169,7 +171,7 @@ def kills(args: argparse.Namespace) -> str:
         for trial in itertools.count():
             for script in words:
                 done = sum(counts[script][phase] for phase in PHASES)
-                if done >= total:
+                if done >= total or time.monotonic() > args.deadline:
                     continue
                 workdir = folder / f"{Path(script).stem}-{core}-{trial}"
                 for _ in range(3):
@@ -187,7 +189,8 @@ def kills(args: argparse.Namespace) -> str:
                         print(lost[-1], flush=True)
                 if not problem:
                     shutil.rmtree(workdir)
-            if all(sum(c[phase] for phase in PHASES) >= total for c in counts.values()):
+            is_late = time.monotonic() > args.deadline
+            if is_late or all(sum(c[p] for p in PHASES) >= total for c in counts.values()):
                 return
 
     jobs = [
@@ -293,6 +296,8 @@ def writes(args: argparse.Namespace) -> str:
     faults = []
 
     def run(job: tuple[str, str, int, int]) -> None:
+        if time.monotonic() > args.deadline:
+            return
         script, problem, number, n = job
         workdir = folder / f"{script}-{problem.replace(' ', '-')}-{n}"
         code, errors = _fail(script, workdir, words[script], n, number)
