@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,6 +24,7 @@ from bert_jax.training.metrics import Sums
 from bert_jax.training.step import TrainState
 
 _CHECKSUMS = "checksums.json"
+_DELETED = "deleted"
 _REMEDY = "use another one; a run resumes from an earlier one if this is moved away"
 
 
@@ -43,6 +45,7 @@ class Checkpoints:
         rank: Callable[[Mapping[str, float]], float],
     ):
         self.folder, self.rank = folder.absolute(), rank
+        self._remove_deleted()
         hosts.run_on_all_hosts(lambda: self._check_steps() if hosts.is_main() else None)
         latest = checkpoint_managers.LatestN(config.keep)
         best = checkpoint_managers.BestN(
@@ -54,6 +57,8 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
                 best_fn=rank,  # without it Orbax does not write the metrics
+                # Renamed first: a run that is killed leaves no half of a checkpoint.
+                todelete_subdir=_DELETED,
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._add_checksums),
             ),
         )
@@ -80,6 +85,7 @@ class Checkpoints:
             tokenizer=self._tokenizer,
             log_window=ocp.args.JsonSave(sums or {}),
         )
+        self._remove_deleted()
         with _writing(self.folder):
             self._manager.save(step, args=items, metrics=held_out)
 
@@ -110,6 +116,12 @@ class Checkpoints:
                 with _reading(path):
                     self.rank(json.loads((path / "metrics/metrics").read_text()))
 
+    def _remove_deleted(self) -> None:
+        """Remove the checkpoints that Orbax has renamed."""
+        # One by one, since Orbax may be moving another into their folder.
+        for path in (self.folder / _DELETED).glob("*") if hosts.is_main() else ():
+            shutil.rmtree(path, ignore_errors=True)
+
     def _add_checksums(self) -> None:
         """Add checksums to a checkpoint before Orbax renames it to its final name."""
         for folder in self.folder.glob("*.orbax-checkpoint-tmp*") if hosts.is_main() else ():
@@ -119,6 +131,8 @@ class Checkpoints:
         """Wait until everything is written."""
         with _writing(self.folder):
             self._manager.close()
+        if hosts.is_main():
+            shutil.rmtree(self.folder / _DELETED, ignore_errors=True)
 
 
 _EXPECTED = "a workdir, one of its checkpoints, or a Hugging Face or Google checkpoint directory"

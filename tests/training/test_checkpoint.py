@@ -5,6 +5,7 @@ import logging
 import shutil
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -48,6 +49,28 @@ def test_the_latest_and_the_best_are_kept(tmp_path, tokenizer):
     assert sorted(int(p.name) for p in tmp_path.iterdir()) == [20, 50, 60]
     assert checkpoint.find(tmp_path).name == "60"
     assert checkpoint.find(tmp_path / "20").name == "20"
+
+
+def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_no_half(tmp_path, tokenizer, monkeypatch):
+    """The deletion ends after its first file, as it does when the process is killed."""
+    rmtree = shutil.rmtree
+
+    def remove_a_file(path, *args, **options):
+        if str(path).startswith(str(tmp_path)):
+            min(p for p in Path(path).rglob("*") if p.is_file()).unlink(missing_ok=True)
+        else:
+            rmtree(path, *args, **options)
+
+    checkpoints = checkpoint.Checkpoints(tmp_path, CheckpointConfig(keep=2), {}, tokenizer, rank)
+    monkeypatch.setattr(shutil, "rmtree", remove_a_file)
+    for step in (10, 20, 30, 40):
+        checkpoints.save(step, state_at(step), None)
+    checkpoints._manager.close()
+    monkeypatch.undo()
+    assert (tmp_path / "deleted").exists()
+    assert {p.name for p in tmp_path.iterdir()} == {"30", "40", "deleted"}
+    write(tmp_path, tokenizer, {50: None})
+    assert {p.name for p in tmp_path.iterdir()} == {"40", "50"}
 
 
 def test_a_write_that_fails_is_one_line(tmp_path, tokenizer):
