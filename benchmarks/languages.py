@@ -3,7 +3,7 @@
     python benchmarks/languages.py FOLDER [VOCAB_SIZE]
 
 FOLDER has a text file for each language, one sentence a line, for example the Universal Declaration
-of Human Rights. Each tokenizer is trained on the text, with upper case, and then encodes it.
+of Human Rights. Each tokenizer is trained on the text, with its case kept, and then encodes it.
 """
 
 import sys
@@ -17,7 +17,8 @@ from bert_jax.text import tokenizer_training
 from bert_jax.text.sources import open_source
 from bert_jax.text.tokenizer import Tokenizer
 
-KINDS = ("wordpiece", "sentencepiece")
+KINDS = {"wordpiece": "WordPiece", "sentencepiece": "SentencePiece"}
+_TITLES = ("tokens", "[UNK], % of tokens", "tokens per character", "given back")
 
 
 def comparable(text: str, kind: str) -> str:
@@ -27,7 +28,7 @@ def comparable(text: str, kind: str) -> str:
 
 
 def measure(tokenizer: Tokenizer, sentences: list[str]) -> list[str]:
-    """Return tokens, share of unknown ones, tokens a character, sentences that come back."""
+    """Return the cells of a tokenizer: those of `_TITLES`, for the sentences."""
     encoded = [[int(i) for i in ids] for ids in tokenizer.encode(sentences)]
     tokens = [index for ids in encoded for index in ids]
     same = sum(
@@ -44,9 +45,9 @@ def measure(tokenizer: Tokenizer, sentences: list[str]) -> list[str]:
 
 def main(folder: str, vocab_size: str = "1000") -> None:
     """Print a row for each text of a folder."""
-    titles = ("tokens", "[UNK]", "a character", "given back")
-    print("| text | characters |", " | ".join(f"{k}: {t}" for k in KINDS for t in titles), "|")
-    print("|---|" + "--:|" * (1 + len(KINDS) * len(titles)))
+    titles = [f"{kind}: {title}" for kind in KINDS.values() for title in _TITLES]
+    print("| text | distinct characters |", " | ".join(titles), "|")
+    print("|---|" + "--:|" * (1 + len(titles)))
     for path in sorted(Path(folder).glob("*.txt")):
         documents = open_source(str(path), DataConfig(sentences="lines")).documents()
         sentences = [sentence for document in documents for sentence in document]

@@ -2,8 +2,16 @@
 
     bert-jax pretrain --config=letters --config.data.source=proteins.txt --workdir=runs/letters
 
-The vocabulary is the letters of the text, upper and lower case apart. The encoder has 3 M
-parameters. Compare the held-out MLM loss with its baseline, the entropy of the letters.
+The tokenizer is a SentencePiece of single characters (`model_type="char"`), with case kept. Each
+line is a document and starts with a token for a space. FASTA is not understood: remove its ">"
+lines, and join the lines of each sequence.
+
+Examples of a batch are full blocks (`pairs="none"`): 254 consecutive tokens of the text, between
+[CLS] and [SEP]. So a long line continues in another block, and a block can hold several short lines
+with [SEP] between them. Attention is not limited to one line.
+
+The encoder has 3 M parameters. Compare the held-out MLM loss with its baseline, the entropy of the
+letters.
 """
 
 from bert_jax.config import (
