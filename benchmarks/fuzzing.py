@@ -34,7 +34,7 @@ from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import DataConfig, DataFiles, FinetuneConfig, ModelConfig, TaskConfig
 from bert_jax.convert import config_json, google, safetensors_files, tensor_bundle
 from bert_jax.tasks.datasets import load_datasets
-from bert_jax.text import prepare, store, tokenizer
+from bert_jax.text import prepare, store, tokenizer, tokenizer_loading
 from bert_jax.text.sources import open_source
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.metrics import Writer
@@ -270,7 +270,7 @@ _LOADED: list[tokenizer.Tokenizer] = []
 
 
 def _read_tokenizer(folder: Path) -> None:
-    _use_tokenizer(tokenizer.load(folder))
+    _use_tokenizer(tokenizer_loading.load(folder))
 
 
 def _use_tokenizer(loaded: tokenizer.Tokenizer) -> None:
