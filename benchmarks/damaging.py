@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fault_samples import (
 import bert_jax
 from bert_jax import DataConfig, console
 from bert_jax.batches.loader import TrainBatches
+from bert_jax.errors import CommandError
 from bert_jax.text import prepare
 
 
@@ -196,7 +198,8 @@ def attempt(
     with _copied(samples / folder) as copied:
         damage_file(copied / name, way, random.Random(f"{seed}{name}{way}"))
         found: list[Any] = []
-        refused, fault = fuzzing.outcome(lambda: found.append(read(samples, copied)), target)
+        call = partial(read, samples, copied)
+        refused, fault = fuzzing.outcome(lambda: found.append(call()), target, CommandError)
     if fault:
         return "traceback", "\n".join([*fault, *fault.values()])
     if refused:

@@ -33,6 +33,7 @@ from bert_jax import UserError, console, pretraining, settings
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import DataConfig, DataFiles, FinetuneConfig, ModelConfig, TaskConfig
 from bert_jax.convert import config_json, google, safetensors_files, tensor_bundle
+from bert_jax.errors import CommandError
 from bert_jax.tasks.datasets import load_datasets
 from bert_jax.text import prepare, store, tokenizer, tokenizer_loading
 from bert_jax.text.sources import open_source
@@ -497,14 +498,16 @@ class Fuzzer:
         return refused, fault
 
 
-def outcome(read: Callable[[], Any], name: str) -> tuple[bool, Mapping[str, str]]:
+def outcome(
+    read: Callable[[], Any], name: str, refusal: type[CommandError] = UserError
+) -> tuple[bool, Mapping[str, str]]:
     """Return whether a call was refused, and its fault: the traceback by a key of one line."""
     try:
         read()
-    except UserError as error:
+    except refusal as error:
         if len(str(error).splitlines()) == 1:
             return True, {}
-        return True, {f"{name}: UserError of several lines: {_place(error)}": repr(error)}
+        return True, {f"{name}: an error of several lines: {_place(error)}": repr(error)}
     except BaseException as error:  # a panic of Rust is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
