@@ -14,6 +14,8 @@ _made = None if _SHARED in os.environ else tempfile.mkdtemp(prefix="bert-jax-tes
 os.environ.setdefault(_SHARED, _made or "")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# XLA's threads. With as many as fake devices, all can wait for a device that has none: a deadlock.
+os.environ.setdefault("NPROC", "32")
 _flags = [
     os.environ.get("XLA_FLAGS", ""),
     "--xla_force_host_platform_device_count=8",

@@ -59,7 +59,9 @@ def _try(tokenizer: Tokenizer, where: str) -> Tokenizer:
         tokenizer.encode(["a river \U0010ffff"])
         tokenizer.encode_with_offsets("a river")
         tokenizer.decode(tokenizer.encode_with_masks("a [MASK] river"))
-    except Exception as error:  # of any kind, as in `from_files`
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # of any kind, also Rust's panic, which is no Exception
         raise UserError(f"{where} holds no readable tokenizer ({error}); fetch it again") from error
     return tokenizer
 
