@@ -285,7 +285,8 @@ class WordPieceTokenizer(_FastTokenizer):
         ]
 
     def _encode_rest(self, text: str) -> Sequence[int]:
-        # After a letter, "q", the word goes on, but for a sign or a Chinese character.
+        # The text continues a word that starts with "q", unless it starts with a sign or with a
+        # Chinese character.
         steps, probe = self._tokenizer, f"q{text}"
         normalized = steps.normalizer.normalize_str(probe) if steps.normalizer else probe
         words = steps.pre_tokenizer.pre_tokenize_str(normalized) if steps.pre_tokenizer else []

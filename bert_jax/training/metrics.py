@@ -77,14 +77,14 @@ class Writer:
 
     @contextlib.contextmanager
     def _pictures(self) -> Iterator[None]:
-        """Say that TensorBoard's events or the plot cannot be written, and go on without them."""
+        """Say that TensorBoard's events or the plot cannot be written; continue without them."""
         try:
             yield
         except OSError as error:
             self._draws = False
             hosts.print_on_main(
                 f"TensorBoard's events and curves.png in {self._folder} are no longer written "
-                f"({error.strerror}); the run goes on, with metrics.jsonl"
+                f"({error.strerror}); the run continues, with metrics.jsonl"
             )
 
     def draw(self, interval: float = 30.0) -> None:
