@@ -38,9 +38,7 @@ def split_sentences(paragraph: str) -> list[str]:
 
 def split_text(text: str) -> list[str]:
     """Return the sentences of a text whose paragraphs are separated by blank lines."""
-    # Halves of surrogate pairs, which JSON can hold and UTF-8 cannot, are replaced.
-    paragraphs = re.split(r"\n\s*\n", text.encode("utf-8", "replace").decode())
-    return [s for p in paragraphs for s in split_sentences(" ".join(p.split()))]
+    return [s for p in re.split(r"\n\s*\n", text) for s in split_sentences(" ".join(p.split()))]
 
 
 def split_long_sentence(sentence: str) -> Iterator[str]:

@@ -76,7 +76,9 @@ def test_json_lines(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     assert read(tmp_path / "a.jsonl") == DOCUMENTS
     assert read(tmp_path / "a.jsonl.gz") == DOCUMENTS
-    with pytest.raises(UserError, match=r"a\.jsonl: line 1 has no text in 'body'"):
+    with pytest.raises(
+        UserError, match=r"a\.jsonl:1 has no column 'body'; set data\.text_field to"
+    ):
         read(tmp_path / "a.jsonl", text_field="body")
 
 
@@ -92,7 +94,7 @@ def test_tables_are_read_by_column(tmp_path, name):
     first = ["One sentence here.", 'Another "one" there.'] if separator == "," else ["One.", "Two."]
     assert list(source.documents()) == [first, ["A second document.", "It ends."]]
     assert source.form == "split into sentences"
-    with pytest.raises(UserError, match=r"needs one column 'body'; .* one of id, text, label"):
+    with pytest.raises(UserError, match=r"has no column 'body'; .* one of id, text, label"):
         read(tmp_path / name, text_field="body")
 
 
@@ -136,14 +138,14 @@ def test_a_file_without_blank_lines_is_cut_into_documents(tmp_path):
         ("a.txt.gz", gzip.compress(b"text\n" * 10_000, mtime=0)[:-20], "is damaged"),
         ("b.txt.gz", b"not gzip", "is damaged"),
         ("a.txt.xz", lzma.compress(b"text\n" * 10_000)[:-20], "is damaged"),
-        ("a.jsonl", b'{"text": "a."}\n{"text": \n', r"a\.jsonl: line 2 is not JSON"),
-        ("b.jsonl", b"[1, 2]\n", "line 1 has no text"),
-        ("c.jsonl", b'{"text": 3}\n', "line 1 has no text"),
-        ("d.jsonl", b'{"text": ' + b"[" * 100_000, r"d\.jsonl: line 1 is not JSON"),
+        ("a.jsonl", b'{"text": "a."}\n{"text": \n', r"a\.jsonl:2 is not JSON"),
+        ("b.jsonl", b"[1, 2]\n", r"b\.jsonl:1 is no JSON object"),
+        ("c.jsonl", b'{"text": 3}\n', r"c\.jsonl:1 has no text in 'text'"),
+        ("d.jsonl", b'{"text": ' + b"[" * 100_000, r"d\.jsonl:1 is not JSON"),
         ("b.txt", b"good\nb\0ad\n", r"b\.txt: line 2 has a NUL byte"),
         ("a.csv", b'text\n"One.\n', r"a\.csv:2: unexpected end of data"),
-        ("b.csv", b"text\nOne, two.\n", "line 2 has 2 fields and the header 1"),
-        ("c.csv", b"text,text\na,b\n", "needs one column 'text'"),
+        ("b.csv", b"text\nOne, two.\n", "2: 2 fields where the header has 1"),
+        ("c.csv", b"text,text\na,b\n", "1: two columns are named 'text'"),
     ],
 )
 def test_broken_files(tmp_path, name, content, message):
@@ -231,7 +233,7 @@ def test_tfds_without_tensorflow(tmp_path, monkeypatch):
         (
             "tfds:spot_text",
             {"text_field": "body"},
-            "no field 'body'; set data.text_field to one of",
+            "no column 'body'; set data.text_field to one of",
         ),
         ("tfds:spot_text@test", {}, "cannot be read"),
         ("tfds:no_such_dataset", {}, "cannot be read"),

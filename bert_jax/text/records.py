@@ -1,0 +1,240 @@
+"""Lines, records of JSON and rows of tables, in files or .gz or .xz of them; TensorFlow datasets.
+
+Nothing is dropped silently: a malformed line is an error that names file and line.
+"""
+
+import csv
+import dataclasses
+import errno
+import functools
+import gzip
+import io
+import json
+import lzma
+import os
+import stat
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from bert_jax.errors import UserError
+
+# Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
+MAX_LINE_BYTES = 1 << 26
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A line, sentence or question of a file: where it is, for messages, and its fields."""
+
+    where: str
+    fields: Mapping[str, Any]
+    position: int = 0  # in the file on disk, after it
+
+    def field(self, name: str, setting: str) -> Any:
+        """Return the field that `setting` of the config names; UserError without one."""
+        if name not in self.fields:
+            names = ", ".join(self.fields) or "no columns"
+            raise UserError(f"{self.where} has no column {name!r}; set {setting} to one of {names}")
+        return self.fields[name]
+
+
+def file_type(path: str | Path) -> str:
+    """Return the suffix of a file, ignoring .gz and .xz: ".tsv" of "a.TSV.gz"."""
+    path = Path(path)
+    return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
+
+
+def file_fault(path: str | Path) -> str:
+    """Return the fault of an unreadable path, such as "does not exist"; "" if it has none."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:  # ValueError for a NUL byte
+        if getattr(error, "errno", None) != errno.ENOENT:
+            return f"cannot be read ({getattr(error, 'strerror', error)})"
+        return "is a link to a missing file" if os.path.islink(path) else "does not exist"
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+        return f"is a {kinds.get(stat.S_IFMT(mode), 'device')}, not a file"
+    return "" if os.access(path, os.R_OK) else "cannot be read (its permissions)"
+
+
+def open_file(path: Path) -> io.BufferedReader:
+    """Open a file for reading; UserError if that fails."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path} {file_fault(path) or error.strerror}; restore it") from error
+
+
+def read_lines(
+    path: Path, *, strip: bool = True, longest: int = MAX_LINE_BYTES
+) -> Iterator[tuple[str, int]]:
+    """Yield each line of at most `longest` bytes, and the position in the file on disk after it."""
+    with open_file(path) as raw:
+        decompress = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix)
+        file: BinaryIO = decompress(raw) if decompress else raw  # pyright: ignore[reportAssignmentType]
+        lines = iter(functools.partial(file.readline, longest + 1), b"")
+        number = position = 0
+        try:
+            for number, line in enumerate(lines, start=1):
+                if len(line) > longest:
+                    raise ValueError(f"is longer than {longest >> 20} MiB; break it into lines")
+                if b"\0" in line:
+                    raise ValueError("has a NUL byte, as UTF-16 has; convert it, or fetch it again")
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                position = position if number % 64 else raw.tell()
+                yield text.strip() if strip else text, position
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{error.object[error.start]:02x} at {error.start}"
+            raise UserError(f"{path}: line {number} is not UTF-8 ({byte}); convert it") from error
+        except ValueError as error:
+            raise UserError(f"{path}: line {number} {error}") from error
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+            where = f"{path} is damaged after line {number}"
+            raise UserError(f"{where} ({error}); fetch it again") from error
+
+
+def json_lines(path: Path) -> Iterator[Record]:
+    """Yield the JSON objects of a file, one a line; empty lines are skipped."""
+    for number, (line, position) in enumerate(read_lines(path), start=1):
+        if line:
+            value = parse_json(line, where := f"{path}:{number}")
+            if not isinstance(value, dict):
+                raise UserError(f"{where} is no JSON object; give one such as {{...}} a line")
+            yield Record(where, value, position)
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Return the value of a JSON text; UserError if it is not JSON, or has a name twice."""
+    try:
+        return _plain(json.loads(text, object_pairs_hook=_object))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({error}); fix or remove it") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    repeated = _repeated([name for name, _ in pairs])
+    if repeated is not None:
+        raise ValueError(f"{repeated!r} occurs twice")
+    return dict(pairs)
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    return next((name for name in names if names.count(name) > 1), None)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: bytes as text, arrays as lists."""
+    if isinstance(value, str):
+        # JSON may escape half of a surrogate pair, which UTF-8, and so every tokenizer, has not.
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {_plain(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, Iterable) else value
+
+
+def table_rows(
+    path: Path, columns: Sequence[str] = (), *, skips_ragged: bool = False
+) -> Iterator[Record]:
+    """Yield the rows of a .csv or .tsv; empty ones are skipped, but for a .tsv of one column.
+
+    `columns` are those of a file whose first row has none of them, and so is no header. With
+    `skips_ragged`, a row with more or fewer fields than the header is a record without fields.
+    """
+    header = list(columns)
+    for index, (number, row, position) in enumerate(_rows(path)):
+        where = f"{path}:{number}"
+        if not header or (index == 0 and not set(columns).isdisjoint(row)):
+            header, columns = [] if row == [""] else row, ()
+            repeated = _repeated(header)
+            if repeated is not None:
+                raise UserError(f"{where}: two columns are named {repeated!r}; rename one of them")
+        elif len(row) == len(header):
+            yield Record(where, dict(zip(header, row, strict=True)), position)
+        elif row == [""]:
+            continue
+        elif skips_ragged:
+            yield Record(where, {})
+        else:
+            than = f"{len(header)} are expected" if columns else f"the header has {len(header)}"
+            count = "1 field" if len(row) == 1 else f"{len(row)} fields"
+            raise UserError(f"{where}: {count} where {than}; fix or remove the line")
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str], int]]:
+    """Yield the first line of each row, its fields, and the position on disk after it."""
+    position, number = 0, 1
+    if file_type(path) == ".tsv":  # without quotes and escapes
+        for number, (line, position) in enumerate(read_lines(path, strip=False), start=1):
+            yield number, line.rstrip("\r\n").split("\t"), position
+        return
+
+    def lines() -> Iterator[str]:
+        nonlocal position
+        for line, position in read_lines(path, strip=False):  # noqa: B007 (it is read below)
+            yield line
+
+    reader = csv.reader(lines(), strict=True)  # so that a quote that is never closed is an error
+    try:
+        for row in reader:
+            if row:
+                yield number, row, position
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path}:{number}: {error}; fix its quotes, or the line") from error
+
+
+def open_tfds(source: str) -> Any:
+    """Return the rows of `tfds:NAME[/CONFIG][:VERSION][@SPLIT]`, by default of "train"."""
+    # Imported in the function: it takes longer than all other imports of this module.
+    import tensorflow_datasets as tfds
+
+    dataset, _, split = source.removeprefix("tfds:").partition("@")
+    try:
+        # Array records need no TensorFlow.
+        builder: Any = tfds.builder(dataset, file_format="array_record")
+        builder.download_and_prepare(file_format="array_record")
+        rows = builder.as_data_source(split=split or "train")
+        if len(rows):
+            rows[0]  # raises if a file is missing or damaged
+    except Exception as error:  # TFDS raises nearly every type for a name that it cannot serve
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise UserError(
+            f"{source} cannot be read ({reason}); check its name, split and files"
+        ) from error
+    return rows
+
+
+def tfds_records(source: str, rows: Any) -> Iterator[Record]:
+    """Yield the rows of a TensorFlow dataset; a class is its name, None for -1."""
+    for index in range(len(rows)):
+        where = f"{source} #{index}"
+        try:
+            fields = _named(_plain(rows[index]), rows.dataset_info.features)
+        except Exception as error:  # TFDS raises nearly every kind for a file that is damaged
+            reason = " ".join(str(error).split()) or repr(error)
+            raise UserError(f"{where} cannot be read ({reason}); prepare it again") from error
+        yield Record(where, fields, index + 1)
+
+
+def _named(value: Any, feature: Any) -> Any:
+    """Return a value of a TensorFlow dataset with its classes by their names."""
+    from tensorflow_datasets import features
+
+    while isinstance(feature, features.Sequence):
+        feature = feature.feature
+    if isinstance(value, list):
+        return [_named(item, feature) for item in value]
+    if isinstance(value, dict):  # a sequence of dicts, too, is a dict of sequences in the file
+        return {name: _named(item, feature[name]) for name, item in value.items()}
+    if isinstance(feature, features.ClassLabel):
+        return None if value < 0 else feature.int2str(value)
+    return value
