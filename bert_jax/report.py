@@ -30,6 +30,7 @@ from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.step import TrainState
 
+_BLOCK = 1 << 20  # tokens that are counted at once
 _NUM_EXAMPLES = 3
 _MAX_CANDIDATES = 200  # sentences that are looked at for each example
 _ONE_LABEL = 0.8  # the share of the more frequent label above which labels have little to teach
@@ -131,8 +132,10 @@ def initialized_from(name: str, params: Any, source: Any) -> None:
 
 def baselines(corpus: Corpus, config: TrainConfig) -> dict[str, float]:
     """Return the scores on the held-out text without a model, as in `PretrainingResult`."""
-    counts = np.bincount(corpus.eval.tokens, minlength=corpus.tokenizer.vocab_size)
-    shares = counts / counts.sum()
+    tokens, size = corpus.eval.tokens, corpus.tokenizer.vocab_size
+    # In blocks, since bincount copies its input as int64.
+    blocks = (tokens[i : i + _BLOCK] for i in range(0, len(tokens), _BLOCK))
+    shares = sum(np.bincount(block, minlength=size) for block in blocks) / len(tokens)
     scores = {
         "mlm_loss": float(special.entr(shares).sum()),
         "mlm_accuracy": float(shares.max()),

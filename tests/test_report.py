@@ -1,13 +1,14 @@
 """What a run prints fits its text: its warnings, its table and its examples."""
 
 import shlex
+import tracemalloc
 
 import numpy as np
 import pytest
 from batches.stores import store_of
 from helpers import FakeTokenizer
 
-from bert_jax import TokenizerConfig, TrainConfig, console, report
+from bert_jax import DataConfig, TokenizerConfig, TrainConfig, console, report
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.text import tokenizer_training
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
@@ -89,6 +90,21 @@ def test_a_score_that_is_no_better_than_its_baseline_is_marked(capsys, tmp_path)
     table = capsys.readouterr().out.splitlines()[2:5]
     assert [line.endswith("no better than that") for line in table] == [True, False, True]
     assert "-0.000" not in table[0]
+
+
+def test_baselines_do_not_copy_the_held_out_text(monkeypatch):
+    corpus = corpus_of([SENTENCES["English"]] * 5000, "wordpiece")
+    tokens = corpus.eval.tokens
+    monkeypatch.setattr(report, "_BLOCK", 1000)
+    tracemalloc.start()
+    config = TrainConfig(data=DataConfig(pairs="none"))
+    found = report.baselines(corpus, config)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < tokens.nbytes
+    shares = np.bincount(tokens)[np.unique(tokens)] / len(tokens)
+    assert found["mlm_accuracy"] == shares.max()
+    assert found["mlm_loss"] == pytest.approx(-(shares * np.log(shares)).sum(), rel=1e-9)
 
 
 @pytest.mark.parametrize(

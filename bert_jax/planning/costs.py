@@ -79,18 +79,21 @@ def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
 
 
 def check_fits(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) -> None:
-    """Refuse sizes that certainly do not fit in the memory of the mesh's devices.
-
-    A train step has at least the float32 weights of the layers and the word embeddings with their
-    two moments, and keeps the input of each layer for its gradient.
-    """
-    size, layers = model.hidden_size, model.num_hidden_layers
+    """Refuse sizes that certainly do not fit in the memory of the mesh's devices."""
+    size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
     weights = layers * (4 * size**2 + 2 * size * model.intermediate_size) + model.vocab_size * size
-    sharded = mesh.shape["fsdp"] * mesh.shape["tensor"]
-    sequences = phase.batch_size / (microbatches * num_batch_shards(mesh))
-    inputs = sequences * phase.max_length * size * layers * jnp.dtype(model.dtype).itemsize
+    # A layer's input is kept for its gradient. So are the operands of its matmuls and its attention
+    # map, unless they are recomputed, as an accelerator's compiler may decide.
+    width = size
+    if mesh.devices.flat[0].platform == "cpu" and not model.remat:
+        heads = 4 * size + model.num_attention_heads * phase.max_length
+        width = 2 * size + (heads + model.intermediate_size) / tensor
+    tokens = phase.batch_size * phase.max_length / (microbatches * num_batch_shards(mesh))
+    kept = tokens * layers * width * jnp.dtype(model.dtype).itemsize
+    # Float32 weights with their two moments.
+    state = 3 * _FLOAT32 * weights / (mesh.shape["fsdp"] * tensor)
     with machine.out_of_memory_refused(phase, mesh.devices.flat[0]):
-        machine.check_memory(int(3 * _FLOAT32 * weights / sharded + inputs), mesh.local_devices)
+        machine.check_memory(int(state + kept), mesh.local_devices)
 
 
 def abstract_parameters(config: TrainConfig) -> Any:

@@ -12,7 +12,7 @@ from bert_jax.config import DataConfig, ModelConfig, ParallelConfig, Phase, Trai
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.planning import costs, synthetic
+from bert_jax.planning import costs, machine, synthetic
 
 BATCH = 16
 METRICS = 1024  # bytes, at most, of losses and norms, which are summed too
@@ -21,7 +21,7 @@ PHASE = Phase(0.0, LENGTH, BATCH, PREDICTIONS)
 
 def config_of(model: dict | None = None, **axes: int) -> TrainConfig:
     return TrainConfig(
-        model=model_config(vocab_size=96, num_hidden_layers=1, **(model or {})),
+        model=model_config(**{"vocab_size": 96, "num_hidden_layers": 1, **(model or {})}),
         data=DataConfig(max_length=LENGTH, batch_size=BATCH),
         parallel=ParallelConfig(**{"data": 1, **axes}),  # pyright: ignore[reportArgumentType]
     )
@@ -171,6 +171,34 @@ def test_sizes_that_cannot_fit_are_refused_by_arithmetic(model, batch_size):
         costs.check_fits(config, Phase(batch_size=batch_size, max_length=512), 1, mesh)
 
 
-def test_sizes_that_fit_are_not_refused():
-    model = config_of().model
-    costs.check_fits(model, PHASE, 1, mesh_of(config_of()))
+def test_a_large_batch_of_a_tiny_model_is_refused_by_arithmetic(monkeypatch):
+    """Its attention maps and feed-forward layers are most of it."""
+    memory = {"MemAvailable": f"{16 << 20} kB"}
+    monkeypatch.setattr(machine, "_proc_field", lambda _, name: memory[name])
+    model, mesh = config_of().model, mesh_of(config_of())
+    with pytest.raises(UserError, match=r"a batch of 1,048,576 × 32 does not fit"):
+        costs.check_fits(model, Phase(batch_size=1 << 20, max_length=32), 1, mesh)
+    costs.check_fits(model, Phase(batch_size=1 << 20, max_length=32), 16, mesh)
+
+
+@pytest.mark.parametrize(
+    ("model", "axes", "microbatches"),
+    [
+        ({}, {}, 1),
+        ({"dtype": "bfloat16", "num_hidden_layers": 3}, {}, 1),
+        ({"remat": True, "num_hidden_layers": 3}, {}, 1),
+        ({"scan_layers": True, "num_hidden_layers": 3}, {}, 2),
+        ({"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}, {}, 1),
+        ({"hidden_act": "relu"}, {}, 4),
+        ({"intermediate_size": 512}, {"data": 2, "tensor": 2}, 1),
+        ({"num_attention_heads": 16}, {"fsdp": 2, "tensor": 2}, 2),
+    ],
+)
+def test_sizes_that_fit_are_not_refused(model, axes, microbatches, monkeypatch):
+    """The estimate is less than what the compiler needs."""
+    config, needed = config_of(model, **axes), []
+    config.optimizer.microbatches = microbatches
+    phase, mesh = dataclasses.replace(PHASE, batch_size=1 << 10), mesh_of(config)
+    monkeypatch.setattr(machine, "check_memory", lambda size, _: needed.append(size))
+    costs.check_fits(config.model, phase, microbatches, mesh)
+    assert 0 < needed[0] < costs.compile_cost(config, phase, mesh)["memory"]["total"]
