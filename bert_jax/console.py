@@ -33,6 +33,11 @@ def show(text: str = "") -> None:
             print(text, flush=True)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words, such as "1 document" and "1,000 documents"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def quoted(word: Any) -> str:
     """Return a word of a command so that a shell takes it as it is, and the command as no flag."""
     text = str(word)

@@ -11,6 +11,7 @@ from typing import Any
 
 from bert_jax.commands.flags import add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig, validate
+from bert_jax.console import counted
 
 _FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")
 
@@ -59,10 +60,9 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     corpus = prepare(data, tokenizer, args.vocab_size, Path(args.store))
     corpus.verify()
     for name, split in (("training", corpus.train), ("held out", corpus.eval)):
-        print(
-            f"{name}: {len(split.tokens):,} tokens, {split.num_sentences:,} sentences, "
-            f"{split.num_documents:,} documents"
-        )
+        sizes = len(split.tokens), split.num_sentences, split.num_documents
+        counts = map(counted, sizes, ("token", "sentence", "document"))
+        print(f"{name}: {', '.join(counts)}")
     print(f"unknown: {corpus.unknown:.2%} of the characters\n{corpus.warning}", end="")
     source = shlex.quote(f"--config.data.source={args.store}")
     print(f"train on it with: bert-jax pretrain {source} --config.model.vocab_size=0")

@@ -77,37 +77,23 @@ def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) ->
 def prepare(
     data: DataConfig, tokenizer: Tokenizer | TokenizerConfig, vocab_size: int, folder: Path
 ) -> Corpus:
-    """Return the store of `data.source`, and write it to `folder` where that has not been done.
+    """Return the store of `data.source`, written to `folder` where that has not been done.
 
-    `vocab_size` is that of a tokenizer that is trained; 0 is `DEFAULT_VOCAB_SIZE`. An interrupted
-    store is resumed.
+    `vocab_size` is that of a tokenizer that is trained; 0 is `DEFAULT_VOCAB_SIZE`.
     """
     if is_store(data.source):
         return _open_source(data.source, tokenizer)
-    if (
-        os.path.isdir(folder)
-        and not is_store(folder)
-        and {*os.listdir(folder)} - {"progress.tmp", ".lock"}
-    ):
+    others = {*os.listdir(folder)} - {"progress.tmp", ".lock"} if os.path.isdir(folder) else ()
+    if others and not is_store(folder):
         raise UserError(f"{folder} is not empty and not a store; choose another folder")
     sources = [open_source(name, data) for name in (data.source, data.eval_source) if name]
     vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
-    if isinstance(tokenizer, Tokenizer):
-        tokenizer_identity = {"fingerprint": tokenizer.fingerprint}
-    else:
-        tokenizer_identity = {**dataclasses.asdict(tokenizer), "vocab_size": vocab_size}
-        del tokenizer_identity["path"]
-        if not tokenizer.strip_accents:  # which older stores do not say
-            del tokenizer_identity["strip_accents"]
-    text, held_out, *_ = [*(source.identity() for source in sources), data.eval_fraction]
-    identity = {"format": _FORMAT, "text": text, "held_out": held_out}
-    identity["tokenizer"] = tokenizer_identity
-    if os.path.exists(folder / "store.json"):
-        _check_identity(folder, read_record(folder / "store.json"), identity)
+    identity = _identity(sources, data.eval_fraction, tokenizer, vocab_size)
+    record = _read_progress(folder, identity)
+    if "vocab_size" in record:
         return open_store(folder)
-    progress = folder / "progress.json"
     try:
-        if not _can_resume(folder, identity) and isinstance(tokenizer, TokenizerConfig):
+        if "splits" not in record and isinstance(tokenizer, TokenizerConfig):
             documents = _documents(sources, data.eval_fraction)
             sentences = (s for split, document in documents if split == "train" for s in document)
             # In a thread, since the libraries notice no signal, or take it for another error.
@@ -116,9 +102,11 @@ def prepare(
             if (size := tokenizer.vocab_size) < vocab_size:
                 console.show(f"vocabulary {size:,} tokens; the text has too little for more")
         with locked(folder):
-            if os.path.exists(folder / "store.json"):  # another process has written it meanwhile
+            record = _read_progress(folder, identity)
+            if "vocab_size" in record:  # another process has written it meanwhile
                 return open_store(folder)
-            if isinstance(tokenizer, Tokenizer) and not _can_resume(folder, identity):
+            progress = folder / "progress.json"
+            if isinstance(tokenizer, Tokenizer) and "splits" not in record:
                 write_record(progress, {"identity": identity})  # the folder is this store's now
                 shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
                 tokenizer.save(folder / "tokenizer")
@@ -145,32 +133,42 @@ def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> Corpus:
     return corpus
 
 
-def _can_resume(folder: Path, identity: dict[str, Any]) -> bool:
-    """Return whether a store can be resumed; UserError if it is of other text or settings."""
-    if not (folder / "progress.json").exists():
-        return False
-    progress = read_record(folder / "progress.json")
-    if "failed" not in progress:
-        _check_identity(folder, progress, identity)
-    return "splits" in progress and progress.get("identity") == identity
+def _identity(
+    sources: list[Source],
+    eval_fraction: float,
+    tokenizer: Tokenizer | TokenizerConfig,
+    vocab_size: int,
+) -> dict[str, Any]:
+    """Return JSON that is equal if, and only if, the store is."""
+    text, held_out, *_ = [*(source.identity() for source in sources), eval_fraction]
+    if isinstance(tokenizer, Tokenizer):
+        settings = {"fingerprint": tokenizer.fingerprint}
+    else:
+        settings = {**dataclasses.asdict(tokenizer), "vocab_size": vocab_size}
+        del settings["path"]
+        if not tokenizer.strip_accents:  # which older stores do not say
+            del settings["strip_accents"]
+    return {"format": _FORMAT, "text": text, "held_out": held_out, "tokenizer": settings}
 
 
-def _check_identity(folder: Path, record: dict[str, Any], identity: dict[str, Any]) -> None:
-    stored = record.get("identity")
-    stored = stored if isinstance(stored, dict) else {}
-    tokenizer = stored.get("tokenizer")
-    vocab_size = identity["tokenizer"].get("vocab_size")
-    if isinstance(tokenizer, dict) and vocab_size and vocab_size == record.get("vocab_size"):
-        # The text had no more tokens, and the model of the run has as many.
-        size = {"vocab_size": tokenizer.get("vocab_size")}
-        identity = {**identity, "tokenizer": {**identity["tokenizer"], **size}}
-    names = {"text": "other text", "held_out": "other held-out text"}
-    for name, value in identity.items():
-        if stored.get(name) != value:
-            raise UserError(
-                f"{folder} was prepared from {names.get(name, f'another {name}')} than this "
-                f"command asks for; choose another folder, or {REMEDY}"
-            )
+def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of the store in a folder, {} without one; UserError if it is of another."""
+    path = folder / ("store.json" if (folder / "store.json").exists() else "progress.json")
+    if not path.exists():
+        return {}
+    record = read_record(path)
+    with refusing_damage(path):
+        stored, vocab_size = dict(record["identity"]), identity["tokenizer"].get("vocab_size")
+        if vocab_size and vocab_size == record.get("vocab_size"):  # the text had no more tokens
+            stored["tokenizer"] = {**stored["tokenizer"], "vocab_size": vocab_size}
+    other = next((name for name, value in identity.items() if stored.get(name) != value), "")
+    if other and "failed" not in record:
+        names = {"text": "other text", "held_out": "other held-out text"}
+        raise UserError(
+            f"{folder} was prepared from {names.get(other, f'another {other}')} than this command "
+            f"asks for; choose another folder, or {REMEDY}"
+        )
+    return {} if other else record
 
 
 def _documents(sources: list[Source], eval_fraction: float) -> Iterator[_Document]:
@@ -199,20 +197,19 @@ def _batches(documents: Iterator[_Document]) -> Iterator[list[_Document]]:
 def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Path) -> None:
     """Tokenize the documents that `progress.json` does not record yet, and complete the store."""
     path = folder / "progress.json"
-    progress = read_record(path)
+    progress = {"documents": 0, "checksums": {}, **read_record(path)}
+    progress.pop("failed", None)
     tokenizer = tokenizer_loading.load(folder / "tokenizer")
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    characters, start_time = 0, time.monotonic()
     with refusing_damage(path):
-        progress.pop("failed", None)
         progress |= {name: int(progress.get(name, 0)) for name in CHARACTERS}
-        num_documents = progress.get("documents", 0)
-        batches = _batches(itertools.islice(documents, num_documents, None))
-        splits, sums = progress["splits"], progress.setdefault("checksums", {})
+        batches = _batches(itertools.islice(documents, progress["documents"], None))
+        splits, sums = progress["splits"], progress["checksums"]
         for name in ("train", "eval"):
             splits[name] = _open_split(folder / name, splits.get(name), dtype)
             if f"{name}/tokens.bin" not in sums:  # it is new, or an earlier version began it
                 sums |= checksums.of_files(folder, (folder / name).glob("*.bin"))
+    start_time, previous_characters = time.monotonic(), progress[CHARACTERS[0]]
     size = sum(source.size for source in sources)
     bar = console.progress_bar(total=size, desc="tokenizing", unit_scale=True, leave=False)
     with ThreadPoolExecutor(1) as reader, bar:
@@ -226,15 +223,13 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
             tokenized = [(split, [next(remaining) for _ in document]) for split, document in batch]
             for name, sizes in splits.items():
                 _append(folder / name, sizes, sums, [d for s, d in tokenized if s == name])
-            num_documents += len(batch)
-            characters += sum(map(len, sentences))
-            progress["documents"] = num_documents
+            progress["documents"] += len(batch)
             counts = sum(map(len, sentences)), _count_unknown(tokenizer, sentences, ids)
             for name, count in zip(CHARACTERS, counts, strict=True):
-                progress[name] = progress.get(name, 0) + count
+                progress[name] += count
             write_record(path, progress)
             bar.update(sum(source.position for source in sources) - bar.n)
-    source = sources[0]
+    source, num_documents = sources[0], progress.pop("documents")
     if not splits["train"]["tokens"]:
         raise UserError(f"{source.name} has no text to train on; give more text")
     if not splits["eval"]["tokens"]:
@@ -242,23 +237,22 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
         if num_documents > 1:
             remedy = f"set it to {math.ceil(100 / num_documents) / 100} or more"
         raise UserError(
-            f"data.eval_fraction holds out none of the {num_documents} documents of {source.name}; "
-            f"{remedy}, or give data.eval_source"
+            f"data.eval_fraction holds out none of {console.counted(num_documents, 'document')} of "
+            f"{source.name}; {remedy}, or give data.eval_source"
         )
     if (share := unknown_share(progress)) > _MOST_UNKNOWN:
         raise UserError(
             f"{share:.0%} of {source.name} is unknown to the {tokenizer.kind} tokenizer; "
             f"{UNKNOWN_REMEDY}, or --config=letters for sequences of letters"
         )
-    del progress["documents"]
     sums |= checksums.of_files(folder, (folder / "tokenizer").iterdir())
     write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
     path.unlink()
     seconds = time.monotonic() - start_time
+    millions = (progress[CHARACTERS[0]] - previous_characters) / 1e6
     console.show(
         f"prepared {source.name} ({source.form}): {num_documents:,} documents, "
-        f"{characters / 1e6:.1f} million characters in {seconds:.1f} s "
-        f"({characters / 1e6 / seconds:.1f} million/s)"
+        f"{millions:.1f} million characters in {seconds:.1f} s ({millions / seconds:.1f} million/s)"
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from bert_jax.console import counted
 from bert_jax.errors import UserError
 
 # Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
@@ -165,7 +166,7 @@ def table_rows(
             yield Record(where, {})
         else:
             than = f"{len(header)} are expected" if columns else f"the header has {len(header)}"
-            count = "1 field" if len(row) == 1 else f"{len(row)} fields"
+            count = counted(len(row), "field")
             raise UserError(f"{where}: {count} where {than}; fix or remove the line")
 
 

@@ -67,10 +67,11 @@ def test_a_mistake_ends_the_process_with_one_line(tmp_path):
 def test_prepare_prints_a_command_that_works(tmp_path, monkeypatch, bert_jax_main):
     """It trains on the store, whatever the size of its vocabulary."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("One sentence.\nAnother sentence.\nA third one.\n\n" * 40)
+    (tmp_path / "text.txt").write_text("One sentence.\nAnother sentence.\nA third one.\n\n" * 20)
     options = "--tokenizer=wordpiece", "--vocab-size=40"
     printed = bert_jax_main("prepare", "text.txt", "store", *options)
     assert "training: " in printed
+    assert ", 3 sentences, 1 document\n" in printed
     command = shlex.split(printed.partition("train on it with: ")[2])
     fields = {"steps": 2, "data.batch_size": 8, "model.hidden_size": 16}
     changes = [f"--config.{name}={value}" for name, value in fields.items()]

@@ -187,7 +187,7 @@ def test_texts_that_cannot_be_trained_on(tmp_path):
     for name, content, message in (
         ("empty", "", "no text to train a tokenizer on"),
         ("blank", "\n \n\n", "no text to train a tokenizer on"),
-        ("short", "Only the one sentence of one document here.\n", "holds out none"),
+        ("short", "Only the one sentence of one document here.\n", "holds out none of 1 document "),
     ):
         path = tmp_path / f"{name}.txt"
         path.write_text(content)
@@ -358,7 +358,7 @@ def test_progress_of_anything(data, tmp_path, content):
     (tmp_path / "store").mkdir()
     content = content if isinstance(content, bytes) else content.encode()
     (tmp_path / "store/progress.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"progress.json cannot be read|was prepared from"):
+    with pytest.raises(UserError, match=r"progress.json (cannot be read|is damaged)|was prepared"):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
 
 
