@@ -153,9 +153,9 @@ def _identity(
 
 def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     """Return the record of the store in a folder, {} without one; UserError if it is of another."""
-    path = folder / ("store.json" if (folder / "store.json").exists() else "progress.json")
-    if not path.exists():
+    if not is_store(folder):
         return {}
+    path = folder / ("store.json" if (folder / "store.json").exists() else "progress.json")
     record = read_record(path)
     with refusing_damage(path):
         stored, vocab_size = dict(record["identity"]), identity["tokenizer"].get("vocab_size")
