@@ -208,11 +208,11 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             stop=stop,
             verify=corpus.verify,
         )
-        scores = writer.latest.get("eval") or stages[-1].evaluate(state)
+        # Not from the records, whose file could have been changed.
+        scores = checkpoints.held_out(config.steps) or stages[-1].evaluate(state)
     # Of several hosts none has all parameters; the checkpoint has.
     is_alone = hosts.count() == 1
     bert = Bert(config.model, state.params, corpus.tokenizer, model) if is_alone else None
-    scores = {name: x for name, x in scores.items() if name not in ("step", "split")}
     baselines = report.baselines(corpus, config)
     latest = checkpoint.find(workdir)
     report.pretraining_end(scores, baselines, config, corpus, bert, workdir, latest)

@@ -160,6 +160,17 @@ def test_the_same_run_again_changes_nothing(finished, store, capsys):
     assert contents(workdir) == before
 
 
+def test_scores_do_not_depend_on_the_records(finished, store, tmp_path, capsys):
+    workdir, printed = finished
+    copied = shutil.copytree(workdir, tmp_path / "run")
+    records = (copied / "metrics.jsonl").read_bytes()
+    (copied / "metrics.jsonl").write_bytes(records[: len(records) // 2])
+    pretrain(store, copied)
+    again = capsys.readouterr().out
+    first, second = (text.split("held-out text")[1].splitlines()[:4] for text in (printed, again))
+    assert first == second
+
+
 def test_what_a_script_compiles_is_kept_in_the_users_cache(script):
     _, cache = script
     assert list((cache / "bert-jax").glob("jit_apply-*"))

@@ -93,6 +93,11 @@ class Checkpoints:
         """Return the step of the latest complete checkpoint, as the first host sees it."""
         return hosts.broadcast_from_main(self._manager.latest_step)
 
+    def held_out(self, step: int) -> dict[str, float] | None:
+        """Return the scores that were saved with a checkpoint; None if that step has none."""
+        path = self.folder / str(step) / "metrics/metrics"
+        return json.loads(path.read_text()) if path.exists() else None
+
     def log_window(self, step: int) -> Sums:
         """Return the sums that were saved with a checkpoint; {} if an earlier version wrote it."""
         checkpoint = self.folder / str(step)

@@ -54,7 +54,6 @@ class Writer:
         self._path = folder / "metrics.jsonl"
         records = hosts.broadcast_from_main(lambda: _read_records(self._path))
         self.records = [record for record in records if record["step"] <= step]
-        self.latest = {record["split"]: record for record in self.records}
         self._plotted = time.monotonic()
         self._draws = hosts.is_main()
         if hosts.is_main():
@@ -65,12 +64,12 @@ class Writer:
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Record the values of a split, "train" or "eval", after `step` steps."""
-        self.latest[split] = {"step": step, "split": split, **values}
-        self.records.append(self.latest[split])
+        record = {"step": step, "split": split, **values}
+        self.records.append(record)
         if not hosts.is_main():
             return
         with self._path.open("a") as file:
-            file.write(json.dumps(self.latest[split]) + "\n")
+            file.write(json.dumps(record) + "\n")
         if self._draws:
             with self._pictures():
                 self._events.write(step, {f"{split}/{name}": x for name, x in values.items()})

@@ -41,7 +41,7 @@ def test_a_record_resumes_from_its_step(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 40, "spl')  # killed while it wrote
     writer = Writer(tmp_path, 20, {"loss": "loss"})
-    assert writer.latest["train"]["step"] == 20
+    assert writer.records[-1]["step"] == 20
     writer.write(30, "train", {"loss": 9.0})
     writer.close()
     found = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
