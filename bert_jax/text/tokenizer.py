@@ -4,7 +4,6 @@ import abc
 import base64
 import functools
 import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -224,6 +223,8 @@ class _FastTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library, as in a `tokenizer.json`."""
 
     special: tuple[str, str, str, str, str]  # for padding, unknown text, [CLS], [SEP] and [MASK]
+    _decoder: decoders.Decoder
+    _mask_strips: bool  # whether the mask token includes the space before it
 
     def __init__(self, tokenizer: tokenizers.Tokenizer):
         tokenizer.no_padding()
@@ -238,6 +239,15 @@ class _FastTokenizer(Tokenizer):
         super().__init__(sorted(ids, key=ids.__getitem__), [ids[t] for t in self.special])
         if tokenizer.post_processor is None:  # other libraries need it to join texts as we do
             tokenizer.post_processor = self.template()
+
+    @classmethod
+    def from_model(cls, tokenizer: tokenizers.Tokenizer):
+        """Add what does not depend on the vocabulary: special tokens and decoder."""
+        tokenizer.decoder = cls._decoder
+        result = cls(tokenizer)  # refuses a vocabulary that has not all special tokens
+        mask = tokenizers.AddedToken(cls.special[-1], lstrip=cls._mask_strips, special=True)
+        tokenizer.add_special_tokens([*cls.special[:-1], mask])
+        return result
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -260,6 +270,7 @@ class WordPieceTokenizer(_FastTokenizer):
     kind = "wordpiece"
     special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     _continuation = re.compile("##")
+    _decoder, _mask_strips = decoders.WordPiece(), False
 
     def __init__(self, tokenizer: tokenizers.Tokenizer):
         super().__init__(tokenizer)
@@ -311,40 +322,34 @@ class WordPieceTokenizer(_FastTokenizer):
 
     @classmethod
     def from_vocabulary(
-        cls,
-        tokens: Sequence[str],
-        *,
-        lowercase: bool,
-        strip_accents: bool | None = None,
-        settings: Mapping[str, Any] = {},
-        added: Mapping[int, tokenizers.AddedToken] = {},
+        cls, tokens: Sequence[str], *, lowercase: bool, strip_accents: bool | None = None
     ):
-        """Build BERT's tokenizer from the lines of a `vocab.txt`.
-
-        With `strip_accents`, true or false, it is one that was trained here.
-        """
-        ids: dict[str, int] = {}
-        for index, token in enumerate(tokens):
-            if ids.setdefault(token, index) != index:
-                raise UserError(f"the vocabulary has the token {token!r} twice; remove one")
-        # The original turns words of over 100 characters into [UNK].
-        model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
-        tokenizer = tokenizers.Tokenizer(model)
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        if strip_accents is not None:
-            tokenizer.normalizer = wordpiece_normalizer(
-                lowercase=lowercase, strip_accents=strip_accents
-            )
-            tokenizer.pre_tokenizer = WORDPIECE_SPLITTER
-        tokenizer.decoder = decoders.WordPiece()
-        configure(tokenizer, settings, added)
-        result = cls(tokenizer)  # refuses a vocabulary that has not all special tokens
-        tokenizer.add_special_tokens(list(cls.special))
-        return result
+        """Build a tokenizer from the lines of a `vocab.txt`, as `wordpiece_model` does."""
+        return cls.from_model(wordpiece_model(tokens, lowercase, strip_accents))
 
     def _unspaced(self, text: str) -> str:
         return re.sub(rf" ?([{_CHINESE}]) ?", r"\1", text)
+
+
+def wordpiece_model(
+    tokens: Sequence[str], lowercase: bool, strip_accents: bool | None = None
+) -> tokenizers.Tokenizer:
+    """Return BERT's tokenizer, or with `strip_accents`, true or false, as it is trained here."""
+    ids: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        if ids.setdefault(token, index) != index:
+            raise UserError(f"the vocabulary has the token {token!r} twice; remove one")
+    # The original turns words of over 100 characters into [UNK].
+    model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    if strip_accents is not None:
+        tokenizer.normalizer = wordpiece_normalizer(
+            lowercase=lowercase, strip_accents=strip_accents
+        )
+        tokenizer.pre_tokenizer = WORDPIECE_SPLITTER
+    return tokenizer
 
 
 def _steps(*steps: Any) -> list[str]:
@@ -367,15 +372,7 @@ class ByteLevelTokenizer(_FastTokenizer):
     kind = "byte_bpe"
     special = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
     _continuation = re.compile("(?!Ġ)")
-
-    @classmethod
-    def from_model(cls, tokenizer: tokenizers.Tokenizer):
-        """Add what does not depend on the vocabulary: special tokens and decoder."""
-        tokenizer.decoder = decoders.ByteLevel()
-        result = cls(tokenizer)  # refuses a vocabulary that has not all special tokens
-        mask = tokenizers.AddedToken("<mask>", lstrip=True, special=True)
-        tokenizer.add_special_tokens([*cls.special[:-1], mask])
-        return result
+    _decoder, _mask_strips = decoders.ByteLevel(), True
 
     def _encode_rest(self, text: str) -> Sequence[int]:
         return self._without_prefix.encode(text, add_special_tokens=False).ids
@@ -383,12 +380,9 @@ class ByteLevelTokenizer(_FastTokenizer):
     @functools.cached_property
     def _without_prefix(self) -> tokenizers.Tokenizer:
         """The tokenizer without a space before each text."""
-        content = json.loads(self._tokenizer.to_str())
-        steps = json.dumps(content["pre_tokenizer"])
-        steps = steps.replace('"add_prefix_space": true', '"add_prefix_space": false')
-        return tokenizers.Tokenizer.from_str(
-            json.dumps({**content, "pre_tokenizer": json.loads(steps)})
-        )
+        text = self._tokenizer.to_str()
+        text = text.replace('"add_prefix_space":true', '"add_prefix_space":false')
+        return tokenizers.Tokenizer.from_str(text)
 
     def readable(self, index: int) -> str:
         text = self._tokenizer.decode([int(index)])
@@ -414,11 +408,16 @@ def configure(
     for index, token in sorted(added.items()):
         if repr(known.get(index)) != repr(token):
             tokenizer.add_tokens([token])
-        if (found := tokenizer.token_to_id(token.content)) != index:
-            raise UserError(
-                f"the added token {token.content!r} is listed as id {index} and loads as {found}; "
-                "fetch the files again"
-            )
+        check_added_token(token.content, index, tokenizer.token_to_id(token.content))
+
+
+def check_added_token(token: str, index: int, loaded: int | None) -> None:
+    """Refuse a token beside a vocabulary whose id is not the one that it is listed with."""
+    if loaded != index:
+        raise UserError(
+            f"the added token {token!r} is listed as id {index} and loads as {loaded}; fetch the "
+            "files again"
+        )
 
 
 def check_vocab_size(tokenizer: Tokenizer, vocab_size: int) -> None:

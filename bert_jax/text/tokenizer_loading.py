@@ -1,9 +1,10 @@
 """Load a tokenizer from files of its own, of Hugging Face, or of Google."""
 
 import base64
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from bert_jax.text.tokenizer import (
     SentencePieceTokenizer,
     Tokenizer,
     WordPieceTokenizer,
+    check_added_token,
     configure,
+    wordpiece_model,
 )
 
 _SETTINGS, _ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
+_NAMES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", _SETTINGS, _ADDED_TOKENS)
 
 
 def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
@@ -27,87 +31,99 @@ def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
     path = Path(path)
     if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
         raise UserError(f"tokenizer {path} does not exist; give one of its files, or their folder")
-    names = (
-        "*.model",
-        "tokenizer.json",
-        "vocab.txt",
-        "vocab.json",
-        "merges.txt",
-        _SETTINGS,
-        _ADDED_TOKENS,
-    )
-    paths = [path] if path.is_file() else [p for name in names for p in sorted(path.glob(name))]
-    try:
-        files = {p.name: p.read_bytes() for p in paths}
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error})") from error
-    return _try(from_files(files, str(path), lowercase=lowercase), str(path))
+    paths = [*sorted(path.glob("*.model")), *(path / name for name in _NAMES)]
+    with _reading(str(path)):
+        paths = [path] if path.is_file() else [p for p in paths if p.exists()]
+        return _build({p.name: p.read_bytes() for p in paths}, lowercase=lowercase)
 
 
 def from_json(files: Any, where: str) -> Tokenizer:
     """Build a tokenizer from `Tokenizer.to_json`; `where` names it in an error."""
-    try:
-        content = {name: base64.b64decode(text) for name, text in files.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"{where} holds no readable tokenizer ({error})") from error
-    return _try(from_files(content, where), where)
-
-
-def _try(tokenizer: Tokenizer, where: str) -> Tokenizer:
-    """Return a tokenizer that encodes and decodes a text, which some damaged ones do not."""
-    try:
-        tokenizer.encode(["a river \U0010ffff"])
-        tokenizer.encode_with_offsets("a river")
-        tokenizer.decode(tokenizer.encode_with_masks("a [MASK] river"))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # of any kind, also Rust's panic, which is no Exception
-        raise UserError(f"{where} holds no readable tokenizer ({error}); fetch it again") from error
-    return tokenizer
+    with _reading(where):
+        return _build({name: base64.b64decode(text) for name, text in files.items()})
 
 
 def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True) -> Tokenizer:
-    """Build a tokenizer from the content of its files by name; `where` names them in an error.
+    """Build a tokenizer from the content of its files by name; `where` names them in an error."""
+    with _reading(where):
+        return _build(files, lowercase=lowercase)
 
-    Of several kinds the first is used: SentencePiece `.model`, `tokenizer.json`, `vocab.json` with
-    `merges.txt`, `vocab.txt`. A `tokenizer_config.json` overrides how they normalize text.
-    """
+
+@contextlib.contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Turn any error of damaged files into a UserError that names them."""
     try:
-        settings = json.loads(files.get(_SETTINGS, b"{}"))
-        if not isinstance(settings, dict):
-            raise UserError(f"{_SETTINGS} is not a JSON object; fetch it again")
-        added = _added_tokens(settings, json.loads(files.get(_ADDED_TOKENS, b"{}")))
-        for name, content in files.items():
-            if name.endswith(".model"):
-                return SentencePieceTokenizer(content)
-        if "tokenizer.json" in files:
-            return _from_tokenizer_json(files["tokenizer.json"].decode(), settings, added)
-        if {"vocab.json", "merges.txt"} <= set(files):
-            lines = files["merges.txt"].decode().split("\n")
-            lines = lines[lines[0].startswith("#version") :]
-            merges: Any = [line.partition(" ")[::2] for line in lines if line]
-            model = models.BPE(dict(json.loads(files["vocab.json"])), merges)
-            tokenizer = tokenizers.Tokenizer(model)
-            prefix = bool(settings.get("add_prefix_space"))
-            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-            configure(tokenizer, settings, added)
-            return ByteLevelTokenizer.from_model(tokenizer)
-        for name, content in files.items():
-            if name.endswith(".txt"):
-                # Not splitlines: a token may hold another character that it splits at.
-                tokens = content.decode().removesuffix("\n").split("\n")
-                tokens = [token.removesuffix("\r") for token in tokens]
-                return WordPieceTokenizer.from_vocabulary(
-                    tokens, lowercase=lowercase, settings=settings, added=added
-                )
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    except Exception as error:  # `tokenizers` raises bare Exception for a damaged file
+    except BaseException as error:  # of any kind, also Rust's panic, which is no Exception
         raise UserError(f"{where} holds no readable tokenizer ({error}); fetch it again") from error
-    raise UserError(
-        f"{where} has no sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with "
-        "merges.txt; add one"
-    )
+
+
+def _build(files: Mapping[str, bytes], *, lowercase: bool = True) -> Tokenizer:
+    """Return a tokenizer that encodes and decodes a text, which some damaged ones do not."""
+    settings = json.loads(files.get(_SETTINGS, b"{}"))
+    if not isinstance(settings, dict):
+        raise UserError(f"{_SETTINGS} is not a JSON object; fetch it again")
+    added = _added_tokens(settings, json.loads(files.get(_ADDED_TOKENS, b"{}")))
+    tokenizer = _from_vocabulary(files, settings, added, lowercase=lowercase)
+    tokenizer.encode(["a river \U0010ffff"])
+    tokenizer.encode_with_offsets("a river")
+    tokenizer.decode(tokenizer.encode_with_masks("a [MASK] river"))
+    return tokenizer
+
+
+def _from_vocabulary(
+    files: Mapping[str, bytes],
+    settings: Mapping[str, Any],
+    added: Mapping[int, tokenizers.AddedToken],
+    *,
+    lowercase: bool,
+) -> Tokenizer:
+    """Build a tokenizer from the first vocabulary among its files."""
+    names = {Path(name).suffix: name for name in reversed(files)}
+    if ".model" in names:  # whose tokens are all that are read from a text
+        result = SentencePieceTokenizer(files[names[".model"]])
+        ids = {result.id_to_token(index): index for index in range(result.vocab_size)}
+        for index, token in added.items():
+            check_added_token(token.content, index, ids.get(token.content))
+        return result
+    if is_complete := "tokenizer.json" in files:
+        text = files["tokenizer.json"].decode()
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+        kind = type(model := tokenizer.model).__name__
+        if (
+            isinstance(model, models.WordPiece)
+            and model.unk_token not in WordPieceTokenizer.special
+        ):
+            raise UserError("tokenizer.json has no token for unknown words; BERT's is [UNK]")
+        if kind != "WordPiece" and not (kind == "BPE" and '"ByteLevel"' in text):
+            raise UserError(
+                f"tokenizer.json holds a {kind} tokenizer, which is read from its .model alone; "
+                "put that beside it"
+            )
+    elif {"vocab.json", "merges.txt"} <= {*files}:
+        lines = files["merges.txt"].decode().split("\n")
+        lines = lines[lines[0].startswith("#version") :]
+        merges: Any = [line.partition(" ")[::2] for line in lines if line]
+        tokenizer = tokenizers.Tokenizer(models.BPE(json.loads(files["vocab.json"]), merges))
+        prefix = bool(settings.get("add_prefix_space"))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    elif ".txt" in names:
+        # Not splitlines: a token may hold another character that it splits at.
+        tokens = files[names[".txt"]].decode().removesuffix("\n").split("\n")
+        tokenizer = wordpiece_model([token.removesuffix("\r") for token in tokens], lowercase)
+    else:
+        raise UserError(
+            "it has no sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with "
+            "merges.txt; add one"
+        )
+    configure(tokenizer, settings, added)
+    is_wordpiece = isinstance(tokenizer.model, models.WordPiece)
+    cls = WordPieceTokenizer if is_wordpiece else ByteLevelTokenizer
+    return cls(tokenizer) if is_complete else cls.from_model(tokenizer)
 
 
 def _added_tokens(
@@ -123,22 +139,3 @@ def _added_tokens(
         is_special = token in special
         added[index] = tokenizers.AddedToken(token, normalized=not is_special, special=is_special)
     return added
-
-
-def _from_tokenizer_json(
-    text: str, settings: Mapping[str, Any], added: Mapping[int, tokenizers.AddedToken]
-) -> Tokenizer:
-    tokenizer = tokenizers.Tokenizer.from_str(text)
-    configure(tokenizer, settings, added)
-    model = tokenizer.model
-    if isinstance(model, models.WordPiece):
-        if model.unk_token not in WordPieceTokenizer.special:
-            raise UserError("tokenizer.json has no token for unknown words; BERT's is [UNK]")
-        return WordPieceTokenizer(tokenizer)
-    if isinstance(model, models.BPE) and '"ByteLevel"' in text:
-        return ByteLevelTokenizer(tokenizer)
-    kind = type(model).__name__
-    raise UserError(
-        f"tokenizer.json holds a {kind} tokenizer, which is read from its .model alone; put that "
-        "beside it"
-    )

@@ -294,6 +294,13 @@ def test_special_tokens_are_added_to_a_sentencepiece_model(tmp_path):
     assert (
         tokenizer.decode([tokenizer.pad_id, *tokenizer.encode(["the encoder"])[0]]) == "the encoder"
     )
+    for listed, is_same in (({"[PAD]": 80}, True), ({"[MASK]": 80}, False), ({"<e>": 82}, False)):
+        (tmp_path / "added_tokens.json").write_text(json.dumps(listed))
+        if is_same:
+            assert tokenizer_loading.load(tmp_path).fingerprint == tokenizer.fingerprint
+            continue
+        with pytest.raises(UserError, match=r"added token '.*' is listed as id 8\d and loads as"):
+            tokenizer_loading.load(tmp_path)
 
 
 def test_long_sentences_are_trained_on():
