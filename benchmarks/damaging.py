@@ -15,6 +15,7 @@ from typing import Any
 
 import fuzzing
 from fault_samples import (
+    by_kind,
     digest,
     finetuning_config,
     in_a_child,
@@ -110,36 +111,29 @@ TARGETS: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
 
 
 def damage(args: argparse.Namespace) -> str:
-    """Damage every file of every target in every way, and return a table by target."""
+    """Damage every kind of file of every target in every way, and return a table by target."""
     samples = args.output / "samples"
     if not samples.exists():
         in_a_child(make_samples, samples)
-    jobs = []
+    draw = random.Random(args.seed)
+    jobs = []  # the damages of a kind of file, each to a file that is drawn
     for target, (folder, _) in TARGETS.items():
         paths = sorted(p for p in (samples / folder).rglob("*") if p.is_file())
         names = [str(path.relative_to(samples / folder)) for path in paths]
-        jobs += [
-            (target, n, way)
-            for n in names
-            for way in DAMAGES
-            if "store" in target or not n.startswith("store/")
-        ]
-    draw = random.Random(args.seed)
-    if args.count:
-        jobs = draw.sample(jobs, min(args.count, len(jobs)))
-    by_file = collections.defaultdict(list)
-    for target, name, way in jobs:
-        by_file[target, name].append(way)
+        names = [n for n in names if "store" in target or not n.startswith("store/")]
+        for kind in by_kind(names).values():
+            jobs.append((target, [(names[draw.choice(kind)], way) for way in DAMAGES]))
+    jobs = draw.sample(jobs, min(args.count or len(jobs), len(jobs)))
     expected = {target: in_a_child(numbers, samples, target) for target in TARGETS}
     counts: dict[str, collections.Counter] = {target: collections.Counter() for target in TARGETS}
     faults = []
 
-    def run(group: tuple[tuple[str, str], list[str]]) -> None:
+    def run(job: tuple[str, list[tuple[str, str]]]) -> None:
         if time.monotonic() > args.deadline:
             return
-        (target, name), ways = group
-        found = _attempt_all(samples, target, name, ways, expected[target], args.seed)
-        for way, (kind, text) in zip(ways, found, strict=True):
+        target, damages = job
+        found = _attempt_all(samples, target, damages, expected[target], args.seed)
+        for (name, way), (kind, text) in zip(damages, found, strict=True):
             counts[target][kind] += 1
             if kind not in ("refused", "same"):
                 faults.append(f"{target}: {name}, {way}: {kind}")
@@ -148,9 +142,7 @@ def damage(args: argparse.Namespace) -> str:
                     file.write(f"{faults[-1]}\n{text}\n\n")
 
     with ThreadPoolExecutor(args.processes) as pool:
-        groups = list(by_file.items())
-        random.Random(args.seed).shuffle(groups)
-        list(pool.map(run, groups))
+        list(pool.map(run, jobs))
     kinds = ("refused", "same", "other numbers", "traceback", "crash or hang")
     rows = [f"| damaged | times | {' | '.join(kinds)} |", "|---|" + "---:|" * 6]
     rows += [row(t, sum(c.values()), *(c[kind] for kind in kinds)) for t, c in counts.items()]
@@ -160,22 +152,22 @@ def damage(args: argparse.Namespace) -> str:
 
 
 def _attempt_all(
-    samples: Path, target: str, name: str, ways: Sequence[str], expected: Any, seed: int
+    samples: Path, target: str, damages: Sequence[tuple[str, str]], expected: Any, seed: int
 ) -> list[tuple[str, str]]:
-    """Return the outcome of each way, in one process; in one for each where that one ends."""
+    """Return the outcome of each damage, in one process; in one for each where that one ends."""
     try:
-        return in_a_child(_attempts, samples, target, name, ways, expected, seed, seconds=300)
+        return in_a_child(_attempts, samples, target, damages, expected, seed, seconds=300)
     except (ChildProcessError, TimeoutError) as error:
-        if len(ways) == 1:
+        if len(damages) == 1:
             return [("crash or hang", str(error))]
-        each = (_attempt_all(samples, target, name, [way], expected, seed) for way in ways)
+        each = (_attempt_all(samples, target, [one], expected, seed) for one in damages)
         return [outcome for outcomes in each for outcome in outcomes]
 
 
 def _attempts(
-    samples: Path, target: str, name: str, ways: Sequence[str], expected: Any, seed: int
+    samples: Path, target: str, damages: Sequence[tuple[str, str]], expected: Any, seed: int
 ) -> list[tuple[str, str]]:
-    return [attempt(samples, target, name, way, expected, seed) for way in ways]
+    return [attempt(samples, target, name, way, expected, seed) for name, way in damages]
 
 
 def numbers(samples: Path, target: str) -> Any:

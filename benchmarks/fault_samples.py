@@ -5,6 +5,7 @@ import hashlib
 import json
 import multiprocessing
 import random
+import re
 import resource
 import string
 from collections.abc import Callable, Sequence
@@ -233,6 +234,14 @@ def differences(script: str, workdir: Path, expected: dict[str, Any]) -> str:
     found = result(script, workdir)
     names = [n for n in {**found, **expected} if found.get(n) != expected.get(n)]
     return f"other {', '.join(names)}" if names else ""
+
+
+def by_kind(paths: Sequence[str]) -> dict[str, list[int]]:
+    """Return the indices of paths that differ in numbers and hashes alone."""
+    kinds: dict[str, list[int]] = {}
+    for index, path in enumerate(paths):
+        kinds.setdefault(re.sub(r"[0-9a-f]{32}|\d+", "#", path), []).append(index)
+    return kinds
 
 
 def row(name: str, *values: float) -> str:

@@ -6,10 +6,11 @@ kills: SIGKILL of `train.py` and `finetune.py` at random moments of their life, 
   command until it ends. Its parameters, evaluations and predictions must be those of an undisturbed
   run.
 fuzz: mutated files for every reader (fuzzing.py), which must succeed or refuse with a `UserError`.
-writes: each kind of write of a run fails once. The run must end with one line and a documented exit
-  code, or continue and say so once; then the same command must end as if undisturbed.
-damage: each file of a workdir, a store and a checkpoint is damaged in eight ways. The command must
-  refuse in one line, or give the same numbers.
+writes: each kind of write of a run (its function, and its path without numbers) fails once. The run
+  must end with one line and a documented exit code, or continue and say so once; then the same
+  command must end as if undisturbed.
+damage: each kind of file of a workdir, a store and a checkpoint is damaged in ten ways. The command
+  must refuse in one line, or give the same numbers.
 
 FOLDER gets `README.md`, a table of counts, and each fault that was found.
 """
@@ -40,6 +41,7 @@ import record
 from fault_samples import (
     CONTEXT,
     ROOT,
+    by_kind,
     commands,
     differences,
     in_a_child,
@@ -273,7 +275,7 @@ def writes(args: argparse.Namespace) -> str:
         in_a_child(make_samples, folder / "samples")
     words = commands(folder, scale=1)
     words["prepare"] = ["prepare", str(folder / "text.txt"), "", "--vocab-size=200"]
-    jobs, expected, total = [], {}, {}
+    jobs, expected, total, draw = [], {}, {}, random.Random(args.seed)
     for script, flags in words.items():
         for name in ("first", "expected"):  # the first compiles
             workdir = folder / name / script
@@ -283,14 +285,11 @@ def writes(args: argparse.Namespace) -> str:
         expected[script] = in_a_child(result, script, workdir)
         calls = workdir.with_name(f"{script}.log").read_text().splitlines()
         total[script] = len(calls)
-        for problem, number in ERRORS.items():
-            kinds = {}  # the first and the last call of each kind: its function and its path
-            for n, call in enumerate(calls, start=1):
-                if problem == "disk full" or call.startswith(("open", "mkdir", "rename")):
-                    kinds.setdefault(re.sub(r"[0-9a-f]{32}|\d+", "#", call), []).append(n)
-            chosen = sorted({n for calls in kinds.values() for n in (calls[0], calls[-1])})
-            jobs += [(script, problem, number, n) for n in chosen]
-    draw = random.Random(args.seed)
+        for kind in by_kind(calls).values():  # one call of each kind fails, in one way
+            n = draw.choice(kind)
+            is_opened = calls[n].startswith(("open", "mkdir", "rename"))
+            problem = draw.choice(list(ERRORS) if is_opened else ["disk full"])
+            jobs.append((script, problem, ERRORS[problem], n + 1))
     jobs = draw.sample(jobs, min(args.count or len(jobs), len(jobs)))
     counts = {(s, problem): collections.Counter() for s in words for problem in ERRORS}
     faults = []

@@ -319,8 +319,8 @@ def _resume_run(config: bert_jax.TrainConfig, text: str, folder: Path) -> None:
     workdirs.check(folder, config)
     workdirs.resume_settings(config, folder)
     workdirs.check_text(folder, text)
-    with console.quiet(), contextlib.closing(Writer(folder, 3, pretraining.PANELS)) as writer:
-        writer.latest.get("eval")
+    with console.quiet():
+        Writer(folder, 3, pretraining.PANELS).close()
 
 
 def _load(folder: Path) -> None:
