@@ -158,6 +158,9 @@ def kills(args: argparse.Namespace) -> str:
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     os.environ.pop("JAX_COMPILATION_CACHE_DIR")
     words, jobs = commands(folder), []
+    # Long enough to be killed between two checkpoints.
+    steps = {"steps": 2000, "log_every": 20, "eval_every": 500, "checkpoint.every": 250}
+    words["train.py"] += [f"--config.{name}={number}" for name, number in steps.items()]
     lock, total = threading.Lock(), args.count or 100
     counts = {script: collections.Counter() for script in words}
     expected, lives = {}, {}
