@@ -408,16 +408,11 @@ def configure(
     for index, token in sorted(added.items()):
         if repr(known.get(index)) != repr(token):
             tokenizer.add_tokens([token])
-        check_added_token(token.content, index, tokenizer.token_to_id(token.content))
-
-
-def check_added_token(token: str, index: int, loaded: int | None) -> None:
-    """Refuse a token beside a vocabulary whose id is not the one that it is listed with."""
-    if loaded != index:
-        raise UserError(
-            f"the added token {token!r} is listed as id {index} and loads as {loaded}; fetch the "
-            "files again"
-        )
+        if (found := tokenizer.token_to_id(token.content)) != index:
+            raise UserError(
+                f"the added token {token.content!r} is listed as id {index} and loads as {found}; "
+                "fetch the files again"
+            )
 
 
 def check_vocab_size(tokenizer: Tokenizer, vocab_size: int) -> None:

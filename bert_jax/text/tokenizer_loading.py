@@ -17,7 +17,6 @@ from bert_jax.text.tokenizer import (
     SentencePieceTokenizer,
     Tokenizer,
     WordPieceTokenizer,
-    check_added_token,
     configure,
     wordpiece_model,
 )
@@ -86,9 +85,12 @@ def _from_vocabulary(
     names = {Path(name).suffix: name for name in reversed(files)}
     if ".model" in names:  # whose tokens are all that are read from a text
         result = SentencePieceTokenizer(files[names[".model"]])
-        ids = {result.id_to_token(index): index for index in range(result.vocab_size)}
         for index, token in added.items():
-            check_added_token(token.content, index, ids.get(token.content))
+            if result.id_to_token(index) != token.content:
+                raise UserError(
+                    f"the added token {token.content!r} is not token {index} of the .model, beside "
+                    "which none are read; remove it from its file"
+                )
         return result
     if is_complete := "tokenizer.json" in files:
         text = files["tokenizer.json"].decode()
