@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config=small --config.data.source=text/*.txt --workdir=runs/small
 
-About 80 sequences a second on two CPU cores, a day for a useful encoder; minutes on one GPU.
+About 80 sequences a second on two CPU cores, a day for a useful encoder.
 """
 
 from bert_jax.config import (
