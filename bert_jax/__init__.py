@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from bert_jax.finetuning import FinetuningResult, finetune
     from bert_jax.predictions import Predictions
     from bert_jax.pretraining import PretrainingResult, pretrain
+    from bert_jax.viewer.patterns import Patterns
+    from bert_jax.viewer.view import AttentionView, WordComparison
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "AttentionView",
     "Bert",
     "CheckpointConfig",
     "DataConfig",
@@ -39,6 +42,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",
+    "Patterns",
     "Phase",
     "Predictions",
     "PretrainingResult",
@@ -47,6 +51,7 @@ __all__ = [
     "TrainConfig",
     "TrainingError",
     "UserError",
+    "WordComparison",
     "__version__",
     "finetune",
     "load",
@@ -60,6 +65,8 @@ _MODULES = {
     "finetuning": ("FinetuningResult", "finetune"),
     "predictions": ("Predictions",),
     "pretraining": ("PretrainingResult", "pretrain"),
+    "viewer.patterns": ("Patterns",),
+    "viewer.view": ("AttentionView", "WordComparison"),
 }
 
 

@@ -34,9 +34,12 @@ from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
+from bert_jax.viewer import page
+from bert_jax.viewer.view import AttentionView, WordComparison, compare
 
 # Tokens of a sequence of a foreign model's task, at most: those of google-research `run_squad.py`.
 _TASK_LENGTH = 384
+_GUESSES = 5  # of each layer for a masked token, in the view of a text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +181,8 @@ class Bert:
     @functools.cached_property
     def _encode(self) -> Any:
         model = BertModel(self.config, add_pooling_layer="pooler" in self.params["bert"])
-        return jax.jit(model.apply, static_argnames=("output_hidden_states", "output_attentions"))
+        flags = "output_hidden_states", "output_attentions", "output_queries_keys"
+        return jax.jit(model.apply, static_argnames=flags)
 
     def encode(
         self, texts: str | Sequence[str], layer: int | Sequence[int] = -1, pooling: str = "mean"
@@ -252,11 +256,7 @@ class Bert:
 
     def fill_masked_tokens(self, ids: Sequence[int], top_k: int = 5) -> list[Guess]:
         """Return what `fill_mask` does, for the tokens of a text without [CLS] and [SEP]."""
-        if "mlm_head" not in self.params:
-            raise UserError(
-                "the checkpoint has no masked LM head; take one that was pretrained and not "
-                "fine-tuned, or pretrain from it to train a head"
-            )
+        self._check_mlm_head()
         if top_k < 1:
             raise UserError(f"top_k is {top_k}; it must be at least 1")
         tokenizer, longest = self.tokenizer, self.config.max_position_embeddings
@@ -266,12 +266,9 @@ class Bert:
                 f"the text has {count} tokens and the model {longest} positions; shorten it"
             )
         positions = [i for i, token in enumerate(sequence) if token == tokenizer.mask_id]
-        # Padded to a few sizes, so that few programs are compiled.
-        length = min(max(16, 1 << (count - 1).bit_length()), longest)
-        input_ids, mask = pad([sequence], (1, length), tokenizer.pad_id)
         padded, _ = pad([positions], (1, -(-len(positions) // 16) * 16), 0)
-        variables, types = {"params": self.params}, np.zeros_like(input_ids)
-        logits = self._apply(variables, input_ids, types, mask, padded).mlm_logits[0]
+        inputs = self._padded(sequence, count)
+        logits = self._apply({"params": self.params}, **inputs, positions=padded).mlm_logits[0]
         # Embeddings beyond the vocabulary are padding.
         logits = logits[: len(positions), : tokenizer.vocab_size]
         probabilities = np.asarray(jax.nn.softmax(logits))
@@ -284,9 +281,135 @@ class Bert:
                 guesses.append(Guess(name, float(row[token]), text, position))
         return guesses
 
+    def _check_mlm_head(self) -> None:
+        if "mlm_head" not in self.params:
+            raise UserError(
+                "the checkpoint has no masked LM head; take one that was pretrained and not "
+                "fine-tuned, or pretrain from it to train a head"
+            )
+
+    def _padded(self, ids: Sequence[int] | np.ndarray, second_start: int) -> dict[str, np.ndarray]:
+        """Return the inputs of a sequence, padded to a few sizes: few programs are compiled."""
+        length = max(16, 1 << (len(ids) - 1).bit_length())
+        shape = 1, min(length, self.config.max_position_embeddings)
+        input_ids, mask = pad([ids], shape, self.tokenizer.pad_id)
+        types = mask * (np.arange(shape[1]) >= second_start) * (self.config.type_vocab_size > 1)
+        return {"input_ids": input_ids, "token_type_ids": types, "attention_mask": mask}
+
     @functools.cached_property
     def _apply(self) -> Any:
         return jax.jit(self.model.apply)
+
+    def attention(self, text: str, text_pair: str | None = None) -> AttentionView:
+        """Return what the model computes for a text: attention maps, queries, keys, guesses.
+
+        Args:
+          text: may have "[MASK]"s, whose guesses are then in the view.
+          text_pair: a second text. What exceeds the model's positions is truncated, the longer text
+            first, with a warning.
+
+        Raises:
+          UserError: the text is empty, or the page would be too large for a browser.
+
+        >>> view = getfixture("tiny_bert").attention("The [MASK] bank.")
+        >>> view.maps.shape == (2, 2, len(view.tokens), len(view.tokens))
+        True
+        >>> len(view.guesses[2])  # of the embeddings and of each layer
+        3
+        """
+        c, tokenizer = self.config, self.tokenizer
+        texts = [text] if text_pair is None else [text, text_pair]
+        encoded = [tokenizer.encode_with_masks(each) for each in texts]
+        if not all(encoded):
+            raise UserError("a text is empty; give one with words")
+        room = max_text_tokens(len(texts), c, c.max_position_embeddings)
+        kept = truncate(encoded, room)
+        size, is_truncated = sum(map(len, encoded)), kept != encoded
+        if is_truncated:
+            warnings.warn(
+                f"the text has {size:,} tokens and was truncated to the {room:,} for which the "
+                "model has positions",
+                stacklevel=2,
+            )
+        ids, second_start = build_sequence(kept, tokenizer, c)
+        count = len(ids)
+        page.check_size(c.num_hidden_layers, c.num_attention_heads, c.hidden_size, count, 1)
+        inputs = self._padded(ids, second_start)
+        output = self._encode(
+            {"params": self.params["bert"]},
+            **inputs,
+            output_hidden_states=True,
+            output_attentions=True,
+            output_queries_keys=True,
+        )
+
+        def by_layer(arrays: Iterable[Any]) -> np.ndarray:
+            return np.stack([np.asarray(array[0], np.float32) for array in arrays])
+
+        states = by_layer(output.hidden_states)[:, :count]
+        layers = output.queries_keys
+        has_positions = layers[0].position_scores is not None
+        positions = by_layer(x.position_scores for x in layers) if has_positions else None
+        masked = np.flatnonzero(ids == tokenizer.mask_id)
+        return AttentionView(
+            model=repr(self),
+            tokenizer=tokenizer,
+            texts=texts,
+            input_ids=ids,
+            second_start=second_start,
+            maps=by_layer(output.attentions)[..., :count, :count],
+            queries=by_layer(x.query for x in layers)[..., :count, :],
+            keys=by_layer(x.key for x in layers)[..., :count, :],
+            position_scores=None if positions is None else positions[..., :count, :count],
+            hidden_states=states,
+            guesses=self._guesses_by_layer(states, masked) if masked.size else {},
+            prediction=self._prediction(texts),
+            is_truncated=is_truncated,
+        )
+
+    def _guesses_by_layer(
+        self, states: np.ndarray, positions: np.ndarray
+    ) -> dict[int, list[list[tuple[str, float]]]]:
+        """Return the best tokens at masked positions by hidden states [layers + 1, L, D]."""
+        self._check_mlm_head()
+        predict = functools.partial(self.model.apply, method="mlm_logits")
+        logits: Any = jax.jit(predict)({"params": self.params}, states[:, positions])
+        probabilities = np.asarray(jax.nn.softmax(logits[..., : self.tokenizer.vocab_size]))
+        best = np.argsort(-probabilities)[..., :_GUESSES]
+        return {
+            int(position): [
+                [(self.tokenizer.readable(int(t)), float(layer[i, t])) for t in tokens[i]]
+                for layer, tokens in zip(probabilities, best, strict=True)
+            ]
+            for i, position in enumerate(positions)
+        }
+
+    def _prediction(self, texts: Sequence[str]) -> dict[str, Any] | None:
+        """Return the prediction of a fine-tuned model for a text or a pair, where it has one."""
+        kind = self.task.kind if self.task else ""
+        if kind == "question_answering" and len(texts) == 2:
+            return self.predict([{"question": texts[0], "context": texts[1]}])[0]
+        if kind == "token_classification":
+            return self.predict([" ".join(texts).split()])[0]
+        return self.predict([texts])[0] if kind in ("classification", "regression") else None
+
+    def compare(self, texts: Sequence[str], word: str) -> WordComparison:
+        """Return how alike the model makes a word of several texts, layer by layer.
+
+        Args:
+          texts: two or more, each with the word.
+          word: in any case; its first occurrence in a text counts.
+
+        Raises:
+          UserError: there is one text alone, or one without the word.
+
+        >>> bert = getfixture("tiny_bert")
+        >>> bert.compare(["A river bank.", "The bank reads."], "bank").cosines.shape
+        (3, 2, 2)
+        """
+        if isinstance(texts, str) or len(texts) < 2 or not word.strip():
+            raise UserError("there is nothing to compare; give a word and two texts or more")
+        return compare([self.attention(text) for text in texts], word)
 
     def predict(
         self,

@@ -13,7 +13,7 @@ LAYERS = (
     ("pretraining", "finetuning"),
     ("report", "initialization"),
     ("bert",),
-    ("embeddings", "predictions"),
+    ("embeddings", "predictions", "viewer"),
     ("planning",),
     ("convert",),
     ("training",),

@@ -16,6 +16,7 @@ COMMANDS = {
     "finetune": "fine-tune an encoder for a task",
     "predict": "apply a fine-tuned model to new examples",
     "fill-mask": "guess the masked words of a text",
+    "attention": "show what a model sees in a text, as a page for a browser",
     "embed": "write embeddings of texts",
     "import": "make a checkpoint of a Hugging Face or Google directory",
     "export": "make a Hugging Face directory of a checkpoint",

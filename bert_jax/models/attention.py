@@ -44,6 +44,23 @@ class AttentionMask:
         return jnp.where(attends, 0.0, MASKED_SCORE)
 
 
+@struct.dataclass
+class AttentionMaps:
+    """What plain attention computes in one layer, before dropout.
+
+    Attributes:
+      probabilities: of each query, over the keys, [B, H, L, M].
+      query, key: of each head, [B, H, L, K].
+      position_scores: the relative positions' term of the scores before scaling, [B, H, L, M]; None
+        without them.
+    """
+
+    probabilities: Any
+    query: Any
+    key: Any
+    position_scores: Any
+
+
 class BertSelfAttention(nn.Module):
     """Multi-head self-attention with its output projection."""
 
@@ -55,9 +72,9 @@ class BertSelfAttention(nn.Module):
         hidden: Float[Array, "B L D"],
         mask: AttentionMask,
         dropout_key: DropoutKey | None,
-        output_attentions: bool,
-    ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"] | None]:
-        """Return the output, and the attention map before dropout where it was computed."""
+        output_maps: bool,
+    ) -> tuple[Float[Array, "B L D"], AttentionMaps | None]:
+        """Return the output, and the attention maps if `output_maps`."""
         c = self.config
         length, size = hidden.shape[1:]
         names, axes = ("query", "key", "value"), ("embed", "heads")
@@ -67,12 +84,13 @@ class BertSelfAttention(nn.Module):
         if c.position_embedding_type.startswith("relative"):
             relative = RelativePositions(c, name="distance")
         options: Any = {"packed": mask.packed, "training": dropout_key is not None}
-        is_fused = c.attention == "fused" and not output_attentions
+        is_fused = c.attention == "fused" and not output_maps
         if is_fused and not unsupported(c, target_platform(), length, **options):
-            context, attention = fused_attention(c, projected, mask, dropout_key), None
+            context, maps = fused_attention(c, projected, mask, dropout_key), None
         else:
-            context, attention = plain_attention(c, projected, mask, dropout_key, relative)
-        return Dense(c, (size, size), ("heads", "embed"), name="output")(context), attention
+            context, maps = plain_attention(c, projected, mask, dropout_key, relative)
+        output = Dense(c, (size, size), ("heads", "embed"), name="output")(context)
+        return output, maps if output_maps else None
 
 
 def plain_attention(
@@ -81,8 +99,8 @@ def plain_attention(
     mask: AttentionMask,
     dropout_key: DropoutKey | None,
     relative: Callable[[Array, Array], Array] | None = None,
-) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"]]:
-    """Return the context of each query, and the attention map before dropout.
+) -> tuple[Float[Array, "B L D"], AttentionMaps]:
+    """Return the context of each query, and the attention maps.
 
     `projected` are queries, keys and values, with the heads side by side. `relative` returns the
     positions' term of the scores from queries and keys.
@@ -93,14 +111,16 @@ def plain_attention(
         x.reshape(batch, length, heads, size // heads).swapaxes(1, 2) for x in projected
     )
     scores = attention_scores(query, key)
-    if relative:
-        scores += relative(query, key)
+    positions = relative(query, key) if relative else None
+    if positions is not None:
+        scores += positions
     attention = jax.nn.softmax(scores * (size // heads) ** -0.5 + mask.bias(), axis=-1)
     kept = apply_dropout(
         attention, dropout_key, config.attention_probs_dropout_prob, (heads, most, most)
     )
     context = attention_context(kept.astype(value.dtype), value)
-    return context.swapaxes(1, 2).reshape(batch, length, size), attention
+    maps = AttentionMaps(attention, query, key, positions)
+    return context.swapaxes(1, 2).reshape(batch, length, size), maps
 
 
 def fused_attention(

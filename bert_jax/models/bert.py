@@ -14,6 +14,7 @@ model, and forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises a TypeEr
 import math
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.attention import AttentionMask, BertSelfAttention
+from bert_jax.models.attention import AttentionMaps, AttentionMask, BertSelfAttention
 from bert_jax.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -47,12 +48,14 @@ class BertOutput:
         token of each segment, [B, T, D]; None without that layer.
       hidden_states: if requested, the embeddings and the output of each layer, each [B, L, D].
       attentions: if requested, the attention map of each layer before dropout, [B, H, L, M].
+      queries_keys: if requested, the queries and keys of each layer, as `AttentionMaps`.
     """
 
     last_hidden_state: Any
     pooled: Any
     hidden_states: Any = None
     attentions: Any = None
+    queries_keys: Any = None
 
 
 class BertEmbeddings(nn.Module):
@@ -112,14 +115,14 @@ class BertLayer(nn.Module):
         hidden: Float[Array, "B L D"],
         mask: AttentionMask,
         key: DropoutKey | None,
-        output_attentions: bool,
-    ) -> tuple[Float[Array, "B L D"], Float[Array, "B H L M"] | None]:
-        """Return the layer's output, and its attention map before dropout where it was computed."""
+        output_maps: bool,
+    ) -> tuple[Float[Array, "B L D"], AttentionMaps | None]:
+        """Return the layer's output, and its attention maps if `output_maps`."""
         c = self.config
         size, wide = c.hidden_size, c.intermediate_size
         keys = [key and key.fold(number) for number in range(3)]
         attend = BertSelfAttention(c, name="attention")
-        update, attention = attend(hidden, mask, keys[0], output_attentions)
+        update, maps = attend(hidden, mask, keys[0], output_maps)
         update = apply_dropout(update, keys[1], c.hidden_dropout_prob)
         hidden = LayerNorm(c, name="attention_layer_norm")(hidden + update)
         update = ACTIVATIONS[c.hidden_act](
@@ -127,7 +130,7 @@ class BertLayer(nn.Module):
         )
         update = Dense(c, (wide, size), ("feed_forward", "embed"), name="down")(update)
         update = apply_dropout(update, keys[2], c.hidden_dropout_prob)
-        return LayerNorm(c, name="feed_forward_layer_norm")(hidden + update), attention
+        return LayerNorm(c, name="feed_forward_layer_norm")(hidden + update), maps
 
 
 class BertModel(nn.Module):
@@ -156,6 +159,7 @@ class BertModel(nn.Module):
         segment_starts: Int[Array, "B T"] | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
+        output_queries_keys: bool = False,
     ) -> BertOutput:
         """Encode a batch.
 
@@ -171,6 +175,8 @@ class BertModel(nn.Module):
             position where there are fewer segments.
           output_hidden_states: whether to return the embeddings and the output of every layer.
           output_attentions: whether to return the attention map of every layer.
+          output_queries_keys: whether to return the queries and keys of every layer. Attention is
+            plain where maps, queries or keys are returned.
         """
         mask = AttentionMask(attention_mask, packed=position_ids is not None)
         embedding_key = dropout_key and dropout_key.fold(self.config.num_hidden_layers)
@@ -178,18 +184,20 @@ class BertModel(nn.Module):
 
         def run(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
             key = dropout_key and dropout_key.fold(index)
-            hidden, attention = layer(hidden, mask, key, output_attentions)
+            hidden, maps = layer(hidden, mask, key, output_attentions or output_queries_keys)
             state = hidden if output_hidden_states else ()
-            return hidden, (state, attention if output_attentions else ())
+            attention = maps.probabilities if output_attentions else ()
+            rest = maps.replace(probabilities=None) if output_queries_keys else ()
+            return hidden, (state, attention, rest)
 
         if self.config.scan_layers and not self.is_initializing():
-            hidden, (states, attentions) = self._scan(run, embedded)
+            hidden, outputs = self._scan(run, embedded)
         else:
             hidden, outputs = embedded, []
             for index, layer in enumerate(self.layers):
                 hidden, output = run(layer, hidden, index)
                 outputs.append(output)
-            states, attentions = zip(*outputs, strict=True)
+        states, attentions, queries_keys = zip(*outputs, strict=True)
         first = hidden[:, 0]
         if segment_starts is not None:
             first = gather_positions(hidden, segment_starts)
@@ -197,10 +205,13 @@ class BertModel(nn.Module):
             last_hidden_state=hidden,
             pooled=jnp.tanh(self.pooler(first)) if self.add_pooling_layer else None,
             hidden_states=(embedded, *states) if output_hidden_states else None,
-            attentions=tuple(attentions) if output_attentions else None,
+            attentions=attentions if output_attentions else None,
+            queries_keys=queries_keys if output_queries_keys else None,
         )
 
-    def _scan(self, run: Callable[..., tuple[Array, Any]], hidden: Array) -> tuple[Array, Any]:
+    def _scan(
+        self, run: Callable[..., tuple[Array, Any]], hidden: Array
+    ) -> tuple[Array, list[Any]]:
         """Run the layers by a scan over their stacked parameters, which compiles faster."""
         params = [layer.variables["params"] for layer in self.layers]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
@@ -208,7 +219,8 @@ class BertModel(nn.Module):
         def step(hidden: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
             return run(partial(self.any_layer.apply, {"params": layer[0]}), hidden, layer[1])
 
-        return jax.lax.scan(step, hidden, (stacked, jnp.arange(len(params))))
+        hidden, outputs = jax.lax.scan(step, hidden, (stacked, jnp.arange(len(params))))
+        return hidden, [jax.tree.map(itemgetter(i), outputs) for i in range(len(params))]
 
 
 def gather_positions(

@@ -78,9 +78,11 @@ class BertForPreTraining(nn.Module):
         output = self.bert(input_ids, token_type_ids, attention_mask, dropout_key, **packing)
         hidden = gather_positions(output.last_hidden_state, positions)
         nsp = self.nsp_head(output.pooled).astype(jnp.float32) if self.next_sentence else None
-        return PreTrainingOutput(
-            mlm_logits=self.mlm_head(hidden, self.bert.embeddings.word_embeddings), nsp_logits=nsp
-        )
+        return PreTrainingOutput(mlm_logits=self.mlm_logits(hidden), nsp_logits=nsp)
+
+    def mlm_logits(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P V"]:
+        """Return the score of every token for hidden states, in float32."""
+        return self.mlm_head(hidden, self.bert.embeddings.word_embeddings)
 
     def init_params(self, key: Array) -> Any:
         """Return random parameters, boxed with their logical axes."""

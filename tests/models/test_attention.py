@@ -216,18 +216,23 @@ def test_the_model_on_a_mesh_is_checked():
 
 
 @pytest.mark.parametrize(
-    ("changes", "wanted", "has_map"),
-    [({}, False, False), ({}, True, True), ({"attention": "auto"}, False, True)],
+    ("changes", "wanted", "kernels"),
+    [({}, False, 1), ({}, True, 0), ({"attention": "plain"}, False, 0)],
 )
-def test_an_attention_map_is_of_the_plain_form(changes, wanted, has_map, on_tpu):
+def test_an_attention_map_is_of_the_plain_form(changes, wanted, kernels, on_tpu):
     ids = jnp.ones((2, 16), jnp.int32)
     config = model_config(**{"attention": "fused", "num_hidden_layers": 1, **changes})
     params = jax.eval_shape(BertModel(config).init, jax.random.key(0), ids, ids, ids)
     hidden = jax.ShapeDtypeStruct((2, 16, 16), jnp.float32)
     module = attention.BertSelfAttention(config)
     variables = {"params": params["params"]["layer_0"]["attention"]}
-    run = partial(module.apply, output_attentions=wanted, dropout_key=None)
+    run = partial(module.apply, output_maps=wanted, dropout_key=None)
     _, found = jax.eval_shape(run, variables, hidden, AttentionMask(ids))
-    assert (found is not None) == has_map
-    if has_map:
-        assert found.shape == (2, 2, 16, 16)
+    assert (
+        str(jax.make_jaxpr(run)(variables, hidden, AttentionMask(ids))).count("pallas_call")
+        == kernels
+    )
+    assert (found is not None) == wanted
+    if wanted:
+        assert found.probabilities.shape == (2, 2, 16, 16)
+        assert found.query.shape == found.key.shape == (2, 2, 16, 8)

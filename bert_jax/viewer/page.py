@@ -1,0 +1,76 @@
+"""Pages for a browser: one HTML file with its style, its program and its numbers."""
+
+import base64
+import gzip
+import html
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+
+_FOLDER = Path(__file__).parent
+# Browsers read a page of so many bytes of numbers in seconds, and a much larger one not at all.
+MAX_BYTES = 200_000_000
+
+
+def check_size(layers: int, heads: int, hidden_size: int, length: int, texts: int) -> None:
+    """Refuse the page of some texts of so many tokens each, where it would be too large."""
+    size = texts * layers * ((heads + 2) * length**2 + 4 * hidden_size * length)
+    if size > MAX_BYTES:
+        raise UserError(
+            f"the page of {texts * length:,} tokens would have {size / 1e6:,.0f} MB of numbers, "
+            f"more than the {MAX_BYTES / 1e6:.0f} MB that a browser reads well; shorten the text"
+        )
+
+
+def render(data: Mapping[str, Any], arrays: Mapping[str, bytes]) -> str:
+    """Return a page.
+
+    Its numbers are in `<script>` elements that a browser does not run: "data" is JSON, and each of
+    the arrays has an element with its name as id: base64 of gzip of its bytes.
+    """
+    # In JSON no tag can start, and a text cannot end the script.
+    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    scripts = [f'<script type="application/json" id="data">{text}</script>']
+    for name, content in arrays.items():
+        packed = base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
+        scripts.append(f'<script type="application/octet-stream" id="{name}">{packed}</script>')
+    style, program, page = (
+        (_FOLDER / name).read_text(encoding="utf-8")
+        for name in ("page.css", "page.js", "page.html")
+    )
+    for name, content in (("STYLE", style), ("PROGRAM", program), ("NUMBERS", "\n".join(scripts))):
+        page = content.join(page.split(f"<!-- {name} -->", 1))
+    return page
+
+
+def frame(page: str) -> str:
+    """Return a page as an element of a notebook."""
+    style = "width: 100%; height: 48rem; border: 0"
+    return f'<iframe srcdoc="{html.escape(page)}" style="{style}"></iframe>'
+
+
+def check_output(path: str | Path, *, force: bool) -> None:
+    """Refuse a path that exists, unless `force`, or is in no folder that can be written."""
+    path = Path(path)
+    if os.path.isdir(path) or (os.path.lexists(path) and not force):
+        raise UserError(f"{path} already exists; choose another path, or use --force for a file")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UserError(f"{path} cannot be written there; make the folder first")
+
+
+def write(path: str | Path, content: str, *, force: bool) -> int:
+    """Write a file and return its bytes."""
+    check_output(path, force=force)
+    path, data = Path(path), content.encode("utf-8", "replace")
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose another") from error
+    return len(data)
