@@ -50,6 +50,8 @@ def test_contents(wheel):
     sources |= {Path("bert_jax") / p.relative_to(ROOT) for p in (ROOT / "configs").rglob("*.py")}
     assert {path.as_posix() for path in sources} <= names
     assert "bert_jax/py.typed" in names
+    viewer = (ROOT / "bert_jax/viewer").glob("page.*")
+    assert {f"bert_jax/viewer/{path.name}" for path in viewer} <= names
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"bert_jax"}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from bert_jax.errors import UserError
 
 _FOLDER = Path(__file__).parent
+_PROGRAM = ("page.js", "page.heads.js")
 # Browsers read a page of so many bytes of numbers in seconds, and a much larger one not at all.
 MAX_BYTES = 200_000_000
 
@@ -38,13 +39,15 @@ def render(data: Mapping[str, Any], arrays: Mapping[str, bytes]) -> str:
     for name, content in arrays.items():
         packed = base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
         scripts.append(f'<script type="application/octet-stream" id="{name}">{packed}</script>')
-    style, program, page = (
-        (_FOLDER / name).read_text(encoding="utf-8")
-        for name in ("page.css", "page.js", "page.html")
-    )
+    page = _read("page.html")
+    style, program = _read("page.css"), "\n".join(map(_read, _PROGRAM))
     for name, content in (("STYLE", style), ("PROGRAM", program), ("NUMBERS", "\n".join(scripts))):
         page = content.join(page.split(f"<!-- {name} -->", 1))
     return page
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
 
 
 def frame(page: str) -> str:

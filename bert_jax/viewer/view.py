@@ -120,8 +120,12 @@ class WordComparison:
         return page.frame(self._render())
 
     def _render(self) -> str:
-        cosines = np.round(self.cosines.astype(float), 4).tolist()
-        comparison = {"word": self.word, "indices": self.indices, "cosines": cosines}
+        comparison = {
+            "word": self.word,
+            "spans": [find_word(view.texts[0], self.word) for view in self.views],
+            "indices": self.indices,
+            "cosines": np.round(self.cosines.astype(float), 4).tolist(),
+        }
         return _render(self.views, comparison=comparison)
 
 
@@ -190,12 +194,17 @@ def _layer(view: AttentionView, layer: int) -> bytes:
     """Return the numbers of a layer: little-endian, one array after the other, by rows.
 
     int16 cosines × 32767 [L, L]; and but for the embeddings float16 queries [H, L, K], keys
-    [H, L, K] and, if there are any, position scores [H, L, L]; uint8 maps × 255 [H, L, L].
+    [H, L, K], position scores [H, L, L] if there are any, and the largest weight of each query
+    [H, L]; uint8 maps × 255 / that weight [H, L, L].
     """
     arrays = [np.round(cosines(view.hidden_states[layer]) * 32767).astype("<i2")]
     if layer:
         arrays += [x[layer - 1].astype("<f2") for x in (view.queries, view.keys)]
         if view.position_scores is not None:
             arrays.append(view.position_scores[layer - 1].astype("<f2"))
-        arrays.append(np.round(view.maps[layer - 1] * 255).astype("u1"))
+        maps = view.maps[layer - 1]
+        largest = maps.max(-1).astype("<f2")
+        # A weight of a long text, such as 1 / 512, is less than one 255th.
+        scaled = maps / largest[..., None].astype(np.float32)
+        arrays += [largest, np.round(np.minimum(scaled, 1) * 255).astype("u1")]
     return b"".join(array.tobytes() for array in arrays)
