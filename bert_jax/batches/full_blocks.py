@@ -12,11 +12,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class FullBlocks:
-    """Sequences of `length` tokens of consecutive text, with a [SEP] between documents.
-
-    Source: RoBERTa (Liu et al. 2019), section 4.2, FULL-SENTENCES, but split at tokens instead of
-    sentences, so that there is no padding. Each [SEP] inside a block replaces a token at its end.
-    """
+    """Consecutive text, [SEP] between documents: Liu et al. 2019, section 4.2, split at tokens."""
 
     store: TokenStore
     tokenizer: Tokenizer

@@ -85,10 +85,7 @@ def eval_batches(
     phase: Phase,
     process_indices: ProcessIndices = np.arange,
 ) -> Iterator[Batch]:
-    """Yield the held-out sequences, each once; sequences of padding complete the last batch.
-
-    Not packed, and with `index` in the held-out text: every run and evaluation has the same masks.
-    """
+    """Yield the held-out sequences, each once and not packed; padding completes the last batch."""
     size = phase.batch_size
     data = dataclasses.replace(config.data, packing=False)
     sequences = make_sequences(corpus.eval, corpus.tokenizer, data, phase.max_length, _EVAL_SEED)

@@ -24,10 +24,7 @@ def max_pairs(length: int) -> int:
 
 
 def pack_sizes(counts: np.ndarray, length: int, limit: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return the sizes of up to `limit` pairs of a sequence, and the number of such sequences.
-
-    `counts`, [length + 1], are the numbers of pairs of each size.
-    """
+    """Return the sizes of the pairs of a sequence, and how many sequences have them."""
     # For each remaining room, the number of sequences of each content that are not full.
     unfinished: list[dict[tuple[int, ...], int]] = [{} for _ in range(length + 1)]
     full = []
@@ -60,10 +57,7 @@ def pack_sizes(counts: np.ndarray, length: int, limit: int) -> list[tuple[tuple[
 
 
 def pack(sizes: np.ndarray, length: int, limit: int, order: np.ndarray) -> np.ndarray:
-    """Return the pairs of each sequence, [sequences, limit], -1 where there are no more.
-
-    Pairs of equal size, [n], are used in the order of a permutation, [n].
-    """
+    """Return the pairs of each sequence, [sequences, limit], -1 where there are no more."""
     contents = pack_sizes(np.bincount(sizes, minlength=length + 1), length, limit)
     by_size = order[np.argsort(sizes[order], kind="stable")]
     following = np.searchsorted(sizes[by_size], np.arange(length + 1))

@@ -52,10 +52,7 @@ class SentencePairs:
         return self._num_groups * self._group_size
 
     def batch(self, number: int, size: int, indices: np.ndarray | None = None) -> Batch:
-        """Return the sequences at some indices of batch `number`, by default at all `size`.
-
-        The label is 1 where B is random, or the order is swapped. `index` is in the global batch.
-        """
+        """Return the sequences at some indices of a batch; label 1: B is random or swapped."""
         indices = np.arange(size) if indices is None else indices
         # The whole batch is drawn, so that a sequence does not depend on the others of its process.
         pairs = self._batch_sequences(number, size)
@@ -76,10 +73,7 @@ class SentencePairs:
         )
 
     def _shuffled_group(self, epoch: int, group: int) -> np.ndarray:
-        """Return the sequences of a group in their order, [group_size].
-
-        Random splits differ a little in size. Sequences are dropped or, of a second split, added.
-        """
+        """Return the sequences of a group in their order, [group_size]; splits vary in size."""
         missing, chosen = self._group_size, []
         while missing:
             draw = len(chosen)

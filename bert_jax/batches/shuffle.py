@@ -13,11 +13,7 @@ def keyed_generator(*key: int) -> np.random.Generator:
 
 
 def permute(index: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-    """Return the image of each index, [n] int64, under a random permutation of range(size).
-
-    Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains": a Feistel network of
-    four rounds, applied again while its output is outside the range.
-    """
+    """Return the image of indices under a random permutation: Feistel (Black and Rogaway 2002)."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)
     rounds = keyed_generator(*key).integers(1 << 63, size=4, dtype=np.uint64)

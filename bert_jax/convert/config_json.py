@@ -131,10 +131,7 @@ def _read_labels(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 
 def first_position(values: Mapping[str, Any]) -> int:
-    """Return the index of a text's first token in the position table of a RoBERTa.
-
-    Those before it are unused. Source: `create_position_ids_from_input_ids` of transformers.
-    """
+    """Return where the positions of a RoBERTa begin (`create_position_ids_from_input_ids`)."""
     padding = values.get("pad_token_id", 1)
     return padding + 1 if isinstance(padding, int) and padding >= 0 else 2
 
@@ -142,11 +139,7 @@ def first_position(values: Mapping[str, Any]) -> int:
 def check_tokenizer(
     path: Path, tokenizer: Tokenizer, config: ModelConfig, values: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse a vocabulary that does not fit the model's config, or its `config.json`.
-
-    There may be more embeddings than tokens, since their number is often rounded up; a warning
-    says how many more, where they are more than rounding to a multiple of 128 explains.
-    """
+    """Refuse a vocabulary that does not fit the model; warn of 128 embeddings without a token."""
     size = (values or {}).get(_VOCAB_SIZE)
     least, most = (size, size) if size else (0, config.vocab_size)
     if not least <= tokenizer.vocab_size <= most:

@@ -1,8 +1,4 @@
-"""Checkpoint directories of google-research/bert: config, TF1 checkpoint and vocabulary, read only.
-
-Such a directory has `bert_config.json`, `bert_model.ckpt.*` and `vocab.txt`. A checkpoint that
-google-research/bert fine-tuned (`model.ckpt-1234.*`) is read as well.
-"""
+"""Directories of google-research/bert, read only: bert_config.json, a TF1 checkpoint, vocab.txt."""
 
 import os
 import re

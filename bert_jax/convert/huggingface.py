@@ -1,8 +1,4 @@
-"""Checkpoint directories of Hugging Face's `transformers`: a BERT or a RoBERTa, read and written.
-
-Such a directory has `config.json`, the weights as safetensors, and the tokenizer's files. Neither
-`transformers` nor PyTorch is needed.
-"""
+"""Directories of Hugging Face's `transformers`: config.json, safetensors and tokenizer files."""
 
 import dataclasses
 import json
@@ -67,10 +63,7 @@ def save(
     head: str | None,
     task: TaskConfig | None = None,
 ) -> Exported:
-    """Write a checkpoint that `transformers` loads to an empty directory.
-
-    `head` is a key of `HEADS`; None is the task's, or the first whose modules are all there.
-    """
+    """Write a checkpoint that `transformers` loads, of a key of `HEADS` or the first that fits."""
     if config.position_embedding_type.startswith("relative"):
         raise UserError(
             f"model.position_embedding_type is {config.position_embedding_type}, which "

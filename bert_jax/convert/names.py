@@ -135,10 +135,7 @@ def to_foreign(
 def from_foreign(
     tensors: Tensors, config: ModelConfig, where: str, task: TaskConfig | None = None
 ) -> Converted:
-    """Build the parameters of a model from its tensors by standard name.
-
-    With a task, all modules of the task must be there. `where` names the checkpoint in errors.
-    """
+    """Build the parameters of a model, and all modules of a task, from tensors by their names."""
     layers = {m[1] for n in tensors if (m := re.match(r"bert\.encoder\.layer\.(\d+)\.", n))}
     if len(layers) != config.num_hidden_layers:  # checked before that many layers are made
         raise UserError(

@@ -62,10 +62,7 @@ def _read(file: Path, name: str) -> np.ndarray:
 
 
 def write_weights(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write `model.safetensors` to a directory, one float32 tensor at a time.
-
-    The library's writer would need 1.1 GB more memory for a BERT-large (docs/parity.md).
-    """
+    """Write float32 weights one at a time, in less memory than the library (docs/parity.md)."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():

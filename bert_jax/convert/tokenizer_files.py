@@ -138,10 +138,7 @@ def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
 def _scores(
     pieces: Sequence[Any], normalizer: normalizers.Normalizer, special: Sequence[int]
 ) -> list[tuple[str, float]]:
-    """Return the tokens of a unigram model, each with its log probability.
-
-    `tokenizers` decides by it alone whether control tokens and symbols are read from a text.
-    """
+    """Return the tokens of a unigram model, each with the log probability that selects it."""
     kinds = _Proto.SentencePiece
     least = min(piece.score for piece in pieces if piece.type == kinds.NORMAL)
     scores = []

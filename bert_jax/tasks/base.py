@@ -63,11 +63,7 @@ class Task(abc.ABC):
         """Return the example of the fields of a task; None if the format's own tools skip it."""
 
     def example_from(self, value: Any, index: int, data: DataFiles) -> Example:
-        """Return the example of a Python value, the number `index` of several.
-
-        The keys of a dict are columns, as `data` names them. A value that has not the form of
-        `value_form` is refused.
-        """
+        """Return the example of a Python value, whose keys are columns as `data` names them."""
         where, fields = f"examples[{index}]", self.plain_fields(value)
         if fields is None and isinstance(value, Mapping):
             fields = self.select_fields(Record(where, value), data)
@@ -103,11 +99,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
-        """Return the prediction of an example from the logits of the feature at `index`.
-
-        `before` is the prediction from other features of the example, None at first. The logits are
-        [N]; [L, N] of tokens; [2, L] of starts and ends.
-        """
+        """Return the prediction of an example from a feature's logits, and `before` from others."""
 
     @abc.abstractmethod
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
@@ -133,20 +125,14 @@ class Task(abc.ABC):
         return float(np.mean([scores[name] for name in self.metrics]))
 
     def rank(self, values: Mapping[str, float]) -> float:
-        """Return the mean score of an evaluation, less a little of the loss.
-
-        Scores of small sets are often equal; the loss then chooses the best checkpoint.
-        """
+        """Return the mean score, less a little of the loss, which decides between equal scores."""
         return self.mean_score(values) - 1e-9 * values["loss"]
 
 
 def build_sequence(
     texts: Sequence[Sequence[int]], tokenizer: Tokenizer, model: ModelConfig
 ) -> tuple[np.ndarray, int]:
-    """Return the sequence of one or two texts of token ids, and where the second starts.
-
-    `[CLS] A [SEP] B [SEP]`; a RoBERTa has two [SEP] between the texts (fairseq's `</s></s>`).
-    """
+    """Return `[CLS] A [SEP] B [SEP]`, of a RoBERTa `A [SEP] [SEP] B`, and where B starts."""
     first, *rest = texts
     ids = [tokenizer.cls_id, *first, tokenizer.sep_id]
     between = [tokenizer.sep_id] * (model.model_type == "roberta")
@@ -162,10 +148,7 @@ def max_text_tokens(texts: int, model: ModelConfig, max_length: int) -> int:
 
 
 def truncate(texts: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-    """Truncate one or two texts to `size` tokens in all, the longer one first.
-
-    Source: `_truncate_seq_pair` in google-research/bert `run_classifier.py`.
-    """
+    """Truncate texts to `size` tokens in all, the longer first: Google's `_truncate_seq_pair`."""
     kept = [list(text[:size]) for text in texts]
     while sum(map(len, kept)) > size:
         max(reversed(kept), key=len).pop()  # of two with one length, the second

@@ -119,10 +119,7 @@ class Classification(TextTask):
         return logits.copy()  # a view would keep the batch
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
-        """Return the accuracy, Matthews's correlation and F1.
-
-        F1 is of the second class if there are two, as in GLUE, and else the mean of all.
-        """
+        """Return accuracy, Matthews's correlation and F1 of the second class of two, or all."""
         from sklearn import metrics
 
         actual = [self.labels.index(example.label) for example in examples]

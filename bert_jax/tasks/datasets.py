@@ -38,11 +38,7 @@ class Datasets:
 
 
 def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[Task, Datasets]:
-    """Read all files of a task.
-
-    The names of its labels are `config.task.labels`, or else `labels` (of the initial head), or
-    else those of the training examples.
-    """
+    """Read all files of a task; its labels are the config's, or `labels`, or those of training."""
     data, skipped = config.data, Counter[str]()
     train_source, eval_sources, test_sources = _sources(config)
     task = make_task(config.task, config.task.labels or labels)

@@ -83,10 +83,7 @@ def task(name: str) -> TaskConfig:
 
 
 def sources(name: str, folder: str = "") -> tuple[str, dict[str, str], dict[str, str]]:
-    """Return the training source, and by name the held-out and the test ones.
-
-    They are the .tsv files of a folder, or in TFDS if it is "". A folder may have no test files.
-    """
+    """Return the training, held-out and test sources, in a folder (test optional) or TFDS."""
     parts = layout(name).parts
 
     def source(split: str) -> str:
@@ -110,10 +107,7 @@ def read(name: str, source: str) -> Iterator[Record]:
 
 
 def fields(name: str, record: Record) -> dict[str, Any]:
-    """Return the "id", "texts" and "label" of a record with the columns of a task.
-
-    There are none for a record without an agreed label ("-"), or ragged by `Layout.skips_ragged`.
-    """
+    """Return the fields of a task; none without an agreed label, or for a ragged row."""
     task, values = layout(name), record.fields
     label = values.get(task.label, values.get("label"))
     if not values or label == "-":

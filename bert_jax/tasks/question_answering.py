@@ -1,8 +1,7 @@
 """Question answering as in SQuAD: windows over a context, and the best spans in them.
 
-Source: google-research/bert `run_squad.py` and Devlin et al. 2019, sections 4.2 and 4.3. Each
-window over a long context is a feature, together with the question. An answer is a start and an end
-in a window; "no answer" is both at [CLS].
+Source: google-research/bert `run_squad.py` and Devlin et al. 2019, sections 4.2 and 4.3. A window
+over a long context and the question are a feature. "No answer" starts and ends at [CLS].
 """
 
 import dataclasses
@@ -56,11 +55,9 @@ class Answers(NamedTuple):
 
 
 class QuestionAnswering(Task):
-    """Answers to questions, as spans of a text; or none, with `config.with_unanswerable`.
+    """Answers to questions, as spans of a text; or none, with `config.with_unanswerable`."""
 
-    The label of an example is a tuple of true answers, each a text and where it starts in the
-    context, in characters; empty for a question without an answer, None if unknown.
-    """
+    # The label of an example is a tuple of true answers, each a text and its first character.
 
     model_class = BertForQuestionAnswering
     num_outputs = 2
@@ -95,13 +92,7 @@ class QuestionAnswering(Task):
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
-        """Return a feature for each window, in the order of the examples.
-
-        A label is [2] int32, the positions of the first and last token of the first true answer.
-        Both are 0, of [CLS], if the window does not have all of it, or there is none. They are
-        NO_LABEL if answers are unknown, and in all features of an example that `skipped` lists:
-        where the answer is not at its position in the context, as in some of SQuAD.
-        """
+        """Return a feature for each window; its label is the first and last token of an answer."""
         config, size = self.config, max_text_tokens(2, model, max_length)
         if size <= config.max_question:
             raise UserError(
@@ -140,12 +131,7 @@ class QuestionAnswering(Task):
         return features
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
-        """Return the `Answers` of an example from the logits of a window, [2, L].
-
-        A score is the sum of the logits of start and end. Only the `n_best` best ends and, among
-        the central tokens, starts are tried. Of two answers with one score the first in the
-        context, then the shorter, ranks higher. A logit that is NaN counts as the lowest.
-        """
+        """Return the best `Answers` of the `n_best` best starts, of central tokens, and ends."""
         config, window = self.config, features.spans[index]
         before, second_start = before or Answers(), features.second_starts[index]
         logits = np.nan_to_num(logits.astype(float), nan=-_LIMIT, posinf=_LIMIT, neginf=-_LIMIT)
@@ -164,12 +150,7 @@ class QuestionAnswering(Task):
         return Answers(_distinct(merged, window.context, config.n_best), null)
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
-        """Return "exact_match" and "f1".
-
-        With `config.with_unanswerable`, also those of questions with and without an answer, by the
-        names of `squad_metrics.summary`; "best_exact" and "best_f1" with the best thresholds; and
-        "best_f1_threshold", the `null_threshold` for the latter.
-        """
+        """Return exact match and F1; with unanswerable questions, of the best thresholds too."""
         true = [[text for text, _ in example.label] for example in examples]
         answers = map(self.answer, examples, predictions)
         scores = list(map(squad_metrics.against, answers, true))
@@ -222,10 +203,7 @@ class QuestionAnswering(Task):
         }
 
     def _ranked(self, example: Example, answers: Answers) -> list[dict[str, Any]]:
-        """Return the best answers, best first, and "" for "no answer" if there may be none.
-
-        A score is the sum of two logits; the probabilities are the softmax of the scores.
-        """
+        """Return the answers, "" for none, with the softmax of their sums of two logits."""
         ranked = [(c.text(example.texts[1]), c.score) for c in answers.best]
         if self.config.with_unanswerable:
             ranked.append(("", answers.null))
@@ -238,10 +216,7 @@ class QuestionAnswering(Task):
 
 
 def _answers(value: Any, where: str) -> tuple[tuple[str, int], ...] | None:
-    """Return the text of each answer, and where it starts; None if they are unknown.
-
-    SQuAD has a list of objects, TFDS and Hugging Face an object of two lists.
-    """
+    """Return each answer's text and start, of SQuAD's list of objects or TFDS's lists."""
     if value is None:
         return None
     names = ("text", "answer_start")
@@ -297,11 +272,7 @@ def _windows(size: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def _central(windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Return for each token of each window whether it has more context than in the others.
-
-    That is the lesser number of tokens before and after it, and a hundredth of the window's length.
-    Of equal windows it is the first. Source: `_check_is_max_context` in `run_squad.py`.
-    """
+    """Return which tokens have most context in each window (`_check_is_max_context`)."""
     size = windows[-1][1]
     most, owner = np.full(size, -1.0), np.zeros(size, np.int64)
     for number, (start, end) in enumerate(windows):

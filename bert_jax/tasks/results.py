@@ -11,18 +11,15 @@ from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets
 
 _NOT_SCORES = ("step", "split", "loss", "sequences_per_second")
-Run = Mapping[str, Any]  # "seed", the scores of its "best" evaluation, and if it is "degenerate"
+# "seed", the scores of its "best" evaluation, and whether it is "degenerate": no better than a
+# constant prediction (Mosbach et al. 2021, section 5).
+Run = Mapping[str, Any]
 
 
 def comparison(
     task: Task, datasets: Datasets, runs: Sequence[Run], random: Sequence[Run] = ()
 ) -> list[dict[str, Any]]:
-    """Return the scores on the first held-out set of each run and of the baselines.
-
-    A run whose best score is no better than that of a constant prediction is degenerate, as
-    fine-tuning on little data sometimes is (Mosbach et al. 2021, section 5). `random` are the runs
-    from random weights, if there are any.
-    """
+    """Return the scores of each run and of the baselines, `random` weights among them."""
     names = [f"seed {run['seed']}{', degenerate' * run['degenerate']}" for run in runs]
     rows = [_row(name, run["best"]) for name, run in zip(names, runs, strict=True)]
     if len(runs) > 1:
@@ -61,11 +58,7 @@ def _means(name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def tfidf_scores(task: Classification, datasets: Datasets) -> dict[str, float]:
-    """Return the scores of logistic regression on TF-IDF on the first held-out set.
-
-    The features are words and pairs of words, with scikit-learn's own settings but for sublinear
-    counts. Nothing is chosen on the held-out set.
-    """
+    """Return the held-out scores of logistic regression on TF-IDF of words and pairs of words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

@@ -21,10 +21,7 @@ def normalize(text: str) -> str:
 
 
 def against(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Return the best exact match and F1 of a prediction, "" for "no answer", to a true answer.
-
-    True answers that are empty when normalized are dropped, as in version 2.0. Without any, "" is.
-    """
+    """Return the best exact match and F1 to a true answer that is not empty when normalized."""
     words = normalize(prediction)
     true = [text for text in map(normalize, answers) if text] or [""]
     return float(words in true), max(_f1(words.split(), text.split()) for text in true)
@@ -38,11 +35,7 @@ def _f1(predicted: Sequence[str], true: Sequence[str]) -> float:
 
 
 def summary(scores: Sequence[tuple[float, float]], has_answer: Sequence[bool]) -> dict[str, float]:
-    """Return the means of the scores [n, 2] over all questions: "exact_match" and "f1".
-
-    Those over the questions with and without an answer have the official names, "HasAns_exact" and
-    so on; one over no questions is absent.
-    """
+    """Return the means of scores [n, 2] over all questions, and with and without an answer."""
     values, has = np.array(scores), np.array(has_answer)
     groups = {("exact_match", "f1"): values, ("HasAns_exact", "HasAns_f1"): values[has]}
     groups["NoAns_exact", "NoAns_f1"] = values[~has]
@@ -58,9 +51,7 @@ def summary(scores: Sequence[tuple[float, float]], has_answer: Sequence[bool]) -
 def best_threshold(answered: np.ndarray, null: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
     """Return the best mean score of any threshold, above whose odds answers are withheld, and it.
 
-    `answered` are the scores of the answers, `null` those of "no answer", and `odds` its lead.
-    Unlike in the official script, the threshold always has the score that it comes with: answers of
-    equal odds are treated alike, and if all should be withheld it is below all odds.
+    Unlike in the official script, answers of equal odds are treated alike.
     """
     order = np.argsort(odds, kind="stable")
     odds = np.asarray(odds, float)[order]

@@ -20,11 +20,7 @@ _PREFIXES = ("B-", "I-", "E-", "S-")  # of the tags that seqeval reads
 
 
 class TokenClassification(Task):
-    """Each word has a tag, predicted at its first token (Devlin et al. 2019, section 5.3).
-
-    A long sentence becomes several features, so that every word is predicted. A prediction is the
-    number and the probability of the tag of each word, {word: (tag, probability)}.
-    """
+    """Each word has a tag, predicted at its first token (Devlin et al. 2019, section 5.3)."""
 
     model_class = BertForTokenClassification
     value_form = "a list of words, or a dict of the columns of data.text and data.label"
@@ -94,7 +90,7 @@ class TokenClassification(Task):
         return features
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
-        prediction = dict(before or {})
+        prediction = dict(before or {})  # of each word, the number and the probability of its tag
         for word, position in features.spans[index]:
             best = int(logits[position].argmax())
             prediction[word] = best, float(softmax(logits[position])[best])

@@ -64,10 +64,7 @@ def fingerprint() -> str:
 
 
 def docstring_areas(split: str) -> list[tuple[str, str]]:
-    """Return docstrings of the library, each on one line, with the area of their module.
-
-    A file is in one split, "train" or "eval", because a classifier could otherwise remember names.
-    """
+    """Return the docstrings of a split of the files, each on one line, with their module's area."""
     if split not in ("train", "eval"):
         raise UserError(f"builtin@{split}: no such split; use builtin@train or builtin@eval")
     first_file: dict[str, str] = {}

@@ -77,10 +77,7 @@ def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) ->
 def prepare(
     data: DataConfig, tokenizer: Tokenizer | TokenizerConfig, vocab_size: int, folder: Path
 ) -> Corpus:
-    """Return the store of `data.source`, written to `folder` where that has not been done.
-
-    `vocab_size` is that of a tokenizer that is trained; 0 is `DEFAULT_VOCAB_SIZE`.
-    """
+    """Return the store of `data.source`, written to `folder` where that has not been done."""
     if is_store(data.source):
         return _open_source(data.source, tokenizer)
     others = {*os.listdir(folder)} - {"progress.tmp", ".lock"} if os.path.isdir(folder) else ()

@@ -20,10 +20,7 @@ _ABBREVIATION = re.compile(
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Return the sentences of a paragraph.
-
-    A sentence ends at punctuation that follows no abbreviation and precedes no lowercase letter.
-    """
+    """Return the sentences of a paragraph: none ends after an abbreviation or before lower case."""
     sentences, start = [], 0
     for match in _SENTENCE_END.finditer(paragraph):
         if match[1] is not None:

@@ -35,11 +35,7 @@ WORDPIECE_SPLITTER = pre_tokenizers.Sequence(
 
 
 def wordpiece_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
-    """Return BERT's normalizer with two changes: it keeps joiners, and composes characters (NFC).
-
-    Persian and the scripts of India need the zero-width non-joiner (U+200C) and joiner (U+200D),
-    which BERT removes.
-    """
+    """Return BERT's normalizer, but with joiners kept, as Persian needs, and letters composed."""
     controls = tokenizers.Regex(r"[\p{Cc}\p{Cf}\ufffd&&[^\s\u200b-\u200d\u0600-\u0605\u06dd]]")
     return normalizers.Sequence(
         [

@@ -36,10 +36,7 @@ _NUM_BYTES, _NUM_SPECIAL = 256, 5
 
 
 def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:
-    """Train a tokenizer of `config.kind` on a uniform sample of the sentences.
-
-    Its vocabulary is smaller than `vocab_size` where the text has no more tokens.
-    """
+    """Train a tokenizer on a sample of sentences, smaller where the text has no more tokens."""
     sample = _sample(sentences, _MAX_SENTENCES)
     if not sample:
         raise UserError("data.source has no text to train a tokenizer on; give more text")
@@ -140,10 +137,7 @@ def _train_bytes(sentences: Sequence[str], config: TokenizerConfig, vocab_size: 
 
 
 def _choose(counts: Counter[str], vocab_size: int) -> list[str]:
-    """Return the characters that become tokens, the most frequent first.
-
-    These are all, where they take at most a quarter of the vocabulary.
-    """
+    """Return the characters that become tokens, by frequency: all where they leave room."""
     ordered = sorted(+counts, key=lambda name: (-counts[name], name))
     if len(ordered) <= vocab_size * _MOST_CHARACTERS:
         return ordered
