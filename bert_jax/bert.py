@@ -35,6 +35,7 @@ from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.viewer import page
+from bert_jax.viewer.patterns import Patterns, Survey
 from bert_jax.viewer.view import AttentionView, WordComparison, compare
 
 # Tokens of a sequence of a foreign model's task, at most: those of google-research `run_squad.py`.
@@ -392,6 +393,35 @@ class Bert:
         if kind == "token_classification":
             return self.predict([" ".join(texts).split()])[0]
         return self.predict([texts])[0] if kind in ("classification", "regression") else None
+
+    def attention_patterns(self, texts: Iterable[str | tuple[str, str]]) -> Patterns:
+        """Return where each attention head looks, over texts: the next token, [SEP], and so on.
+
+        Args:
+          texts: texts and pairs of texts, any number of them: some thousands are in memory at once.
+            Those without tokens are skipped. What exceeds the model's positions is truncated, the
+            longer text of a pair first, with a warning.
+
+        Raises:
+          UserError: there is no text with tokens.
+
+        >>> texts = ["A river bank.", ("The bank reads.", "A river.")]
+        >>> getfixture("tiny_bert").attention_patterns(texts).num_texts
+        2
+        """
+        texts = [texts] if isinstance(texts, str) else texts
+        patterns = self._survey(repr(self), texts)
+        if patterns.num_truncated:
+            warnings.warn(
+                f"{patterns.num_truncated:,} of {patterns.num_texts:,} texts are longer than the "
+                f"model's {self.config.max_position_embeddings} positions and were truncated",
+                stacklevel=2,
+            )
+        return patterns
+
+    @functools.cached_property
+    def _survey(self) -> Survey:
+        return Survey(self.config, self.params["bert"], self.tokenizer)
 
     def compare(self, texts: Sequence[str], word: str) -> WordComparison:
         """Return how alike the model makes a word of several texts, layer by layer.

@@ -4,9 +4,9 @@ import dataclasses
 import functools
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -97,22 +97,11 @@ class Encoder:
             )
         self._tokenizer, self._layers, self._pooling = tokenizer, layers, pooling
         self._max_length = config.max_position_embeddings
-        mesh = make_mesh(devices=jax.local_devices())
-        layout = replicated_layout(mesh)
-        self._num_devices = mesh.size
-        self._params = jax.device_put(params, layout.params)
-        self._model = BertModel(config, add_pooling_layer=False)
+        self._run = BatchRunner(config, params, tokenizer.pad_id, self._embed_batch)
 
-        def step(params: Any, batch: Any, collectives: Collectives) -> jax.Array:
-            return collectives.run(self._embed_shard, "per_example")(params, (), batch)
-
-        self._embed = compile_step(step, "mesh", layout, "per_example")
-
-    def _embed_shard(self, params: Any, _: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+    def _embed_batch(self, encode: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
         ids, mask = batch["input_ids"], batch["attention_mask"]
-        output: Any = self._model.apply(
-            {"params": params}, ids, jnp.zeros_like(ids), mask, output_hidden_states=True
-        )
+        output = encode(ids, jnp.zeros_like(ids), mask, output_hidden_states=True)
         chosen = [output.hidden_states[layer].astype(jnp.float32) for layer in self._layers]
         hidden: Any = sum(chosen[1:], chosen[0])
         is_token = mask[:, :, None] > 0
@@ -138,7 +127,12 @@ class Encoder:
         else:
             tokens = tokenizer.encode(texts)
         room = self._max_length - 2
-        vectors = self._run([[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids in tokens])
+        sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids in tokens]
+        vectors = [np.empty(0)] * len(texts)
+        for indices, values in self._run(sequences):
+            for index, value in zip(indices, values, strict=False):
+                # A copy, since a view would keep the padding in memory.
+                vectors[index] = value[: None if value.ndim == 1 else len(sequences[index])].copy()
         result = []
         for index, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
             embedded, spans = vectors[index], None
@@ -151,12 +145,40 @@ class Encoder:
             result.append(Embedding(embedded, spans, len(ids) > room))
         return result
 
-    def _run(self, sequences: list[list[int]]) -> list[np.ndarray]:
-        """Return the model's output for each sequence, without that of its padding."""
-        order = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
-        results: list[np.ndarray] = [np.empty(0)] * len(sequences)
 
-        def outputs() -> Iterator[tuple[list[int], jax.Array]]:
+class BatchRunner:
+    """Run the encoder on sequences in batches of similar lengths, on all local devices.
+
+    `function(encode, batch)` returns, for a call of `BertModel` with its parameters and a padded
+    batch, arrays with one entry for each sequence.
+    """
+
+    def __init__(self, config: ModelConfig, params: Any, pad_id: int, function: Callable[..., Any]):
+        self._max_length, self._pad_id = config.max_position_embeddings, pad_id
+        mesh = make_mesh(devices=jax.local_devices())
+        layout = replicated_layout(mesh)
+        self._num_devices = mesh.size
+        self._params = jax.device_put(params, layout.params)
+        model = BertModel(config, add_pooling_layer=False)
+
+        def run_shard(params: Any, _: Any, batch: Mapping[str, jax.Array]) -> Any:
+            return function(functools.partial(model.apply, {"params": params}), batch)
+
+        def step(params: Any, batch: Any, collectives: Collectives) -> Any:
+            return collectives.run(run_shard, "per_example")(params, (), batch)
+
+        self._step = compile_step(step, "mesh", layout, "per_example")
+
+    def __call__(
+        self, sequences: Sequence[Sequence[int] | np.ndarray], **columns: np.ndarray
+    ) -> Iterator[tuple[list[int], Any]]:
+        """Yield the indices of sequences and the function's outputs for them, then for padding.
+
+        `columns` are further entries of the batch, with a number for each sequence.
+        """
+        order = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
+
+        def outputs() -> Iterator[tuple[list[int], Any]]:
             start = 0
             while start < len(order):
                 length = min(_static_length(len(sequences[order[start]])), self._max_length)
@@ -166,17 +188,15 @@ class Encoder:
                 size = len(indices) if start < len(order) else 1 << (len(indices) - 1).bit_length()
                 size = -(-size // self._num_devices) * self._num_devices
                 tokens = [sequences[index] for index in indices]
-                ids, mask = pad(tokens, (size, length), self._tokenizer.pad_id)
+                ids, mask = pad(tokens, (size, length), self._pad_id)
                 batch = {"input_ids": ids, "attention_mask": mask}
-                yield indices, self._embed(self._params, batch)
+                for name, column in columns.items():
+                    batch[name] = np.resize(column[indices], size)
+                yield indices, self._step(self._params, batch)
 
         # In pairs, so that the device computes one batch while the host copies another.
         for (indices, values), _ in pairwise(chain[Any](outputs(), [None])):
-            for index, value in zip(indices, np.asarray(values), strict=False):
-                # A copy, since a view would keep the padding in memory.
-                kept = value if value.ndim == 1 else value[: len(sequences[index])]
-                results[index] = kept.copy()
-        return results
+            yield indices, jax.tree.map(np.asarray, values)
 
 
 def pad(
@@ -190,13 +210,16 @@ def pad(
     return ids, mask
 
 
-def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield some thousands of texts at a time, fewer where they are long."""
-    chunk: list[str] = []
+_Text = TypeVar("_Text", bound=str | tuple[str, str])
+
+
+def chunks(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
+    """Yield some thousands of texts or pairs at a time, fewer where they are long."""
+    chunk: list[_Text] = []
     characters = 0
     for text in texts:
         chunk.append(text)
-        characters += len(text)
+        characters += len(text) if isinstance(text, str) else sum(map(len, text))
         if len(chunk) == _CHUNK_TEXTS or characters >= _CHUNK_CHARACTERS:
             yield chunk
             chunk, characters = [], 0

@@ -6,11 +6,18 @@ over all texts of a file, as a page and as JSON.
 
 import argparse
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from bert_jax import console
 from bert_jax.commands import process
 from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
+from bert_jax.text.sources import file_fault, read_lines
+
+if TYPE_CHECKING:
+    from bert_jax.viewer.patterns import Patterns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,29 +31,83 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one text a line, or a pair with a tab between; plain, .gz or .xz",
     )
     parser.add_argument(
-        "--output", default="attention.html", metavar="FILE", help="the page (attention.html)"
+        "--output",
+        metavar="FILE",
+        help="the page (attention.html; patterns.html for --texts, with its numbers as .json)",
     )
-    parser.add_argument("--force", action="store_true", help="replace the page that is there")
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
     """Write the page."""
-    from bert_jax.bert import load
-    from bert_jax.viewer import page
-
     if bool(args.text) == bool(args.texts):
         raise UserError("give a TEXT or two, or a file of them as --texts=FILE")
+    if args.texts and args.compare:
+        raise UserError("--compare=WORD takes each text as a TEXT, and not from --texts=FILE")
     if len(args.text) > 2 and not args.compare:
         raise UserError(f"{len(args.text)} texts are too many; give one, a pair, or --compare=WORD")
-    output = Path(args.output)
-    page.check_output(output, force=args.force)
+    from bert_jax.bert import load
+    from bert_jax.viewer import page, patterns
+
+    output = Path(args.output or ("patterns.html" if args.texts else "attention.html"))
+    outputs = patterns.files(output) if args.texts else (output,)
+    for path in outputs:
+        page.check_output(path, force=args.force)
+    lines = _Lines(Path(args.texts)) if args.texts else None
+    process.keep_host_memory()
     process.cache_compiled_programs()
     bert = load(args.checkpoint)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        compare, texts = args.compare, args.text
-        view = bert.compare(texts, compare) if compare else bert.attention(*texts)
+        if lines:
+            found = bert.attention_patterns(lines)
+        elif args.compare:
+            found = bert.compare(args.text, args.compare)
+        else:
+            found = bert.attention(*args.text)
     for each in caught:
         print(each.message)
-    size = view.save(output, force=args.force)
+    if lines and isinstance(found, patterns.Patterns):
+        _print(found, lines.count)
+    size = found.save(output, force=args.force)
     print(f"{output}: {size / 1e6:.1f} MB; open it in a browser")
+    for path in outputs[1:]:
+        print(f"{path}: its numbers")
+
+
+class _Lines:
+    """The texts and pairs of a file, with a progress bar; `count` is of the lines read."""
+
+    def __init__(self, path: Path):
+        if fault := file_fault(path):
+            raise UserError(f"{path} {fault}; give a file with a text a line")
+        if not any(line for line, _ in read_lines(path)):
+            raise UserError(f"{path} has no text; give a file with a text a line")
+        self._path, self.count = path, 0
+
+    def __iter__(self) -> Iterator[str | tuple[str, str]]:
+        size = self._path.stat().st_size
+        with console.progress_bar(total=size, unit="B", unit_scale=True, leave=False) as bar:
+            self.count = 0
+            for line, position in read_lines(self._path):
+                self.count += 1
+                bar.update(position - bar.n)
+                text, *pair = line.split("\t")
+                if len(pair) > 1:
+                    raise UserError(
+                        f"{self._path}: line {self.count} has {len(pair)} tabs; a line is a text, "
+                        "or two with a tab between"
+                    )
+                if line:
+                    yield (text, pair[0]) if pair else text
+
+
+def _print(found: "Patterns", lines: int) -> None:
+    """Print the strongest heads of each kind."""
+    skipped = lines - found.num_texts
+    rest = f"; lines without text, which were skipped: {skipped:,}" if skipped else ""
+    print(f"{found.num_texts:,} texts of {found.num_tokens:,} tokens{rest}")
+    for name, uniform in found.uniform.items():
+        heads = [f"layer {i} head {j:<2} {share:4.0%}" for i, j, share in found.strongest(name)]
+        words = [*heads, f"(uniform {uniform:.0%})"] if heads else ["none in these texts"]
+        print(f"{name.replace('_', ' '):<13}  {'   '.join(words)}")

@@ -60,6 +60,9 @@ def _run(prog: str, command: str | None) -> None:
         module.add_arguments(own)
         own.set_defaults(run=module.run, parser=own)
     args, rest = parser.parse_known_args([command, *sys.argv[1:]] if command else None)
+    if isinstance(getattr(args, "text", None), list) and not any(w[:1] == "-" for w in rest):
+        # Words after a flag, which argparse adds to no list before Python 3.13.
+        args.text, rest = [*args.text, *rest], []
     if rest and "config" not in args:
         args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     process.run(lambda: args.run(args, rest), args.parser.prog)

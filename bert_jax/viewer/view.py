@@ -64,7 +64,12 @@ class AttentionView:
     def patterns(self) -> Patterns:
         """Return where each head looks in this text; see `Patterns`."""
         return patterns.of_text(
-            self.model, self.tokenizer, self.maps, self.input_ids, self.second_start
+            self.model,
+            self.tokenizer,
+            self.maps,
+            self.input_ids,
+            self.second_start,
+            is_truncated=self.is_truncated,
         )
 
     def similarities(self) -> np.ndarray:
