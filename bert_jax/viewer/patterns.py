@@ -60,7 +60,7 @@ class Patterns:
     >>> patterns.num_texts, patterns.values["previous"].shape
     (2, (2, 2))
     >>> layer, head, share = patterns.strongest("previous")[0]
-    >>> share == patterns.values["previous"][layer - 1, head - 1]
+    >>> share == float(patterns.values["previous"][layer - 1, head - 1])
     True
     """
 
@@ -150,7 +150,9 @@ class Survey:
     def __init__(self, config: ModelConfig, params: Any, tokenizer: Tokenizer):
         self._config, self._tokenizer = config, tokenizer
         self._roles = _roles(tokenizer, range(tokenizer.vocab_size))
-        self._run = BatchRunner(config, params, tokenizer.pad_id, self._sum_batch)
+        # A scan would hold the maps of all layers at once.
+        unrolled = dataclasses.replace(config, scan_layers=False)
+        self._run = BatchRunner(unrolled, params, tokenizer.pad_id, self._sum_batch)
 
     def __call__(self, model: str, texts: Iterable[str | tuple[str, str]]) -> Patterns:
         """Return the patterns of texts and pairs of texts; those without tokens are skipped."""
