@@ -16,6 +16,9 @@ from typing import Any
 import google_crc32c
 import ml_dtypes
 import numpy as np
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from bert_jax.convert.names import Tensors
 from bert_jax.errors import UserError
@@ -35,19 +38,15 @@ _DTYPES = {
 }
 
 
-class _DamagedError(Exception):
-    """The bytes do not follow the format."""
-
-
 def open_bundle(prefix: Path) -> Tensors:
     """Return the tensors of a checkpoint by name; `prefix` is its path without `.index`."""
     path = prefix.with_name(f"{prefix.name}.index")
     try:
         if path.stat().st_size > _MAX_INDEX_BYTES:
-            raise _DamagedError("far too large")
+            raise ValueError("far too large")
         table = list(_table(path.read_bytes()))
         if not table or table[0][0] != b"":
-            raise _DamagedError("no header")
+            raise ValueError("no header")
         header = dict(_fields(table[0][1], 3))
         if header.get(2):
             raise UserError(f"{path} was written on a big-endian machine, which is not read")
@@ -56,7 +55,7 @@ def open_bundle(prefix: Path) -> Tensors:
         return {name: tensor for name, tensor in tensors.items() if tensor}
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
-    except (_DamagedError, IndexError, struct.error, UnicodeDecodeError) as error:
+    except (DecodeError, IndexError, ValueError, struct.error) as error:
         raise UserError(f"{path} is damaged ({error}); fetch it again") from error
 
 
@@ -69,12 +68,12 @@ def _tensor(prefix: Path, shards: int, value: bytes) -> Callable[[], np.ndarray]
     dimensions = [value for tag, value in _fields(shape, 2) if tag == 2]
     shape = tuple(dict(_fields(value, 2)).get(1, 0) for value in dimensions)
     if shard >= shards or max(shape, default=0) >= 1 << 40 or len(shape) > 8:
-        raise _DamagedError("an impossible entry")
+        raise ValueError("an impossible entry")
     if number not in _DTYPES:
         return None
     dtype = np.dtype(_DTYPES[number])
     if dtype.itemsize * math.prod(shape) != size:
-        raise _DamagedError("a size that does not agree with the shape")
+        raise ValueError("a size that does not agree with the shape")
     file = prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}")
     return partial(_read, file, offset, shape, dtype, checksum)
 
@@ -99,7 +98,7 @@ def _read(
 def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the keys and values of a LevelDB table, in order."""
     if len(data) < _FOOTER_BYTES or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
-        raise _DamagedError("no footer")
+        raise ValueError("no footer")
     position = len(data) - _FOOTER_BYTES
     for _ in range(2):  # the location of the metadata, which is empty
         _, position = _varint(data, position)
@@ -109,7 +108,7 @@ def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
             # Keys share bytes and handles may repeat, so a small file could expand without limit.
             size += len(key) + len(value) + 16
             if size > _MAX_INDEX_BYTES:
-                raise _DamagedError("far too large")
+                raise ValueError("far too large")
             yield key, value
 
 
@@ -119,12 +118,12 @@ def _block(data: bytes, handle: bytes, position: int) -> Iterator[tuple[bytes, b
     size, _ = _varint(handle, position)
     end = offset + size
     if size < 4 or end + 5 > len(data):
-        raise _DamagedError("a block outside the file")
+        raise ValueError("a block outside the file")
     compression, checksum = struct.unpack("<BI", data[end : end + 5])
     if _masked_crc(data[offset : end + 1]) != checksum:
-        raise _DamagedError("a checksum does not agree")
+        raise ValueError("a checksum does not agree")
     if compression != 0:
-        raise _DamagedError("it is compressed, which TensorFlow does not do")
+        raise ValueError("it is compressed, which TensorFlow does not do")
     restarts = struct.unpack("<I", data[end - 4 : end])[0]
     end -= 4 * (restarts + 1)
     key, position = b"", offset
@@ -133,7 +132,7 @@ def _block(data: bytes, handle: bytes, position: int) -> Iterator[tuple[bytes, b
         unshared, position = _varint(data, position)
         length, position = _varint(data, position)
         if shared > len(key) or position + unshared + length > end:
-            raise _DamagedError("an entry outside its block")
+            raise ValueError("an entry outside its block")
         key = key[:shared] + data[position : position + unshared]
         position += unshared
         yield key, data[position : position + length]
@@ -154,24 +153,12 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value, position
-    raise _DamagedError("a number without end")
+    raise ValueError("a number without end")
 
 
 def _fields(data: bytes, *tags_of_bytes: int) -> Iterator[tuple[int, Any]]:
     """Yield the tag and the value of each field of a protocol buffer, an integer or bytes."""
-    position = 0
-    while position < len(data):
-        key, position = _varint(data, position)
-        tag, wire_type = key >> 3, key & 7
-        if wire_type not in (0, 2, 5):
-            raise _DamagedError("an unknown type of field")
-        value, position = (4, position) if wire_type == 5 else _varint(data, position)
-        if wire_type != 0:
-            content = data[position : position + value]
-            position += value
-            value = content if wire_type == 2 else int.from_bytes(content, "little")
-        if position > len(data):
-            raise _DamagedError("a field without end")
-        if (wire_type == 2) != (tag in tags_of_bytes):
-            raise _DamagedError("a field of another type")
-        yield tag, value
+    for field in UnknownFieldSet(Empty.FromString(data)):
+        if type(field.data) is not (bytes if field.field_number in tags_of_bytes else int):
+            raise ValueError("a field of another type")
+        yield field.field_number, field.data
