@@ -123,10 +123,7 @@ def _read_labels(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
     labels = [names.get(str(index)) for index in range(len(names))]
     strings = tuple(label for label in labels if isinstance(label, str))
     if not 0 < len(set(strings)) == len(names):
-        raise UserError(
-            f"{where}: id2label must name each of the numbers 0, 1, 2 … differently; correct it, "
-            "or fetch it again"
-        )
+        raise UserError(f"{where}: id2label must name each number differently; correct it")
     return strings
 
 
@@ -143,9 +140,7 @@ def check_tokenizer(
     size = (values or {}).get(_VOCAB_SIZE)
     least, most = (size, size) if size else (0, config.vocab_size)
     if not least <= tokenizer.vocab_size <= most:
-        raise UserError(
-            f"{path} has a vocabulary of {tokenizer.vocab_size} tokens for {most} embeddings; "
-            "fetch the one that goes with the model"
-        )
+        size = f"{tokenizer.vocab_size} tokens for {most} embeddings"
+        raise UserError(f"{path} has a vocabulary of {size}; fetch the one of the model")
     if not size and (padding := most - tokenizer.vocab_size) >= 128:
         warnings.warn(f"{path}: {padding:,} of {most:,} embeddings have no token", stacklevel=2)

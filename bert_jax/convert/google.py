@@ -49,11 +49,10 @@ def _find_prefix(path: Path) -> Path:
     prefixes = [index.with_suffix("") for index in sorted(path.glob("*.index"))]
     prefixes = [prefix for prefix in prefixes if prefix.name == _PREFIX] or prefixes
     if len(prefixes) != 1:
-        several = f"several: {', '.join(prefix.name for prefix in prefixes)}"
-        raise UserError(
-            f"{path} must have one TensorFlow checkpoint; it has "
-            f"{several if prefixes else f'no {_PREFIX}.index'}"
+        found = (
+            f"several: {', '.join(p.name for p in prefixes)}" if prefixes else f"no {_PREFIX}.index"
         )
+        raise UserError(f"{path} must have one TensorFlow checkpoint; it has {found}")
     return prefixes[0]
 
 

@@ -65,10 +65,8 @@ def save(
 ) -> Exported:
     """Write a checkpoint that `transformers` loads, of a key of `HEADS` or the first that fits."""
     if config.position_embedding_type.startswith("relative"):
-        raise UserError(
-            f"model.position_embedding_type is {config.position_embedding_type}, which "
-            "transformers has removed in its version 5; it cannot be exported"
-        )
+        kind = f"{config.position_embedding_type}, which transformers 5 has no more"
+        raise UserError(f"model.position_embedding_type is {kind}; it cannot be exported")
     exported = _choose_class(params, config.model_type, head, task)
     architecture = exported.architecture
     task = None if "classifier" in exported.dropped else task

@@ -138,10 +138,8 @@ def from_foreign(
     """Build the parameters of a model, and all modules of a task, from tensors by their names."""
     layers = {m[1] for n in tensors if (m := re.match(r"bert\.encoder\.layer\.(\d+)\.", n))}
     if len(layers) != config.num_hidden_layers:  # checked before that many layers are made
-        raise UserError(
-            f"{where} has {len(layers)} layers of BERT and its config {config.num_hidden_layers}; "
-            "fetch both from the same source"
-        )
+        sizes = f"{len(layers)} layers of BERT and its config {config.num_hidden_layers}"
+        raise UserError(f"{where} has {sizes}; fetch both from the same source")
     model = make_task(task).model(config) if task else BertForPreTraining(config)
     shapes = _param_shapes(model)
     paths_present = [path for path in shapes if foreign_name(path) in tensors]
@@ -160,10 +158,7 @@ def from_foreign(
     if _DECODER in tensors and "mlm_head/bias" in params:
         words = params["bert/embeddings/word_embeddings"]
         if not np.array_equal(_read(tensors, _DECODER, words.shape, where), words):
-            raise UserError(
-                f"{where}: {_DECODER} is not {_WORDS}; a model whose output embeddings are not "
-                "those of its input is not supported"
-            )
+            raise UserError(f"{where}: {_DECODER} is not {_WORDS}; untied, it is not supported")
     unused = sorted(set(tensors) - used - {_DECODER})
     return Converted(traverse_util.unflatten_dict(params, sep="/"), unused, task)
 
@@ -180,10 +175,8 @@ def _read(tensors: Tensors, name: str, shape: tuple[int, ...], where: str) -> np
         raise UserError(f"{where} has no {name}; fetch it again, or the config that goes with it")
     tensor = tensors[name]()
     if tensor.shape != shape:
-        raise UserError(
-            f"{where}: {name} is of shape {tensor.shape} and the config asks for {shape}; "
-            "fetch both from the same source"
-        )
+        shapes = f"{tensor.shape} and the config asks for {shape}"
+        raise UserError(f"{where}: {name} is of shape {shapes}; fetch both again")
     if tensor.dtype.name not in _FLOAT_DTYPES:
         raise UserError(f"{where}: {name} is of type {tensor.dtype}; only floating point is read")
     return np.asarray(tensor, np.float32)

@@ -86,9 +86,7 @@ def read_examples(
         if example is None:
             skipped[source] += 1
         elif labelled and example.label is None:
-            raise UserError(
-                f"{example.where} has no label; fill it in, or name its column with data.label"
-            )
+            raise UserError(f"{example.where} has no label; fill it in, or set data.label")
         else:
             examples.append(example)
     if not examples:

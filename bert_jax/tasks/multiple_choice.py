@@ -34,26 +34,20 @@ class MultipleChoice(Classification):
     def make_example(self, record: Record) -> Example | None:
         texts, label, where = record.fields["texts"], record.fields.get("label"), record.where
         if len(texts) < 4:
-            raise UserError(
-                f"{where} has {len(texts)} texts; data.text names a context, the start of the "
-                "choices, and two choices or more"
-            )
+            names = "data.text names a context, a start and two choices or more"
+            raise UserError(f"{where} has {len(texts)} texts; {names}")
         for position, (name, text) in enumerate(zip(record.fields["columns"], texts, strict=True)):
             if not isinstance(text, str) or (position != 1 and not text.strip()):
                 raise UserError(f"{where}: {name} is empty; fill it in or remove the line")
         choices = tuple(map(str, range(len(texts) - 2)))
         if self.labels and self.labels != choices:
-            raise UserError(
-                f"{where} has {len(choices)} choices, and the head's labels are "
-                f"{', '.join(self.labels)}; they must be {', '.join(choices)}"
-            )
+            fault = f"{len(choices)} choices, and the head's labels are {', '.join(self.labels)}"
+            raise UserError(f"{where} has {fault}; they must be {', '.join(choices)}")
         # Hugging Face's test set has -1.
         known = None if label in (None, "", "-1", -1) else str(label)
         if known not in (None, *choices):
-            raise UserError(
-                f"{where}: the label {label!r} is none of the {len(choices)} choices, which are 0 "
-                f"to {choices[-1]}"
-            )
+            fault = f"the label {label!r} is none of the {len(choices)} choices"
+            raise UserError(f"{where}: {fault}, which are 0 to {choices[-1]}")
         return Example(record.fields.get("id"), where, texts, known)
 
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:

@@ -43,9 +43,7 @@ def table(
         return json_lines(path)
     if file_type(path) in (".tsv", ".csv"):
         return table_rows(path, columns, skips_ragged=skips_ragged)
-    raise UserError(
-        f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz of it"
-    )
+    raise UserError(f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz")
 
 
 def conll(source: str) -> Iterator[Record]:
@@ -71,10 +69,8 @@ def conll(source: str) -> Iterator[Record]:
             continue
         width = width or len(columns)
         if len(columns) != width:
-            raise UserError(
-                f"{path}:{number}: {len(columns)} columns where the first word has {width}; give "
-                "every word the same, and a line of its own"
-            )
+            counts = f"{len(columns)} columns where the first word has {width}"
+            raise UserError(f"{path}:{number}: {counts}; give every word the same")
         if not all(columns):
             raise UserError(f"{path}:{number}: an empty column; fill it in or remove the tab")
         start = start if words else number

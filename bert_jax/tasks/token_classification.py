@@ -49,9 +49,7 @@ class TokenClassification(Task):
             raise UserError(f"{where}: a list of words is expected, none of them empty")
         if tags is not None:
             if not _is_list(tags) or len(tags) != len(words):
-                raise UserError(
-                    f"{where}: {len(words)} words have the tags {tags!r}; give each one"
-                )
+                raise UserError(f"{where}: {len(words)} words have the tags {tags!r}; give each")
             unknown = sum(tag is None for tag in tags)
             if 0 < unknown < len(tags):
                 raise UserError(f"{where}: some words have a tag and others none")

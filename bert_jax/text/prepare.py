@@ -161,10 +161,8 @@ def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     other = next((name for name, value in identity.items() if stored.get(name) != value), "")
     if other and "failed" not in record:
         names = {"text": "other text", "held_out": "other held-out text"}
-        raise UserError(
-            f"{folder} was prepared from {names.get(other, f'another {other}')} than this command "
-            f"asks for; choose another folder, or {REMEDY}"
-        )
+        found = f"was prepared from {names.get(other, f'another {other}')}"
+        raise UserError(f"{folder} {found}; choose another folder, or {REMEDY}")
     return {} if other else record
 
 

@@ -208,9 +208,7 @@ def open_tfds(source: str) -> Any:
             rows[0]  # raises if a file is missing or damaged
     except Exception as error:  # TFDS raises nearly every type for a name that it cannot serve
         reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise UserError(
-            f"{source} cannot be read ({reason}); check its name, split and files"
-        ) from error
+        raise UserError(f"{source} cannot be read ({reason}); check name and split") from error
     return rows
 
 

@@ -157,9 +157,7 @@ class FileSource(Source):
     def _check_unchanged(self, path: Path) -> int:
         """Return the size of a file, which must be the same in every reading of it."""
         if _state(path) != self._states[path]:
-            raise UserError(
-                f"{path} was changed while it was read; repeat the command once it is complete"
-            )
+            raise UserError(f"{path} was changed while it was read; repeat the command")
         return self._states[path][0]
 
     def _plain(self, path: Path) -> Iterator[tuple[list[str], int]]:
@@ -197,9 +195,7 @@ def _expand(paths: str) -> list[Path]:
         files = [match for match in matches if exists or not os.path.isdir(match)]
         for file in files or [name]:
             if fault := file_fault(file):
-                raise UserError(
-                    f"data source {file} {fault}; give files or a glob such as 'text/*.txt'"
-                )
+                raise UserError(f"data source {file} {fault}; give files or a glob 'text/*.txt'")
             expanded.append(Path(file))
     if not expanded:
         raise UserError("data.source is empty; give files, a glob, tfds:NAME or builtin")

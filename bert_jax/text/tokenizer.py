@@ -405,16 +405,12 @@ def configure(
         if repr(known.get(index)) != repr(token):
             tokenizer.add_tokens([token])
         if (found := tokenizer.token_to_id(token.content)) != index:
-            raise UserError(
-                f"the added token {token.content!r} is listed as id {index} and loads as {found}; "
-                "fetch the files again"
-            )
+            ids = f"is listed as id {index} and loads as {found}"
+            raise UserError(f"the added token {token.content!r} {ids}; fetch the files again")
 
 
 def check_vocab_size(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Refuse a model with fewer embeddings than the tokenizer has tokens; 0 is as many."""
     if vocab_size and vocab_size < tokenizer.vocab_size:
-        raise UserError(
-            f"model.vocab_size {vocab_size} is smaller than the tokenizer's "
-            f"{tokenizer.vocab_size} tokens; raise it to at least that"
-        )
+        size = f"the tokenizer's {tokenizer.vocab_size} tokens"
+        raise UserError(f"model.vocab_size {vocab_size} is smaller than {size}; raise it")

@@ -87,10 +87,8 @@ def _from_vocabulary(
         result = SentencePieceTokenizer(files[names[".model"]])
         for index, token in added.items():
             if result.id_to_token(index) != token.content:
-                raise UserError(
-                    f"the added token {token.content!r} is not token {index} of the .model, beside "
-                    "which none are read; remove it from its file"
-                )
+                fault = f"{token.content!r} is not token {index} of the .model"
+                raise UserError(f"the added token {fault}, beside which none are read; remove it")
         return result
     if is_complete := "tokenizer.json" in files:
         text = files["tokenizer.json"].decode()
@@ -103,8 +101,7 @@ def _from_vocabulary(
             raise UserError("tokenizer.json has no token for unknown words; BERT's is [UNK]")
         if kind != "WordPiece" and not (kind == "BPE" and '"ByteLevel"' in text):
             raise UserError(
-                f"tokenizer.json holds a {kind} tokenizer, which is read from its .model alone; "
-                "put that beside it"
+                f"a {kind} tokenizer.json is read from its .model alone; put that beside it"
             )
     elif {"vocab.json", "merges.txt"} <= {*files}:
         lines = files["merges.txt"].decode().split("\n")
@@ -118,10 +115,8 @@ def _from_vocabulary(
         tokens = files[names[".txt"]].decode().removesuffix("\n").split("\n")
         tokenizer = wordpiece_model([token.removesuffix("\r") for token in tokens], lowercase)
     else:
-        raise UserError(
-            "it has no sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with "
-            "merges.txt; add one"
-        )
+        names = "sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with merges.txt"
+        raise UserError(f"it has no {names}; add one")
     configure(tokenizer, settings, added)
     is_wordpiece = isinstance(tokenizer.model, models.WordPiece)
     cls = WordPieceTokenizer if is_wordpiece else ByteLevelTokenizer

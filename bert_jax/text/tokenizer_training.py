@@ -43,10 +43,8 @@ def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) ->
     trainers = {WordPieceTokenizer.kind: _train_wordpiece, ByteLevelTokenizer.kind: _train_bytes}
     tokenizer = trainers.get(config.kind, _train_sentencepiece)(sample, config, vocab_size)
     if tokenizer.vocab_size > vocab_size:
-        raise UserError(
-            f"model.vocab_size {vocab_size} is too small: {config.kind} needs "
-            f"{tokenizer.vocab_size} tokens; raise it"
-        )
+        need = f"{config.kind} needs {tokenizer.vocab_size} tokens"
+        raise UserError(f"model.vocab_size {vocab_size} is too small: {need}; raise it")
     return tokenizer
 
 
@@ -144,10 +142,9 @@ def _choose(counts: Counter[str], vocab_size: int) -> list[str]:
     shares = np.cumsum([counts[name] for name in ordered]) / counts.total()
     number = min(int(np.searchsorted(shares, _COVERAGE)) + 1, vocab_size - _NUM_SPECIAL)
     if number < 1 or shares[number - 1] < _LEAST_COVERAGE:
-        raise UserError(
-            f"model.vocab_size {vocab_size} is too small for a text of {len(ordered):,} "
-            "characters; raise it, or set tokenizer.kind=byte_bpe"
-        )
+        text = f"a text of {len(ordered):,} characters"
+        remedy = "raise it, or set tokenizer.kind=byte_bpe"
+        raise UserError(f"model.vocab_size {vocab_size} is too small for {text}; {remedy}")
     return ordered[:number]
 
 

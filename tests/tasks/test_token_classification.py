@@ -286,10 +286,10 @@ def test_files_of_json_lines(tmp_path):
         ("The fox", ["O"], "a list of words is expected"),
         (["fox", ""], ["O", "O"], "a list of words is expected, none of them empty"),
         (None, ["O"], "a list of words is expected"),
-        (["The", "fox"], ["O"], r"2 words have the tags \['O'\]; give each one"),
-        (["The", "fox"], [], r"2 words have the tags \[\]; give each one"),
-        (["The", "fox"], 3, "2 words have the tags 3; give each one"),
-        (["The", "fox"], "OB", "2 words have the tags 'OB'; give each one"),
+        (["The", "fox"], ["O"], r"2 words have the tags \['O'\]; give each"),
+        (["The", "fox"], [], r"2 words have the tags \[\]; give each"),
+        (["The", "fox"], 3, "2 words have the tags 3; give each"),
+        (["The", "fox"], "OB", "2 words have the tags 'OB'; give each"),
         (["The", "fox"], ["O", None], "some words have a tag and others none"),
     ):
         path.write_text(json.dumps({"w": words, "t": tags}))
