@@ -107,7 +107,8 @@ def prepare(
                 write_record(progress, {"identity": identity})  # the folder is this store's now
                 shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
                 tokenizer.save(folder / "tokenizer")
-                write_record(progress, {"identity": identity, "splits": {}, "checksums": {}})
+                sums = checksums.of_files(folder, (folder / "tokenizer").iterdir())
+                write_record(progress, {"identity": identity, "splits": {}, "checksums": sums})
             try:
                 _tokenize(sources, _documents(sources, data.eval_fraction), folder)
             except UserError as error:  # of the text, which the user may correct
@@ -200,6 +201,9 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
         progress |= {name: int(progress.get(name, 0)) for name in CHARACTERS}
         batches = _batches(itertools.islice(documents, progress["documents"], None))
         splits, sums = progress["splits"], progress["checksums"]
+        of_tokenizer = {name: x for name, x in sums.items() if name.startswith("tokenizer/")}
+        if damage := checksums.find_damage(folder, of_tokenizer):
+            raise UserError(f"{folder}: {damage}; {REMEDY}")
         for name in ("train", "eval"):
             splits[name] = _open_split(folder / name, splits.get(name), dtype)
             if f"{name}/tokens.bin" not in sums:  # it is new, or an earlier version began it
@@ -240,7 +244,6 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
             f"{share:.0%} of {source.name} is unknown to the {tokenizer.kind} tokenizer; "
             f"{UNKNOWN_REMEDY}, or --config=letters for sequences of letters"
         )
-    sums |= checksums.of_files(folder, (folder / "tokenizer").iterdir())
     write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
     path.unlink()
     seconds = time.monotonic() - start_time

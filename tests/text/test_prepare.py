@@ -120,6 +120,11 @@ def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
         with pytest.raises(UserError, match="is shorter than"):
             prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
         (tmp_path / "interrupted/train/tokens.bin").write_bytes(tokens)
+        vocabulary = next((tmp_path / "interrupted/tokenizer").iterdir())
+        vocabulary.write_bytes((kept := vocabulary.read_bytes()).replace(b'"u"', b'"v2"'))
+        with pytest.raises(UserError, match="interrupted: tokenizer/.* has changed since"):
+            prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
+        vocabulary.write_bytes(kept)
     if fail_at > 1:
         with (tmp_path / "interrupted/train/tokens.bin").open("ab") as file:
             file.write(b"rubbish")
