@@ -121,8 +121,8 @@ def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
             prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
         (tmp_path / "interrupted/train/tokens.bin").write_bytes(tokens)
         vocabulary = next((tmp_path / "interrupted/tokenizer").iterdir())
-        vocabulary.write_bytes((kept := vocabulary.read_bytes()).replace(b'"u"', b'"v2"'))
-        with pytest.raises(UserError, match="interrupted: tokenizer/.* has changed since"):
+        vocabulary.write_bytes((kept := vocabulary.read_bytes()).replace(b'"c"', b'"v2"'))
+        with pytest.raises(UserError, match=r"interrupted: tokenizer/.* has changed since"):
             prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
         vocabulary.write_bytes(kept)
     if fail_at > 1:
