@@ -439,7 +439,12 @@ class Bert:
         """
         if isinstance(texts, str) or len(texts) < 2 or not word.strip():
             raise UserError("there is nothing to compare; give a word and two texts or more")
-        return compare([self.attention(text) for text in texts], word)
+        views, c = [self.attention(text) for text in texts], self.config
+        longest = max(len(view.input_ids) for view in views)
+        page.check_size(
+            c.num_hidden_layers, c.num_attention_heads, c.hidden_size, longest, len(views)
+        )
+        return compare(views, word)
 
     def predict(
         self,

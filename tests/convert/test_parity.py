@@ -1,5 +1,6 @@
 """The same numbers as PyTorch `transformers`, from random weights in directories that it wrote."""
 
+import contextlib
 import copy
 import warnings
 from functools import partial
@@ -116,6 +117,62 @@ def close(actual, expected, tolerance=1e-5):
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance)
     return expected
+
+
+@contextlib.contextmanager
+def queries_and_keys(reference):
+    """Yields a list to which each run adds (layer, "query" or "key", [B, H, L, K])."""
+    found, size = [], reference.config.hidden_size // reference.config.num_attention_heads
+
+    def record(layer, name):
+        def hook(module, inputs, output):
+            value = output.detach().unflatten(-1, (-1, size)).transpose(1, 2)
+            found.append((layer, name, value))
+
+        return hook
+
+    handles = [
+        getattr(each.attention.self, name).register_forward_hook(record(index, name))
+        for index, each in enumerate(reference.base_model.encoder.layer)
+        for name in ("query", "key")
+    ]
+    yield found
+    for handle in handles:
+        handle.remove()
+
+
+def test_queries_and_keys(pair):
+    reference, ours = pair
+    ids, types, mask = rows(ours)
+    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+    with torch.no_grad(), queries_and_keys(reference) as expected:
+        reference(**{k: torch.from_numpy(v) for k, v in inputs.items()})
+    ids, types, mask = (x.astype(np.int32) for x in (ids, types, mask))
+    encoder = BertModel(ours.config, add_pooling_layer=False)
+    run = jax.jit(partial(encoder.apply, output_queries_keys=True))
+    actual = run({"params": ours.params["bert"]}, ids, types, mask).queries_keys
+    assert len(expected) == 2 * len(actual)
+    real = mask.astype(bool)
+    for layer, name, value in expected:
+        by_token = np.moveaxis(np.asarray(getattr(actual[layer], name)), 1, 2)[real]
+        wanted = close(by_token, value.movedim(1, 2)[torch.from_numpy(real)])
+        assert 0.3 < np.abs(wanted).mean() < 3
+
+
+@pytest.mark.parametrize("texts", [TEXT[2][:1], TEXT[1]])
+def test_the_view_of_a_text(pair, texts):
+    reference, ours = pair
+    view = ours.attention(*texts)
+    ids = torch.from_numpy(view.input_ids[None].astype(np.int64))
+    types = (torch.arange(ids.shape[1]) >= view.second_start) * (ours.config.type_vocab_size > 1)
+    inputs = {"input_ids": ids, "token_type_ids": types.long()[None]}
+    with torch.no_grad(), queries_and_keys(reference) as expected:
+        output = reference(**inputs, output_attentions=True, output_hidden_states=True)
+    close(view.maps, torch.cat(output.attentions))
+    value = close(view.hidden_states, torch.cat(output.hidden_states))
+    assert 0.3 < np.abs(value).mean() < 3
+    for layer, name, value in expected:
+        close({"query": view.queries, "key": view.keys}[name][layer], value[0])
 
 
 def test_every_number_of_the_forward_pass(pair):

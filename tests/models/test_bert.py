@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from helpers import LENGTH, VOCAB, batch, model_config
-from scipy.special import erf
+from scipy.special import erf, softmax
 
 from bert_jax.config import ModelConfig
 from bert_jax.distributed.fsdp import RULES
@@ -122,6 +122,37 @@ def test_agrees_with_numpy(activation, positions, length):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(found.pooled, pooled, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(found.last_hidden_state, found.hidden_states[-1])
+
+
+@pytest.mark.parametrize("changes", [{}, {"scan_layers": True}, {"remat": True}])
+@pytest.mark.parametrize("kind", ["absolute", "relative_key", "relative_key_query"])
+def test_queries_and_keys_are_those_of_the_maps(kind, changes):
+    config = model_config(num_hidden_layers=3, position_embedding_type=kind, **changes)
+    params, rows = random_params(BertForPreTraining(config))["bert"], batch(4)
+    inputs = [rows[name] for name in ("input_ids", "token_type_ids", "attention_mask")]
+    run = partial(BertModel(config).apply, output_hidden_states=True, output_attentions=True)
+    found = jax.jit(partial(run, output_queries_keys=True))({"params": params}, *inputs)
+    hidden, maps, _ = numpy_bert(params, config, *inputs)
+    assert len(found.queries_keys) == 3
+    for index, (layer, expected) in enumerate(zip(found.queries_keys, maps, strict=True)):
+        for name, actual in (("query", layer.query), ("key", layer.key)):
+            weights = params[f"layer_{index}"]["attention"][name]
+            wanted = hidden[index] @ weights["kernel"].astype(float) + weights["bias"]
+            wanted = wanted.reshape(4, LENGTH, 2, 8).swapaxes(1, 2)
+            assert 0.3 < np.abs(wanted).mean() < 3
+            np.testing.assert_allclose(actual, wanted, rtol=0, atol=1e-5)
+        assert layer.probabilities is None
+        assert (layer.position_scores is None) == (kind == "absolute")
+        scores = np.asarray(layer.query, float) @ np.asarray(layer.key, float).swapaxes(2, 3)
+        if layer.position_scores is not None:
+            scores += layer.position_scores
+        scores = np.where(rows["attention_mask"][:, None, None] > 0, scores / np.sqrt(8), -np.inf)
+        np.testing.assert_allclose(softmax(scores, -1), found.attentions[index], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(found.attentions[index], expected, rtol=0, atol=1e-5)
+    without = jax.jit(run)({"params": params}, *inputs)
+    assert without.queries_keys is None
+    for ours, others in zip(without.attentions, found.attentions, strict=True):
+        np.testing.assert_allclose(ours, others, rtol=0, atol=1e-6)
 
 
 def test_heads_agree_with_numpy():

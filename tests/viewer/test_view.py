@@ -1,0 +1,167 @@
+"""What `Bert.attention` and `Bert.compare` return, and their mistakes."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers import model_config
+from scipy.special import softmax
+
+from bert_jax import Bert, DataFiles, TaskConfig, UserError
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.tasks import make_task
+
+
+@pytest.fixture(scope="module", params=["absolute", "relative_key", "relative_key_query"])
+def bert(request, tiny_bert) -> Bert:
+    """A model of random weights, large enough that maps are uneven."""
+    config = model_config(vocab_size=64, position_embedding_type=request.param)
+    model = BertForPreTraining(config)
+    params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
+    keys = iter(jax.random.split(jax.random.key(1), 1000))
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
+    return Bert(config, params, tiny_bert.tokenizer, model)
+
+
+@pytest.mark.parametrize("texts", [["The river bank."], ["A model.", "The river, the bank."]])
+def test_a_view_follows_from_its_own_numbers(bert, texts):
+    view = bert.attention(*texts)
+    arrays = bert.tokenize(*([text] for text in texts))
+    np.testing.assert_array_equal(view.input_ids, arrays["input_ids"][0])
+    is_second = arrays["token_type_ids"][0] == 1
+    np.testing.assert_array_equal(is_second, np.arange(len(is_second)) >= view.second_start)
+    output = bert(*texts, output_hidden_states=True, output_attentions=True)
+    for index, layer in enumerate(output.attentions):
+        np.testing.assert_allclose(view.maps[index], layer[0], rtol=0, atol=1e-6)
+    for index, state in enumerate(output.hidden_states):
+        np.testing.assert_allclose(view.hidden_states[index], state[0], rtol=0, atol=1e-5)
+    assert view.maps.std() > 0.05
+    scores = view.queries.astype(float) @ view.keys.astype(float).swapaxes(2, 3)
+    if bert.config.position_embedding_type == "absolute":
+        assert view.position_scores is None
+    else:
+        assert np.abs(view.position_scores).mean() > 0.1
+        scores += view.position_scores
+    maps = softmax(scores / np.sqrt(view.queries.shape[-1]), -1)
+    np.testing.assert_allclose(view.maps, maps, rtol=0, atol=1e-6)
+    vectors = view.hidden_states[1].astype(float)
+    norms = np.sqrt((vectors**2).sum(-1))
+    expected = vectors @ vectors.T / norms / norms[:, None]
+    np.testing.assert_allclose(view.similarities()[1], expected, rtol=0, atol=1e-6)
+
+
+def test_guesses_of_the_last_layer_are_those_of_fill_mask(bert):
+    text = "The [MASK] bank of the [MASK]."
+    view, guesses = bert.attention(text), bert.fill_mask(text)
+    assert sorted(view.guesses) == sorted({guess.position for guess in guesses})
+    for position, layers in view.guesses.items():
+        assert len(layers) == 3
+        expected = [guess for guess in guesses if guess.position == position]
+        assert [token for token, _ in layers[-1]] == [guess.token for guess in expected]
+        probabilities = [probability for _, probability in layers[-1]]
+        np.testing.assert_allclose(probabilities, [g.probability for g in expected], rtol=1e-4)
+        assert layers[0] != layers[-1]
+    assert bert.attention("The bank.").guesses == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "texts", "example"),
+    [
+        ("classification", ("no", "yes"), ["The river."], "The river."),
+        ("classification", ("no", "yes"), ["The river.", "A bank."], ("The river.", "A bank.")),
+        ("regression", (), ["The river."], "The river."),
+        ("token_classification", ("X", "O"), ["The river bank"], ["The", "river", "bank"]),
+        (
+            "question_answering",
+            (),
+            ["What?", "The river bank."],
+            {"question": "What?", "context": "The river bank."},
+        ),
+    ],
+)
+def test_the_prediction_is_that_of_predict(tiny_bert, kind, labels, texts, example):
+    task, data = TaskConfig(kind=kind, labels=labels, max_question=8), DataFiles(max_length=32)
+    model = make_task(task).model(tiny_bert.config, "")
+    params = nn.unbox(model.init_params(jax.random.key(0)))
+    bert = Bert(tiny_bert.config, params, tiny_bert.tokenizer, model, task=task, data=data)
+    view = bert.attention(*texts)
+    assert view.prediction == bert.predict([example])[0]
+    assert view.maps.shape[:2] == (2, 2)
+    with pytest.raises(UserError, match="no masked LM head"):
+        bert.attention("The [MASK] bank.")
+
+
+def test_models_without_a_prediction(tiny_bert):
+    assert tiny_bert.attention("The bank.").prediction is None
+    task = TaskConfig(kind="question_answering")
+    model = make_task(task).model(tiny_bert.config, "")
+    params = nn.unbox(model.init_params(jax.random.key(0)))
+    bert = dataclasses.replace(tiny_bert, params=params, model=model, task=task)
+    assert bert.attention("A single text.").prediction is None
+
+
+def test_long_texts_are_truncated(tiny_bert):
+    with pytest.warns(UserWarning, match="the text has 80 tokens and was truncated to the 30"):
+        view = tiny_bert.attention("the " * 80)
+    assert view.is_truncated
+    assert len(view.tokens) == 32
+    with pytest.warns(UserWarning, match="truncated to the 29"):
+        view = tiny_bert.attention("the " * 80, "the bank")
+    assert view.tokens[-2:-1] == tiny_bert.attention("bank").tokens[-2:-1]
+    assert not tiny_bert.attention("the", "the").is_truncated
+
+
+def test_a_word_is_compared_where_it_is(tiny_bert):
+    texts = ["A river bank.", "The BANK reads the bank.", "the bankbank"]
+    found = tiny_bert.compare(texts, "bank")
+    assert found.cosines.shape == (3, 3, 3)
+    np.testing.assert_allclose(found.cosines, found.cosines.swapaxes(1, 2), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found.cosines[:, range(3), range(3)], 1, rtol=1e-6)
+    spelled = [tiny_bert.tokenizer.encode([word])[0] for word in ("bank", "BANK")]
+    for view, indices, ids in zip(found.views[:2], found.indices[:2], spelled, strict=True):
+        assert view.input_ids[indices].tolist() == list(ids)
+    vectors = [
+        view.hidden_states[2, indices].mean(0)
+        for view, indices in zip(found.views, found.indices, strict=True)
+    ]
+    a, b = vectors[:2]
+    cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    assert found.cosines[2, 0, 1] == pytest.approx(cosine, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda bert: bert.attention(""), "a text is empty; give one with words"),
+        (lambda bert: bert.attention(" \n"), "a text is empty"),
+        (lambda bert: bert.attention("The bank.", ""), "a text is empty"),
+        (lambda bert: bert.compare(["The bank."], "bank"), "two texts or more"),
+        (lambda bert: bert.compare("The bank.", "bank"), "two texts or more"),
+        (lambda bert: bert.compare(["A bank.", "The bank."], " "), "give a word"),
+        (lambda bert: bert.compare(["A bank.", "A river."], "bank"), "'A river.' has no 'bank'"),
+    ],
+)
+def test_mistakes(tiny_bert, call, message):
+    with pytest.raises(UserError, match=message) as raised:
+        call(tiny_bert)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:the text has")
+def test_a_word_that_was_truncated(tiny_bert):
+    with pytest.raises(UserError, match="'bank' is not in what the model reads"):
+        tiny_bert.compare(["the " * 40 + "bank", "A bank."], "bank")
+
+
+def test_a_page_that_would_be_too_large(tiny_bert, monkeypatch):
+    count = len(tiny_bert.attention("the bank").tokens)
+    size = 2 * (4 * count**2 + 4 * 16 * count)
+    monkeypatch.setattr("bert_jax.viewer.page.MAX_BYTES", size)
+    tiny_bert.attention("the bank")
+    with pytest.raises(UserError, match=f"page of {2 * count} tokens would .* shorten the text"):
+        tiny_bert.compare(["the bank"] * 2, "bank")
+    monkeypatch.setattr("bert_jax.viewer.page.MAX_BYTES", size - 1)
+    with pytest.raises(UserError, match=f"page of {count} tokens would"):
+        tiny_bert.attention("the bank")
