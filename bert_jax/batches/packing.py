@@ -1,8 +1,6 @@
-"""Packing: several sentence pairs in one sequence, so that short documents leave little padding.
+"""Several sentence pairs in a sequence: the largest first, where the least room remains.
 
-Sequences that hold pairs of the same sizes are counted, not handled one by one, so packing a
-million pairs takes as long as a thousand (Krell et al. 2021, "Efficient sequence packing without
-cross-contamination"). The largest are placed first, each where the least room remains.
+Sequences of equal sizes are counted, not packed one by one (Krell et al. 2021).
 """
 
 import dataclasses

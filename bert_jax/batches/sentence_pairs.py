@@ -1,8 +1,7 @@
 """Sentence pairs for NSP and SOP, drawn from a token store by index: no copies and no state.
 
-Documents are split into pairs again in every epoch, a group at a time. A group is a run of shuffled
-blocks of a thousand sentences, and its sequences are shuffled. A batch needs only its group, which
-takes half a second. A corpus of up to two million sentences is a single group.
+Every epoch splits documents again, a group at a time: a run of shuffled blocks of 1,024 sentences,
+up to two million. The sequences of a group are shuffled.
 """
 
 import dataclasses
@@ -17,6 +16,8 @@ from bert_jax.text.tokenizer import Tokenizer
 
 _BLOCK_SENTENCES = 1024
 _GROUP_BLOCKS = 2048
+# A is the sentences from `start` to `split`, and B those to `end` unless it is random; `target` is
+# the number of tokens of both.
 _PAIR = np.dtype(
     [*((name, np.int64) for name in ("start", "split", "end", "target")), ("is_random", bool)]
 )
@@ -24,10 +25,9 @@ _PAIR = np.dtype(
 
 @dataclasses.dataclass
 class SentencePairs:
-    """Sequences `[CLS] A [SEP] B [SEP]` of sentence pairs, as in Google's and ALBERT's code.
+    """Sequences `[CLS] A [SEP] B [SEP]`, as of google-research's bert and albert.
 
-    Source: `create_instances_from_document` in google-research/bert `create_pretraining_data.py`,
-    and in google-research/albert's file of the same name for sentence order.
+    Source: `create_instances_from_document` in both, in `create_pretraining_data.py`.
     """
 
     store: TokenStore
@@ -85,11 +85,7 @@ class SentencePairs:
         return np.concatenate(chosen)
 
     def _draw_sequences(self, epoch: int, group: int, draw: int) -> np.ndarray:
-        """Split every document of a group into pairs by Google's procedure, all at once, [n].
-
-        Segment A is the sentences from `start` to `split`, and B those to `end`, unless `is_random`
-        says that B comes from another document. `target` is the number of tokens of the pair.
-        """
+        """Split every document of a group into pairs by Google's procedure, all at once, [n]."""
         generator = keyed_generator(self.seed, PAIRS, epoch, group, draw)
         start, end = self._documents(epoch, group)
         offsets, budget = self.store.sentences, self.length - 3

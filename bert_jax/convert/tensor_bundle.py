@@ -1,8 +1,6 @@
-"""Read TensorFlow 1 checkpoints ("tensor bundles") without TensorFlow.
+"""Read TensorFlow 1 checkpoints: a LevelDB table of where each tensor is in the data files.
 
-`PREFIX.index` is a LevelDB table of where each tensor is in `PREFIX.data-00000-of-0000N`.
-Sources: `tensorflow/core/util/tensor_bundle`, `tensorflow/core/protobuf/tensor_bundle.proto` and
-LevelDB's `doc/table_format.md`. TensorFlow compresses no table.
+Sources: `tensorflow/core/protobuf/tensor_bundle.proto` and LevelDB's `doc/table_format.md`.
 """
 
 import math

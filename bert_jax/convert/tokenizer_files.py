@@ -107,12 +107,9 @@ _MARK = r"[^\p{L}\p{N}\p{P}\p{Z}]|[ﾞﾟำຳ]"
 
 
 def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
-    """Return the steps that do what SentencePiece's normalizer of this specification does.
-
-    `Precompiled` handles a letter together with its marks, and loses marks where the letter alone
-    changes ("X" lowercased, with an accent). So the steps separate them first, and afterwards join
-    those that are one character, a mark at a time: NFC alone would also reorder the marks.
-    """
+    """Return the steps that do what SentencePiece's normalizer of this specification does."""
+    # `Precompiled` loses the marks of a letter that changes, so these are separated before, and
+    # joined again after it, a mark at a time: NFC alone would also reorder them.
     steps: list[normalizers.Normalizer] = []
     if spec.precompiled_charsmap:
         join_marks = [

@@ -1,7 +1,6 @@
 """GLUE's nine tasks: their columns, labels and metrics, in its own files and in TFDS.
 
-Source: the data of gluebenchmark.com and Wang et al. 2019, table 1; google-research/bert
-`run_classifier.py`. Labels and fields are named, and ordered, as TFDS and Hugging Face have them.
+Source: gluebenchmark.com and Wang et al. 2019, table 1. Names and orders are those of TFDS.
 """
 
 import dataclasses

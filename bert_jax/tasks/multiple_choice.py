@@ -13,10 +13,7 @@ from bert_jax.tasks.readers import Record
 
 
 class MultipleChoice(Classification):
-    """A class is the number of a choice, from 0. Source: Devlin et al. 2019, section 4.4.
-
-    `data.text` names the columns: the context, the start of every choice, and each choice.
-    """
+    """A class is the number of a choice, from 0. Source: Devlin et al. 2019, section 4.4."""
 
     model_class = BertForMultipleChoice
     num_outputs = 1

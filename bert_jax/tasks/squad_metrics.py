@@ -1,7 +1,6 @@
-"""SQuAD's exact match and F1 of words, versions 1.1 and 2.0.
+"""SQuAD's exact match and F1 of words, as fractions of 1.
 
-Source: Rajpurkar et al. 2016, section 6, and 2018, section 5; written from their definitions. All
-numbers are fractions of 1, where the official scripts print percents.
+Source: the definitions of Rajpurkar et al. 2016, section 6, and 2018, section 5.
 """
 
 import re
@@ -49,10 +48,8 @@ def summary(scores: Sequence[tuple[float, float]], has_answer: Sequence[bool]) -
 
 
 def best_threshold(answered: np.ndarray, null: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
-    """Return the best mean score of any threshold, above whose odds answers are withheld, and it.
-
-    Unlike in the official script, answers of equal odds are treated alike.
-    """
+    """Return the best mean score of a threshold of odds, above which none is answered, and it."""
+    # Unlike in the official script, answers of equal odds are treated alike.
     order = np.argsort(odds, kind="stable")
     odds = np.asarray(odds, float)[order]
     totals = null.sum() + np.cumsum((answered - null)[order])

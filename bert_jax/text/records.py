@@ -145,12 +145,8 @@ def _plain(value: Any) -> Any:
 def table_rows(
     path: Path, columns: Sequence[str] = (), *, skips_ragged: bool = False
 ) -> Iterator[Record]:
-    """Yield the rows of a .csv or .tsv; empty ones are skipped, but for a .tsv of one column.
-
-    `columns` are those of a file whose first row has none of them, and so is no header. With
-    `skips_ragged`, a row with more or fewer fields than the header is a record without fields.
-    """
-    header = list(columns)
+    """Yield the rows of a .csv or .tsv; empty ones are skipped, but for a .tsv of one column."""
+    header = list(columns)  # of a file whose first row has none of them
     for index, (number, row, position) in enumerate(_rows(path)):
         where = f"{path}:{number}"
         if not header or (index == 0 and not set(columns).isdisjoint(row)):
@@ -163,7 +159,7 @@ def table_rows(
         elif row == [""]:
             continue
         elif skips_ragged:
-            yield Record(where, {})
+            yield Record(where, {})  # which the task skips, and counts
         else:
             than = f"{len(header)} are expected" if columns else f"the header has {len(header)}"
             count = counted(len(row), "field")

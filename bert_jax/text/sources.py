@@ -1,7 +1,4 @@
-"""Read raw text as a stream of documents, each a list of sentences.
-
-A new kind of source is a subclass of `Source` and a line in `open_source`.
-"""
+"""Raw text as documents, lists of sentences. A new source is a subclass, and in `open_source`."""
 
 import abc
 import glob
@@ -103,10 +100,7 @@ def _sentences(record: Record, text_field: str) -> list[str]:
 
 
 class FileSource(Source):
-    """Files of plain text, of JSON lines (`.jsonl`) or of a table (`.csv`, `.tsv`).
-
-    Each may be `.gz` or `.xz`. A record of JSON or of a table is a document: its `text_field`.
-    """
+    """Files of plain text, or of records with a document in `text_field`; or .gz or .xz of them."""
 
     def __init__(self, name: str, data: DataConfig):
         self.name = name

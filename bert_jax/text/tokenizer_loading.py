@@ -82,7 +82,7 @@ def _from_vocabulary(
     lowercase: bool,
 ) -> Tokenizer:
     """Build a tokenizer from the first vocabulary among its files."""
-    names = {Path(name).suffix: name for name in reversed(files)}
+    names = {Path(name).suffix: name for name in [*files][::-1]}
     if ".model" in names:  # whose tokens are all that are read from a text
         result = SentencePieceTokenizer(files[names[".model"]])
         for index, token in added.items():
