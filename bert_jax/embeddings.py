@@ -28,26 +28,17 @@ _CHUNK_TEXTS, _CHUNK_CHARACTERS = 4096, 400_000
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-    """The embedding of one text.
+    """The embedding of one text."""
 
-    Attributes:
-      vectors: [D] float32; [n, D] for n tokens or words.
-      spans: [n, 2] int32, the first and the end character of each token or word; None for a text.
-      is_truncated: whether the text was longer than the model's positions.
-    """
-
-    vectors: np.ndarray
-    spans: np.ndarray | None
-    is_truncated: bool
+    vectors: np.ndarray  # [D] float32; [n, D] for n tokens or words
+    spans: np.ndarray | None  # [n, 2] int32, the characters of each token or word; None for a text
+    is_truncated: bool  # whether the text was longer than the model's positions
 
 
 def word_spans(text: str) -> np.ndarray:
     """Return the first and the end character of each word of a text, [n, 2].
 
-    Words are separated by white space. A mark of punctuation or a symbol at either end of a word
-    is a word of its own. So is each Chinese character, of Japanese too, as in BERT's tokenizer, and
-    each mark of Chinese and Japanese punctuation. Thai, Lao, Khmer, Burmese and Tibetan have spaces
-    between phrases alone, and a word is what is between two of them.
+    Words are separated by white space. Marks at their ends and Chinese characters are words too.
     """
     spans = [match.span() for match in re.finditer(r"w(?:[w.]*w)?|[.c]", "".join(map(_kind, text)))]
     return np.array(spans, np.int32).reshape(-1, 2)
@@ -73,10 +64,8 @@ def _kind(character: str) -> str:
 class Encoder:
     """Embed texts with frozen parameters, on all local devices.
 
-    The outputs of `layers` are added: 0 for the embeddings, i for layer i, -1 for the last.
     `pooling` is "mean" or "max" over all tokens, [CLS] and [SEP] included; "cls" for the first;
-    "tokens" for one vector a token; "words" for one a word of `word_spans`: the mean of its tokens,
-    or NaN where it was truncated.
+    "tokens" for one vector a token; "words" for the mean of each of `word_spans`, NaN if truncated.
     """
 
     def __init__(

@@ -164,11 +164,7 @@ def start(
     workdir: Path,
     model_fields: Iterable[str] | None = None,
 ) -> Run:
-    """Check a run against its checkpoint, its workdir and the devices, and read its examples.
-
-    `model_fields` are the fields of `config.model` that go before those of `init`; see
-    `initialization.model_config`.
-    """
+    """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     initial = load(init)
     config = initialization.resolve(
         config, workdir, init, initial, model_fields, validate_finetuning
@@ -199,10 +195,7 @@ def start(
 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
-    """Train with each seed, predict everything with the best, and write the results.
-
-    `stop` is asked after each step for a reason to save and stop, such as "SIGTERM".
-    """
+    """Train with each seed, predict everything with the best, and write the results."""
     with workdirs.hold(run.workdir), machine.out_of_memory_refused(run.largest, jax.devices()[0]):
         return _train(run, stop)
 
@@ -252,10 +245,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
 def _train_seed(
     run: Run, seed: int, params: Any, folder: Path, stop: Callable[[], str]
 ) -> dict[str, Any]:
-    """Train with one seed, or resume, and return the result, which is kept as JSON.
-
-    It starts from `params`, which are random where they are None, and writes to `folder`.
-    """
+    """Train with one seed from `params`, or None for random ones; return the result, as kept."""
     config, task, path = run.config, run.task, folder / "result.json"
     remedy = f"remove {folder} to train this seed again"
     earlier = hosts.broadcast_from_main(

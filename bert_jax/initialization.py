@@ -36,10 +36,7 @@ def resolve(
     model_fields: Iterable[str] | None,
     validate: Callable[[_Config], None],
 ) -> _Config:
-    """Return the config of a run with its model resolved, once it is valid on all hosts.
-
-    `initial` is the model at `init`, from which the run continues.
-    """
+    """Return the config of a run with its model resolved, once it is valid on all hosts."""
     config = copy.deepcopy(config)
     if initial:
         config.model = model_config(initial, config.model, model_fields)
@@ -75,12 +72,8 @@ def initial_state(
 def model_config(
     init: Bert, config: ModelConfig, fields: Iterable[str] | None = None
 ) -> ModelConfig:
-    """Return the config of a model that continues from `init`: its own, but for how it computes.
-
-    `fields` of `config` are kept too; None for the dropouts that differ from their defaults. They
-    must not ask for parameters of another shape.
-    """
-    if fields is None:
+    """Return the config of `init`, but for how it computes and for `fields` of `config`."""
+    if fields is None:  # of the command line; from Python, dropouts that are not the defaults
         default = ModelConfig()
         fields = [name for name in _DROPOUTS if getattr(config, name) != getattr(default, name)]
     kept = {name: getattr(config, name) for name in {*_COMPUTATION, *fields}}
@@ -103,10 +96,7 @@ def model_config(
 
 
 def copy_params(params: Any, source: Any) -> Any:
-    """Return `params` with those that `source` has too replaced by copies, on the same devices.
-
-    Each host has all of `source` and copies what its own devices hold.
-    """
+    """Return `params` with those that `source` has too replaced by copies, on the same devices."""
     sources: Any = traverse_util.flatten_dict(source, sep="/")
     targets: Any = traverse_util.flatten_dict(params, sep="/")
 

@@ -108,10 +108,7 @@ def start(
     init: str | Path | None = None,
     model_fields: Iterable[str] | None = None,
 ) -> Run:
-    """Check a run against its workdir and the devices, and prepare its text.
-
-    `model_fields` are those of `initialization.model_config`.
-    """
+    """Check a run against its workdir and the devices, and prepare its text."""
     initial = load(init) if init else None
     config = initialization.resolve(config, workdir, init, initial, model_fields, validate)
     if initial:
@@ -119,9 +116,7 @@ def start(
         hosts.check_same(weights, "copy it once more")
     tokenizer = initial.tokenizer if initial else None
     is_open = not config.model.vocab_size
-    vocab_size = hosts.run_on_all_hosts(
-        lambda: prepare.resolve_vocab_size(config, tokenizer) if hosts.is_main() else 0
-    )
+    vocab_size = hosts.run_on_main(lambda: prepare.resolve_vocab_size(config, tokenizer)) or 0
     config.model.vocab_size = hosts.broadcast_from_main(lambda: vocab_size)
     mesh = meshes.make_mesh(config.parallel)
     lengths = [phase.max_length for _, phase in phases(config)]
@@ -155,12 +150,12 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -
         corpus = hosts.run_on_all_hosts(read)  # each host has a copy, or all see the same folder
         hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
         return corpus
-    prepared = hosts.run_on_all_hosts(lambda: read() if hosts.is_main() else None)
+    prepared = hosts.run_on_main(read)
     return hosts.run_on_all_hosts(lambda: prepared or store.open_store(folder))
 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
-    """Train, from the latest checkpoint on, and evaluate; `stop` is that of `loop.fit`."""
+    """Train, from the latest checkpoint on, and evaluate."""
     largest = max((phase for _, phase in phases(run.config)), key=lambda p: p.batch_size)
     with workdirs.hold(run.workdir), machine.out_of_memory_refused(largest, jax.devices()[0]):
         return _train(run, stop)

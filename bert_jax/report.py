@@ -189,23 +189,16 @@ def pretraining_end(
 
 
 def _example(corpus: Corpus, examples: Iterable[tuple[list[int], str]]) -> str:
-    """Return a masked text for a command to paste, which has the tokens of an example if any has.
-
-    A text that starts as a flag does is none.
-    """
+    """Return a masked text to paste, which has the tokens of an example if any has."""
     tokenizer = corpus.tokenizer
     texts = [(tokenizer.decode_with_masks(ids), ids) for ids, _ in examples]
-    texts = [(text, ids) for text, ids in texts if not text.startswith("-")]
+    texts = [(text, ids) for text, ids in texts if not text.startswith("-")]  # as a flag does
     same = [text for text, ids in texts if tokenizer.encode_with_masks(text) == ids]
     return next((console.quoted(text) for text in (*same, *(text for text, _ in texts))), "TEXT")
 
 
 def masked_examples(corpus: Corpus, longest: int) -> Iterator[tuple[list[int], str]]:
-    """Yield held-out sentences with a token masked, as tokens, and that token.
-
-    The sentences are spread over the text, and of medium length where there are such. The token is
-    of letters, a whole word of three or more if possible, and close to the middle.
-    """
+    """Yield held-out sentences from all over the text, with a central word masked, and the word."""
     store, tokenizer, longest = corpus.eval, corpus.tokenizer, min(24, longest)
     lengths, letters = np.diff(store.sentences), functools.cache(partial(_letters, tokenizer))
     pools = ((lengths >= 8) & (lengths <= longest), lengths >= 8, lengths > 1)

@@ -40,10 +40,7 @@ FINITE = Range("a finite number", math.isfinite)
 
 
 def setting(default: Any, help: str, range: Range = POSITIVE, *, resumable: bool = False) -> Any:
-    """Return a dataclass field with its line of `--help` and the numbers that it accepts.
-
-    A run may resume with another value of a `resumable` field, as the result stays the same.
-    """
+    """Return a dataclass field; a run may resume with another value of a `resumable` one."""
     metadata = {"help": help, "range": range, "resumable": resumable}
     return dataclasses.field(default=default, metadata=metadata)
 

@@ -26,11 +26,7 @@ COMMANDS = {
 
 
 def main(command: str | None = None) -> None:
-    """Run `bert-jax`, or one of its commands under the name of a script.
-
-    Args:
-      command: the command that `train.py` and `finetune.py` stand for.
-    """
+    """Run `bert-jax`, or the command that `train.py` or `finetune.py` stands for."""
     script = Path(sys.argv[0]).name
     prog = "bert-jax" if script in ("__main__.py", "") else script
     process.run(lambda: _run(prog, command), prog)

@@ -58,10 +58,8 @@ _interrupts: list[int] = []
 
 
 def _interrupt(name: str, number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; the second time, and while a library is imported, end at once.
-
-    Some libraries in C make another error of it when they are imported, or crash.
-    """
+    """Raise KeyboardInterrupt; the second time, and while a library is imported, end at once."""
+    # Some libraries in C make another error of it when they are imported, or crash.
     frames = traceback.walk_stack(frame)
     if _interrupts or any("importlib._bootstrap" in f.f_code.co_filename for f, _ in frames):
         _end(name, KeyboardInterrupt())
@@ -98,13 +96,10 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
 
 
 def cache_compiled_programs() -> None:
-    """Keep compiled programs in the user's cache, unless JAX has a folder for them.
-
-    What cannot be written or read is compiled again in silence. Several hosts must share the
-    folder, so there the user has to name it.
-    """
+    """Keep compiled programs in the user's cache, unless JAX has a folder for them."""
     import jax
 
+    # Several hosts must share the folder, so there the user has to name it.
     if getattr(jax.config, _CACHE) is None and jax.process_count() == 1:
         base = Path(os.environ.get("XDG_CACHE_HOME", ""))
         try:
@@ -151,12 +146,8 @@ def quiet_libraries(name: str = "bert-jax") -> None:
 
 
 def keep_host_memory() -> None:
-    """Keep memory that XLA frees on a CPU for the next step; do nothing beside an accelerator.
-
-    Clearing and mapping pages that went back to the system takes a third of a step's time at the
-    default config. Call this before JAX has devices: the C library fixes the number of its arenas
-    when the first thread allocates (measured).
-    """
+    """Keep memory that XLA frees on a CPU for the next step, which saves a third of its time."""
+    # Before JAX has devices: the C library fixes its arenas when the first thread allocates.
     import jax
 
     platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
@@ -193,12 +184,8 @@ _ASKED = itertools.count(1)
 
 @contextlib.contextmanager
 def stop_signals(name: str) -> Iterator[Callable[[], str]]:
-    """Note SIGTERM and SIGINT instead of ending the command, which a second one does at once.
-
-    Yield a function that returns the reason to save and stop after this step, or "". Of several
-    processes, JAX takes SIGTERM, which clusters send before a host is preempted, and all agree on
-    the step to stop after. SIGINT is handed to it.
-    """
+    """Note SIGTERM and SIGINT; yield a function that returns the reason to save and stop, or ""."""
+    # Of several processes, JAX takes SIGTERM, and all agree on the step to stop after.
     import jax
     from jax.experimental import multihost_utils
 

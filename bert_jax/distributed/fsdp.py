@@ -45,11 +45,7 @@ class Collectives:
     axes: tuple[str, ...]  # over which the sequences of a batch are split
 
     def run(self, function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
-        """Return `function(params, rng, batch)` mapped over the shards of the batch.
-
-        `outputs` is the kind of each result: "gradients", "per_example" (an array with one entry
-        for each sequence) or "metrics"; one name, or a tuple of them.
-        """
+        """Return `function(params, rng, batch)` mapped over the shards of the batch."""
         return function
 
     def psum(self, tree: Any) -> Any:
@@ -70,17 +66,14 @@ SINGLE_DEVICE = Collectives(())
 
 @dataclasses.dataclass(frozen=True)
 class MeshCollectives(Collectives):
-    """The collectives of a step on a mesh, with the sharding of each parameter and gradient.
-
-    Under ZeRO-1 gradients are split over "fsdp" and parameters are not.
-    """
+    """The collectives of a step on a mesh, with the sharding of each parameter and gradient."""
 
     mesh: Mesh
     params: Any
-    gradients: Any
+    gradients: Any  # split over "fsdp" under ZeRO-1 too
 
     def run(self, function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
-        specs = {
+        specs = {  # of each kind of output
             "gradients": _batch_specs(self.gradients),
             "per_example": P(BATCH_AXES),
             "metrics": P(),

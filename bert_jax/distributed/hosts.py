@@ -46,14 +46,10 @@ def connect(
     process_id: int | None = None,
     connect_timeout: float = 120.0,
 ) -> None:
-    """Connect the processes of the run, if there are several, before JAX is used.
-
-    Without arguments JAX detects a TPU pod, Slurm, Kubernetes or Open MPI. `num_processes=1` runs
-    this process alone there too.
-    """
+    """Connect the processes of the run, if there are several, before JAX is used."""
     global _watcher
     arguments = (coordinator_address, num_processes, process_id)
-    detect = arguments == (None, None, None)
+    detect = arguments == (None, None, None)  # a TPU pod, Slurm, Kubernetes or Open MPI
     if num_processes == 1 or (detect and _runs_alone()):
         return
     if coordinator_address:
@@ -140,10 +136,7 @@ def print_on_main(text: str) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all processes, which are JSON, in their order, once all have called it.
-
-    All processes must make the same calls of this module, in the same order.
-    """
+    """Return the values of all processes, as JSON, once all have made the same calls as this."""
     if count() == 1:
         return [value]
     key = f"bert_jax/{next(_calls)}"
@@ -182,6 +175,11 @@ def run_on_all_hosts(action: Callable[[], T]) -> T:
         raise UserError(texts[0]) from error
     failed = [f"host {i} ({name}): {text}" for i, (name, text) in enumerate(outcomes) if text]
     raise UserError("; ".join(failed)) from error
+
+
+def run_on_main(action: Callable[[], T]) -> T | None:
+    """Run an action on process 0 alone while the others wait; raise an error of it on all."""
+    return run_on_all_hosts(lambda: action() if is_main() else None)
 
 
 def check_same(values: Mapping[str, Any], advice: str) -> None:

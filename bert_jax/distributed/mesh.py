@@ -86,15 +86,12 @@ def check_divides(batch_size: int, microbatches: int, mesh: Mesh) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The shardings of a train state, its parameters and their gradients: trees, or one for all.
-
-    Gradients are split as the optimizer's moments are.
-    """
+    """The shardings of a train state, its parameters and their gradients: trees, or one for all."""
 
     mesh: Mesh
     state: Any
     params: Any
-    gradients: Any
+    gradients: Any  # as those of the optimizer's moments
 
 
 def replicated_layout(mesh: Mesh) -> Layout:
@@ -106,10 +103,7 @@ def replicated_layout(mesh: Mesh) -> Layout:
 def make_layout(
     new_state: Callable[[jax.Array], Any], mesh: Mesh, config: ParallelConfig | None = None
 ) -> tuple[Any, Layout]:
-    """Return the abstract state, with the sharding of every array, and its layout.
-
-    `new_state` makes a state from a key, with parameters that `layers.param` annotated.
-    """
+    """Return the abstract state that `new_state` makes of a key, with shardings, and its layout."""
     boxed = jax.eval_shape(new_state, jax.random.key(0))
     specs = nn.get_partition_spec(boxed)
     split = spmd.logical_to_mesh_sharding(specs, mesh, list(fsdp.RULES.items()))
@@ -138,11 +132,10 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
 def compile_step(
     step: Callable[..., Any], mode: str, layout: Layout, outputs: Any
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
-    """Compile a step of `training.step` for a mesh: a function of (state, this process's batch).
+    """Compile a step of `training.step`: a function of (state or params, this process's batch).
 
-    `outputs` is the kind of each result, one name or a tuple: "per_example", an array with one
-    entry for each sequence; "metrics"; or "state", the next state, which reuses the memory of the
-    first argument. A step without "state" takes the parameters alone.
+    `outputs` is the kind of each result, one name or a tuple: "per_example", "metrics", or "state",
+    the next state, which reuses the memory of the first argument.
     """
     if mode == "pmap":
         return _pmap_step(step, layout.mesh, outputs)

@@ -53,11 +53,7 @@ def measure(
     seconds: float = 60.0,
     trace_folder: str | None = None,
 ) -> dict[str, Any]:
-    """Time steps of a phase on random sequences, and of a corpus if given, in figures for JSON.
-
-    These are in bytes, seconds, and operations per second of all devices. At most `steps` steps of
-    each kind are timed, for at most `seconds`. A batch that does not fit is a UserError.
-    """
+    """Time steps on random sequences, and of a corpus if given; return bytes, seconds and rates."""
     load, _, _ = os.getloadavg()
     devices = jax.devices()
     device = devices[0]
@@ -124,14 +120,11 @@ def measure(
 def take_steps(
     step: Callable[[Any, Any], tuple[Any, Any]],
     state: Any,
-    batches: Iterator[Any],
+    batches: Iterator[Any],  # pairs of a batch and the share of padding in it
     steps: int,
     seconds: float,
 ) -> tuple[Any, np.ndarray, float]:
-    """Return the state after steps taken as in training, the seconds of each, and their padding.
-
-    `batches` are pairs of a batch and the share of padding in it.
-    """
+    """Return the state after steps taken as in training, the seconds of each, and their padding."""
     metrics, padding, times = [], [], [time.perf_counter()]
 
     def wait() -> None:

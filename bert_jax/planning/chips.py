@@ -70,10 +70,7 @@ def chip_of(device: Any) -> Chip | None:
 
 
 def ring_rate(chip: Chip, group: Sequence[int], devices: Sequence[Any]) -> float:
-    """Return the bytes per second that each device of a group sends in a ring.
-
-    The group are indices into `devices`, which are in the mesh's order.
-    """
+    """Return the bytes per second that each device of a group, of indices, sends in a ring."""
     if chip.is_tpu:
         return chip.link * num_links(group, devices)
     nodes = {index // _NODE_SIZE for index in group}
@@ -84,14 +81,9 @@ def ring_rate(chip: Chip, group: Sequence[int], devices: Sequence[Any]) -> float
 
 
 def num_links(group: Sequence[int], devices: Sequence[Any]) -> float:
-    """Return the number of links over which each TPU of a group can send at once in a ring.
-
-    Along each dimension of the slice, a group that spans a torus has two links, and a line of
-    neighbours has one. A line of every second chip has half a link, because the chips between use
-    it too. A dimension is a torus if it has 16 chips (v5e, v6e), or if all three dimensions are
-    multiples of 4 (v4, v5p). Source: Cloud TPU documentation, 'TPU v5e', 'TPU v4', 'TPU
-    configurations'.
-    """
+    """Return the number of links over which each TPU of a group can send at once in a ring."""
+    # A dimension is a torus if it has 16 chips (v5e, v6e), or if all three are multiples of 4 (v4,
+    # v5p). Source: Cloud TPU documentation, 'TPU v5e', 'TPU v4', 'TPU configurations'.
     coords = np.array([device.coords for device in devices])
     sizes = coords.max(axis=0) + 1
     is_torus = sizes == 16 if sizes[2] == 1 else np.full(3, not (sizes % 4).any())
@@ -100,6 +92,6 @@ def num_links(group: Sequence[int], devices: Sequence[Any]) -> float:
         members = sorted(set(coords[list(group), dimension].tolist()))
         if len(members) == size and is_torus[dimension]:
             total += 2
-        elif len(members) > 1:
+        elif len(members) > 1:  # every second chip has half a link: those between use it too
             total += (len(members) - 1) / (members[-1] - members[0])
     return total

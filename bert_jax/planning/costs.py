@@ -18,11 +18,7 @@ _FLOAT32 = 4  # bytes
 
 
 def compile_cost(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, Any]:
-    """Return the compiler's figures of the train step of a phase on a mesh.
-
-    These are the "memory" of a device in bytes by use, or None and an "error" if the step does not
-    fit, and the "flops" of a device, a loop's body counted once.
-    """
+    """Return the compiler's "memory" (None if it does not fit), "error" and "flops" of a device."""
     setup, batch = set_up(config, phase, mesh), abstract_batch(config, phase, mesh)
     state = setup.abstract_state
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
@@ -68,10 +64,7 @@ def _shard_bytes(tree: Any) -> int:
 
 
 def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
-    """Return the floating-point operations of a sequence, forward and backward, as MFU counts them.
-
-    docs/benchmark.md has the formula: two for each weight and token, and four backward.
-    """
+    """Return the operations of a sequence, forward and backward, by docs/benchmark.md's formula."""
     size, layers, length = model.hidden_size, model.num_hidden_layers, phase.max_length
     layer = 24 * size**2 + 12 * size * model.intermediate_size + 12 * size * length
     head = 6 * phase.max_predictions * (size**2 + size * model.vocab_size)
@@ -105,10 +98,7 @@ def abstract_parameters(config: TrainConfig) -> Any:
 def sent_bytes(
     config: TrainConfig, phase: Phase, parallel: ParallelConfig, parameters: Any
 ) -> list[dict[str, Any]]:
-    """Return "collective", "axes" and "bytes" of what each device must send in a step, in rings.
-
-    The formula is that of docs/scaling.md; `parameters` are those of `abstract_parameters`.
-    """
+    """Return "collective", "axes" and "bytes" that a device sends in a step (docs/scaling.md)."""
     model, data, fsdp, tensor = config.model, parallel.data, parallel.fsdp, parallel.tensor
     width = jnp.dtype(model.dtype).itemsize
     # With ZeRO stage 3, each microbatch gathers the parameters and scatters its gradients.

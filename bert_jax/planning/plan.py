@@ -31,10 +31,7 @@ def make_plans(
     search: bool = False,
     with_largest: bool = True,
 ) -> list[Plan]:
-    """Compile each phase for each topology, and return its cost to a device in figures for JSON.
-
-    With `search`, compile the phase with the most steps for several meshes, the fastest first.
-    """
+    """Return the cost of each phase; with `search`, of the longest on several meshes, for JSON."""
     validate(config)
     plans = []
     # All are checked before any compilation, which is slow.
@@ -161,11 +158,7 @@ class _Step:
 def largest_batch(
     total: Callable[[int], int | None], batch_size: int, used: int | None, limit: float, unit: int
 ) -> int | None:
-    """Return about the largest batch that fits, by a line through the memory of two batches.
-
-    `total` returns the bytes of a batch, None if it does not fit, and `used` are those of
-    `batch_size`. Return 0 if no batch fits, and None if memory does not grow with the batch.
-    """
+    """Return the largest batch by a line through two batches' bytes; None if they do not grow."""
     units = batch_size // unit
     while used is None and units > 1:
         units //= 2

@@ -29,24 +29,19 @@ _REMEDY = "use another one; a run resumes from an earlier one if this is moved a
 
 
 class Checkpoints:
-    """The checkpoints of a run, written while training continues.
-
-    Each host writes the shards of its devices, in a folder that all share; any number of hosts and
-    devices can read them. `description` is the run's config, as JSON. `rank` orders evaluations,
-    the higher the better; the best one's checkpoint is kept.
-    """
+    """The checkpoints of a run, written while training continues, each host its own shards."""
 
     def __init__(
         self,
         folder: Path,
         config: CheckpointConfig,
-        description: dict[str, Any],
+        description: dict[str, Any],  # the run's config, as JSON
         tokenizer: Tokenizer,
-        rank: Callable[[Mapping[str, float]], float],
+        rank: Callable[[Mapping[str, float]], float],  # of an evaluation; the highest is kept
     ):
         self.folder, self.rank = folder.absolute(), rank
         self._remove_deleted()
-        hosts.run_on_all_hosts(lambda: self._check_steps() if hosts.is_main() else None)
+        hosts.run_on_main(self._check_steps)
         latest = checkpoint_managers.LatestN(config.keep)
         best = checkpoint_managers.BestN(
             get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False
@@ -62,30 +57,20 @@ class Checkpoints:
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._add_checksums),
             ),
         )
-        self._config = ocp.args.JsonSave(description)
-        self._tokenizer = ocp.args.JsonSave(tokenizer.to_json())
+        self._json = {"config": description, "tokenizer": tokenizer.to_json()}
 
     def save(
         self,
         step: int,
         state: TrainState,
-        held_out: dict[str, float] | None,
-        sums: Sums | None = None,
+        held_out: dict[str, float] | None,  # the scores of this step, if it was evaluated
+        sums: Sums | None = None,  # the metrics of the steps that are not logged yet
     ) -> None:
-        """Start writing a checkpoint, unless this step has one.
-
-        `held_out` are the scores of this step, if it was evaluated, and `sums` the metrics of the
-        steps that are not logged yet, so that a run which resumes logs what it would have logged.
-        """
+        """Start writing a checkpoint, unless this step has one."""
         if hosts.broadcast_from_main(lambda: step in self._manager.all_steps()):
             return
-        items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state),
-            config=self._config,
-            tokenizer=self._tokenizer,
-            log_window=ocp.args.JsonSave(sums or {}),
-        )
         self._remove_deleted()
+        items = _items(ocp.args.StandardSave(state), {**self._json, "log_window": sums or {}})
         with _writing(self.folder):
             self._manager.save(step, args=items, metrics=held_out)
 
@@ -106,7 +91,7 @@ class Checkpoints:
     def restore(self, step: int, like: TrainState) -> TrainState:
         """Read a checkpoint's state onto the devices of `like`, an abstract state."""
         folder = self.folder / str(step)
-        hosts.run_on_all_hosts(lambda: _verify(folder, "state") if hosts.is_main() else None)
+        hosts.run_on_main(lambda: _verify(folder, "state"))
         with _reading(folder):
             items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
             return self._manager.restore(step, args=items)["state"]
@@ -165,19 +150,18 @@ def _list(folder: Path) -> list[Path]:
 def write_params(
     path: Path, params: Any, description: dict[str, Any], tokenizer: Tokenizer
 ) -> None:
-    """Write a checkpoint of parameters alone, for `read_params`; its folder appears when complete.
-
-    `path` must not exist. `description` is the config, as JSON.
-    """
-    items = ocp.args.Composite(
-        state=ocp.args.PyTreeSave({"params": params}),
-        config=ocp.args.JsonSave(description),
-        tokenizer=ocp.args.JsonSave(tokenizer.to_json()),
-    )
+    """Write a checkpoint of parameters alone to a new folder, which appears when it is complete."""
+    content = {"config": description, "tokenizer": tokenizer.to_json()}
+    items = _items(ocp.args.PyTreeSave({"params": params}), content)
     with _writing(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as writer:
         writer.save(path.absolute(), args=items)
     if hosts.is_main():
         _write_checksums(path)
+
+
+def _items(state: Any, content: Mapping[str, Any]) -> ocp.args.Composite:
+    as_json = {name: ocp.args.JsonSave(value) for name, value in content.items()}
+    return ocp.args.Composite(state=state, **as_json)
 
 
 def _write_checksums(checkpoint: Path) -> None:
@@ -205,10 +189,7 @@ def read_json(checkpoint: Path, item: str) -> dict[str, Any]:
 
 
 def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> Any:
-    """Read a checkpoint's parameters alone, as arrays like the abstract ones of `like`.
-
-    The result lacks `optional` modules, such as "bert/pooler", that the checkpoint lacks.
-    """
+    """Read a checkpoint's parameters like those of `like`, without `optional` modules it lacks."""
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     folder = checkpoint.absolute() / "state"
     _verify(checkpoint, "state")
@@ -246,8 +227,8 @@ def _writing(folder: Path) -> Iterator[None]:
         cause = str(error).partition(" [")[0].rpartition(": ")[2]
         reason = getattr(error, "strerror", None) or cause or repr(error)
         raise TrainingError(
-            f"{folder} cannot be written ({' '.join(reason.split())}); fix that, then repeat "
-            "command resumes"
+            f"{folder} cannot be written ({' '.join(reason.split())}); fix that, then repeat the "
+            "command to resume"
         ) from error
 
 

@@ -29,10 +29,7 @@ def predict(
     batch_size: int,
     process_indices: loader.ProcessIndices = np.arange,
 ) -> tuple[list[Any], dict[str, float]]:
-    """Return the prediction of each example and, if all have labels, the loss and the scores.
-
-    This process reads its `process_indices` of each global batch, and returns all predictions.
-    """
+    """Return the prediction of each example and, if all have labels, the loss and the scores."""
     started, features = time.monotonic(), batcher.features
     predictions: list[Any] = [None] * len(examples)
     metrics: list[Metrics] = []

@@ -52,20 +52,11 @@ def fit(
     log_every: int,
     eval_every: int,
     save_every: int,
-    patience: int = 0,
-    stop: Callable[[], str] = lambda: "",
-    verify: Callable[[float | None], None] = lambda seconds: None,
+    patience: int = 0,  # evaluations in a row without a new best that end training; 0: never
+    stop: Callable[[], str] = lambda: "",  # returns a reason to save and raise Interrupted
+    verify: Callable[[float | None], None] = lambda seconds: None,  # waits, raises for damaged data
 ) -> TrainState:
-    """Train from the state's own step to the end of the last stage.
-
-    The state is saved every `save_every` steps, at each evaluation that is the best so far, at the
-    end, and when `stop`, asked after each step, returns a reason, which then raises `Interrupted`.
-    A loss or gradient that is not finite raises `TrainingError`. `verify`, given the seconds that
-    it may wait, raises an error for damaged data; what was trained on it is not saved. Nothing
-    waits for the device but logs, evaluations and checkpoints. Closes `checkpoints`.
-
-    With `patience`, training ends after that many evaluations in a row without a new best.
-    """
+    """Train from the state's own step to the end of the last stage; close `checkpoints`."""
     step, last = int(state.step), stages[-1].end
     log = _Log(checkpoints, checkpoints.log_window(step))
     started, first_step = time.monotonic(), step
@@ -138,10 +129,7 @@ def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -
 
 
 class _Log:
-    """The metrics of the steps since the last log, and their speed.
-
-    `sums` are those of such steps before the run was interrupted.
-    """
+    """The metrics of the steps since the last log, and their speed."""
 
     def __init__(self, checkpoints: Checkpoints, sums: Sums):
         self._checkpoints, self._sums = checkpoints, sums

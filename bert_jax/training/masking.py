@@ -20,38 +20,23 @@ from bert_jax.text.tokenizer import Tokenizer
 
 @struct.dataclass
 class Predictions:
-    """The positions to predict in each sequence.
+    """The positions to predict in each sequence."""
 
-    Attributes:
-      positions: [B, P], in the sequence; 0 where it has fewer.
-      labels: [B, P], the tokens at these positions before masking.
-      weights: [B, P] float32, 1 for a prediction and 0 where the sequence has fewer.
-    """
-
-    positions: Any
-    labels: Any
-    weights: Any
+    positions: Any  # [B, P], in the sequence; 0 where it has fewer
+    labels: Any  # [B, P], the tokens at these positions before masking
+    weights: Any  # [B, P] float32, 1 for a prediction and 0 where the sequence has fewer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Masking:
-    """Google's masking for sequences of one length.
+    """Google's masking for sequences of one length."""
 
-    Attributes:
-      counts: [L + 1], how many positions to predict in a sequence of each number of tokens.
-      max_predictions: the largest of them, P.
-      vocab_size: of the tokenizer; a random replacement is any of its tokens.
-      special_ids: tokens that are never chosen.
-      mask_id: replaces 80% of the chosen tokens.
-      is_continuation: [vocab_size] bool for whole word masking: tokens that continue a word.
-    """
-
-    counts: np.ndarray
-    max_predictions: int
-    vocab_size: int
-    special_ids: tuple[int, ...]
-    mask_id: int
-    is_continuation: np.ndarray | None
+    counts: np.ndarray  # [L + 1], how many positions to predict, by the number of tokens
+    max_predictions: int  # the largest of them, P
+    vocab_size: int  # of the tokenizer; a random replacement is any of its tokens
+    special_ids: tuple[int, ...]  # tokens that are never chosen
+    mask_id: int  # replaces 80% of the chosen tokens
+    is_continuation: np.ndarray | None  # [vocab_size] bool for whole words: tokens that continue
 
     def __call__(
         self,
@@ -60,10 +45,7 @@ class Masking:
         attention_mask: Int[Array, "B L"],
         index: Int[Array, "B"],
     ) -> tuple[Int[Array, "B L"], Predictions]:
-        """Return the sequences with their chosen positions replaced, and the predictions to make.
-
-        A packed sequence is masked as one: its tokens are counted over all segments.
-        """
+        """Return the sequences, each masked as one if packed, and the predictions to make."""
         # The bits of dropout: JAX's own take a quarter of the time to compile a small step.
         bits = random_bits(key, index, (input_ids.shape[1] + 2 * self.max_predictions,))
         return jax.vmap(self._mask_sequence)(bits, input_ids, attention_mask)
@@ -121,10 +103,7 @@ def _choose_words(
     is_continuation: Array,
     count: Int[Array, ""],
 ) -> tuple[Float[Array, "L"], Int[Array, ""]]:
-    """Choose words in random order, skipping each that would exceed `count` tokens.
-
-    Return scores, above 1 for the tokens of the chosen words, and the number of tokens chosen.
-    """
+    """Return scores, above 1 for the tokens of chosen words, and their number, at most `count`."""
     length = scores.shape[0]
     # A token after a special one begins a word even if it is marked as a continuation.
     after_other = ~jnp.concatenate([jnp.zeros(1, bool), candidate[:-1]])

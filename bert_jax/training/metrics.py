@@ -32,22 +32,16 @@ def add_up(batches: Iterable[Metrics], start: Sums | None = None) -> Sums:
 
 
 def means(sums: Sums) -> dict[str, float]:
-    """Return the mean of each metric, without those of weight 0.
-
-    `loss` is the sum of the means whose names end in `_loss`.
-    """
+    """Return the mean of each metric of weight above 0, and as "loss" the sum of the losses."""
     result = {name: total / weight for name, (total, weight) in sums.items() if weight > 0}
     losses = [mean for name, mean in result.items() if name.endswith("_loss")]
     return {"loss": sum(losses), **result}
 
 
 class Writer:
-    """The records of a run in its workdir: `metrics.jsonl`, TensorBoard events and `curves.png`.
+    """The records of a run in its workdir up to `step`: JSON lines, TensorBoard events, a plot."""
 
-    The first host writes them. The others keep the records too, so that every host decides alike.
-    Records after `step`, from which the run resumes, are removed. `panels` has the title of each
-    metric that is plotted.
-    """
+    # The first host writes them. The others keep the records too, so that every host decides alike.
 
     def __init__(self, folder: Path, step: int, panels: Mapping[str, str]):
         self._folder, self._panels = folder, panels
@@ -120,12 +114,9 @@ class Writer:
 
 
 class _Events:
-    """A file of TensorBoard events from `step` on, which replace those that TensorBoard has.
+    """A file of TensorBoard events from `step` on, which replace those that TensorBoard has."""
 
-    A SummaryWriter is not used: its thread dies when the disk is full, and its queue then blocks
-    the training.
-    """
-
+    # Not a SummaryWriter: its thread dies when the disk is full, and its queue then blocks a run.
     def __init__(self, folder: Path, step: int):
         # Imported late: it imports PyTorch if that is installed, which takes seconds.
         from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore
@@ -133,23 +124,23 @@ class _Events:
         folder.mkdir(exist_ok=True)
         self._path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
         start = SessionLog(status=SessionLog.START)
-        self._append({"file_version": "brain.Event:2"}, {"step": step, "session_log": start})
+        self._append(file_version="brain.Event:2")
+        self._append(step=step, session_log=start)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         from tensorboardX.summary import scalar
 
-        self._append(*({"step": step, "summary": scalar(*item)} for item in values.items()))
+        for item in values.items():
+            self._append(step=step, summary=scalar(*item))
 
-    def _append(self, *events: Mapping[str, Any]) -> None:
+    def _append(self, **event: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
         from tensorboardX.record_writer import masked_crc32c
 
+        data = Event(wall_time=time.time(), **event).SerializeToString()
         with self._path.open("ab") as file:
-            for event in events:
-                data = Event(wall_time=time.time(), **event).SerializeToString()
-                length = struct.pack("<Q", len(data))
-                for part in (length, data):  # as a TFRecord
-                    file.write(part + struct.pack("<I", masked_crc32c(part)))
+            for part in (struct.pack("<Q", len(data)), data):  # as a TFRecord
+                file.write(part + struct.pack("<I", masked_crc32c(part)))
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from bert_jax.models.layers import DropoutKey
 from bert_jax.training.masking import Masking
 
-# Google's guard against a batch without predictions, `run_pretraining.py`.
+# The MLM loss is Σ(w·CE) / (Σw + 1e-5), as in google-research/bert `run_pretraining.py`.
 _MLM_WEIGHT_FLOOR = 1e-5
 
 
@@ -45,25 +45,18 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def weights(self, batch: Batch) -> Weights:
-        """Return the divisor of each term of the loss, summed over these sequences."""
+        """Return the divisor of each term of the loss; `loss` has that of the global batch."""
 
     @abc.abstractmethod
     def loss(
         self, params: Any, batch: Batch, weights: Weights, dropout_key: Array | None
     ) -> tuple[Float[Array, ""], Metrics]:
-        """Return what these sequences add to the loss, and their metrics.
-
-        `weights` are those of the whole global batch. Without a key there is no dropout.
-        """
+        """Return these sequences' share of the loss, and their metrics; no key, no dropout."""
 
 
 @struct.dataclass
 class Pretraining(Objective):
-    """Masked LM and, where the data has pairs, next sentence (or sentence order) prediction.
-
-    The loss is Σ(w·CE) / (Σw + 1e-5) over the predicted positions, plus the mean cross-entropy of
-    the pairs, each over the whole global batch (google-research/bert `run_pretraining.py`).
-    """
+    """Masked LM and, where the data has pairs, next sentence (or sentence order) prediction."""
 
     model: nn.Module = struct.field(pytree_node=False)
     masking: Masking = struct.field(pytree_node=False)
@@ -133,18 +126,11 @@ def _cross_entropy(
 
 @struct.dataclass
 class TaskObjective(Objective):
-    """The mean cross-entropy over everything labelled: texts, words, ends of answers, choices.
+    """The mean cross-entropy, or squared error, over everything labelled in texts or choices."""
 
-    With `is_regression`, the mean squared error. Source: google-research/bert `run_classifier.py`
-    and `run_squad.py`; BERT's own regression is that of Hugging Face's `num_labels` 1.
-
-    Attributes:
-      model: from a batch's tokens to logits, [*labels, N].
-      is_regression: labels are numbers, NaN where there is none; otherwise they are classes,
-        negative where there is none.
-    """
-
-    model: nn.Module = struct.field(pytree_node=False)
+    # Source: google-research/bert `run_classifier.py` and `run_squad.py`; of regression, Hugging
+    # Face's `num_labels` 1.
+    model: nn.Module = struct.field(pytree_node=False)  # from tokens to logits, [*labels, N]
     is_regression: bool = struct.field(pytree_node=False, default=False)
 
     def weights(self, batch: Batch) -> Weights:
@@ -180,5 +166,6 @@ class TaskObjective(Objective):
         return _cross_entropy("", logits, labels, weights)
 
     def _has_label(self, labels: Array) -> Float[Array, "*labels"]:
+        # A number that is missing is NaN, a class is negative.
         has_label = ~jnp.isnan(labels) if self.is_regression else labels >= 0
         return has_label.astype(jnp.float32)

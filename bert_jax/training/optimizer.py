@@ -14,12 +14,8 @@ from bert_jax.errors import UserError
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Return the learning rate by step: linear warm-up, then linear decay to 0 at `steps`.
-
-    As in google-research/bert `optimization.py`, the decay counts from step 0, so that the rate
-    drops where warm-up ends, by the warm-up's fraction of the steps. During warm-up step t has
-    `learning_rate * t / warmup`, so that the first step changes nothing.
-    """
+    """Return the learning rate by step: linear warm-up, then linear decay to 0 at `steps`."""
+    # As in google-research/bert `optimization.py`, the decay counts from step 0.
     warmup = round(config.warmup_fraction * steps)
 
     def rate(count: ArrayLike) -> jax.Array:
@@ -36,12 +32,7 @@ class _Moments(NamedTuple):
 
 
 def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adam as BERT was trained: no bias correction, and epsilon outside the square root.
-
-    `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g²`, update `m / (sqrt(v) + eps)`. Optax's own
-    always corrects the bias. Source: `AdamWeightDecayOptimizer` in google-research/bert
-    `optimization.py`.
-    """
+    """Adam without bias correction: `AdamWeightDecayOptimizer` in BERT's `optimization.py`."""
 
     def init(params: optax.Params) -> _Moments:
         # Two trees of zeros, since a buffer that is in the state twice cannot be donated.
@@ -68,17 +59,14 @@ def decayed(params: optax.Params) -> optax.Params:
 
 
 def layer_rates(params: optax.Params, decay: float) -> optax.Params:
-    """Return each parameter's multiplier of the rate: 1 for heads and pooler.
-
-    The last layer has `decay`, each lower one `decay` times that of the layer above, and the
-    embeddings that of one more. Source: Howard and Ruder 2018, section 3.2; ELECTRA's fine-tuning.
-    """
+    """Return each parameter's multiplier of the rate (Howard and Ruder 2018, section 3.2)."""
     flat: Any = traverse_util.flatten_dict(params, sep="/")
     layers = [re.match(r"bert/layer_(\d+)/", name) for name in flat]
     depth = len({match[1] for match in layers if match})
     powers = {}
     for name, match in zip(flat, layers, strict=True):
         is_embedding = name.startswith("bert/embeddings/")
+        # 0 for heads and pooler, 1 for the last layer, and so on down to the embeddings.
         powers[name] = depth - int(match[1]) if match else (depth + 1) * is_embedding
     return traverse_util.unflatten_dict({name: decay**n for name, n in powers.items()}, sep="/")
 
@@ -86,10 +74,7 @@ def layer_rates(params: optax.Params, decay: float) -> optax.Params:
 def make_optimizer(
     config: OptimizerConfig, steps: int, *, layer_decay: float = 1.0, freezes_encoder: bool = False
 ) -> optax.GradientTransformation:
-    """Return clipping by the global norm, Adam, decoupled weight decay and the schedule.
-
-    `freezes_encoder` leaves the parameters of "bert" as they are.
-    """
+    """Return clipping by the global norm, Adam, decoupled weight decay and the schedule."""
     if steps >= 1 << 31:  # what the state counts in int32
         raise UserError(f"the run has {steps:,} steps, of at most 2**31 - 1; lower epochs or steps")
     adam = scale_by_bert_adam if config.name == "bert_adamw" else optax.scale_by_adam

@@ -21,19 +21,12 @@ _PRNG = "threefry2x32"
 
 @struct.dataclass
 class TrainState:
-    """All that a run carries from step to step: arrays only.
+    """All that a run carries from step to step: arrays only."""
 
-    Attributes:
-      step: how many steps have been taken.
-      params: of the model, float32.
-      opt_state: of the optimizer.
-      rng: the run's key as raw words; it never changes, step t folds t into it.
-    """
-
-    step: Any
-    params: Any
-    opt_state: Any
-    rng: Any
+    step: Any  # how many steps have been taken
+    params: Any  # of the model, float32
+    opt_state: Any  # of the optimizer
+    rng: Any  # the run's key as raw words; it never changes, step t folds t into it
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
@@ -45,11 +38,7 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, seed: int) 
 def make_train_step(
     objective: Objective, optimizer: optax.GradientTransformation, microbatches: int = 1
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Return `train_step(state, batch, collectives) -> (next state, metrics)`.
-
-    The weights of the whole global batch are summed before any loss is divided by them, so that
-    one device, many devices and any number of microbatches give the same gradient.
-    """
+    """Return `train_step(state, batch, collectives) -> (next state, metrics)`."""
     gradient = jax.grad(objective.loss, has_aux=True)
 
     def train_step(
@@ -59,8 +48,8 @@ def make_train_step(
             key = jax.random.fold_in(jax.random.wrap_key_data(rng[0], impl=_PRNG), rng[1])
             mask_key, dropout_key = jax.random.split(key)
             examples = objective.prepare(mask_key, batch)
+            # Of the global batch: any devices and microbatches give the same gradient.
             weights = collectives.psum(objective.weights(examples))
-
             # Neighbours go to different microbatches, which run one after the other.
             size = len(batch["index"]) // microbatches if microbatches > 1 else None
             summed = optax.microbatch(gradient, argnums=1, microbatch_size=size)
@@ -80,13 +69,11 @@ def make_train_step(
 
 
 def make_eval_step(objective: Objective) -> Callable[..., Metrics]:
-    """Return `eval_step(params, batch, collectives) -> metrics`, without dropout.
-
-    Masks depend on a sequence's `index` alone: they are the same in each evaluation.
-    """
+    """Return `eval_step(params, batch, collectives) -> metrics`, without dropout."""
 
     def eval_step(params: Any, batch: Batch, collectives: Collectives = SINGLE_DEVICE) -> Metrics:
         def run_shard(params: Any, _: Any, batch: Batch) -> Metrics:
+            # Masks depend on a sequence's index alone: they are the same in each evaluation.
             examples = objective.prepare(jax.random.key(0, impl=_PRNG), batch)
             _, metrics = objective.loss(params, examples, objective.weights(examples), None)
             return collectives.psum(metrics)

@@ -20,7 +20,7 @@ from bert_jax.locks import locked
 from bert_jax.text.tokenizer import Tokenizer
 
 _TEXT = "text.sha256"
-_SEEN_WITHIN = 30.0  # seconds in which a network file system shows one host's file to the others
+_SEEN_WITHIN = 30  # seconds in which a network file system shows one host's file to the others
 
 
 def check_path(workdir: Path) -> None:
@@ -59,9 +59,7 @@ def hold(workdir: Path) -> Iterator[None]:
     """Lock a workdir; turn a failed write into a TrainingError."""
     with contextlib.ExitStack() as stack:
         try:
-            hosts.run_on_all_hosts(
-                lambda: stack.enter_context(locked(workdir)) if hosts.is_main() else None
-            )
+            hosts.run_on_main(lambda: stack.enter_context(locked(workdir)))
             yield
         except BrokenPipeError:  # of the reader of what is printed
             raise
@@ -84,10 +82,7 @@ def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
 
 
 def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None:
-    """Set what a run that resumes had resolved when it began: `dtype` "auto", `vocab_size` 0.
-
-    So a run that moves to another processor computes as before.
-    """
+    """Set what a run that resumes had resolved when it began: `dtype` "auto", `vocab_size` 0."""
     if _has_checkpoint(workdir):
         saved = _saved_config(type(config), workdir / "config.json").model
         if config.model.dtype == "auto":
@@ -122,14 +117,14 @@ def check_shared(workdir: Path) -> None:
         if hosts.is_main():
             workdir.mkdir(parents=True, exist_ok=True)
             marker.touch()
-        deadline = time.monotonic() + _SEEN_WITHIN
-        while not marker.exists():
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"--workdir {workdir} is not the folder that host 0 writes to; choose one on a "
-                    "file system that all hosts share"
-                )
+        for _ in range(10 * _SEEN_WITHIN):
+            if marker.exists():
+                return
             time.sleep(0.1)
+        raise UserError(
+            f"--workdir {workdir} is not the folder that host 0 writes to; choose one on a file "
+            "system that all hosts share"
+        )
 
     try:
         hosts.run_on_all_hosts(share_marker)
