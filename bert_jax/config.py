@@ -36,12 +36,8 @@ class ModelConfig:
     768
     """
 
-    model_type: Literal["bert", "roberta"] = setting(
-        "bert", "architecture; a RoBERTa has no pooler and no next sentence head"
-    )
-    vocab_size: int = setting(
-        30522, "word embeddings; 0 for as many as the tokenizer has tokens", SIZE_OR_ZERO
-    )
+    model_type: Literal["bert", "roberta"] = setting("bert", "architecture; a roberta has no NSP")
+    vocab_size: int = setting(30522, "word embeddings; 0 for those of the tokenizer", SIZE_OR_ZERO)
     hidden_size: int = setting(768, "width of the encoder", SIZE)
     num_hidden_layers: int = setting(12, "layers", SIZE)
     num_attention_heads: int = setting(12, "attention heads; they divide hidden_size", SIZE)
@@ -61,9 +57,7 @@ class ModelConfig:
     )
     remat: bool = _resumable(False, "recompute each layer for its gradient, to save memory")
     scan_layers: bool = _resumable(False, "compile one layer instead of all, to save time")
-    attention: Literal["auto", "plain", "fused"] = _resumable(
-        "auto", "implementation of attention; auto is plain; fused is a kernel"
-    )
+    attention: Literal["auto", "plain", "fused"] = _resumable("auto", "auto: plain; fused: kernel")
 
 
 @dataclasses.dataclass
@@ -77,9 +71,7 @@ class TokenizerConfig:
     kind: Literal["sentencepiece", "wordpiece", "byte_bpe"] = setting(
         "sentencepiece", "what to train where path is empty"
     )
-    path: str = setting(
-        "", "a SentencePiece .model, a BERT vocab.txt, a tokenizer.json, or their folder"
-    )
+    path: str = setting("", "a SentencePiece .model, vocab.txt or tokenizer.json, or their folder")
     model_type: Literal["unigram", "bpe", "char"] = setting(
         "unigram", "algorithm of a SentencePiece; char: each character is a token"
     )
@@ -98,9 +90,7 @@ class Phase:
     start: float = setting(0.5, "first step, as a share of all steps", FINITE)
     max_length: int = setting(512, "tokens a sequence")
     batch_size: int = setting(256, "sequences a step, over all devices")
-    max_predictions: int = setting(
-        0, "masked positions a sequence; 0 for mask_fraction of its length", NOT_NEGATIVE
-    )
+    max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
 
 
 @dataclasses.dataclass
@@ -113,9 +103,7 @@ class DataConfig:
     'nsp'
     """
 
-    source: str = setting(
-        "builtin", "files or globs, comma separated; tfds:NAME; builtin; or a prepared store"
-    )
+    source: str = setting("builtin", "files or globs, comma separated; tfds:NAME; builtin; a store")
     eval_source: str = setting("", "held-out text; empty holds out eval_fraction of the documents")
     eval_fraction: float = setting(0.05, "share of documents held out", SHARE)
     text_field: str = setting("text", "field with the text, of JSON lines, .csv, .tsv and TFDS")
@@ -133,9 +121,7 @@ class DataConfig:
     packing: bool = setting(False, "pack several pairs into one sequence")
     short_fraction: float = setting(0.1, "share of pairs of a random shorter length", SHARE)
     mask_fraction: float = setting(0.15, "share of tokens to predict", POSITIVE_SHARE)
-    max_predictions: int = setting(
-        0, "masked positions a sequence; 0 for mask_fraction of its length", NOT_NEGATIVE
-    )
+    max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
     whole_word_masking: bool = setting(False, "mask whole words")
 
 
@@ -186,9 +172,7 @@ class ParallelConfig:
     fsdp: int = _resumable(1, "shards of parameters, gradients and moments", COUNT_OR_REST)
     tensor: int = _resumable(1, "shards of heads, feed-forward and vocabulary", COUNT_OR_REST)
     zero: Literal[1, 3] = _resumable(3, "ZeRO stage; 1 replicates parameters and shards moments")
-    mode: Literal["mesh", "pmap"] = _resumable(
-        "mesh", "pmap: jax.pmap, which JAX keeps in maintenance"
-    )
+    mode: Literal["mesh", "pmap"] = _resumable("mesh", "pmap: jax.pmap, which is in maintenance")
 
 
 @dataclasses.dataclass
@@ -252,9 +236,7 @@ class DataFiles:
     """
 
     train: str = setting("", "training examples")
-    eval: str = setting(
-        "", "held-out examples; NAME=FILE,NAME=FILE for several; empty: eval_fraction of train"
-    )
+    eval: str = setting("", "held-out examples, or NAME=FILE,NAME=FILE; empty: part of train")
     test: str = _resumable("", "examples to predict, scored where they have labels")
     eval_fraction: float = setting(0.1, "share of the training examples held out", SHARE)
     text: str = setting("sentence", "column of the text; two of a pair, comma separated")
@@ -275,16 +257,10 @@ class FinetuneConfig:
     seeds: int = _resumable(1, "runs, with consecutive seeds")
     epochs: float = setting(3.0, "passes over the training examples")
     evaluations: int = setting(1, "evaluations an epoch")
-    patience: int = setting(
-        0, "evaluations without a better score that end a run; 0: never", NOT_NEGATIVE
-    )
+    patience: int = setting(0, "evaluations without a gain that end a run; 0: none", NOT_NEGATIVE)
     log_every: int = _resumable(50, "steps between logs")
-    layer_decay: float = setting(
-        1.0, "learning rate of a layer, relative to the layer above", POSITIVE_SHARE
-    )
-    probe: str = setting(
-        "", "freeze the encoder and train a head on one layer, by number, or on a mix of all"
-    )
+    layer_decay: float = setting(1.0, "a layer's rate as a share of the next one's", POSITIVE_SHARE)
+    probe: str = setting("", "freeze the encoder and train a head on a layer, by number, or a mix")
     new_head: bool = setting(False, "replace a head that the checkpoint has")
     compare: bool = _resumable(False, "also train from random weights and, for classes, TF-IDF")
     task: TaskConfig = dataclasses.field(default_factory=TaskConfig)

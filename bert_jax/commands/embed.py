@@ -21,22 +21,13 @@ from bert_jax.text.records import file_fault, read_lines
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument("file", metavar="FILE", help="one text a line; plain, .gz or .xz")
-    parser.add_argument("--output", required=True, metavar="OUT.npz", help="the file to write")
-    parser.add_argument(
-        "--layer",
-        default="-1",
-        help="0 for the embeddings, 1 for the first layer, -1 for the last; several are added, as "
-        "--layer=-1,-2 (-1)",
-    )
-    parser.add_argument(
-        "--pooling",
-        choices=("mean", "cls", "max", "tokens", "words"),
-        default="mean",
-        help="one vector a text: the mean or maximum over its tokens, or that of [CLS]; or one "
-        "for each token or word (mean)",
-    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    add("file", metavar="FILE", help="one text a line; plain, .gz or .xz")
+    add("--output", required=True, metavar="OUT.npz", help="the file to write")
+    add("--layer", default="-1", help="0 for the embeddings, -1 for the last; or a sum: -1,-2 (-1)")
+    what = "mean or max over a text's tokens, its [CLS], or a vector a token or word (mean)"
+    add("--pooling", choices=("mean", "cls", "max", "tokens", "words"), default="mean", help=what)
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
@@ -72,14 +63,12 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
             embeddings: list[Embedding] = encoder.encode_chunk(chunk)
             count += len(embeddings)
             truncated += sum(embedding.is_truncated for embedding in embeddings)
-            spans = [e.spans for e in embeddings if e.spans is not None]
-            if spans:
+            part = {"vectors": np.concatenate([np.atleast_2d(e.vectors) for e in embeddings])}
+            if spans := [e.spans for e in embeddings if e.spans is not None]:
                 ends = end + np.cumsum([len(each) for each in spans])
                 end = int(ends[-1])
-                vectors = np.concatenate([e.vectors for e in embeddings])
-                yield {"vectors": vectors, "spans": np.concatenate(spans), "ends": ends}
-            else:
-                yield {"vectors": np.stack([e.vectors for e in embeddings])}
+                part |= {"spans": np.concatenate(spans), "ends": ends}
+            yield part
 
     with bar:
         write_npz(output, arrays())

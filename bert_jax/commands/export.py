@@ -8,13 +8,11 @@ from bert_jax.commands.flags import CHECKPOINT
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument("destination", metavar="DST", help="the directory to write")
-    parser.add_argument(
-        "--head",
-        choices=("pretraining", "masked-lm", "none"),
-        help="heads to export with the encoder (default: all that the checkpoint has)",
-    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    add("destination", metavar="DST", help="the directory to write")
+    heads = "heads to export with the encoder (default: all that the checkpoint has)"
+    add("--head", choices=("pretraining", "masked-lm", "none"), help=heads)
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:

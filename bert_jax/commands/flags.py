@@ -21,17 +21,12 @@ class Recipe(NamedTuple):
 
 def add_config(parser: argparse.ArgumentParser, default: str, kind: type) -> None:
     """Add `--config` to a parser, and every field of a config to its help."""
-    parser.add_argument(
-        "--config",
-        default=default,
-        metavar="RECIPE",
-        help=f"the name of a recipe, or the path of a Python file with one ({default})",
-    )
+    what = f"the name of a recipe, or the path of a Python file with one ({default})"
+    parser.add_argument("--config", default=default, metavar="RECIPE", help=what)
     parser.epilog = "Fields of the config, with their values where the recipe does not set them:\n"
     for field in settings.fields(kind()):
-        parser.epilog += (
-            f"\n  --config.{field.name}={field.value}\n        {field.metadata['help']}"
-        )
+        text = field.metadata["help"]
+        parser.epilog += f"\n  --config.{field.name}={field.value}\n        {text}"
         if typing.get_origin(field.hint) is Literal:
             parser.epilog += f" ({', '.join(map(str, typing.get_args(field.hint)))})"
 
@@ -73,14 +68,9 @@ def add_run(parser: argparse.ArgumentParser, init: str | None, help: str) -> Non
     """Add the flags of a run: its folder, the checkpoint that it starts from, and its hosts."""
     parser.add_argument("--workdir", help="folder of the run (runs/NAME of the recipe)")
     parser.add_argument("--init", metavar="CHECKPOINT", default=init, help=help)
-    group = parser.add_argument_group("several hosts")
-    group.add_argument("--coordinator_address", metavar="HOST:PORT", help="of process 0")
-    group.add_argument("--num_processes", type=int, metavar="N", help="processes of the run")
-    group.add_argument("--process_id", type=int, metavar="I", help="of this process, from 0")
-    group.add_argument(
-        "--connect_timeout",
-        type=float,
-        default=120.0,
-        metavar="SECONDS",
-        help="to wait for the other processes (120)",
-    )
+    add = parser.add_argument_group("several hosts").add_argument
+    add("--coordinator_address", metavar="HOST:PORT", help="of process 0")
+    add("--num_processes", type=int, metavar="N", help="processes of the run")
+    add("--process_id", type=int, metavar="I", help="of this process, from 0")
+    wait = "to wait for the other processes (120)"
+    add("--connect_timeout", type=float, default=120.0, metavar="SECONDS", help=wait)

@@ -16,15 +16,12 @@ from bert_jax.config import TrainConfig
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     add_config(parser, "base", TrainConfig)
-    parser.add_argument(
-        "--topology",
-        required=True,
-        metavar="CHIP:SHAPE",
-        help="such as v5e:16x16, v4:4x4x4, h100:16 or cpu:8; several, comma separated",
-    )
-    parser.add_argument("--search", action="store_true", help="compare meshes, the fastest first")
-    parser.add_argument("--quick", action="store_true", help="do not compute the largest batch")
-    parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
+    add = parser.add_argument
+    devices = "such as v5e:16x16, v4:4x4x4, h100:16 or cpu:8; several, comma separated"
+    add("--topology", required=True, metavar="CHIP:SHAPE", help=devices)
+    add("--search", action="store_true", help="compare meshes, the fastest first")
+    add("--quick", action="store_true", help="do not compute the largest batch")
+    add("--json", action="store_true", help="print JSON, in bytes and seconds")
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:

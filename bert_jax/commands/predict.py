@@ -15,13 +15,12 @@ from bert_jax.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument("file", metavar="FILE", help="as for fine-tuning, or tfds:NAME@SPLIT")
-    parser.add_argument(
-        "--output", default="predictions", help="the file to write, without its ending"
-    )
-    parser.add_argument("--text", metavar="COLUMNS", help="columns of the text, if they differ")
-    parser.add_argument("--label", metavar="COLUMN", help="column of the label, if it differs")
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    add("file", metavar="FILE", help="as for fine-tuning, or tfds:NAME@SPLIT")
+    add("--output", default="predictions", help="the file to write, without its ending")
+    add("--text", metavar="COLUMNS", help="columns of the text, if they differ")
+    add("--label", metavar="COLUMN", help="column of the label, if it differs")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
