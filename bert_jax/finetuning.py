@@ -101,9 +101,9 @@ class Run:
         compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=self.layout)
         train_step = make_train_step(objective, self.optimizer, config.optimizer.microbatches)
         self.train_step = compiled(train_step, outputs=("state", "metrics"))
-        self.predict_step = compiled(
-            make_predict_step(objective), outputs=("per_example", "metrics")
-        )
+        step = compiled(make_predict_step(objective), outputs=("per_example", "metrics"))
+        size = config.data.batch_size
+        self.predict = partial(evaluation.predict, step, self.task, size, self.indices)
 
     def new_state(self, seed: int, key: jax.Array) -> TrainState:
         """Return a state with random parameters."""
@@ -119,15 +119,6 @@ class Run:
         """Return this process's part of the training batches."""
         size = self.config.data.batch_size
         return BucketedBatches(self.train, size, self.steps, seed, self.indices)
-
-    def predict(
-        self, params: Any, examples: Sequence[Example], batcher: Batcher
-    ) -> tuple[list[Any], dict[str, float]]:
-        """Return the prediction of each example and, where all have labels, the scores."""
-        size = self.config.data.batch_size
-        return evaluation.predict(
-            self.predict_step, params, self.task, examples, batcher, size, self.indices
-        )
 
 
 def finetune(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from bert_jax.batches.buckets import Batcher
 from bert_jax.config import DataFiles, TaskConfig
@@ -96,8 +97,7 @@ def predict(
         ("per_example", "metrics"),
     )
     params = jax.device_put(params, layout.params)
-    predictions, scores = evaluation.predict(
-        step, params, task, examples, batcher, batch_size * mesh.size
-    )
+    size = batch_size * mesh.size
+    predictions, scores = evaluation.predict(step, task, size, np.arange, params, examples, batcher)
     scores.pop("sequences_per_second")
     return Predictions(task, examples, predictions, scores, features.truncated, skipped.total())

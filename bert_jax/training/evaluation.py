@@ -22,12 +22,12 @@ Predict = Callable[[Any, Mapping[str, np.ndarray]], tuple[jax.Array, Metrics]]
 
 def predict(
     step: Predict,
-    params: Any,
     task: Task,
+    batch_size: int,
+    process_indices: loader.ProcessIndices,
+    params: Any,
     examples: Sequence[Example],
     batcher: Batcher,
-    batch_size: int,
-    process_indices: loader.ProcessIndices = np.arange,
 ) -> tuple[list[Any], dict[str, float]]:
     """Return the prediction of each example and, if all have labels, the loss and the scores."""
     started, features = time.monotonic(), batcher.features

@@ -68,7 +68,8 @@ def fit(
         ranks = [checkpoints.rank(r) for r in writer.records if r["split"] == "eval"]
         return len(ranks) - 1 - ranks.index(max(ranks)) if ranks else 0
 
-    ends_early = bool(patience) and evaluations_since_best() >= patience
+    def ends_early() -> bool:
+        return 0 < patience <= evaluations_since_best()
 
     bar = console.progress_bar(
         total=last, initial=step, unit="step", dynamic_ncols=True, is_shown=hosts.is_main()
@@ -76,7 +77,7 @@ def fit(
     with closing(checkpoints), bar:
         for stage in stages:
             compiles = True
-            while step < stage.end and not ends_early:
+            while step < stage.end and not ends_early():
                 state, metrics = stage.train_step(state, next(batches))
                 step += 1
                 log.add(step, metrics, stage.batch_size, compiles=compiles)
@@ -89,7 +90,7 @@ def fit(
                     writer.write(step, "train", values)
                     show(bar, step, values, (time.monotonic() - started) / (step - first_step))
 
-                held_out, is_best = None, False
+                held_out = None
                 if due(eval_every):
                     held_out = stage.evaluate(state)
                     for name, value in held_out.items():
@@ -98,19 +99,15 @@ def fit(
                     writer.write(step, "eval", held_out)
                     writer.draw()
                     hosts.print_on_main(f"step {step}/{last}  held-out: {describe(held_out)}")
-                    is_best = evaluations_since_best() == 0
-                    ends_early = bool(patience) and evaluations_since_best() >= patience
 
-                stop_reason = stop()
-                if due(save_every) or is_best or ends_early or stop_reason:
+                stop_reason, is_best = stop(), held_out and evaluations_since_best() == 0
+                if due(save_every) or is_best or ends_early() or stop_reason:
                     sums = log.sums()
                     verify(None)
                     checkpoints.save(step, state, held_out, sums)
                 if stop_reason:
-                    raise Interrupted(
-                        f"{stop_reason} after step {step}: saved; the same command resumes from "
-                        "there"
-                    )
+                    where = f"{stop_reason} after step {step}"
+                    raise Interrupted(f"{where}: saved; the same command resumes from there")
                 if held_out or due(save_every):
                     log.restart_clock()
     return state
