@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, TypeVar
@@ -11,6 +9,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tokenizers import Regex, pre_tokenizers
 
 from bert_jax.config import ModelConfig
 from bert_jax.distributed.fsdp import Collectives
@@ -35,30 +34,22 @@ class Embedding:
     is_truncated: bool  # whether the text was longer than the model's positions
 
 
+# Source: `_is_chinese_char` in google-research/bert `tokenization.py`.
+_CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_CHINESE += "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
+_LETTER = rf"[^\s\x1c-\x1f\u200b\p{{P}}\p{{S}}{_CHINESE}]"  # U+200B separates words of Khmer
+_MARK, _CHINESE_MARK = r"[\p{P}\p{S}&&[^\u3001-\uffff]]", r"[\p{P}\p{S}&&[\u3001-\uffff]]"
+_WORD = rf"{_LETTER}+(?:{_MARK}+{_LETTER}+)*|{_MARK}|[{_CHINESE}{_CHINESE_MARK}]"
+_WORDS = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
+
+
 def word_spans(text: str) -> np.ndarray:
     """Return the first and the end character of each word of a text, [n, 2].
 
     Words are separated by white space. Marks at their ends and Chinese characters are words too.
     """
-    spans = [match.span() for match in re.finditer(r"w(?:[w.]*w)?|[.c]", "".join(map(_kind, text)))]
+    spans = [span for _, span in _WORDS.pre_tokenize_str(text)]
     return np.array(spans, np.int32).reshape(-1, 2)
-
-
-# Source: `_is_chinese_char` in google-research/bert `tokenization.py`.
-_CHINESE = re.compile(
-    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f"
-    "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
-)
-
-
-@functools.cache
-def _kind(character: str) -> str:
-    """Return " " for white space, "." for a mark, "c" for a word of its own, "w" for others."""
-    if character.isspace() or character == "\u200b":  # between words of Khmer and Burmese
-        return " "
-    if unicodedata.category(character)[0] in "PS":
-        return "c" if "\u3000" < character <= "\uffff" else "."
-    return "c" if _CHINESE.match(character) else "w"
 
 
 class Encoder:

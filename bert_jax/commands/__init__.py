@@ -1,1 +1,1 @@
-"""Subcommands of `bert-jax`, one a file: their flags, help and printing."""
+"""Subcommands of `bert-jax`, one a file: `add_arguments` adds its flags, `run` runs it."""

@@ -18,7 +18,6 @@ from bert_jax.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags."""
     add_config(parser, "tiny", TrainConfig)
     add = parser.add_argument
     add("--text", action="store_true", help="also time the batches of data.source")
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
-    """Print the measurements."""
     if args.steps < 1 or not 0 < args.seconds < float("inf"):
         raise UserError("--steps and --seconds must be positive")
     config, name, _ = read_config(args.config, words, TrainConfig)

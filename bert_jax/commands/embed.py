@@ -20,7 +20,6 @@ from bert_jax.text.records import file_fault, read_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags."""
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
     add("file", metavar="FILE", help="one text a line; plain, .gz or .xz")
@@ -31,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    """Embed the file."""
     try:
         layers = tuple(int(layer) for layer in args.layer.split(","))
     except ValueError as error:

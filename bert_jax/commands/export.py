@@ -7,7 +7,6 @@ from bert_jax.commands.flags import CHECKPOINT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags."""
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
     add("destination", metavar="DST", help="the directory to write")
@@ -16,7 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    """Load the model and export it."""
     from bert_jax.bert import load
 
     process.return_host_memory()

@@ -7,14 +7,12 @@ from bert_jax.commands.flags import CHECKPOINT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
     parser.add_argument("text", metavar="TEXT", help='such as "The [MASK] statement"')
     parser.add_argument("--top-k", type=int, default=5, help="guesses for each mask (5)")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    """Print the guesses."""
     from bert_jax.bert import load
 
     process.cache_compiled_programs()

@@ -12,11 +12,9 @@ from bert_jax.config import FinetuneConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags."""
     add_config(parser, "finetune/docstrings", FinetuneConfig)
     add_run(parser, "runs/tiny", f"{CHECKPOINT} (runs/tiny)")
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
-    """Read the task, train with each seed, and print the scores."""
     process.train("finetuning", args, read_config(args.config, words, FinetuneConfig))

@@ -11,13 +11,11 @@ from bert_jax.commands.flags import CHECKPOINT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags."""
     parser.add_argument("source", metavar="SRC", help=CHECKPOINT)
     parser.add_argument("destination", metavar="DST", help="the checkpoint to write")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    """Load the model and save it."""
     from bert_jax.bert import load
 
     process.return_host_memory()

@@ -14,7 +14,6 @@ from bert_jax.config import TrainConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags."""
     add_config(parser, "base", TrainConfig)
     add = parser.add_argument
     devices = "such as v5e:16x16, v4:4x4x4, h100:16 or cpu:8; several, comma separated"
@@ -25,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
-    """Print the plans."""
     from bert_jax.planning import plan
     from bert_jax.planning.topology import read_topologies
 

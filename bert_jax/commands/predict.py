@@ -14,7 +14,6 @@ from bert_jax.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags."""
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
     add("file", metavar="FILE", help="as for fine-tuning, or tfds:NAME@SPLIT")
@@ -24,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    """Predict, and write the files."""
     from bert_jax.bert import load
 
     if not os.access(Path(args.output).absolute().parent, os.W_OK):

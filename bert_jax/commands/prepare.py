@@ -17,7 +17,6 @@ _FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags."""
     parser.add_argument(
         "source",
         metavar="SOURCE",
@@ -41,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    """Prepare the store."""
     from bert_jax.text.prepare import prepare
 
     is_path = args.tokenizer not in ("sentencepiece", "wordpiece", "byte_bpe")

@@ -16,11 +16,9 @@ from bert_jax.config import TrainConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags."""
     add_config(parser, "tiny", TrainConfig)
     add_run(parser, None, f"{CHECKPOINT}, to continue from")
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
-    """Prepare the text, train, and print the scores."""
     process.train("pretraining", args, read_config(args.config, words, TrainConfig))
