@@ -71,10 +71,8 @@ class Encoder:
             raise UserError(f"pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}")
         count = config.num_hidden_layers
         if not layers or not all(-count - 1 <= layer <= count for layer in layers):
-            raise UserError(
-                f"layer is {', '.join(map(str, layers))}; the model has layers 0 (the embeddings) "
-                f"to {count}, and -1 is the last"
-            )
+            names = ", ".join(map(str, layers))
+            raise UserError(f"layer is {names}; there are layers 0 (the embeddings) to {count}")
         self._tokenizer, self._layers, self._pooling = tokenizer, layers, pooling
         self._max_length = config.max_position_embeddings
         self._run = BatchRunner(config, params, tokenizer.pad_id, self._embed_batch)

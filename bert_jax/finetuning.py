@@ -88,11 +88,9 @@ class Run:
         self.steps = max(1, round(config.epochs * per_epoch))
         self.eval_every = max(1, per_epoch // config.evaluations)
         self.model = self.task.model(config.model, config.probe)
+        decay, is_probe = config.layer_decay, bool(config.probe)
         self.optimizer = make_optimizer(
-            config.optimizer,
-            self.steps,
-            layer_decay=config.layer_decay,
-            freezes_encoder=bool(config.probe),
+            config.optimizer, self.steps, layer_decay=decay, freezes_encoder=is_probe
         )
         self.abstract_state, self.layout = meshes.make_layout(
             partial(self.new_state, 0), self.mesh, config.parallel
@@ -207,18 +205,12 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     params = checkpoint.read_params(workdir / best["checkpoint"], run.abstract_state.params)
     params = initialization.copy_params(run.abstract_state.params, params)
     scores, truncated = _predict_all(run, params)
-    bert = Bert(
-        config.model,
-        params,
-        run.tokenizer,
-        run.model,
-        task=run.task.config,  # with what was tuned on the held-out examples
-        data=config.data,
-    )
+    tuned = run.task.config  # on the held-out examples
+    bert = Bert(config.model, params, run.tokenizer, run.model, task=tuned, data=config.data)
     _write_best(bert, config, workdir)
     rows = comparison(run.task, run.datasets, results, random)
     summary = {
-        "task": dataclasses.asdict(run.task.config),
+        "task": dataclasses.asdict(tuned),
         "best": best["checkpoint"],
         "scores": scores,
         "summary": rows,
@@ -247,12 +239,9 @@ def _train_seed(
     if config.seeds > 1 or config.compare:
         hosts.print_on_main(f"\n{folder.name}")
     started = time.monotonic()
+    keep, description = CheckpointConfig(keep=1), dataclasses.asdict(config)
     checkpoints = Checkpoints(
-        folder / "checkpoints",
-        CheckpointConfig(keep=1),
-        dataclasses.asdict(config),
-        run.tokenizer,
-        rank=task.rank,
+        folder / "checkpoints", keep, description, run.tokenizer, rank=task.rank
     )
     new_state = partial(run.new_state, seed)
     step, state = initialization.initial_state(

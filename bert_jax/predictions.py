@@ -90,12 +90,8 @@ def predict(
     batcher = Batcher(features, tokenizer, model.config.type_vocab_size, data.max_length)
     mesh = make_mesh()
     layout = replicated_layout(mesh)
-    step = compile_step(
-        make_predict_step(TaskObjective(model, is_regression=config.kind == "regression")),
-        "mesh",
-        layout,
-        ("per_example", "metrics"),
-    )
+    objective = TaskObjective(model, is_regression=config.kind == "regression")
+    step = compile_step(make_predict_step(objective), "mesh", layout, ("per_example", "metrics"))
     params = jax.device_put(params, layout.params)
     size = batch_size * mesh.size
     predictions, scores = evaluation.predict(step, task, size, np.arange, params, examples, batcher)

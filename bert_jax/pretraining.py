@@ -128,13 +128,10 @@ def start(
     if is_open:  # the text may have fewer tokens than were asked for
         config.model.vocab_size = corpus.tokenizer.vocab_size
         meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
-    sentences = {"training": corpus.train.num_sentences, "held-out": corpus.eval.num_sentences}
-    if config.data.pairs != "none" and min(sentences.values()) == 1:
-        name = min(sentences, key=sentences.__getitem__)
-        raise UserError(
-            f"the {name} text is a single sentence, of which no pair can be made; set data.pairs "
-            "to none, or give more text"
-        )
+    for name, split in (("training", corpus.train), ("held-out", corpus.eval)):
+        if config.data.pairs != "none" and split.num_sentences == 1:
+            wrong = f"the {name} text is a single sentence, of which no pair can be made"
+            raise UserError(f"{wrong}; set data.pairs to none, or give more text")
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
     return Run(config, workdir, initial, str(init), corpus)
@@ -173,12 +170,9 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     abstract_state, layout = meshes.make_layout(new_state, mesh, config.parallel)
     stages = _make_stages(config, corpus, model, optimizer, layout)
     batches = loader.TrainBatches(corpus, config, partial(meshes.process_indices, mesh))
+    folder, description = workdir / "checkpoints", dataclasses.asdict(config)
     checkpoints = Checkpoints(
-        workdir / "checkpoints",
-        config.checkpoint,
-        dataclasses.asdict(config),
-        corpus.tokenizer,
-        rank=lambda held_out: -held_out["loss"],
+        folder, config.checkpoint, description, corpus.tokenizer, lambda scores: -scores["loss"]
     )
     step, state = initialization.initial_state(
         checkpoints, new_state, abstract_state, layout, config.seed, run.init and run.init.params

@@ -167,7 +167,6 @@ def _from_json(hint: Any, value: Any, where: str) -> Any:
         return float(value) if abs(value) <= _LIMIT else math.inf  # which no field accepts
     wanted = isinstance(hint, type | types.UnionType) and not isinstance(value, hint)
     if wanted or (hint is int and isinstance(value, bool)):
-        raise UserError(
-            f"{where} is {value!r}, of another type than {getattr(hint, '__name__', hint)}"
-        )
+        kind = getattr(hint, "__name__", hint)
+        raise UserError(f"{where} is {value!r}, of another type than {kind}")
     return value

@@ -27,9 +27,7 @@ from bert_jax.errors import CommandError
 
 _CACHE = "jax_compilation_cache_dir"
 # What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
-_CACHE_WARNING = re.compile(
-    r"Error (reading|writing) persistent compilation cache entry for '(.*?)'"
-)
+_WARNING = re.compile(r"Error (reading|writing) persistent compilation cache entry for '(.*?)'")
 
 
 def run(command: Callable[[], None], name: str) -> None:
@@ -114,7 +112,7 @@ def cache_compiled_programs() -> None:
     show = warnings.showwarning
 
     def show_others(message: Any, *args: Any, **options: Any) -> None:
-        match = _CACHE_WARNING.match(str(message))
+        match = _WARNING.match(str(message))
         folder = getattr(jax.config, _CACHE)
         if not match:
             show(message, *args, **options)
@@ -123,7 +121,7 @@ def cache_compiled_programs() -> None:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    warnings.filterwarnings("always", _CACHE_WARNING.pattern)  # not the first of its kind alone
+    warnings.filterwarnings("always", _WARNING.pattern)  # not the first of its kind alone
     warnings.showwarning = show_others
 
 

@@ -48,13 +48,8 @@ def check_model(
     """Refuse a model that the mesh does not divide, or whose attention cannot take the lengths."""
     for length in lengths:
         check_attention(model, mesh.devices.flat[0].platform, length, packed=packed)
-    split = {
-        "num_attention_heads": "tensor",
-        "intermediate_size": "tensor",
-        "vocab_size": "tensor",
-        "hidden_size": "fsdp",
-    }
-    for name, axis in split.items():
+    for name in ("num_attention_heads", "intermediate_size", "vocab_size", "hidden_size"):
+        axis = "fsdp" if name == "hidden_size" else "tensor"
         size, parts = getattr(model, name), mesh.shape[axis]
         if size % parts:
             advice = f"set parallel.{axis} to {math.gcd(size, parts)}"

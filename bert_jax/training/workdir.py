@@ -39,9 +39,8 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
     """Refuse a workdir that cannot be written, or belongs to another run; create nothing yet."""
     nearest = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError(
-            f"--workdir {workdir} cannot be made: {nearest} is no writable folder; choose another"
-        )
+        reason = f"{nearest} is no writable folder"
+        raise UserError(f"--workdir {workdir} cannot be made: {reason}; choose another")
     if (workdir / "state").exists():
         raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
     if _has_checkpoint(workdir):
