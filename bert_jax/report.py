@@ -4,7 +4,6 @@ import functools
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus
-from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.step import TrainState
 
 _BLOCK = 1 << 20  # tokens that are counted at once
@@ -47,21 +45,24 @@ def pretraining_start(
     """Print what is about to be trained, on what, and where."""
     axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
     num_params = sum(x.size for x in jax.tree.leaves(state.params))
-    size = corpus.tokenizer.vocab_size
+    size, pairs = corpus.tokenizer.vocab_size, batches.statistics()
     c, step = config.model, int(state.step)
-    padding = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
-    pairs = batches.statistics()
+    unused = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
+    form = "{0:.1%} at length {length}, {1:.1%} with data.packing"
+    if config.data.packing:
+        form = "{1:.1%} at length {length}, {0:.1%} without packing"
+    padding = "; ".join(form.format(*pair, length=length) for length, pair in pairs.items())
     resumes = f"; resuming from step {step:,}" if step else ""
     print_on_main(
         f"devices    {_devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.num_attention_heads} heads, {c.dtype}\n"
-        f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{padding}\n"
+        f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{unused}\n"
         f"text       {len(corpus.train.tokens):,} tokens in {corpus.train.num_documents:,} "
         f"documents; held out {len(corpus.eval.tokens):,} in {corpus.eval.num_documents:,}; "
         f"{corpus.unknown:.2%} of the characters unknown\n"
         f"{corpus.warning}"
-        f"padding    {_padding(config, pairs)}\n"
+        f"padding    {padding or 'none: blocks are full'}\n"
         f"steps      {config.steps:,}, which is {_epochs(batches.epochs())}{resumes}\n"
         f"workdir    {workdir}"
     )
@@ -112,15 +113,6 @@ def _unlearnable_pairs(
     return ""
 
 
-def _padding(config: TrainConfig, pairs: Mapping[int, PairStatistics]) -> str:
-    """Return the share of padding at each length, with packing and without."""
-    form = "{0:.1%} at length {length}, {1:.1%} with data.packing"
-    if config.data.packing:
-        form = "{1:.1%} at length {length}, {0:.1%} without packing"
-    shares = (form.format(*pair, length=length) for length, pair in pairs.items())
-    return "; ".join(shares) or "none: blocks are full"
-
-
 def initialized_from(name: str, params: Any, source: Any) -> None:
     """Print which modules of a model come from a checkpoint, and which do not."""
     target, source = module_names(params), module_names(source)
@@ -136,10 +128,7 @@ def baselines(corpus: Corpus, config: TrainConfig) -> dict[str, float]:
     # In blocks, since bincount copies its input as int64.
     blocks = (tokens[i : i + _BLOCK] for i in range(0, len(tokens), _BLOCK))
     shares = sum(np.bincount(block, minlength=size) for block in blocks) / len(tokens)
-    scores = {
-        "mlm_loss": float(special.entr(shares).sum()),
-        "mlm_accuracy": float(shares.max()),
-    }
+    scores = {"mlm_loss": float(special.entr(shares).sum()), "mlm_accuracy": float(shares.max())}
     if config.data.pairs != "none":
         last = phases(config)[-1][1]
         labels = [
@@ -200,7 +189,14 @@ def _example(corpus: Corpus, examples: Iterable[tuple[list[int], str]]) -> str:
 def masked_examples(corpus: Corpus, longest: int) -> Iterator[tuple[list[int], str]]:
     """Yield held-out sentences from all over the text, with a central word masked, and the word."""
     store, tokenizer, longest = corpus.eval, corpus.tokenizer, min(24, longest)
-    lengths, letters = np.diff(store.sentences), functools.cache(partial(_letters, tokenizer))
+    lengths = np.diff(store.sentences)
+
+    @functools.cache
+    def letters(index: int) -> int:  # of a token, 0 if it has anything else but marks on them
+        text = tokenizer.decode([index]).strip().removeprefix("##")
+        kinds = "".join(unicodedata.category(character)[0] for character in text)
+        return kinds.count("L") if re.fullmatch("L[LM]*", kinds) else 0
+
     pools = ((lengths >= 8) & (lengths <= longest), lengths >= 8, lengths > 1)
     candidates = next((p for p in pools if p.sum() >= _NUM_EXAMPLES), pools[-1]).nonzero()[0]
     for part in np.array_split(candidates, _NUM_EXAMPLES):
@@ -219,13 +215,6 @@ def masked_examples(corpus: Corpus, longest: int) -> Iterator[tuple[list[int], s
             while tokenizer.decode(ids).endswith("\ufffd"):  # bytes of a character that is cut
                 ids.pop()
             yield [*ids[:i], tokenizer.mask_id, *ids[i + 1 :]], tokenizer.readable(ids[i])
-
-
-def _letters(tokenizer: Tokenizer, index: int) -> int:
-    """Return how many letters a token has, 0 if it has anything else but marks on them."""
-    text = tokenizer.decode([index]).strip().removeprefix("##")
-    kinds = "".join(unicodedata.category(character)[0] for character in text)
-    return kinds.count("L") if re.fullmatch("L[LM]*", kinds) else 0
 
 
 def finetuning_start(

@@ -98,10 +98,7 @@ def _uniform(bits: UInt32[Array, "*any"]) -> Float[Array, "*any"]:
 
 
 def _choose_words(
-    scores: Float[Array, "L"],
-    candidate: Array,
-    is_continuation: Array,
-    count: Int[Array, ""],
+    scores: Float[Array, "L"], candidate: Array, is_continuation: Array, count: Int[Array, ""]
 ) -> tuple[Float[Array, "L"], Int[Array, ""]]:
     """Return scores, above 1 for the tokens of chosen words, and their number, at most `count`."""
     length = scores.shape[0]

@@ -148,21 +148,21 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
         return []
     # What follows the last line is a record that the run was killed while writing.
     *lines, _ = path.read_bytes().split(b"\n")
-    return [_read_record(line, f"{path} line {n}") for n, line in enumerate(lines, 1)]
-
-
-def _read_record(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-        values = dict(record)
-        if values.pop("split") not in ("train", "eval") or type(record["step"]) is not int:
-            raise ValueError("it has no valid step or split")
-        if not all(type(value) in (int, float) for value in values.values()):
-            raise ValueError("a value is not a number")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise UserError(f"{where} is damaged ({reason}); restore the file") from error
-    return record
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(dict(json.loads(line)))
+            values = {**records[-1]}
+            if values.pop("split") not in ("train", "eval") or type(values["step"]) is not int:
+                raise ValueError("it has no valid step or split")
+            if not all(type(value) in (int, float) for value in values.values()):
+                raise ValueError("a value is not a number")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            reason = " ".join(str(error).split())[:100]
+            raise UserError(
+                f"{path} line {number} is damaged ({reason}); restore the file"
+            ) from error
+    return records
 
 
 _NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_per_second"}
