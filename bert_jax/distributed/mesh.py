@@ -167,12 +167,11 @@ def _pmap_step(
     )
     devices = mesh.local_mesh.size
 
+    def join(kind: str, value: Any) -> Any:
+        return value.reshape(-1, *value.shape[2:]) if kind == "per_example" else value
+
     def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
         shards = {k: v.reshape(devices, -1, *v.shape[1:]) for k, v in batch.items()}
-        results = mapped(state, shards)
-        if "per_example" in outputs:
-            values, *rest = results
-            return values.reshape(-1, *values.shape[2:]), *rest
-        return results
+        return jax.tree.map(join, outputs, mapped(state, shards))
 
     return run

@@ -4,6 +4,7 @@ Sums of microbatches and of devices add up exactly; means would not, where the w
 """
 
 import abc
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,8 +37,20 @@ Metrics = Mapping[str, WeightedSum]
 Weights = Mapping[str, Float[Array, ""]]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Objective(abc.ABC):
     """What a train step minimizes."""
+
+    model: nn.Module
+
+    def apply(
+        self, params: Any, batch: Batch, dropout_key: Array | None, *inputs: Any, **packing: Any
+    ) -> Any:
+        """Return the model's output for a batch; without a key, without dropout."""
+        names = ("input_ids", "token_type_ids", "attention_mask")
+        key = None if dropout_key is None else DropoutKey(dropout_key, batch["index"])
+        arguments = (*(batch[name] for name in names), *inputs, key)
+        return self.model.apply({"params": params}, *arguments, **packing)
 
     def prepare(self, key: Array, batch: Batch) -> Batch:
         """Return the loader's batch as `loss` takes it, with everything random drawn."""
@@ -54,12 +67,11 @@ class Objective(abc.ABC):
         """Return these sequences' share of the loss, and their metrics; no key, no dropout."""
 
 
-@struct.dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
 class Pretraining(Objective):
     """Masked LM and, where the data has pairs, next sentence (or sentence order) prediction."""
 
-    model: nn.Module = struct.field(pytree_node=False)
-    masking: Masking = struct.field(pytree_node=False)
+    masking: Masking
 
     def prepare(self, key: Array, batch: Batch) -> Batch:
         """Mask the tokens, and add `predictions`, and `nsp_label` and `nsp_weight` of each pair."""
@@ -84,16 +96,8 @@ class Pretraining(Objective):
         self, params: Any, batch: Batch, weights: Weights, dropout_key: Array | None
     ) -> tuple[Float[Array, ""], Metrics]:
         predictions = batch["predictions"]
-        output: Any = self.model.apply(
-            {"params": params},
-            batch["input_ids"],
-            batch["token_type_ids"],
-            batch["attention_mask"],
-            predictions.positions,
-            None if dropout_key is None else DropoutKey(dropout_key, batch["index"]),
-            position_ids=batch.get("position_ids"),
-            segment_starts=batch.get("segment_starts"),
-        )
+        packing = {name: batch.get(name) for name in ("position_ids", "segment_starts")}
+        output = self.apply(params, batch, dropout_key, predictions.positions, **packing)
         metrics = _cross_entropy("mlm_", output.mlm_logits, predictions.labels, predictions.weights)
         is_token = (batch["attention_mask"] > 0).astype(jnp.float32)
         metrics[TOKENS] = WeightedSum(is_token.sum(), jnp.float32(is_token.size))
@@ -124,14 +128,13 @@ def _cross_entropy(
     return {prefix + k: WeightedSum((weights * v).sum(), weight) for k, v in values.items()}
 
 
-@struct.dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
 class TaskObjective(Objective):
     """The mean cross-entropy, or squared error, over everything labelled in texts or choices."""
 
     # Source: google-research/bert `run_classifier.py` and `run_squad.py`; of regression, Hugging
     # Face's `num_labels` 1.
-    model: nn.Module = struct.field(pytree_node=False)  # from tokens to logits, [*labels, N]
-    is_regression: bool = struct.field(pytree_node=False, default=False)
+    is_regression: bool = False
 
     def weights(self, batch: Batch) -> Weights:
         return {"loss": self._has_label(batch["labels"]).sum()}
@@ -139,22 +142,8 @@ class TaskObjective(Objective):
     def loss(
         self, params: Any, batch: Batch, weights: Weights, dropout_key: Array | None
     ) -> tuple[Float[Array, ""], Metrics]:
-        logits = self.logits(params, batch, dropout_key)
-        metrics = self.metrics(logits, batch["labels"])
+        metrics = self.metrics(self.apply(params, batch, dropout_key), batch["labels"])
         return metrics["loss"].total / jnp.maximum(weights["loss"], 1.0), metrics
-
-    def logits(
-        self, params: Any, batch: Batch, dropout_key: Array | None = None
-    ) -> Float[Array, "*labels N"]:
-        """Return the head's output for a batch; without a key, without dropout."""
-        logits: Any = self.model.apply(
-            {"params": params},
-            batch["input_ids"],
-            batch["token_type_ids"],
-            batch["attention_mask"],
-            None if dropout_key is None else DropoutKey(dropout_key, batch["index"]),
-        )
-        return logits
 
     def metrics(self, logits: Float[Array, "*labels N"], labels: Array) -> Metrics:
         """Return the loss and, of classes, the accuracy, over everything labelled."""

@@ -90,7 +90,7 @@ def make_predict_step(objective: TaskObjective) -> Callable[..., tuple[Array, Me
         params: Any, batch: Batch, collectives: Collectives = SINGLE_DEVICE
     ) -> tuple[Array, Metrics]:
         def run_shard(params: Any, _: Any, batch: Batch) -> tuple[Array, Metrics]:
-            logits = objective.logits(params, batch)
+            logits = objective.apply(params, batch, None)
             return logits, collectives.psum(objective.metrics(logits, batch["labels"]))
 
         return collectives.run(run_shard, ("per_example", "metrics"))(params, (), batch)

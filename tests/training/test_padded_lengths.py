@@ -99,7 +99,7 @@ def test_dropout_is_on_in_the_steps_compared():
     batch = {**examples.batch(np.arange(8), 32), "index": np.arange(8)}
     batch = jax.tree.map(jnp.asarray, batch)
     keys = (None, jax.random.key(0), jax.random.key(1))
-    logits = [objective.logits(params, batch, key) for key in keys]
+    logits = [objective.apply(params, batch, key) for key in keys]
     assert np.abs(logits[0] - logits[1]).max() > 1e-4
     assert np.abs(logits[1] - logits[2]).max() > 1e-4
 
@@ -121,7 +121,7 @@ def test_predictions_come_in_order_whatever_the_devices(mode, devices):
     params = jax.device_put(params, layout.params) if mode == "mesh" else params
     step = compile_step(make_predict_step(objective), mode, layout, ("per_example", "metrics"))
     batch = batcher("spans").batch(np.arange(16), 32)
-    wanted = objective.logits(params, jax.tree.map(jnp.asarray, batch))
+    wanted = objective.apply(params, jax.tree.map(jnp.asarray, batch), None)
     logits, sums = step(params, batch)
     np.testing.assert_allclose(logits, wanted, atol=1e-5)
     assert float(sums["loss"].weight) == (batch["labels"] >= 0).sum()
