@@ -310,9 +310,13 @@ def validate(config: TrainConfig) -> None:
     if not data.eval_fraction and not data.eval_source:
         raise UserError("data.eval_fraction is 0; raise it, or give data.eval_source")
     if data.pairs != "none" and model.model_type == "roberta":
-        raise UserError("data.pairs needs a head that a roberta does not have; set it to none")
+        raise UserError(
+            f"data.pairs {data.pairs} needs a head that a roberta lacks; set it to none"
+        )
     if data.pairs != "none" and model.type_vocab_size < 2:
-        raise UserError("data.pairs needs a model.type_vocab_size of 2; set it, or pairs to none")
+        raise UserError(
+            f"data.pairs {data.pairs} needs model.type_vocab_size=2; set it, or no pairs"
+        )
     if data.packing and data.pairs == "none":
         raise UserError("data.packing is for pairs; full blocks need none: set it to False")
     for number, (_, phase) in enumerate(phases(config)):

@@ -72,7 +72,7 @@ class Encoder:
         count = config.num_hidden_layers
         if not layers or not all(-count - 1 <= layer <= count for layer in layers):
             names = ", ".join(map(str, layers))
-            raise UserError(f"layer is {names}; there are layers 0 (the embeddings) to {count}")
+            raise UserError(f"layer is {names}; the model has layers 0 (embeddings) to {count}")
         self._tokenizer, self._layers, self._pooling = tokenizer, layers, pooling
         self._max_length = config.max_position_embeddings
         self._run = BatchRunner(config, params, tokenizer.pad_id, self._embed_batch)

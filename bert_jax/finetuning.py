@@ -104,11 +104,9 @@ class Run:
         self.predict = partial(evaluation.predict, step, self.task, size, self.indices)
 
     def new_state(self, seed: int, key: jax.Array) -> TrainState:
-        """Return a state with random parameters."""
         return init_state(self.model.init_params(key), self.optimizer, seed)
 
     def batcher(self, examples: Sequence[Example]) -> Batcher:
-        """Return what makes batches of examples."""
         model, length = self.config.model, self.config.data.max_length
         features = self.task.features(examples, self.tokenizer, model, length)
         return Batcher(features, self.tokenizer, model.type_vocab_size, length)

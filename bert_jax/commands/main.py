@@ -33,7 +33,6 @@ def main(command: str | None = None) -> None:
 
 
 def _run(prog: str, command: str | None) -> None:
-    """Parse the flags and run the command that they name."""
     parser = argparse.ArgumentParser(
         prog=prog, description="Encoders in JAX: pretrain, fine-tune and use BERT."
     )

@@ -93,7 +93,6 @@ class _Step:
     mesh: Mesh
 
     def plan(self, log: Callable[[str], None], *, with_largest: bool) -> Plan:
-        """Return what the step costs, compiled."""
         config, phase, mesh, topology = self.config, self.phase, self.mesh, self.topology
 
         def compiled(batch_size: int) -> dict[str, Any]:

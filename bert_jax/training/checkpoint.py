@@ -107,7 +107,6 @@ class Checkpoints:
                     self.rank(json.loads((path / "metrics/metrics").read_text()))
 
     def _remove_deleted(self) -> None:
-        """Remove the checkpoints that Orbax has renamed."""
         # One by one, since Orbax may be moving another into their folder.
         for path in (self.folder / _DELETED).glob("*") if hosts.is_main() else ():
             shutil.rmtree(path, ignore_errors=True)

@@ -109,7 +109,6 @@ class Writer:
         self._plotted = time.monotonic()
 
     def close(self) -> None:
-        """Plot the whole run."""
         self.draw(interval=0.0)
 
 
