@@ -309,14 +309,11 @@ def validate(config: TrainConfig) -> None:
         raise UserError(f"data.phases start at {starts}; they must rise, between 0 and 1")
     if not data.eval_fraction and not data.eval_source:
         raise UserError("data.eval_fraction is 0; raise it, or give data.eval_source")
+    needs = f"data.pairs {data.pairs} needs"
     if data.pairs != "none" and model.model_type == "roberta":
-        raise UserError(
-            f"data.pairs {data.pairs} needs a head that a roberta lacks; set it to none"
-        )
+        raise UserError(f"{needs} a head that a roberta does not have; set data.pairs to none")
     if data.pairs != "none" and model.type_vocab_size < 2:
-        raise UserError(
-            f"data.pairs {data.pairs} needs model.type_vocab_size=2; set it, or no pairs"
-        )
+        raise UserError(f"{needs} a model.type_vocab_size of 2; set it, or data.pairs to none")
     if data.packing and data.pairs == "none":
         raise UserError("data.packing is for pairs; full blocks need none: set it to False")
     for number, (_, phase) in enumerate(phases(config)):
