@@ -16,6 +16,7 @@ function openHeads(panel) {
   const rowCentre = (i) => (i + 0.5) * row + (isPair && i >= secondStart ? gap : 0);
   const isOn = (head) => state.heads?.includes(head) ?? true;
   const shownHeads = () => range(1, heads + 1).filter(isOn);
+  const widest = Math.min(18, Math.max(...tokens.map((token) => [...token].length)) + 1);
   const columns = { token: tokenColumn("query"), key: tokenColumn("key") };
   const background = h("canvas"), foreground = h("canvas");
   const readout = h("p", { class: "readout", role: "status" });
@@ -160,7 +161,7 @@ function openHeads(panel) {
     ], state.direction, (direction) => change({ direction }))] : [])),
     h("div", {
       class: "heads",
-      style: `--row: ${row}px; --gap: ${gap}px; --token: ${Math.max(...tokens.map((t) => [...t].length)) + 1}ch`,
+      style: `--row: ${row}px; --gap: ${gap}px; --token: ${widest}ch`,
     },
     h("p", { class: "caption" }, "Queries look …"), h("span"), h("p", { class: "caption" }, "… at keys"),
     columns.token.element, h("div", { class: "lines", "aria-hidden": true }, background, foreground), columns.key.element),

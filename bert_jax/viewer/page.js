@@ -6,14 +6,23 @@
 /** What the page is about: the model, the texts, a comparison, patterns; see view.py. */
 const data = JSON.parse(document.getElementById("data").textContent);
 
+const hasTexts = data.texts?.length > 0;
+const hasGuesses = () => data.texts.some(({ guesses }) => Object.keys(guesses).length);
+
 /** The views; `has` says whether there is data for it, `first` is the lowest layer that it shows. */
 const VIEWS = [
-  { id: "head", label: "Heads", first: 1, open: openHeads, has: () => data.texts },
+  { id: "head", label: "Heads", first: 1, open: openHeads, has: () => hasTexts },
+  { id: "model", label: "Model", first: 1, open: openModel, has: () => hasTexts },
+  { id: "neuron", label: "Neurons", first: 1, open: openNeuron, has: () => hasTexts },
+  { id: "layers", label: "Layers", first: 0, open: openLayers, has: () => hasTexts },
+  { id: "masked", label: "Masked", first: 0, open: openMasked, has: () => hasTexts && hasGuesses() },
+  { id: "patterns", label: "Patterns", first: 0, open: openPatterns, has: () => data.patterns },
 ];
 
 /** What is chosen, as it is in the address: layers and heads count from 1, tokens from 0. */
 const state = {
   view: "", text: 0, layer: 1, head: 1, heads: null, token: null, key: null, direction: "all",
+  map: null,
 };
 
 // ---------------------------------------------------------------- numbers
@@ -177,7 +186,7 @@ function readAddress() {
   };
   const shown = VIEWS.filter((view) => view.has());
   state.view = (shown.find((view) => view.id === fields.get("view")) ?? shown[0]).id;
-  if (!data.texts) return;
+  if (!hasTexts) return;
   state.text = within("text", 0, data.texts.length - 1, 0);
   const text = currentText(), last = text.tokens.length - 1;
   state.layer = within("layer", 0, text.layers, 1);
@@ -185,6 +194,7 @@ function readAddress() {
   state.token = within("token", 0, last, null);
   state.key = within("key", 0, last, null);
   state.heads = fields.get("heads")?.split(".").map(Number) ?? null;
+  state.map = within("map", 1, 1, null);
   state.direction = fields.get("direction") in DIRECTIONS ? fields.get("direction") : "all";
 }
 
@@ -216,7 +226,7 @@ function change(changes) {
 /** Draw the open view once its layer is read, unless something else was chosen by then. */
 async function drawView() {
   const drawing = ++drawings;
-  const layer = data.texts && (await getLayer(state.text, state.layer));
+  const layer = hasTexts && (await getLayer(state.text, state.layer));
   if (drawing === drawings) draw(layer);
 }
 
@@ -231,7 +241,9 @@ function openView() {
     button.setAttribute("aria-pressed", String(Number(button.dataset.text) === state.text));
   }
   panel.setAttribute("aria-labelledby", `tab-${view.id}`);
+  hideTip();
   panel.replaceChildren();
+  if (hasTexts) document.getElementById("prediction").replaceChildren(...prediction());
   draw = view.open(panel);
   return drawView();
 }
@@ -242,13 +254,14 @@ function openView() {
 function header() {
   const model = data.model.replace(/^Bert\((.*)\)$/, "$1").split(", ").join(" · ");
   const parts = [h("p", { class: "model" }, model)];
-  if (data.texts?.length > 1) parts.push(textList());
-  else if (data.texts) {
+  if (!hasTexts) return [...parts, h("h1", {}, "Where its attention heads look")];
+  if (data.texts.length > 1) parts.push(textList());
+  else {
     const { texts } = data.texts[0], isPair = texts.length > 1;
     texts.forEach((text, i) =>
-      parts.push(h("h1", {}, isPair ? h("span", { class: "segment" }, "AB"[i]) : "", say(text))));
+      parts.push(h("h1", { class: text.length > 200 ? "long" : "" }, isPair ? h("span", { class: "segment" }, "AB"[i]) : "", say(text))));
   }
-  if (data.texts?.some((text) => text.isTruncated)) {
+  if (data.texts.some((text) => text.isTruncated)) {
     parts.push(h("p", { class: "note warning" },
       "The text is longer than the model’s positions and was truncated; what follows is of its start."));
   }
@@ -271,6 +284,27 @@ function marked(text, [start, end] = [0, 0]) {
   return element;
 }
 
+/** Return what a fine-tuned model predicts for the text. */
+function prediction() {
+  const found = currentText().prediction;
+  if (!found) return [];
+  const field = (name, ...value) => h("p", { class: "field" }, h("span", {}, name), " ", ...value);
+  if (found.tokens) {
+    return [h("p", { class: "tagged" }, ...found.tokens.map((token, i) => h("span", { class: found.labels[i] === "O" ? "" : "on" },
+      say(token), h("small", {}, found.labels[i]))))];
+  }
+  if (found.answer !== undefined) {
+    return [field("Answer", found.answer ? h("strong", {}, say(found.answer)) : "none", ` ${percent(found.probability ?? 0)}`)];
+  }
+  if (found.probabilities) {
+    const best = Object.entries(found.probabilities).sort((a, b) => b[1] - a[1]).slice(0, 6);
+    return [h("table", { class: "labels" }, h("caption", {}, "Prediction"), h("tbody", {}, ...best.map(([label, probability]) =>
+      h("tr", {}, h("th", { scope: "row" }, say(label)), h("td", { class: "number" }, percent(probability)),
+        h("td", { class: "bar", style: `--share: ${probability}` })))))];
+  }
+  return Object.entries(found).map(([name, value]) => field(name, typeof value === "number" ? number(value, 3) : String(value)));
+}
+
 /** Return the tabs of the views for which there is data. */
 function tabs() {
   const shown = VIEWS.filter((view) => view.has());
@@ -288,7 +322,7 @@ function tabs() {
 function start() {
   performance.mark("start");
   readAddress();
-  document.title = ["Attention", ...(data.texts?.[0].texts ?? [])].join(" · ").slice(0, 120);
+  document.title = ["Attention", ...(hasTexts ? data.texts[0].texts : [])].join(" · ").slice(0, 120);
   document.getElementById("header").append(...header());
   document.getElementById("tabs").append(...tabs());
   openView().then(() => {

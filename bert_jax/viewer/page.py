@@ -12,7 +12,8 @@ from typing import Any
 from bert_jax.errors import UserError
 
 _FOLDER = Path(__file__).parent
-_PROGRAM = ("page.js", "page.heads.js")
+_VIEWS = ("heads", "heatmap", "model", "neuron", "layers", "masked", "patterns")
+_PROGRAM = ("page.js", *(f"page.{name}.js" for name in _VIEWS))
 # Browsers read a page of so many bytes of numbers in seconds, and a much larger one not at all.
 MAX_BYTES = 200_000_000
 

@@ -3,9 +3,18 @@
 import itertools
 import shutil
 
+import jax
 import numpy as np
 import pytest
+from flax import linen as nn
+from helpers import model_config
 from views import random_view
+
+from bert_jax import Bert, TokenizerConfig
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.text import tokenizer_training
+from bert_jax.viewer.page import render
+from bert_jax.viewer.view import WordComparison
 
 pytestmark = pytest.mark.browser
 
@@ -27,14 +36,11 @@ def browser():
 
 
 @pytest.fixture
-def show(browser, tmp_path):
-    """Opens a view's page, and at the end checks that it was silent and fetched nothing."""
-    contexts, messages, requests = [], [], []
-    names = (f"{i}.html" for i in itertools.count())
+def open_page(browser):
+    """Opens a page, and at the end checks that it was silent and fetched nothing."""
+    contexts, messages, opened, requests = [], [], set(), set()
 
-    def show(view, address="", *, width=1280, dark=False, **options):
-        path = tmp_path / next(names)
-        view.save(path)
+    def open_page(path, address, *, width=1280, dark=False, **options):
         scheme = "dark" if dark else "light"
         viewport = {"width": width, "height": 800}
         context = browser.new_context(viewport=viewport, color_scheme=scheme, **options)
@@ -43,18 +49,31 @@ def show(browser, tmp_path):
         page.set_default_timeout(10_000)
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
+        page.on("request", lambda request: requests.add(request.url.partition("#")[0]))
+        opened.add(path.as_uri())
         page.goto(f"{path.as_uri()}#{address}")
-        page.wait_for_selector("html[data-ready]")
         return page
 
-    yield show
+    yield open_page
     for context in contexts:
         context.close()
     assert messages == []
-    assert {url.partition("#")[0] for url in requests} == {
-        path.as_uri() for path in tmp_path.glob("*.html")
-    }
+    assert requests - {"about:srcdoc"} == opened
+
+
+@pytest.fixture
+def show(open_page, tmp_path):
+    """Opens the page of a view."""
+    names = (f"{i}.html" for i in itertools.count())
+
+    def show(view, address="", **options):
+        path = tmp_path / next(names)
+        view.save(path)
+        page = open_page(path, address, **options)
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    return show
 
 
 def shares(page, column):
@@ -129,3 +148,246 @@ def test_a_pair_is_shown_in_one_direction(show):
     assert_shares(shares(page, "key")[4:], expected)
     page.click("text=B→A")
     assert shares(page, "key") == [None] * 7
+
+
+def numbers(page, column):
+    """The numbers of a column of the neuron view."""
+    texts = page.locator(f".neurons td.{column}").all_text_contents()
+    return np.array([float(text.replace("−", "-").rstrip("%")) for text in texts])
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_neurons_follow_the_computation(show, relative):
+    view = random_view(TOKENS, relative=relative)
+    page = show(view, "view=neuron&layer=3&head=2&token=4")
+    query, keys = view.queries[2, 1, 4], view.keys[2, 1]
+    scores = keys @ query
+    np.testing.assert_allclose(numbers(page, "q·k"), scores, rtol=0, atol=0.015)
+    assert page.locator("td.position").count() == (7 if relative else 0)
+    if relative:
+        positions = view.position_scores[2, 1, 4]
+        np.testing.assert_allclose(numbers(page, "position"), positions, rtol=0, atol=0.006)
+        scores = scores + positions
+    np.testing.assert_allclose(numbers(page, "score"), scores / np.sqrt(8), rtol=0, atol=0.005)
+    computed, shown = numbers(page, "softmax") / 100, numbers(page, "map") / 100
+    assert_shares(computed, view.maps[2, 1, 4])
+    np.testing.assert_allclose(computed, shown, rtol=0, atol=0.001 + 1 / 510)
+    np.testing.assert_allclose(computed.sum(), 1, rtol=0, atol=0.0036)
+
+
+def test_neurons_show_each_product(show, view):
+    page = show(view, "view=neuron&token=1")
+    page.hover(".neurons tbody tr:nth-child(3) canvas", position={"x": 30, "y": 10})
+    query, key = view.queries[0, 0, 1, 2], view.keys[0, 0, 2, 2]
+    words = f"dimension 3: {query:.2f} × {key:.2f} = {query * key:.2f}".replace("-", "−")
+    assert page.locator(".tip").inner_text() == words
+    page.mouse.move(0, 0)
+    page.focus(".neurons tbody tr:nth-child(3)")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert words in page.locator(".readout").inner_text()
+
+
+def test_neurons_of_another_query_and_head(show, view):
+    page = show(view, "view=neuron")
+    page.click(".strip button:has-text('sat')")
+    page.click("[aria-label='Head 4']")
+    page.wait_for_function("document.querySelector('#panel p').textContent.includes('head 4')")
+    assert_shares(numbers(page, "map") / 100, view.maps[0, 3, 3])
+    assert "token=3" in page.url
+
+
+def test_the_model_opens_a_map(show, view):
+    page = show(view, "view=model")
+    page.wait_for_selector("[data-done]")
+    maps = page.locator(".small-map")
+    assert maps.count() == 12
+    mean = view.maps[1, 2].mean(0)
+    label = maps.nth(6).get_attribute("aria-label")
+    best = int(mean.argmax())
+    assert f"Layer 2, head 3: looks most at {TOKENS[best]}, " in label
+    assert_shares(float(label.split(", ")[-1].split("%")[0]) / 100, mean[best])
+    page.focus(".small-map")
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_selector("dialog[open]")
+    box = page.locator("dialog canvas").bounding_box()
+    cell = box["width"] / 7
+    page.mouse.move(box["x"] + 5.5 * cell, box["y"] + 3.5 * cell)
+    words = page.locator("dialog .tip").inner_text()
+    assert words.startswith("sat looks at it ")
+    assert_shares(float(words.split()[-1].rstrip("%")) / 100, view.maps[1, 2, 3, 5])
+    page.click("dialog >> text=Neuron view")
+    page.wait_for_selector(".neurons")
+    assert "view=neuron" in page.url
+    assert page.locator(".swatches [aria-checked=true]").inner_text() == "3"
+
+
+def test_layers_show_cosines(show, view):
+    page = show(view, "view=layers&layer=0&token=2&key=5")
+    cosines = view.similarities()[:, 2, 5]
+    for layer, name in ((0, "of the embeddings"), (2, "after layer 2")):
+        page.locator(".layer input").fill(str(layer))
+        page.wait_for_function(
+            "n => document.querySelector('.readout').innerText.includes(n)", arg=name
+        )
+        expected = f"cat and it cosine {cosines[layer]:.2f} {name}".replace("-", "−")
+        assert page.locator(".readout").inner_text() == expected
+
+
+def test_a_word_is_compared(show):
+    views = [
+        random_view(["[CLS]", "a", "bank", "[SEP]"], texts=["A Bank"]),
+        random_view(["[CLS]", "the", "bank", "of", "[SEP]"], texts=["the bank of"]),
+        random_view(["[CLS]", "bank", "##s", "[SEP]"], texts=["𝒷 Banks"]),
+    ]
+    cosines = np.random.default_rng(0).uniform(-1, 1, (4, 3, 3))
+    page = show(WordComparison("bank", views, [[2], [2], [1]], cosines), "view=layers")
+    assert page.locator("mark").all_text_contents() == ["Bank", "bank", "Bank"]
+    rows = page.locator(".comparison tbody tr")
+    for row, (i, j) in zip(rows.all(), [(0, 1), (0, 2), (1, 2)], strict=True):
+        texts = [text.replace("−", "-") for text in row.locator("td").all_text_contents()]
+        assert texts == [f"{value:.2f}" for value in cosines[:, i, j]]
+    assert page.locator(".chart .line > text").all_text_contents() == ["1–2", "1–3", "2–3"]
+    page.click(".texts button >> nth=1")
+    page.click("[role=tab] >> text=Heads")
+    assert page.locator(".column.key li").count() == 5
+
+
+def test_guesses_by_layer(show):
+    guesses = {2: [[("capital", 0.5), ("<b>", 0.25)], [("king", 0.75), ("city", 0.125)]]}
+    view = random_view(["[CLS]", "the", "[MASK]", "[SEP]"], layers=1, guesses=guesses)
+    page = show(view, "view=masked")
+    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("tbody tr").all()]
+    assert [[" ".join(cell.split()) for cell in row] for row in rows] == [
+        ["Embeddings", "50.0% capital", "25.0% <b>"],
+        ["Layer 1", "75.0% king", "12.5% city"],
+    ]
+    assert page.locator("mark").inner_text() == "[MASK]"
+
+
+def test_predictions(show):
+    for prediction, words in (
+        ({"label": "b", "probability": 0.75, "probabilities": {"a": 0.25, "b": 0.75}}, "b 75.0% a"),
+        ({"tokens": ["New", "York"], "labels": ["B-LOC", "O"]}, "New B-LOC York O"),
+        ({"answer": "in <b>", "probability": 0.5, "start": 1, "end": 7}, "Answer in <b> 50.0%"),
+        ({"value": 2.5}, "value 2.500"),
+    ):
+        page = show(random_view(TOKENS, prediction=prediction))
+        assert words in " ".join(page.locator("#prediction").inner_text().split())
+    page = show(random_view(TOKENS, is_truncated=True))
+    assert "truncated" in page.locator("#header").inner_text()
+    assert page.locator("#prediction").inner_text() == ""
+
+
+def patterns_page(values) -> str:
+    names = list(values)
+    patterns = {
+        "texts": 1000,
+        "tokens": 23456,
+        "names": names,
+        "explanations": {name: f"Of {name}." for name in names},
+        "values": values,
+        "uniform": dict.fromkeys(names, 0.1),
+    }
+    return render({"model": "Bert(bert)", "texts": [], "patterns": patterns}, {})
+
+
+def test_patterns_are_sorted(open_page, tmp_path):
+    values = np.random.default_rng(0).uniform(0, 1, (2, 3)).round(4)
+    nothing = [[None] * 3] * 2
+    path = tmp_path / "patterns.html"
+    path.write_text(patterns_page({"cls": values.tolist(), "other_segment": nothing}))
+    page = open_page(path, "")
+    assert page.locator("[role=tab]").all_inner_texts() == ["Patterns"]
+    assert page.locator("figure h3").all_inner_texts() == ["[CLS]"]
+    page.click("th >> text=[CLS]")
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("tbody tr").all()]
+    order = np.argsort(-values, axis=None)
+    expected = [(i // 3 + 1, i % 3 + 1, values.flat[i]) for i in order]
+    assert rows == [[str(i), str(j), f"{value:.3f}"] for i, j, value in expected]
+    page.click("th >> text=[CLS]")
+    assert page.locator("tbody tr td >> nth=2").inner_text() == rows[-1][2]
+    page.hover("figure canvas", position={"x": 20, "y": 20})
+    assert page.locator(".readout").inner_text() == f"Layer 2, head 2: [CLS] {values[1, 1]:.3f}"
+
+
+HOSTILE = ["[CLS]", "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\"'&amp;"]
+HOSTILE += ["שלום", "مرحبا", "e\u0301\u0323", "👩‍👩‍👧", "a" * 99, " ", "[MASK]", "[SEP]"]
+
+
+@pytest.mark.parametrize("name", ["head", "model", "neuron", "layers", "masked"])
+def test_tokens_stay_text_and_fit_small_screens(show, name):
+    guesses = {10: [[(token, 0.1) for token in HOSTILE]] * 4}
+    prediction = {"answer": HOSTILE[1], "probability": 0.5}
+    view = random_view(HOSTILE, guesses=guesses, prediction=prediction)
+    page = show(view, f"view={name}&token=1&key=2&map=1", width=360, dark=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.locator("img, #panel script, b").count() == 0
+    assert HOSTILE[1] in page.locator("h1").inner_text()
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert sum(map(int, background[4:-1].split(","))) < 200
+
+
+@pytest.mark.parametrize("name", ["head", "model", "neuron", "layers"])
+def test_one_token(show, name):
+    page = show(random_view(["[CLS]"]), f"view={name}&token=0")
+    if name == "head":
+        assert shares(page, "key") == [1.0]
+    if name == "neuron":
+        assert numbers(page, "softmax") == [100]
+
+
+def test_512_tokens(show):
+    view = random_view(["[CLS]", *"abcdefghij" * 51, "[SEP]"], layers=1, heads=2)
+    page = show(view)
+    page.hover(".column.query li:nth-child(5)")
+    assert_shares(shares(page, "key"), view.maps[0].mean(0)[4])
+    for name in ("Model", "Neurons", "Layers"):
+        page.click(f"[role=tab] >> text={name}")
+    page.wait_for_selector(".heatmap")
+    page.click("[role=tab] >> text=Neurons")
+    page.wait_for_selector(".neurons td.map:not(:empty)")
+    assert_shares(numbers(page, "softmax") / 100, view.maps[0, 0, 1])
+
+
+def test_tabs_follow_the_arrow_keys(show, view):
+    page = show(view)
+    page.focus("[role=tab]")
+    page.keyboard.press("End")
+    assert page.locator("[aria-selected=true][role=tab]").inner_text() == "Layers"
+    page.wait_for_selector(".heatmap")
+
+
+def test_a_touch_is_a_choice(show, view):
+    page = show(view, width=360, has_touch=True)
+    page.tap(".column.query li:nth-child(4)")
+    assert_shares(shares(page, "key"), view.maps[0].mean(0)[3])
+
+
+def test_a_notebook_shows_the_page(open_page, tmp_path, view):
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!doctype html>{view._repr_html_()}", encoding="utf-8")
+    page = open_page(path, "")
+    frame = page.frame_locator("iframe")
+    frame.locator("[aria-label='Head 2']").dblclick()
+    frame.locator(".column.query li:nth-child(2)").click()
+    frame.locator(".readout:has-text('head 2')").wait_for()
+    frame.locator("[role=tab] >> text=Layers").click()
+    frame.locator(".heatmap").wait_for()
+
+
+def test_a_model_of_relative_positions(show):
+    """From a text to the page."""
+    config = model_config(position_embedding_type="relative_key_query")
+    model = BertForPreTraining(config)
+    settings = TokenizerConfig(kind="wordpiece")
+    tokenizer = tokenizer_training.train(["The river bank."] * 9, settings, 30)
+    params = nn.unbox(model.init_params(jax.random.key(0)))
+    view = Bert(config, params, tokenizer, model).attention("the [MASK] bank", "the river")
+    page = show(view, "view=neuron&layer=2&head=2&token=6")
+    expected = view.position_scores[1, 1, 6]
+    np.testing.assert_allclose(numbers(page, "position"), expected, rtol=0, atol=0.006)
+    assert_shares(numbers(page, "softmax") / 100, view.maps[1, 1, 6])
+    page.click("[role=tab] >> text=Masked")
+    assert page.locator(".guesses tbody tr").count() == 3
