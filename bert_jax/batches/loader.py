@@ -80,10 +80,7 @@ def take_indices(batch: Batch, process_indices: ProcessIndices) -> Batch:
 
 
 def eval_batches(
-    corpus: Corpus,
-    config: TrainConfig,
-    phase: Phase,
-    process_indices: ProcessIndices = np.arange,
+    corpus: Corpus, config: TrainConfig, phase: Phase, process_indices: ProcessIndices = np.arange
 ) -> Iterator[Batch]:
     """Yield the held-out sequences, each once and not packed; padding completes the last batch."""
     size = phase.batch_size

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
 
-# Settings of a `tokenizer_config.json` and what `tokenizers` calls them.
-_NORMALIZER = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-}
 # Words as BERT splits them. Longer ones, which are [UNK] to BERT, are cut every 100 characters.
 WORDPIECE_SPLITTER = pre_tokenizers.Sequence(
     [
@@ -348,12 +342,9 @@ def wordpiece_model(
     return tokenizer
 
 
-def _steps(*steps: Any) -> list[str]:
+def _steps(*steps: Any) -> str:
     """Return steps of a tokenizer without the settings that are true or false."""
-    return [
-        re.sub("true|false|null", "", step.__getstate__().decode()) if step else ""
-        for step in steps
-    ]
+    return re.sub("True|False|None", "", repr(steps))
 
 
 _INDEPENDENT = (
@@ -389,24 +380,6 @@ class ByteLevelTokenizer(_FastTokenizer):
         prefix = getattr(self._tokenizer.pre_tokenizer, "add_prefix_space", False)
         first, last = ("<s>", self.cls_id), ("</s>", self.sep_id)
         return processors.RobertaProcessing(last, first, add_prefix_space=prefix)
-
-
-def configure(
-    tokenizer: tokenizers.Tokenizer,
-    settings: Mapping[str, Any],
-    added: Mapping[int, tokenizers.AddedToken],
-) -> None:
-    """Set how a tokenizer normalizes text, and the tokens beside its vocabulary."""
-    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
-        for name in _NORMALIZER.keys() & settings.keys():
-            setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])
-    known = tokenizer.get_added_tokens_decoder()
-    for index, token in sorted(added.items()):
-        if repr(known.get(index)) != repr(token):
-            tokenizer.add_tokens([token])
-        if (found := tokenizer.token_to_id(token.content)) != index:
-            ids = f"is listed as id {index} and loads as {found}"
-            raise UserError(f"the added token {token.content!r} {ids}; fetch the files again")
 
 
 def check_vocab_size(tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import (
@@ -17,11 +17,16 @@ from bert_jax.text.tokenizer import (
     SentencePieceTokenizer,
     Tokenizer,
     WordPieceTokenizer,
-    configure,
     wordpiece_model,
 )
 
 _SETTINGS, _ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
+# Of the settings, and what `tokenizers` calls them.
+_NORMALIZER = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
 _NAMES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", _SETTINGS, _ADDED_TOKENS)
 
 
@@ -67,60 +72,72 @@ def _build(files: Mapping[str, bytes], *, lowercase: bool = True) -> Tokenizer:
     if not isinstance(settings, dict):
         raise UserError(f"{_SETTINGS} is not a JSON object; fetch it again")
     added = _added_tokens(settings, json.loads(files.get(_ADDED_TOKENS, b"{}")))
-    tokenizer = _from_vocabulary(files, settings, added, lowercase=lowercase)
+    vocabulary = _read_vocabulary(files, settings, lowercase=lowercase)
+    if isinstance(vocabulary, SentencePieceTokenizer):  # which reads no others from a text
+        tokenizer = vocabulary
+        for index, token in added.items():
+            if tokenizer.id_to_token(index) != token.content:
+                fault = f"{token.content!r} is not token {index} of the .model"
+                raise UserError(f"the added token {fault}, beside which none are read; remove it")
+    else:
+        _configure(vocabulary, settings, added)
+        is_wordpiece = isinstance(vocabulary.model, models.WordPiece)
+        cls = WordPieceTokenizer if is_wordpiece else ByteLevelTokenizer
+        tokenizer = (cls if "tokenizer.json" in files else cls.from_model)(vocabulary)
     tokenizer.encode(["a river \U0010ffff"])
     tokenizer.encode_with_offsets("a river")
     tokenizer.decode(tokenizer.encode_with_masks("a [MASK] river"))
     return tokenizer
 
 
-def _from_vocabulary(
-    files: Mapping[str, bytes],
-    settings: Mapping[str, Any],
-    added: Mapping[int, tokenizers.AddedToken],
-    *,
-    lowercase: bool,
-) -> Tokenizer:
-    """Build a tokenizer from the first vocabulary among its files."""
+def _read_vocabulary(
+    files: Mapping[str, bytes], settings: Mapping[str, Any], *, lowercase: bool
+) -> SentencePieceTokenizer | tokenizers.Tokenizer:
+    """Return the first vocabulary among the files."""
     names = {Path(name).suffix: name for name in [*files][::-1]}
-    if ".model" in names:  # whose tokens are all that are read from a text
-        result = SentencePieceTokenizer(files[names[".model"]])
-        for index, token in added.items():
-            if result.id_to_token(index) != token.content:
-                fault = f"{token.content!r} is not token {index} of the .model"
-                raise UserError(f"the added token {fault}, beside which none are read; remove it")
-        return result
-    if is_complete := "tokenizer.json" in files:
+    if ".model" in names:
+        return SentencePieceTokenizer(files[names[".model"]])
+    if "tokenizer.json" in files:
         text = files["tokenizer.json"].decode()
-        tokenizer = tokenizers.Tokenizer.from_str(text)
-        kind = type(model := tokenizer.model).__name__
-        if (
-            isinstance(model, models.WordPiece)
-            and model.unk_token not in WordPieceTokenizer.special
-        ):
+        model = (tokenizer := tokenizers.Tokenizer.from_str(text)).model
+        kind = type(model).__name__
+        if kind == "WordPiece" and model.unk_token not in WordPieceTokenizer.special:
             raise UserError("tokenizer.json has no token for unknown words; BERT's is [UNK]")
         if kind != "WordPiece" and not (kind == "BPE" and '"ByteLevel"' in text):
-            raise UserError(
-                f"a {kind} tokenizer.json is read from its .model alone; put that beside it"
-            )
-    elif {"vocab.json", "merges.txt"} <= {*files}:
+            raise UserError(f"a {kind} tokenizer.json is read from its .model; put that beside it")
+        return tokenizer
+    if {"vocab.json", "merges.txt"} <= {*files}:
         lines = files["merges.txt"].decode().split("\n")
         lines = lines[lines[0].startswith("#version") :]
         merges: Any = [line.partition(" ")[::2] for line in lines if line]
         tokenizer = tokenizers.Tokenizer(models.BPE(json.loads(files["vocab.json"]), merges))
         prefix = bool(settings.get("add_prefix_space"))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-    elif ".txt" in names:
+        return tokenizer
+    if ".txt" in names:
         # Not splitlines: a token may hold another character that it splits at.
         tokens = files[names[".txt"]].decode().removesuffix("\n").split("\n")
-        tokenizer = wordpiece_model([token.removesuffix("\r") for token in tokens], lowercase)
-    else:
-        names = "sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with merges.txt"
-        raise UserError(f"it has no {names}; add one")
-    configure(tokenizer, settings, added)
-    is_wordpiece = isinstance(tokenizer.model, models.WordPiece)
-    cls = WordPieceTokenizer if is_wordpiece else ByteLevelTokenizer
-    return cls(tokenizer) if is_complete else cls.from_model(tokenizer)
+        return wordpiece_model([token.removesuffix("\r") for token in tokens], lowercase)
+    known = "sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with merges.txt"
+    raise UserError(f"it has no {known}; add one")
+
+
+def _configure(
+    tokenizer: tokenizers.Tokenizer,
+    settings: Mapping[str, Any],
+    added: Mapping[int, tokenizers.AddedToken],
+) -> None:
+    """Set how a tokenizer normalizes text, and the tokens beside its vocabulary."""
+    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
+        for name in _NORMALIZER.keys() & settings.keys():
+            setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])
+    known = tokenizer.get_added_tokens_decoder()
+    for index, token in sorted(added.items()):
+        if repr(known.get(index)) != repr(token):
+            tokenizer.add_tokens([token])
+        if (found := tokenizer.token_to_id(token.content)) != index:
+            ids = f"is listed as id {index} and loads as {found}"
+            raise UserError(f"the added token {token.content!r} {ids}; fetch the files again")
 
 
 def _added_tokens(
