@@ -1,50 +1,54 @@
 // Head view: the tokens twice, and lines from each query to the keys that it attends to.
 
-/** Which queries and keys of a pair are shown: each a text, or both. */
-const DIRECTIONS = { all: ["AB", "AB"], AB: ["A", "B"], BA: ["B", "A"], AA: ["A", "A"], BB: ["B", "B"] };
-
-/** Return where the tokens of text "A" or "B", or of "AB", start and end. */
-function span(part) {
-  const { tokens, secondStart } = currentText();
-  return { A: [0, secondStart], B: [secondStart, tokens.length], AB: [0, tokens.length] }[part];
-}
+/** Which queries and which keys of a pair are shown: those of a text, or of both. */
+const DIRECTIONS = {
+  all: ["AB", "AB"], AB: ["A", "B"], BA: ["B", "A"], AA: ["A", "A"], BB: ["B", "B"],
+};
 
 /** Build the head view. */
 function openHeads(panel) {
-  const { tokens, heads, secondStart } = currentText(), isPair = secondStart < tokens.length;
-  const row = tokens.length > 48 ? 22 : 28, gap = isPair ? 18 : 0;
-  const rowCentre = (i) => (i + 0.5) * row + (isPair && i >= secondStart ? gap : 0);
+  const { tokens, heads, secondStart } = currentText(), { length } = tokens;
+  const isPair = secondStart < length, all = range(0, length);
+  const row = length > 48 ? 22 : 28, gap = isPair ? 18 : 0; // heights, in pixels
+  const centre = (i) => (i + 0.5) * row + (i >= secondStart ? gap : 0);
   const isOn = (head) => state.heads?.includes(head) ?? true;
   const shownHeads = () => range(1, heads + 1).filter(isOn);
-  const widest = Math.min(18, Math.max(...tokens.map((token) => [...token].length)) + 1);
-  const columns = { token: tokenColumn("query"), key: tokenColumn("key") };
-  const background = h("canvas"), foreground = h("canvas");
-  const readout = h("p", { class: "readout", role: "status" });
-  const swatches = headSwatches(heads, isOn, (chosen) => change({ heads: chosen }));
+  const queries = tokenColumn("query", "token", "key"), keys = tokenColumn("key", "key", "token");
+  const background = h("canvas"), foreground = h("canvas"), readout = readoutLine();
+  const buttons = headButtons("Heads", "checkbox", {
+    isOn,
+    onclick: (head) =>
+      change({ heads: range(1, heads + 1).filter((each) => (each === head) !== isOn(each)) }),
+    ondblclick: (head) => change({ heads: [head] }),
+  });
   let layer = null, hovered = null;
 
-  /** Return the tokens as a list of queries or keys. */
-  function tokenColumn(kind) {
-    const name = kind === "query" ? "token" : "key", other = kind === "query" ? "key" : "token";
-    const items = tokens.map((token, i) =>
-      h("li", {
-        role: "option", class: i && i === secondStart ? "b-first" : "", title: token,
-        onmouseenter: () => point({ [name]: i }), onmouseleave: () => point(null),
-        onclick: () => change({ [name]: state[name] === i ? null : i, [other]: null }),
-        onblur: () => point(null),
-        onkeydown: (event) => {
-          if (event.key === "Enter" || event.key === " ") event.currentTarget.click();
-          else if (event.key === "ArrowRight") columns.key.items[i].focus();
-          else if (event.key === "ArrowLeft") columns.token.items[i].focus();
-          else if (event.key === "Escape") change({ token: null, key: null });
-          else return;
-          event.preventDefault();
-          event.stopImmediatePropagation();
-        },
-      }, say(token), h("span", { class: "percent" }), h("span", { class: "bar", "aria-hidden": true })));
+  /** Return the tokens as a list of queries or keys: `name` of the state is one, `other` is not. */
+  function tokenColumn(kind, name, other) {
+    const items = tokens.map((token, i) => h("li", {
+      role: "option", class: i && i === secondStart ? "b-first" : "", title: token,
+      onmouseenter: () => point({ [name]: i }), onmouseleave: () => point(null),
+      onblur: () => point(null),
+      onclick: () => change({ [name]: state[name] === i ? null : i, [other]: null }),
+      onkeydown: (event) => press(event, i),
+    }, say(token), h("span", { class: "percent" }), h("span", { class: "bar", "aria-hidden": true })));
     rove(items, { start: state[name] ?? 0, onfocus: (i) => point({ [name]: i }) });
     const label = kind === "query" ? "Queries: tokens that look" : "Keys: tokens that are looked at";
-    return { items, element: h("ul", { class: `column ${kind}`, role: "listbox", "aria-label": label }, ...items) };
+    items.list = h("ul", { class: `column ${kind}`, role: "listbox", "aria-label": label }, ...items);
+    return items;
+  }
+
+  /** Keep a token, leave it, or go to the other column. */
+  function press(event, i) {
+    const actions = {
+      Enter: () => event.currentTarget.click(), " ": () => event.currentTarget.click(),
+      ArrowLeft: () => queries[i].focus(), ArrowRight: () => keys[i].focus(),
+      Escape: () => change({ token: null, key: null }),
+    };
+    if (!(event.key in actions)) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    actions[event.key]();
   }
 
   /** Show a token for as long as it is pointed at. */
@@ -53,13 +57,17 @@ function openHeads(panel) {
     drawChosen();
   }
 
-  /** Return the lines of some queries and keys, as far as the direction has them. */
-  function lines(queries, keys, least) {
-    const found = [], [[q0, q1], [k0, k1]] = DIRECTIONS[state.direction].map(span);
+  /** Return whether a token is in a part of the direction: 0 for queries, 1 for keys. */
+  function isInside(i, side) {
+    return DIRECTIONS[state.direction][side].includes(i < secondStart ? "A" : "B");
+  }
+
+  /** Return the lines between some queries and keys, as far as the direction has them. */
+  function lines(from, to, least = 0) {
+    const found = [], inside = [from.filter((i) => isInside(i, 0)), to.filter((i) => isInside(i, 1))];
     for (const head of shownHeads()) {
-      for (const query of queries) {
-        for (const key of keys) {
-          if (query < q0 || query >= q1 || key < k0 || key >= k1) continue;
+      for (const query of inside[0]) {
+        for (const key of inside[1]) {
           const share = weight(layer, head, query, key);
           if (share >= least) found.push({ head, query, key, share });
         }
@@ -68,131 +76,116 @@ function openHeads(panel) {
     return found;
   }
 
-  /** Draw lines on a canvas; those of a head and of about a weight are one path. */
+  /** Draw lines on a canvas; those of a head and of about the same weight are one path. */
   function drawLines(canvas, drawn, strength) {
     const { clientWidth: width, clientHeight: height } = canvas;
     const ratio = Math.min(devicePixelRatio, 16000 / height), context = canvas.getContext("2d");
     canvas.width = width * ratio;
     canvas.height = height * ratio;
     context.scale(ratio, ratio);
-    const paths = new Map(), levels = 10, bend = width * 0.45;
-    // The heads' lines are side by side in a row.
-    const places = new Map(shownHeads().map((head, i, { length }) =>
-      [head, ((i + 0.5) / length - 0.5) * row * 0.5]));
+    const paths = new Map(), levels = 10, bend = width * 0.45, shown = shownHeads();
+    // The lines of the heads are side by side within a row.
+    const shift = shown.map((_, i) => ((i + 0.5) / shown.length - 0.5) * row * 0.5);
+    const shifts = new Map(shown.map((head, i) => [head, shift[i]]));
     for (const { head, query, key, share } of drawn) {
       const name = head * levels + Math.min(levels - 1, Math.floor(share * levels));
       if (!paths.has(name)) paths.set(name, new Path2D());
-      const path = paths.get(name), place = places.get(head);
-      const from = rowCentre(query) + place, to = rowCentre(key) + place;
-      path.moveTo(0, from);
-      path.bezierCurveTo(bend, from, width - bend, to, width, to);
+      const from = centre(query) + shifts.get(head), to = centre(key) + shifts.get(head);
+      paths.get(name).moveTo(0, from);
+      paths.get(name).bezierCurveTo(bend, from, width - bend, to, width, to);
     }
-    const hues = range(0, HUES).map((i) => colour(`head-${i}`));
     for (const [name, path] of paths) {
       const head = Math.floor(name / levels), share = ((name % levels) + 0.5) / levels;
-      context.strokeStyle = hues[(head - 1) % HUES];
-      context.setLineDash(DASHES[headRound(head)]);
+      context.strokeStyle = colour(hueOf(head));
+      context.setLineDash(DASHES[dashOf(head)]);
       context.globalAlpha = Math.min(1, strength * share);
       context.lineWidth = 0.75 + 2 * share;
       context.stroke(path);
     }
   }
 
-  /** Draw what the chosen token attends to, or what attends to the chosen key. */
+  /** Show what the chosen query attends to, or what attends to the chosen key. */
   function drawChosen() {
     if (!layer) return;
-    const { token, key } = hovered ?? state, all = range(0, tokens.length);
-    const isQuery = token != null, chosen = isQuery ? token : key ?? null;
-    const drawn = chosen === null ? [] : lines(isQuery ? [chosen] : all, isQuery ? all : [chosen], 0);
+    const { token, key } = hovered ?? state, isQuery = token != null, chosen = token ?? key ?? null;
+    const drawn = chosen === null ? [] : isQuery ? lines([chosen], all) : lines(all, [chosen]);
     background.classList.toggle("faint", chosen !== null);
     drawLines(foreground, drawn.filter(({ share }) => share >= 0.005), 1.6);
-    columns.token.items.forEach((item, i) => item.setAttribute("aria-selected", String(isQuery && i === chosen)));
-    columns.key.items.forEach((item, i) => item.setAttribute("aria-selected", String(!isQuery && i === chosen)));
-    showShares(columns.token.items, isQuery ? [] : drawn, "query");
-    showShares(columns.key.items, isQuery ? drawn : [], "key");
-    readout.replaceChildren(...(chosen === null ? hint() : summary(chosen)));
+    queries.forEach((item, i) => item.setAttribute("aria-selected", isQuery && i === chosen));
+    keys.forEach((item, i) => item.setAttribute("aria-selected", !isQuery && i === chosen));
+    showShares(queries, isQuery ? [] : drawn, "query");
+    showShares(keys, isQuery ? drawn : [], "key");
+    readout.replaceChildren(...(chosen === null ? [hint()] : summary(chosen)));
   }
 
-  /** Write the mean share over the heads beside each token, and draw each head's part of it. */
+  /** Write the mean share of the heads beside each token, and draw each head's part of it. */
   function showShares(items, drawn, side) {
     const parts = items.map(() => []), count = shownHeads().length;
     for (const line of drawn) parts[line[side]].push(line);
     items.forEach((item, i) => {
-      const [, number, bar] = item.children, stops = [];
+      const [, text, bar] = item.children, stops = [];
       let sum = 0;
       for (const { head, share } of parts[i]) {
-        const hue = `var(--head-${(head - 1) % HUES})`;
-        stops.push(`${hue} ${(100 * sum) / count}% ${(100 * (sum += share)) / count}%`);
+        const start = sum;
+        sum += share / count;
+        stops.push(`var(--${hueOf(head)}) ${percent(start)} ${percent(sum)}`);
       }
-      number.textContent = parts[i].length ? percent(sum / count) : "";
-      bar.style.backgroundImage = stops.length
-        ? `linear-gradient(to right, ${stops.join()}, transparent ${(100 * sum) / count}%)` : "";
+      text.textContent = stops.length ? percent(sum) : "";
+      stops.push(`transparent ${percent(sum)}`);
+      bar.style.backgroundImage = sum ? `linear-gradient(to right, ${stops.join()})` : "";
     });
   }
 
-  /** Return what a token attends to and what attends to it, in words. */
+  /** Return what a token attends to, and what attends to it, in words. */
   function summary(index) {
-    const all = range(0, tokens.length), count = shownHeads().length;
+    const shown = shownHeads();
+    const mean = shown.length === 1 ? `head ${shown}` : `mean of ${shown.length} heads`;
     const list = (found, side) => {
       const sums = new Map();
-      for (const line of found) sums.set(line[side], (sums.get(line[side]) ?? 0) + line.share / count);
-      const best = [...sums].filter(([, share]) => share >= 0.0005).sort((a, b) => b[1] - a[1]).slice(0, 6);
+      for (const line of found) {
+        sums.set(line[side], (sums.get(line[side]) ?? 0) + line.share / shown.length);
+      }
+      const best = [...sums].filter(([, sum]) => sum >= 0.0005).sort((a, b) => b[1] - a[1]);
       if (!best.length) return ["nothing here"];
-      return best.flatMap(([i, share], n) => [n ? ", " : "", quote(tokens[i]), ` ${percent(share)}`]);
+      return best.slice(0, 6).flatMap(([i, sum], n) =>
+        [n ? ", " : "", quote(tokens[i]), ` ${percent(sum)}`]);
     };
-    const mean = count === 1 ? `head ${shownHeads()[0]}` : `mean of ${count} heads`;
     return [
-      quote(tokens[index]), ` (token ${index + 1}, layer ${state.layer}, ${mean}) looks at `,
-      ...list(lines([index], all, 0), "key"), ". Looked at by ",
-      ...list(lines(all, [index], 0), "query"), ".",
+      quote(tokens[index]), ` (token ${index}, layer ${state.layer}, ${mean}) looks at `,
+      ...list(lines([index], all), "key"), ". Looked at by ",
+      ...list(lines(all, [index]), "query"), ".",
     ];
   }
 
-  /** Return what can be done here, where no token is chosen. */
-  const hint = () => [
-    shownHeads().length
-      ? "Point at a token on the left to see where it looks, on the right to see who looks at it; click to keep it."
-      : "No head is on. Choose some above.",
-  ];
+  /** Return what can be done where no token is chosen. */
+  const hint = () => shownHeads().length
+    ? "Point at a token on the left to see where it looks, on the right to see who looks at it; " +
+      "click to keep it. Double-click a head to see it alone."
+    : "No head is on; choose some above.";
 
+  for (const [label, chosen] of [["all", null], ["none", []]]) {
+    const onclick = () => change({ heads: chosen });
+    buttons.element.append(button({ class: "link", onclick }, label));
+  }
+  const options = [["all", "All"], ["AB", "A→B"], ["BA", "B→A"], ["AA", "A→A"], ["BB", "B→B"]];
+  const directions = choice("From → to", options, state.direction, (direction) =>
+    change({ direction }));
+  const widest = Math.min(18, Math.max(...tokens.map((token) => [...token].length)) + 1);
   panel.append(
-    h("div", { class: "controls" }, layerControl(1), swatches, ...(isPair ? [choice("From → to", [
-      ["all", "All"], ["AB", "A→B"], ["BA", "B→A"], ["AA", "A→A"], ["BB", "B→B"],
-    ], state.direction, (direction) => change({ direction }))] : [])),
-    h("div", {
-      class: "heads",
-      style: `--row: ${row}px; --gap: ${gap}px; --token: ${widest}ch`,
-    },
-    h("p", { class: "caption" }, "Queries look …"), h("span"), h("p", { class: "caption" }, "… at keys"),
-    columns.token.element, h("div", { class: "lines", "aria-hidden": true }, background, foreground), columns.key.element),
+    h("div", { class: "controls" }, layerControl(1), buttons.element, isPair ? directions : ""),
+    h("div", { class: "heads", style: `--row: ${row}px; --gap: ${gap}px; --token: ${widest}ch` },
+      h("p", { class: "caption" }, "Queries look …"), h("span"),
+      h("p", { class: "caption" }, "… at keys"), queries.list,
+      h("div", { class: "lines", "aria-hidden": true }, background, foreground), keys.list),
     readout);
 
   return (loaded) => {
     layer = loaded;
-    swatches.refresh();
-    const all = range(0, tokens.length), [[q0, q1], [k0, k1]] = DIRECTIONS[state.direction].map(span);
-    columns.token.items.forEach((item, i) => item.classList.toggle("outside", i < q0 || i >= q1));
-    columns.key.items.forEach((item, i) => item.classList.toggle("outside", i < k0 || i >= k1));
+    buttons.refresh();
+    queries.forEach((item, i) => item.classList.toggle("outside", !isInside(i, 0)));
+    keys.forEach((item, i) => item.classList.toggle("outside", !isInside(i, 1)));
     // Thousands of faint lines would only hide the others.
-    drawLines(background, lines(all, all, tokens.length > 64 ? 0.05 : 0.01), 0.9);
+    drawLines(background, lines(all, all, length > 64 ? 0.05 : 0.01), 0.9);
     drawChosen();
   };
-}
-
-/** Return buttons that turn heads on and off; a double click leaves one. */
-function headSwatches(count, isOn, onchange) {
-  const all = range(1, count + 1);
-  const buttons = all.map((head) =>
-    h("button", {
-      type: "button", role: "checkbox", "aria-label": `Head ${head}`, style: headStyle(head),
-      title: "Click: on or off. Double click: only this one.",
-      onclick: () => onchange(all.filter((each) => (each === head ? !isOn(each) : isOn(each)))),
-      ondblclick: () => onchange([head]),
-    }, String(head)));
-  rove(buttons);
-  const some = (label, chosen) => h("button", { type: "button", class: "link", onclick: () => onchange(chosen) }, label);
-  const element = h("div", { class: "control" }, h("span", {}, "Heads"),
-    h("div", { class: "swatches", role: "group", "aria-label": "Heads" }, ...buttons), some("all", null), some("none", []));
-  element.refresh = () => buttons.forEach((button, i) => button.setAttribute("aria-checked", String(isOn(i + 1))));
-  return element;
 }

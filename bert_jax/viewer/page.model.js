@@ -1,84 +1,82 @@
-// Model view: the maps of all layers and heads, small; one opens large.
+// Model view: the maps of all layers and heads, small; one at a time opens large.
 
-const LARGEST_SMALL_MAP = 64; // pixels
+const SMALL_MAP = 64; // pixels at most
 
 /** Build the model view. */
 function openModel(panel) {
-  const { tokens, layers: count, heads } = currentText();
-  const small = Math.min(tokens.length, LARGEST_SMALL_MAP);
-  const names = range(1, count + 1).map((layer) => range(1, heads + 1).map((head) => ({ layer, head })));
-  const buttons = names.flat().map(({ layer, head }) =>
-    h("button", {
-      type: "button", class: "small-map", "aria-label": `Layer ${layer}, head ${head}`,
-      onclick: () => openMap(layer, head),
-    }, h("canvas", { width: small, height: small })));
-  rove(buttons, { columns: heads, start: (Math.max(1, state.layer) - 1) * heads + state.head - 1 });
-  const grid = h("div", { class: "box" }, h("div", { class: "maps", style: `--heads: ${heads}` },
-    h("span", { class: "corner" }, "Layer ╲ head"), ...range(1, heads + 1).map((head) => h("span", {}, String(head))),
-    ...names.flatMap((row, i) => [h("span", {}, String(i + 1)), ...buttons.slice(i * heads, (i + 1) * heads)])));
-  const dialog = h("dialog", { class: "map", onclose: () => change({ map: null }) });
+  const { tokens, layers: count, heads } = currentText(), { length } = tokens;
+  const size = Math.min(length, SMALL_MAP), names = range(1, heads + 1);
+  const rows = range(1, count + 1).map((layer) => names.map((head) => button({
+    class: "small-map", "aria-label": `Layer ${layer}, head ${head}`, onclick: () => open(layer, head),
+  }, h("canvas", { width: size, height: size }))));
+  rove(rows.flat(), { columns: heads, start: (state.layer - 1) * heads + state.head - 1 });
+  const grid = h("div", { class: "maps", style: `--heads: ${heads}` },
+    h("span", { class: "corner" }, "Layer ╲ head"),
+    ...names.map((head) => h("span", {}, String(head))),
+    ...rows.flatMap((buttons, i) => [h("span", {}, String(i + 1)), ...buttons]));
+  const dialog = h("dialog", { onclose: () => change({ map: null }) });
   panel.append(
-    h("p", { class: "hint" }, "A small square is the map of a head: a row for each query, a column for each key. ",
-      "Open one to read it. ", legend("0%", "100%", SHARES)),
-    grid, dialog);
+    h("div", { class: "hint" }, "Each square is the map of a head, with a row for each query and a ",
+      "column for each key. Open one to read it.", legend("0%", "100%", SHARES)),
+    h("div", { class: "box" }, grid), dialog);
 
   /** Draw the maps of a layer; a pixel is the largest of the weights that it stands for. */
   function drawLayer(layer, index, colours) {
-    for (const head of range(1, heads + 1)) {
-      const button = buttons[(index - 1) * heads + head - 1], { length } = tokens;
-      const largest = new Float32Array(small * small), received = new Float32Array(length);
+    for (const head of names) {
+      const largest = new Float32Array(size * size), means = new Float32Array(length);
       for (let query = 0; query < length; query++) {
-        const row = Math.floor((query * small) / length) * small;
+        const row = Math.floor((query * size) / length) * size;
         for (let key = 0; key < length; key++) {
-          const share = weight(layer, head, query, key), pixel = row + Math.floor((key * small) / length);
-          if (share > largest[pixel]) largest[pixel] = share;
-          received[key] += share / length;
+          const share = weight(layer, head, query, key);
+          const pixel = row + Math.floor((key * size) / length);
+          largest[pixel] = Math.max(largest[pixel], share);
+          means[key] += share / length;
         }
       }
-      paint(button.firstChild, small, small, (i, j) => tint(colours, visible(largest[i * small + j])));
-      const most = received.indexOf(Math.max(...received));
-      const about = `Layer ${index}, head ${head}: looks most at ${tokens[most]}, ${percent(received[most])} on average`;
-      button.setAttribute("aria-label", about);
-      button.title = about;
+      const each = rows[index - 1][head - 1], most = means.indexOf(Math.max(...means));
+      paint(each.firstChild, size, size, (i, j) => tint(colours, visible(largest[i * size + j])));
+      const about = `looks most at ${tokens[most]}, ${percent(means[most])} on average`;
+      each.title = `Layer ${index}, head ${head}: ${about}`;
+      each.setAttribute("aria-label", each.title);
     }
   }
 
-  /** Show one map large. */
-  async function openMap(index, head) {
+  /** Show a map large. */
+  async function open(index, head) {
     change({ layer: index, head, map: 1 });
-    const layer = await getLayer(state.text, index);
-    const readout = h("p", { class: "readout", role: "status" });
-    const link = (view, label) => h("button", {
-      type: "button", class: "link",
-      onclick: () => (dialog.close(), change({ view, layer: index, head, heads: view === "head" ? [head] : state.heads })),
-    }, label);
+    const layer = await getLayer(state.text, index), colours = palette(SHARES);
+    const readout = readoutLine(), share = (i, j) => weight(layer, head, i, j);
     const map = heatMap({
-      rows: tokens, columns: tokens, readout, label: `Attention of layer ${index}, head ${head}; arrow keys move`,
-      describe: (i, j) => [quote(tokens[i]), " looks at ", quote(tokens[j]), ` ${percent(weight(layer, head, i, j))}`],
-      hint: "Point at a cell: its row looks at its column.", onpick: (token, key) => change({ token, key }),
+      rows: tokens, columns: tokens, readout, label: `Attention of layer ${index}, head ${head}`,
+      describe: (i, j) =>
+        [quote(tokens[i]), " looks at ", quote(tokens[j]), ` ${percent(share(i, j))}`],
+      hint: "Point at a cell: the token of its row looks at the token of its column.",
+      onpick: (token, key) => change({ token, key }),
     });
+    const leave = (view, label) => button({
+      class: "link", onclick: () => (dialog.close(), change({ view, heads: [head] })),
+    }, label);
     dialog.replaceChildren(
-      h("div", { class: "title" }, h("h2", {}, `Layer ${index}, head ${head}`), legend("0%", "100%", SHARES),
-        link("head", "Head view"), link("neuron", "Neuron view"),
-        h("button", { type: "button", class: "close", "aria-label": "Close", onclick: () => dialog.close() }, "×")),
+      h("div", { class: "title" }, h("h2", {}, `Layer ${index}, head ${head}`),
+        h("code", { title: "in Python" }, `view.maps[${index - 1}, ${head - 1}]`),
+        legend("0%", "100%", SHARES), leave("head", "Head view"), leave("neuron", "Neuron view"),
+        button({ class: "close", "aria-label": "Close", onclick: () => dialog.close() }, "×")),
       map.element, readout);
     if (!dialog.open) dialog.showModal();
-    map.element.querySelector("canvas").focus();
-    const colours = palette(SHARES);
-    map.paint((i, j) => tint(colours, visible(weight(layer, head, i, j))));
+    map.focus();
+    map.paint((i, j) => tint(colours, visible(share(i, j))));
     map.mark(state.token !== null && state.key !== null ? [state.token, state.key] : null);
   }
 
   let drawn = "";
   return async () => {
-    const scheme = colour("paper");
-    if (drawn === scheme) return;
-    drawn = scheme;
     const colours = palette(SHARES), { text } = state;
-    if (state.map && !dialog.open) openMap(Math.max(1, state.layer), state.head);
-    for (let index = 1; index <= count; index++) {
+    if (drawn === colours.join()) return; // What is chosen changes nothing here.
+    drawn = colours.join();
+    if (state.map && !dialog.open) open(state.layer, state.head);
+    for (const index of range(1, count + 1)) {
       const layer = await getLayer(text, index);
-      if (!panel.contains(grid)) return;
+      if (!grid.isConnected) return;
       drawLayer(layer, index, colours);
     }
     grid.dataset.done = "true";

@@ -226,12 +226,12 @@ def test_the_model_opens_a_map(show, view):
 def test_layers_show_cosines(show, view):
     page = show(view, "view=layers&layer=0&token=2&key=5")
     cosines = view.similarities()[:, 2, 5]
-    for layer, name in ((0, "of the embeddings"), (2, "after layer 2")):
+    for layer, name in ((0, "in the embeddings"), (2, "after layer 2")):
         page.locator(".layer input").fill(str(layer))
         page.wait_for_function(
             "n => document.querySelector('.readout').innerText.includes(n)", arg=name
         )
-        expected = f"cat and it cosine {cosines[layer]:.2f} {name}".replace("-", "−")
+        expected = f"cat and it have a cosine of {cosines[layer]:.2f} {name}".replace("-", "−")
         assert page.locator(".readout").inner_text() == expected
 
 
