@@ -49,32 +49,30 @@ def table(
 def conll(source: str) -> Iterator[Record]:
     """Yield the sentences of a CoNLL file: {"tokens": [...], "tags": [...] or None}."""
     # The first column is a word, the last of several its tag; no sign starts a comment.
-    path, width, start = _file(source), 0, 0
-    words: list[list[str]] = []
-    # The blank line after the last sentence may be missing.
+    path, width = _file(source), 0
     # Not held by a name, so that the file is closed as soon as an error is raised.
-    for number, (line, _) in enumerate(
-        itertools.chain(read_lines(path, strip=False), [("", 0)]), start=1
+    for is_sentence, lines in itertools.groupby(
+        ((n, _columns(line)) for n, (line, _) in enumerate(read_lines(path, strip=False), start=1)),
+        key=lambda numbered: any(numbered[1]) and numbered[1][0] != "-DOCSTART-",
     ):
-        # Other white space than tabs and spaces may be a word, or part of one.
-        separator = "\t" if "\t" in line else " +"
-        columns = [column.strip(" ") for column in re.split(separator, line.strip(" \r\n"))]
-        if not any(columns) or columns[0] == "-DOCSTART-":
-            if words:
-                tokens, tags = ([columns[i] for columns in words] for i in (0, -1))
-                yield Record(
-                    f"{path}:{start}", {"tokens": tokens, "tags": tags if width > 1 else None}
-                )
-            words = []
-            continue
-        width = width or len(columns)
-        if len(columns) != width:
-            counts = f"{len(columns)} columns where the first word has {width}"
-            raise UserError(f"{path}:{number}: {counts}; give every word the same")
-        if not all(columns):
-            raise UserError(f"{path}:{number}: an empty column; fill it in or remove the tab")
-        start = start if words else number
-        words.append(columns)
+        sentence = list(lines) if is_sentence else []
+        for number, columns in sentence:
+            width = width or len(columns)
+            if len(columns) != width:
+                counts = f"{len(columns)} columns where the first word has {width}"
+                raise UserError(f"{path}:{number}: {counts}; give every word the same")
+            if not all(columns):
+                raise UserError(f"{path}:{number}: an empty column; fill it in or remove the tab")
+        if sentence:
+            tokens, tags = ([columns[i] for _, columns in sentence] for i in (0, -1))
+            fields = {"tokens": tokens, "tags": tags if width > 1 else None}
+            yield Record(f"{path}:{sentence[0][0]}", fields)
+
+
+def _columns(line: str) -> list[str]:
+    # Other white space than tabs and spaces may be a word, or part of one.
+    separator = "\t" if "\t" in line else " +"
+    return [column.strip(" ") for column in re.split(separator, line.strip(" \r\n"))]
 
 
 def squad(source: str) -> Iterator[Record]:

@@ -112,7 +112,7 @@ def open_store(folder: Path) -> Corpus:
     def verify() -> None:
         try:
             if recorded is None:  # a store of an earlier version
-                found = next(filter(None, (_find_disorder(s, record) for s in splits.items())), "")
+                found = _find_disorder(splits, record["vocab_size"])
             else:
                 found = checksums.find_damage(folder, recorded)
         except OSError as error:
@@ -142,17 +142,17 @@ def _open_split(folder: Path, sizes: Mapping[str, Any]) -> TokenStore:
     return TokenStore(**arrays)
 
 
-def _find_disorder(split: tuple[str, TokenStore], record: Mapping[str, Any]) -> str:
+def _find_disorder(splits: Mapping[str, TokenStore], vocab_size: int) -> str:
     """Return in words which offsets or token ids are impossible; "" if none."""
-    name, store = split
-    for starts, items in ((store.documents, store.sentences[1:]), (store.sentences, store.tokens)):
-        blocks = (starts[i : i + _BLOCK + 1] for i in range(0, len(starts), _BLOCK))
-        ends_fit = (starts[0], starts[-1]) == (0, len(items))
-        if not ends_fit or any((block[1:] < block[:-1]).any() for block in blocks):
-            return f"{name} has offsets that are out of order"
-    blocks = (store.tokens[i : i + _BLOCK] for i in range(0, len(store.tokens), _BLOCK))
-    if any(block.max() >= record["vocab_size"] for block in blocks):
-        return f"{name} has token ids that are not in the vocabulary"
+    for name, store in splits.items():
+        tokens, offsets = store.tokens, store.sentences
+        for starts, end in ((store.documents, len(offsets) - 1), (offsets, len(tokens))):
+            blocks = (starts[i : i + _BLOCK + 1] for i in range(0, len(starts), _BLOCK))
+            if (starts[0], starts[-1]) != (0, end) or any((np.diff(b) < 0).any() for b in blocks):
+                return f"{name} has offsets that are out of order"
+        blocks = (tokens[i : i + _BLOCK] for i in range(0, len(tokens), _BLOCK))
+        if any(block.max() >= vocab_size for block in blocks):
+            return f"{name} has token ids that are not in the vocabulary"
     return ""
 
 

@@ -38,19 +38,15 @@ def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
     paths = [*sorted(path.glob("*.model")), *(path / name for name in _NAMES)]
     with _reading(str(path)):
         paths = [path] if path.is_file() else [p for p in paths if p.exists()]
-        return _build({p.name: p.read_bytes() for p in paths}, lowercase=lowercase)
+        files = {p.name: p.read_bytes() for p in paths}
+    return from_files(files, str(path), lowercase=lowercase)
 
 
 def from_json(files: Any, where: str) -> Tokenizer:
     """Build a tokenizer from `Tokenizer.to_json`; `where` names it in an error."""
     with _reading(where):
-        return _build({name: base64.b64decode(text) for name, text in files.items()})
-
-
-def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True) -> Tokenizer:
-    """Build a tokenizer from the content of its files by name; `where` names them in an error."""
-    with _reading(where):
-        return _build(files, lowercase=lowercase)
+        content = {name: base64.b64decode(text) for name, text in files.items()}
+    return from_files(content, where)
 
 
 @contextlib.contextmanager
@@ -66,28 +62,31 @@ def _reading(where: str) -> Iterator[None]:
         raise UserError(f"{where} holds no readable tokenizer ({error}); fetch it again") from error
 
 
-def _build(files: Mapping[str, bytes], *, lowercase: bool = True) -> Tokenizer:
-    """Return a tokenizer that encodes and decodes a text, which some damaged ones do not."""
-    settings = json.loads(files.get(_SETTINGS, b"{}"))
-    if not isinstance(settings, dict):
-        raise UserError(f"{_SETTINGS} is not a JSON object; fetch it again")
-    added = _added_tokens(settings, json.loads(files.get(_ADDED_TOKENS, b"{}")))
-    vocabulary = _read_vocabulary(files, settings, lowercase=lowercase)
-    if isinstance(vocabulary, SentencePieceTokenizer):  # which reads no others from a text
-        tokenizer = vocabulary
-        for index, token in added.items():
-            if tokenizer.id_to_token(index) != token.content:
-                fault = f"{token.content!r} is not token {index} of the .model"
-                raise UserError(f"the added token {fault}, beside which none are read; remove it")
-    else:
-        _configure(vocabulary, settings, added)
-        is_wordpiece = isinstance(vocabulary.model, models.WordPiece)
-        cls = WordPieceTokenizer if is_wordpiece else ByteLevelTokenizer
-        tokenizer = (cls if "tokenizer.json" in files else cls.from_model)(vocabulary)
-    tokenizer.encode(["a river \U0010ffff"])
-    tokenizer.encode_with_offsets("a river")
-    tokenizer.decode(tokenizer.encode_with_masks("a [MASK] river"))
-    return tokenizer
+def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True) -> Tokenizer:
+    """Build a tokenizer, which encodes and decodes, from the content of its files by name."""
+    with _reading(where):
+        settings = json.loads(files.get(_SETTINGS, b"{}"))
+        if not isinstance(settings, dict):
+            raise UserError(f"{_SETTINGS} is not a JSON object; fetch it again")
+        added = _added_tokens(settings, json.loads(files.get(_ADDED_TOKENS, b"{}")))
+        vocabulary = _read_vocabulary(files, settings, lowercase=lowercase)
+        if isinstance(vocabulary, SentencePieceTokenizer):  # which reads no others from a text
+            tokenizer = vocabulary
+            for index, token in added.items():
+                if tokenizer.id_to_token(index) != token.content:
+                    fault = f"{token.content!r} is not token {index} of the .model"
+                    raise UserError(
+                        f"the added token {fault}, beside which none are read; remove it"
+                    )
+        else:
+            _configure(vocabulary, settings, added)
+            is_wordpiece = isinstance(vocabulary.model, models.WordPiece)
+            cls = WordPieceTokenizer if is_wordpiece else ByteLevelTokenizer
+            tokenizer = (cls if "tokenizer.json" in files else cls.from_model)(vocabulary)
+        tokenizer.encode(["a river \U0010ffff"])
+        tokenizer.encode_with_offsets("a river")
+        tokenizer.decode(tokenizer.encode_with_masks("a [MASK] river"))
+        return tokenizer
 
 
 def _read_vocabulary(
