@@ -57,7 +57,6 @@ def _find_prefix(path: Path) -> Path:
 
 
 def _standard_name(name: str) -> str:
-    """Return the standard name of a Google variable."""
     name = re.sub(r"/layer_(\d+)/", r"/layer/\1/", name).replace("/", ".")
     name = re.sub(r"\.(kernel|gamma|output_weights)$", ".weight", name)
     name = re.sub(r"\.(beta|output_bias)$", ".bias", name)

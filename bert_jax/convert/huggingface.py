@@ -89,7 +89,6 @@ def save(
 def _choose_class(
     params: Mapping[str, Any], model_type: str, head: str | None, task: TaskConfig | None
 ) -> Exported:
-    """Return the class of `transformers` for a head, by default the first that fits."""
     present, heads = names.module_names(params), config_json.HEADS
     if task:
         head = head or task.kind

@@ -164,7 +164,6 @@ def from_foreign(
 
 
 def _param_shapes(model: BertForPreTraining | TaskModel) -> Mapping[str, Any]:
-    """Return the shapes of a model's parameters by path."""
     shapes: Any = jax.eval_shape(model.init_params, jax.random.key(0))
     return traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
 

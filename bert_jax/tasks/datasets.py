@@ -63,7 +63,6 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
 
 
 def _sources(config: FinetuneConfig) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Return the training source, and by name the held-out and the test ones."""
     data, train = config.data, config.data.train
     evals, tests = parse_sources(data.eval, "eval"), parse_sources(data.test, "test")
     if config.task.glue and (not train or os.path.isdir(os.path.expanduser(train))):

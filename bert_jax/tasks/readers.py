@@ -9,17 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.text.records import (
-    Record,
-    file_fault,
-    file_type,
-    json_lines,
-    open_tfds,
-    parse_json,
-    read_lines,
-    table_rows,
-    tfds_records,
-)
+from bert_jax.text import records
+from bert_jax.text.records import Record, read_lines
 
 
 def to_number(value: Any) -> float:
@@ -37,12 +28,12 @@ def table(
     if source.startswith("tfds:"):
         if not source.partition("@")[2]:
             raise UserError(f"{source} names no split; add one, such as {source.rstrip('@')}@train")
-        return tfds_records(source, open_tfds(source))
+        return records.tfds_records(source, records.open_tfds(source))
     path = _file(source)
-    if file_type(path) == ".jsonl":
-        return json_lines(path)
-    if file_type(path) in (".tsv", ".csv"):
-        return table_rows(path, columns, skips_ragged=skips_ragged)
+    if records.file_type(path) == ".jsonl":
+        return records.json_lines(path)
+    if records.file_type(path) in (".tsv", ".csv"):
+        return records.table_rows(path, columns, skips_ragged=skips_ragged)
     raise UserError(f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz")
 
 
@@ -77,7 +68,7 @@ def _columns(line: str) -> list[str]:
 
 def squad(source: str) -> Iterator[Record]:
     """Yield the questions of a SQuAD file, with the context, or of a .jsonl or tfds:... of them."""
-    is_flat = source.startswith("tfds:") or file_type(source) == ".jsonl"
+    is_flat = source.startswith("tfds:") or records.file_type(source) == ".jsonl"
     seen = set()
     for record in table(source) if is_flat else _nested_questions(source):
         name = record.fields.get("id")
@@ -92,7 +83,7 @@ def squad(source: str) -> Iterator[Record]:
 
 def _file(source: str) -> Path:
     path = Path(os.path.expanduser(source))
-    if fault := file_fault(path):
+    if fault := records.file_fault(path):
         raise UserError(f"{source} {fault}; give a file, or tfds:NAME@SPLIT")
     return path
 
@@ -101,7 +92,7 @@ def _nested_questions(source: str) -> Iterator[Record]:
     text = "".join(line for line, _ in read_lines(_file(source), strip=False, longest=1 << 30))
     if not text.strip():
         return
-    for article_at, article in _items(parse_json(text, source), "data", source, ": "):
+    for article_at, article in _items(records.parse_json(text, source), "data", source, ": "):
         for at, paragraph in _items(article, "paragraphs", article_at):
             questions, context = _items(paragraph, "qas", at), text_field(paragraph, "context", at)
             for where, fields in questions:
@@ -111,7 +102,6 @@ def _nested_questions(source: str) -> Iterator[Record]:
 
 
 def _items(value: Any, key: str, where: str, separator: str = ".") -> list[tuple[str, Any]]:
-    """Return where each item of a list is, and the item."""
     items = value.get(key) if isinstance(value, dict) else None
     if not isinstance(items, list):
         raise UserError(f"{where} has no list {key!r}; SQuAD's form is data > paragraphs > qas")

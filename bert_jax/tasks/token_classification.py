@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForTokenClassification
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens
-from bert_jax.tasks.readers import Record
+from bert_jax.text.records import Record, file_type
 from bert_jax.text.tokenizer import Tokenizer
 
 _OUTSIDE = "O"  # the tag of a word of no entity
@@ -32,7 +32,7 @@ class TokenClassification(Task):
         super().__init__(config, labels)
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        if source.startswith("tfds:") or readers.file_type(source) == ".jsonl":
+        if source.startswith("tfds:") or file_type(source) == ".jsonl":
             return super().read_records(source, data)
         return readers.conll(source)
 

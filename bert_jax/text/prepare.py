@@ -19,21 +19,8 @@ from bert_jax import background, checksums, console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.locks import locked
-from bert_jax.text import tokenizer_loading, tokenizer_training
+from bert_jax.text import store, tokenizer_loading, tokenizer_training
 from bert_jax.text.sources import Source, open_source
-from bert_jax.text.store import (
-    CHARACTERS,
-    FILES,
-    REMEDY,
-    UNKNOWN_REMEDY,
-    Corpus,
-    is_store,
-    open_store,
-    read_record,
-    refusing_damage,
-    unknown_share,
-    write_record,
-)
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
 
 DEFAULT_VOCAB_SIZE = 32_000  # of a tokenizer trained where model.vocab_size is 0
@@ -45,7 +32,7 @@ _EMPTY = {"tokens": 0, "sentences": 8, "documents": 8}  # bytes: the first start
 _Document = tuple[str, list[str]]  # the split and the sentences
 
 
-def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> Corpus:
+def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> store.Corpus:
     """Return the text of a run, prepared in `folder` where that has not been done."""
     tokenizer = choose_tokenizer(config, init_tokenizer)
     if isinstance(tokenizer, Tokenizer):
@@ -68,7 +55,7 @@ def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) ->
     """Return `model.vocab_size`, or where it is 0 the size of the run's tokenizer."""
     if config.model.vocab_size:
         return config.model.vocab_size
-    if is_store(config.data.source):
+    if store.is_store(config.data.source):
         return tokenizer_loading.load(Path(config.data.source) / "tokenizer").vocab_size
     tokenizer = choose_tokenizer(config, init_tokenizer)
     return tokenizer.vocab_size if isinstance(tokenizer, Tokenizer) else DEFAULT_VOCAB_SIZE
@@ -76,19 +63,19 @@ def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) ->
 
 def prepare(
     data: DataConfig, tokenizer: Tokenizer | TokenizerConfig, vocab_size: int, folder: Path
-) -> Corpus:
+) -> store.Corpus:
     """Return the store of `data.source`, written to `folder` where that has not been done."""
-    if is_store(data.source):
+    if store.is_store(data.source):
         return _open_source(data.source, tokenizer)
     others = {*os.listdir(folder)} - {"progress.tmp", ".lock"} if os.path.isdir(folder) else ()
-    if others and not is_store(folder):
+    if others and not store.is_store(folder):
         raise UserError(f"{folder} is not empty and not a store; choose another folder")
     sources = [open_source(name, data) for name in (data.source, data.eval_source) if name]
     vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
     identity = _identity(sources, data.eval_fraction, tokenizer, vocab_size)
     record = _read_progress(folder, identity)
     if "vocab_size" in record:
-        return open_store(folder)
+        return store.open_store(folder)
     try:
         if "splits" not in record and isinstance(tokenizer, TokenizerConfig):
             documents = _documents(sources, data.eval_fraction)
@@ -101,27 +88,28 @@ def prepare(
         with locked(folder):
             record = _read_progress(folder, identity)
             if "vocab_size" in record:  # another process has written it meanwhile
-                return open_store(folder)
+                return store.open_store(folder)
             progress = folder / "progress.json"
             if isinstance(tokenizer, Tokenizer) and "splits" not in record:
-                write_record(progress, {"identity": identity})  # the folder is this store's now
+                record = {"identity": identity}
+                store.write_record(progress, record)  # the folder is this store's now
                 shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
                 tokenizer.save(folder / "tokenizer")
                 sums = checksums.of_files(folder, (folder / "tokenizer").iterdir())
-                write_record(progress, {"identity": identity, "splits": {}, "checksums": sums})
+                store.write_record(progress, {**record, "splits": {}, "checksums": sums})
             try:
                 _tokenize(sources, _documents(sources, data.eval_fraction), folder)
             except UserError as error:  # of the text, which the user may correct
-                write_record(progress, {**read_record(progress), "failed": str(error)})
+                store.write_record(progress, {**store.read_record(progress), "failed": str(error)})
                 raise
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another") from error
-    return open_store(folder)
+    return store.open_store(folder)
 
 
-def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> Corpus:
+def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> store.Corpus:
     """Open a store that is `data.source`; a tokenizer that was loaded must be its own."""
-    corpus = open_store(Path(source))
+    corpus = store.open_store(Path(source))
     if isinstance(tokenizer, Tokenizer) and tokenizer.fingerprint != corpus.tokenizer.fingerprint:
         raise UserError(
             f"the tokenizer of tokenizer.path or --init is not the one that {source} was prepared "
@@ -148,11 +136,11 @@ def _identity(
 
 def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     """Return the record of the store in a folder, {} without one; UserError if it is of another."""
-    if not is_store(folder):
+    if not store.is_store(folder):
         return {}
     path = folder / ("store.json" if (folder / "store.json").exists() else "progress.json")
-    record = read_record(path)
-    with refusing_damage(path):
+    record = store.read_record(path)
+    with store.refusing_damage(path):
         stored, vocab_size = dict(record["identity"]), identity["tokenizer"].get("vocab_size")
         if vocab_size and vocab_size == record.get("vocab_size"):  # the text had no more tokens
             stored["tokenizer"] = {**stored["tokenizer"], "vocab_size": vocab_size}
@@ -160,7 +148,7 @@ def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     if other and "failed" not in record:
         names = {"text": "other text", "held_out": "other held-out text"}
         found = f"was prepared from {names.get(other, f'another {other}')}"
-        raise UserError(f"{folder} {found}; choose another folder, or {REMEDY}")
+        raise UserError(f"{folder} {found}; choose another folder, or {store.REMEDY}")
     return {} if other else record
 
 
@@ -190,22 +178,22 @@ def _batches(documents: Iterator[_Document]) -> Iterator[list[_Document]]:
 def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Path) -> None:
     """Tokenize the documents that `progress.json` does not record yet, and complete the store."""
     path = folder / "progress.json"
-    progress = {"documents": 0, "checksums": {}, **read_record(path)}
+    progress = {"documents": 0, "checksums": {}, **store.read_record(path)}
     progress.pop("failed", None)
     tokenizer = tokenizer_loading.load(folder / "tokenizer")
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    with refusing_damage(path):
-        progress |= {name: int(progress.get(name, 0)) for name in CHARACTERS}
+    with store.refusing_damage(path):
+        progress |= {name: int(progress.get(name, 0)) for name in store.CHARACTERS}
         batches = _batches(itertools.islice(documents, progress["documents"], None))
         splits, sums = progress["splits"], progress["checksums"]
         of_tokenizer = {name: x for name, x in sums.items() if name.startswith("tokenizer/")}
         if damage := checksums.find_damage(folder, of_tokenizer):
-            raise UserError(f"{folder}: {damage}; {REMEDY}")
+            raise UserError(f"{folder}: {damage}; {store.REMEDY}")
         for name in ("train", "eval"):
             splits[name] = _open_split(folder / name, splits.get(name), dtype)
             if f"{name}/tokens.bin" not in sums:  # it is new, or an earlier version began it
                 sums |= checksums.of_files(folder, (folder / name).glob("*.bin"))
-    start_time, previous_characters = time.monotonic(), progress[CHARACTERS[0]]
+    start_time, previous_characters = time.monotonic(), progress[store.CHARACTERS[0]]
     size = sum(source.size for source in sources)
     bar = console.progress_bar(total=size, desc="tokenizing", unit_scale=True, leave=False)
     with ThreadPoolExecutor(1) as reader, bar:
@@ -221,9 +209,9 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
                 _append(folder / name, sizes, sums, [d for s, d in tokenized if s == name])
             progress["documents"] += len(batch)
             counts = sum(map(len, sentences)), _count_unknown(tokenizer, sentences, ids)
-            for name, count in zip(CHARACTERS, counts, strict=True):
+            for name, count in zip(store.CHARACTERS, counts, strict=True):
                 progress[name] += count
-            write_record(path, progress)
+            store.write_record(path, progress)
             bar.update(sum(source.position for source in sources) - bar.n)
     source, num_documents = sources[0], progress.pop("documents")
     if not splits["train"]["tokens"]:
@@ -236,15 +224,15 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
             f"data.eval_fraction holds out none of {console.counted(num_documents, 'document')} of "
             f"{source.name}; {remedy}, or give data.eval_source"
         )
-    if (share := unknown_share(progress)) > _MOST_UNKNOWN:
+    if (share := store.unknown_share(progress)) > _MOST_UNKNOWN:
         raise UserError(
             f"{share:.0%} of {source.name} is unknown to the {tokenizer.kind} tokenizer; "
-            f"{UNKNOWN_REMEDY}, or --config=letters for sequences of letters"
+            f"{store.UNKNOWN_REMEDY}, or --config=letters for sequences of letters"
         )
-    write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
+    store.write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
     path.unlink()
     seconds = time.monotonic() - start_time
-    millions = (progress[CHARACTERS[0]] - previous_characters) / 1e6
+    millions = (progress[store.CHARACTERS[0]] - previous_characters) / 1e6
     console.show(
         f"prepared {source.name} ({source.form}): {num_documents:,} documents, "
         f"{millions:.1f} million characters in {seconds:.1f} s ({millions / seconds:.1f} million/s)"
@@ -267,12 +255,12 @@ def _count_unknown(
 def _open_split(folder: Path, sizes: dict[str, Any] | None, dtype: str) -> dict[str, Any]:
     """Return the size of each file of a split, without what was written but not recorded."""
     folder.mkdir(exist_ok=True)
-    for name in FILES:
+    for name in store.FILES:
         path = folder / f"{name}.bin"
         if sizes is None:
             path.write_bytes(bytes(_EMPTY[name]))
         elif not path.exists() or path.stat().st_size < sizes[name]:
-            raise UserError(f"{path} is shorter than progress.json records; {REMEDY}")
+            raise UserError(f"{path} is shorter than progress.json records; {store.REMEDY}")
         else:
             os.truncate(path, sizes[name])
     return {**(sizes or _EMPTY), "dtype": dtype}

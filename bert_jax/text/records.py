@@ -221,7 +221,6 @@ def tfds_records(source: str, rows: Any) -> Iterator[Record]:
 
 
 def _named(value: Any, feature: Any) -> Any:
-    """Return a value of a TensorFlow dataset with its classes by their names."""
     from tensorflow_datasets import features
 
     while isinstance(feature, features.Sequence):

@@ -11,18 +11,8 @@ from typing import Any
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text import builtin, sentences
-from bert_jax.text.records import (
-    Record,
-    file_fault,
-    file_type,
-    json_lines,
-    open_file,
-    open_tfds,
-    read_lines,
-    table_rows,
-    tfds_records,
-)
+from bert_jax.text import builtin, records, sentences
+from bert_jax.text.records import Record, read_lines
 
 
 class Source(abc.ABC):
@@ -79,7 +69,7 @@ class TfdsSource(Source):
 
     def __init__(self, name: str, text_field: str):
         self.name, self._text_field = name, text_field
-        self._rows = open_tfds(name)
+        self._rows = records.open_tfds(name)
         self.size = len(self._rows)
 
     def identity(self) -> dict[str, Any]:
@@ -87,7 +77,7 @@ class TfdsSource(Source):
         return {"tfds": dataset, "split": split, "rows": self.size}
 
     def texts(self) -> Iterator[list[str]]:
-        for record in tfds_records(self.name, self._rows):
+        for record in records.tfds_records(self.name, self._rows):
             self.position = record.position
             yield _sentences(record, self._text_field)
 
@@ -116,7 +106,7 @@ class FileSource(Source):
             self.form = f"one {'document' if self._is_document else 'sentence'} a line"
 
     def _first_lines(self) -> list[str]:
-        paths = (path for path in self.paths if _reader(path) is not table_rows)
+        paths = (path for path in self.paths if _reader(path) is not records.table_rows)
         lines = (line for path in paths for line, _ in read_lines(path) if line)
         first, characters = [], 0
         for line in itertools.islice(lines, 1000):
@@ -129,7 +119,7 @@ class FileSource(Source):
     def identity(self) -> dict[str, Any]:
         files = []
         for path in self.paths:
-            with open_file(path) as file:
+            with records.open_file(path) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             files.append({"bytes": self._check_unchanged(path), "sha256": digest})
         identity = {"files": files, "text_field": self._text_field, "split": self._split}
@@ -175,8 +165,8 @@ class FileSource(Source):
 def _reader(path: Path) -> Any:
     """Return the function that reads the records of a file; None for plain text."""
     if ".jsonl" in path.suffixes or ".json" in path.suffixes:
-        return json_lines
-    return table_rows if file_type(path) in (".csv", ".tsv") else None
+        return records.json_lines
+    return records.table_rows if records.file_type(path) in (".csv", ".tsv") else None
 
 
 def _expand(paths: str) -> list[Path]:
@@ -188,7 +178,7 @@ def _expand(paths: str) -> list[Path]:
         matches = [name] if exists else sorted(glob.glob(name, recursive=True))
         files = [match for match in matches if exists or not os.path.isdir(match)]
         for file in files or [name]:
-            if fault := file_fault(file):
+            if fault := records.file_fault(file):
                 raise UserError(f"data source {file} {fault}; give files or a glob 'text/*.txt'")
             expanded.append(Path(file))
     if not expanded:
@@ -198,6 +188,6 @@ def _expand(paths: str) -> list[Path]:
 
 def _state(path: Path) -> tuple[int, int, int]:
     """Return the size, the time of the last change, and the inode of a file."""
-    with open_file(path) as file:
+    with records.open_file(path) as file:
         found = os.fstat(file.fileno())
     return found.st_size, found.st_mtime_ns, found.st_ino

@@ -366,7 +366,6 @@ class ByteLevelTokenizer(_FastTokenizer):
 
     @functools.cached_property
     def _without_prefix(self) -> tokenizers.Tokenizer:
-        """The tokenizer without a space before each text."""
         text = self._tokenizer.to_str()
         text = text.replace('"add_prefix_space":true', '"add_prefix_space":false')
         return tokenizers.Tokenizer.from_str(text)

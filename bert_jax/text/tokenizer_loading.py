@@ -92,7 +92,6 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
 def _read_vocabulary(
     files: Mapping[str, bytes], settings: Mapping[str, Any], *, lowercase: bool
 ) -> SentencePieceTokenizer | tokenizers.Tokenizer:
-    """Return the first vocabulary among the files."""
     names = {Path(name).suffix: name for name in [*files][::-1]}
     if ".model" in names:
         return SentencePieceTokenizer(files[names[".model"]])
@@ -126,7 +125,6 @@ def _configure(
     settings: Mapping[str, Any],
     added: Mapping[int, tokenizers.AddedToken],
 ) -> None:
-    """Set how a tokenizer normalizes text, and the tokens beside its vocabulary."""
     if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
         for name in _NORMALIZER.keys() & settings.keys():
             setattr(tokenizer.normalizer, _NORMALIZER[name], settings[name])

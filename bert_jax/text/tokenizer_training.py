@@ -74,7 +74,6 @@ def _train_sentencepiece(
 def _train_wordpiece(
     sentences: Sequence[str], config: TokenizerConfig, vocab_size: int
 ) -> Tokenizer:
-    """Return the vocabulary of the characters and the most frequent merges."""
     # Not by the trainer of `tokenizers`, which returns another vocabulary each time that it is run.
     normalize = wordpiece_normalizer(
         lowercase=config.lowercase, strip_accents=config.strip_accents
@@ -113,7 +112,6 @@ def _train_wordpiece(
 
 
 def _train_bytes(sentences: Sequence[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:
-    """Return the vocabulary of all bytes and the most frequent merges."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     if config.lowercase or config.strip_accents:
         tokenizer.normalizer = normalizers.BertNormalizer(
