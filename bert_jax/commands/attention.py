@@ -14,7 +14,7 @@ from bert_jax import console
 from bert_jax.commands import process
 from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
-from bert_jax.text.sources import file_fault, read_lines
+from bert_jax.text.records import file_fault, read_lines
 
 if TYPE_CHECKING:
     from bert_jax.viewer.patterns import Patterns
