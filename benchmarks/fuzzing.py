@@ -32,7 +32,7 @@ import bert_jax
 from bert_jax import UserError, console, pretraining, settings
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import DataConfig, DataFiles, FinetuneConfig, ModelConfig, TaskConfig
-from bert_jax.convert import config_json, google, safetensors_files, tensor_bundle
+from bert_jax.convert import config_json, google, huggingface, tensor_bundle
 from bert_jax.errors import CommandError
 from bert_jax.tasks.datasets import load_datasets
 from bert_jax.text import prepare, store, tokenizer, tokenizer_loading
@@ -292,7 +292,7 @@ def _read_config(folder: Path) -> None:
 
 
 def _read_tensors(folder: Path) -> None:
-    for read in safetensors_files.open_weights(folder).values():
+    for read in huggingface.open_weights(folder).values():
         read()
 
 

@@ -4,15 +4,16 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.convert import config_json, names, tokenizer_files
-from bert_jax.convert.names import Converted
-from bert_jax.convert.safetensors_files import has_weights, open_weights, write_weights
+from bert_jax.convert.names import Converted, Tensors
 from bert_jax.errors import UserError
 from bert_jax.models.positions import sinusoidal_positions
 from bert_jax.settings import read_json
@@ -20,6 +21,7 @@ from bert_jax.tasks import TASKS
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
+_FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
 
 
@@ -34,7 +36,8 @@ class Exported:
 
 def is_huggingface(path: Path) -> bool:
     """Return whether a directory is a Hugging Face checkpoint, by its files."""
-    return os.path.isfile(path / "config.json") and has_weights(path)
+    has_weights = any(any(path.glob(name)) for name in (_FILE, _INDEX, _PICKLE))
+    return os.path.isfile(path / "config.json") and has_weights
 
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
@@ -80,7 +83,7 @@ def save(
         tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], padding)
     tensors = {names.name_in_class(name, architecture): x for name, x in tensors.items()}
     (path / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
-    write_weights(path, tensors)
+    _write_weights(path, tensors)
     for name, content in tokenizer_files.files(tokenizer, config).items():
         (path / name).write_bytes(content)
     return exported
@@ -107,3 +110,59 @@ def _choose_class(
             f"{', '.join(sorted(present)) or 'the encoder only'}"
         )
     return Exported(classes[model_type], sorted(present - {*modules}), absent)
+
+
+def open_weights(path: Path) -> Tensors:
+    """Return the tensors of a directory by name; refuse a pickle."""
+    tensors = {}
+    for file in _files(path):
+        try:
+            with safetensors.safe_open(str(file), "np") as opened:
+                tensors |= {name: partial(_read, file, name) for name in opened.offset_keys()}
+        except (OSError, safetensors.SafetensorError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{file} is damaged ({reason}); fetch it again") from error
+    return tensors
+
+
+def _files(path: Path) -> list[Path]:
+    if (path / _INDEX).exists():
+        names = read_json(path / _INDEX, "fetch it again").get("weight_map")
+        names = [str(name) for name in names.values()] if isinstance(names, dict) else []
+        if not names or not all(name.isprintable() for name in names):
+            raise UserError(f"{path / _INDEX} has no weight_map of files; fetch it again")
+        return [path / name for name in sorted({Path(name).name for name in names})]
+    if (path / _FILE).exists():
+        return [path / _FILE]
+    pickle = next(path.glob(_PICKLE))
+    raise UserError(
+        f"{path} has its weights as a pickle, {pickle.name}, which could run any code and is not "
+        f"read; convert it to {_FILE} where torch is installed: python -c "
+        "'import torch, safetensors.torch as s; s.save_file({k: v.clone() for k, v in "
+        f'torch.load("{pickle}", weights_only=True).items()}}, "{path / _FILE}")\''
+    )
+
+
+def _read(file: Path, name: str) -> np.ndarray:
+    # Opened for each tensor: what was read of an open file stays in memory beside the copies.
+    with safetensors.safe_open(str(file), "np") as opened:
+        try:
+            return opened.get_tensor(name)
+        except AttributeError as error:  # NumPy has no such type
+            raise UserError(f"{file}: {name} is not floating point, or of 8 bits") from error
+
+
+def _write_weights(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Write float32 weights one at a time, in less memory than the library (docs/parity.md)."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        span = [offset, offset + 4 * tensor.size]
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": span}
+        offset = span[1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with (path / _FILE).open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor, "<f4").data)
