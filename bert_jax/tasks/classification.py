@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.special import softmax
 
-from bert_jax.batches.features import NO_LABEL, Features
+from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.batches import buckets
-from bert_jax.batches.buckets import FILL, Batcher, BucketedBatches
-from bert_jax.batches.features import NO_LABEL, Features
+from bert_jax.batches.buckets import FILL, NO_LABEL, Batcher, BucketedBatches, Features
 from bert_jax.models import attention_tpu
 
 

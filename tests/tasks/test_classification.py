@@ -13,7 +13,7 @@ from helpers import model_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.batches.features import NO_LABEL
+from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import model_config
 
-from bert_jax.batches.features import NO_LABEL
+from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForMultipleChoice

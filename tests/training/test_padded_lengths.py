@@ -8,8 +8,7 @@ import pytest
 from flax import linen as nn
 from helpers import FakeTokenizer, model_config
 
-from bert_jax.batches.buckets import Batcher, BucketedBatches
-from bert_jax.batches.features import Features
+from bert_jax.batches.buckets import Batcher, BucketedBatches, Features
 from bert_jax.distributed.mesh import (
     compile_step,
     init_sharded,
