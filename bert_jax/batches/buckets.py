@@ -29,7 +29,7 @@ _WINDOW, _MIN_WINDOWS = 16, 4
 class Features:
     """Token ids and labels; a feature is what the head scores at once, one or more an example."""
 
-    # int32 token ids, special tokens included; `choices` consecutive ones a feature.
+    # int32 token ids with special tokens; `choices` consecutive ones a feature.
     sequences: list[np.ndarray] = dataclasses.field(default_factory=list)
     # Where the second text of each sequence starts; its length if there is none.
     second_starts: list[int] = dataclasses.field(default_factory=list)
@@ -116,7 +116,6 @@ class BucketedBatches:
         # Independent of `seed`, so that runs of several seeds share their compiled programs.
         longest = self._longest(draw(0, 0))
         self.lengths = choose_lengths(longest, batcher.longest)  # in rising order
-        # The expected share of padding.
         self.padding = 1 - batcher.tokens / float(pad_to(longest, self.lengths).mean())
 
     def __len__(self) -> int:

@@ -16,8 +16,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 _BLOCK_SENTENCES = 1024
 _GROUP_BLOCKS = 2048
-# A is the sentences from `start` to `split`, and B those to `end` unless it is random; `target` is
-# the number of tokens of both.
+# A is the sentences from `start` to `split`, B those to `end` or random; `target` tokens of both.
 _PAIR = np.dtype(
     [*((name, np.int64) for name in ("start", "split", "end", "target")), ("is_random", bool)]
 )
@@ -117,8 +116,7 @@ class SentencePairs:
         )
         blocks = permute(slots, self._num_blocks, (self.seed, BLOCKS, epoch))
 
-        # A block starts with the first document that starts in its thousand sentences; where none
-        # does, a document longer than a block is divided.
+        # A block starts with the first document in its sentences, or without one divides another.
         def edges(block: np.ndarray) -> np.ndarray:
             edge = np.minimum(block * _BLOCK_SENTENCES, sentences)
             first = documents[np.searchsorted(documents, edge)]

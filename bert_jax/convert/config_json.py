@@ -19,8 +19,7 @@ def _classes(suffix: str) -> dict[str, str]:
     return {"bert": f"Bert{suffix}", "roberta": f"Roberta{suffix}"}
 
 
-# What can be exported: the modules, and the class of `transformers` by model type. Tasks come last,
-# by kind.
+# What can be exported: the modules, and the class of `transformers` by model type; tasks last.
 HEADS = {
     "pretraining": (("bert/pooler", "mlm_head", "nsp_head"), {"bert": "BertForPreTraining"}),
     "masked-lm": (("mlm_head",), _classes("ForMaskedLM")),
@@ -97,7 +96,6 @@ def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> Tas
         return None
     labels = () if TASKS[kind].num_outputs else _read_labels(values, where)
     if kind == "classification":
-        # The default of `transformers`.
         default = _PROBLEM_TYPES["regression" if len(labels) == 1 else kind]
         problem = values.get("problem_type") or default
         kind = next((k for k, name in _PROBLEM_TYPES.items() if name == problem), None)

@@ -42,7 +42,6 @@ _OUTSIDE = {
     "classifier": "classifier",
 }
 _LEAVES = {"kernel": "weight", "scale": "weight", "embeddings": "weight", "bias": "bias"}
-# Modules that belong to a fine-tuning task.
 TASK_MODULES = ("classifier", "mix")
 # Modules that a pretrained checkpoint may lack; it must have all others.
 OPTIONAL_MODULES = ("bert/pooler", "mlm_head", "nsp_head", *TASK_MODULES)

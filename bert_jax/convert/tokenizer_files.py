@@ -87,12 +87,9 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
     result.pre_tokenizer = pre_tokenizers.Metaspace(
         prepend_scheme="never", split=trainer.split_by_whitespace
     )
-    steps: list[decoders.Decoder] = [decoders.Replace("▁", " ")]
-    if fallback:
-        steps.append(decoders.ByteFallback())
-    steps.append(decoders.Fuse())
-    if spec.add_dummy_prefix:
-        steps.append(decoders.Strip(" ", 1, 0))
+    of_bytes = [decoders.ByteFallback()] if fallback else []
+    strip = [decoders.Strip(" ", 1, 0)] if spec.add_dummy_prefix else []
+    steps = [decoders.Replace("▁", " "), *of_bytes, decoders.Fuse(), *strip]
     result.decoder = decoders.Sequence(steps)
     special = sorted({*tokenizer.special_ids, tokenizer.unk_id})
     result.add_special_tokens([tokenizer.id_to_token(index) for index in special])

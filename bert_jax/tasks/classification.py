@@ -126,9 +126,8 @@ class Classification(TextTask):
         predicted = [int(logits.argmax()) for logits in predictions]
         classes = list(range(len(self.labels)))
         # The mean is over all classes, whether or not these examples have them.
-        options: dict[str, Any] = {"average": "macro", "labels": classes, "zero_division": 0}
-        if len(classes) == 2:
-            options = {"average": "binary", "zero_division": 0}
+        average: Any = "binary" if len(classes) == 2 else "macro"
+        options: dict[str, Any] = {"labels": classes, "average": average, "zero_division": 0}
         varied = len({*actual, *predicted}) > 1
         scores = {
             "accuracy": float(metrics.accuracy_score(actual, predicted)),

@@ -14,8 +14,7 @@ from bert_jax.errors import UserError
 # Not parts of the library, or absent from some installations.
 _EXCLUDED = {"test", "tests", "site-packages", "idlelib", "turtledemo", "lib2to3", "pydoc_data"}
 
-# Source: the library reference's table of contents, its smaller chapters joined. Modules that
-# Python 3.13 removed are excluded, so that all versions have much the same examples.
+# Source: the chapters of the library reference, without the modules that Python 3.13 removed.
 _MODULES = {
     "concurrency": "_threading_local asyncio concurrent contextvars multiprocessing queue sched "
     "selectors signal socket ssl subprocess threading",

@@ -43,8 +43,7 @@ def wordpiece_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers
     )
 
 
-# Chinese characters with their marks, which BERT's tokenizer sets apart; and with kana, Thai, Lao,
-# Tibetan, Burmese and Khmer, the scripts that have no spaces between words.
+# Chinese characters and marks; with kana, Thai, Lao, Tibetan, Burmese and Khmer: without spaces.
 _CHINESE = r"\u3001-\u303f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
 _SPACELESS = rf"[{_CHINESE}\u3040-\u30ff\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]"
 
@@ -62,8 +61,7 @@ class Tokenizer(abc.ABC):
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = special
         # The tokens that are never masked: padding, [CLS], [SEP] and [MASK].
         self.special_ids = (self.pad_id, self.cls_id, self.sep_id, self.mask_id)
-        continues = [bool(self._continuation.match(token)) for token in tokens]
-        self.is_continuation = np.array(continues)  # [vocab_size]
+        self.is_continuation = np.array([bool(self._continuation.match(t)) for t in tokens])
         self.is_continuation[list(special)] = False
 
     @abc.abstractmethod
@@ -265,8 +263,7 @@ class WordPieceTokenizer(_FastTokenizer):
     def __init__(self, tokenizer: tokenizers.Tokenizer):
         super().__init__(tokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
-        # The steps of BERT and of `wordpiece_normalizer` never look beyond a space, but those of
-        # others and an added token may.
+        # Steps of others than BERT and `wordpiece_model` and added tokens may look beyond a space.
         steps = _steps(tokenizer.normalizer, tokenizer.pre_tokenizer)
         self._words_are_independent = steps in _INDEPENDENT and not any(
             t.lstrip or t.rstrip or t.single_word or " " in t.content for t in added
@@ -286,8 +283,7 @@ class WordPieceTokenizer(_FastTokenizer):
         ]
 
     def _encode_rest(self, text: str) -> Sequence[int]:
-        # The text continues a word that starts with "q", unless it starts with a sign or with a
-        # Chinese character.
+        # The text continues a word of "q", unless it starts with a sign or a Chinese character.
         steps, probe = self._tokenizer, f"q{text}"
         normalized = steps.normalizer.normalize_str(probe) if steps.normalizer else probe
         words = steps.pre_tokenizer.pre_tokenize_str(normalized) if steps.pre_tokenizer else []
