@@ -300,10 +300,8 @@ def validate(config: TrainConfig) -> None:
     if config.tokenizer.strip_accents and (
         config.tokenizer.path or config.tokenizer.kind == "sentencepiece"
     ):
-        raise UserError(
-            "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained; set it to "
-            "False, or tokenizer.kind to one of them and tokenizer.path to nothing"
-        )
+        wrong = "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained"
+        raise UserError(f"{wrong}; set it to False, or tokenizer.kind and no tokenizer.path")
     starts = [phase.start for phase in data.phases]
     if starts != sorted(set(starts)) or not all(0 < start < 1 for start in starts):
         raise UserError(f"data.phases start at {starts}; they must rise, between 0 and 1")
@@ -320,10 +318,8 @@ def validate(config: TrainConfig) -> None:
         where = f"data.phases[{number - 1}]" if number else "data"
         _validate_batches(where, phase, model, config.optimizer)
         if phase.max_predictions > phase.max_length:
-            raise UserError(
-                f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length "
-                f"{phase.max_length}; lower it, or set 0 for {data.mask_fraction:.0%} of it"
-            )
+            wrong = f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length"
+            raise UserError(f"{wrong} {phase.max_length}; lower it, or set 0 for mask_fraction")
 
 
 def validate_finetuning(config: FinetuneConfig) -> None:
@@ -337,37 +333,30 @@ def validate_finetuning(config: FinetuneConfig) -> None:
         raise UserError("layer_decay does nothing with probe, which freezes all layers; leave one")
     layers = [str(layer) for layer in range(model.num_hidden_layers + 1)]
     if config.probe not in ("", "mix", *layers):
-        raise UserError(
-            f"probe is {config.probe!r}; it is 'mix', or a layer from 0 (the embeddings) to "
-            f"{layers[-1]}, or empty to train the encoder too"
-        )
+        wanted = f"'mix', or a layer from 0 (the embeddings) to {layers[-1]}"
+        raise UserError(f"probe is {config.probe!r}; set {wanted}, or '' to train the encoder too")
     if len(set(task.labels)) < len(task.labels):
         raise UserError(f"task.labels has one twice: {', '.join(task.labels)}")
     if task.kind == "question_answering" and task.max_question > data.max_length // 2:
-        raise UserError(
-            f"task.max_question {task.max_question} leaves too little of data.max_length "
-            f"{data.max_length} for the context; lower the one or raise the other"
-        )
+        wrong = f"task.max_question {task.max_question} leaves too little for the context of"
+        raise UserError(f"{wrong} data.max_length {data.max_length}; lower one or raise the other")
 
 
 def validate_model(config: ModelConfig, where: str) -> None:
     """Refuse what `validate` does in a model; the message begins with `where`."""
     check(config, f"{where}: model.")
     if config.hidden_size % config.num_attention_heads:
-        raise UserError(
-            f"{where}: model.hidden_size {config.hidden_size} is not a multiple of "
-            f"model.num_attention_heads {config.num_attention_heads}; change one of them"
-        )
+        wrong = f"{where}: model.hidden_size {config.hidden_size} is not a multiple of"
+        heads = f"model.num_attention_heads {config.num_attention_heads}"
+        raise UserError(f"{wrong} {heads}; change one of them")
 
 
 def _validate_parallel(config: ParallelConfig) -> None:
     if (config.data, config.fsdp, config.tensor).count(-1) > 1:
         raise UserError("two axes of parallel are -1, and one alone can be the rest; set the other")
     if config.mode == "pmap" and (config.fsdp, config.tensor) != (1, 1):
-        raise UserError(
-            "parallel.mode pmap keeps all parameters on each device; set parallel.fsdp and "
-            "parallel.tensor to 1, or parallel.mode to mesh"
-        )
+        advice = "set parallel.fsdp and parallel.tensor to 1, or parallel.mode to mesh"
+        raise UserError(f"parallel.mode pmap keeps all parameters on each device; {advice}")
 
 
 def _validate_batches(
@@ -375,14 +364,11 @@ def _validate_batches(
 ) -> None:
     length, batch_size = batches.max_length, batches.batch_size
     if length > model.max_position_embeddings:
-        raise UserError(
-            f"{where}.max_length {length} exceeds model.max_position_embeddings "
-            f"{model.max_position_embeddings}; lower the one or raise the other"
-        )
+        limit = f"model.max_position_embeddings {model.max_position_embeddings}"
+        advice = "lower the one or raise the other"
+        raise UserError(f"{where}.max_length {length} exceeds {limit}; {advice}")
     if length < 8:
         raise UserError(f"{where}.max_length {length} leaves no room for text; use at least 8")
     if batch_size % optimizer.microbatches:
-        raise UserError(
-            f"{where}.batch_size {batch_size} is not a multiple of optimizer.microbatches "
-            f"{optimizer.microbatches}; change one of them"
-        )
+        wrong = f"{where}.batch_size {batch_size} is not a multiple of optimizer.microbatches"
+        raise UserError(f"{wrong} {optimizer.microbatches}; change one of them")

@@ -88,10 +88,8 @@ def model_config(
     params: Any = traverse_util.flatten_dict(pretrained, sep="/")
     for name, param in params.items():
         if name not in wanted or wanted[name].shape != param.shape:
-            raise UserError(
-                f"--init has {name} of shape {param.shape}, which the config does not ask for; "
-                "leave the shape of the model out of the command"
-            )
+            wrong = f"--init has {name} of shape {param.shape}, which the config does not ask for"
+            raise UserError(f"{wrong}; leave the shape of the model out of the command")
     return model
 
 

@@ -78,11 +78,9 @@ def _devices(mesh: Mesh) -> str:
 
 
 def _epochs(number: float) -> str:
-    text = (
-        f"{number:,.{1 + (number < 10)}f}".rstrip("0").rstrip(".")
-        if number >= 0.1
-        else f"{number:.1g}"
-    )
+    text = f"{number:.1g}"
+    if number >= 0.1:
+        text = f"{number:,.{1 + (number < 10)}f}".rstrip("0").rstrip(".")
     return "1 epoch" if text == "1" else f"{text} epochs"
 
 
@@ -98,18 +96,16 @@ def _unlearnable_pairs(
         reason = "few of them are of two sentences of a document that fit into data.max_length"
         if (single := (counts == 1).mean()) > 0.5:
             reason = f"{single:.0%} of the documents are a single sentence"
-        return (
-            f"{name} has little to learn: {majority:.0%} of the pairs have one label, as {reason}"
-        )
+        share = f"{majority:.0%} of the pairs have one label"
+        return f"{name} has little to learn: {share}, as {reason}"
     if config.data.pairs == "nsp" and len(counts) == 1:
         return "NSP has little to learn: the text is one document, so no pair is from two"
     # Some sentences of a full document may be empty.
     is_full = counts > 0.95 * MAX_DOCUMENT_SENTENCES
     if counts[is_full].sum() > 0.5 * counts.sum():
-        return (
-            f"most documents are cut at {MAX_DOCUMENT_SENTENCES:,} sentences, as where a text has "
-            f"no blank lines; {name} cannot be learned if its lines are unrelated"
-        )
+        cut = f"most documents are cut at {MAX_DOCUMENT_SENTENCES:,} sentences"
+        reason = f"{name} cannot be learned if its lines are unrelated"
+        return f"{cut}, as where a text has no blank lines; {reason}"
     return ""
 
 
@@ -244,10 +240,8 @@ def finetuning_start(
     if train.features.truncated:
         print_on_main(f"truncated  {train.features.truncated:,} texts to {length} tokens")
     if train.features.skipped:
-        print_on_main(
-            f"skipped    {len(train.features.skipped):,} training examples, all in results.json; "
-            f"the first: {train.features.skipped[0]}"
-        )
+        skipped = f"{len(train.features.skipped):,} training examples, all in results.json"
+        print_on_main(f"skipped    {skipped}; the first: {train.features.skipped[0]}")
     for source, count in sets.skipped.items():
         print_on_main(f"skipped    {count:,} records of {source}, as the format's own readers do")
 

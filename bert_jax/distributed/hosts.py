@@ -76,10 +76,9 @@ def connect(
         if detect and reason.startswith("coordinator_address"):
             return  # JAX detected no cluster
         address = global_state.coordinator_address or "other processes"
-        raise UserError(
-            f"cannot connect to {address} ({reason}); set all of --coordinator_address, "
-            "--num_processes and --process_id, or --num_processes=1 to run this process alone"
-        ) from error
+        flags = "--coordinator_address, --num_processes and --process_id"
+        advice = f"set all of {flags}, or --num_processes=1 to run this process alone"
+        raise UserError(f"cannot connect to {address} ({reason}); {advice}") from error
     finally:
         timer.cancel()
     if count() == 1:  # a cluster of one
@@ -189,10 +188,9 @@ def check_same(values: Mapping[str, Any], advice: str) -> None:
     for index, (host, other) in enumerate(others, 1):
         for name in main | other:
             if main.get(name) != other.get(name):
-                raise UserError(
-                    f"the hosts differ: {name} is {main.get(name)} on host 0 ({main_host}) and "
-                    f"{other.get(name)} on host {index} ({host}); {advice}"
-                )
+                first = f"{main.get(name)} on host 0 ({main_host})"
+                second = f"{other.get(name)} on host {index} ({host})"
+                raise UserError(f"the hosts differ: {name} is {first} and {second}; {advice}")
 
 
 def check_same_run(config: Any, **flags: Any) -> None:

@@ -34,10 +34,8 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
     shape = tuple(len(devices) // known if n == -1 else n for n in sizes.values())
     if math.prod(shape) != len(devices):
         axes = " × ".join(f"{name} {size}" for name, size in sizes.items())
-        raise UserError(
-            f"parallel asks for {axes}, which does not make {len(devices)} devices; change one, or "
-            "set it to -1 for all that the others leave"
-        )
+        wrong = f"parallel asks for {axes}, which does not make {len(devices)} devices"
+        raise UserError(f"{wrong}; change one, or set it to -1 for all that the others leave")
     ordered = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return Mesh(ordered, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -73,10 +71,9 @@ def check_divides(batch_size: int, microbatches: int, mesh: Mesh) -> None:
     parts = devices * microbatches
     if batch_size % parts:
         each = f" times {microbatches} microbatches" if microbatches > 1 else ""
-        raise UserError(
-            f"data.batch_size {batch_size} is not a multiple of the {devices} devices of "
-            f"parallel's data × fsdp{each}; use {max(1, round(batch_size / parts)) * parts}"
-        )
+        wrong = f"is not a multiple of the {devices} devices of parallel's data × fsdp{each}"
+        advice = f"use {max(1, round(batch_size / parts)) * parts}"
+        raise UserError(f"data.batch_size {batch_size} {wrong}; {advice}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,11 +96,9 @@ def out_of_memory_refused(phase: Phase, device: Any) -> Iterator[None]:
             raise
         whose = "this machine" if device.platform == "cpu" else device.device_kind
         sizes = f": {error}" if isinstance(error, MemoryError) and error.args else ""
-        raise UserError(
-            f"a batch of {phase.batch_size:,} × {phase.max_length:,} does not fit in the memory of "
-            f"{whose}{sizes}; lower data.batch_size or the sizes of the model, or raise "
-            "optimizer.microbatches"
-        ) from error
+        wrong = f"a batch of {phase.batch_size:,} × {phase.max_length:,} does not fit in the memory"
+        advice = "lower data.batch_size or the sizes of the model, or raise optimizer.microbatches"
+        raise UserError(f"{wrong} of {whose}{sizes}; {advice}") from error
 
 
 def check_memory(needed: int, devices: Sequence[Any]) -> None:

@@ -225,10 +225,8 @@ def _writing(folder: Path) -> Iterator[None]:
         # TensorStore's message ends with the cause and, in brackets, its own details.
         cause = str(error).partition(" [")[0].rpartition(": ")[2]
         reason = getattr(error, "strerror", None) or cause or repr(error)
-        raise TrainingError(
-            f"{folder} cannot be written ({' '.join(reason.split())}); fix that, then repeat the "
-            "command to resume"
-        ) from error
+        wrong = f"{folder} cannot be written ({' '.join(reason.split())})"
+        raise TrainingError(f"{wrong}; {workdirs.RESUME}") from error
 
 
 @contextlib.contextmanager

@@ -119,10 +119,8 @@ def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -
         return
     latest = checkpoints.latest()
     saved = f"checkpoint {checkpoints.folder / str(latest)}" if latest else "none"
-    raise TrainingError(
-        f"{name} is {value} at step {step}; the last good checkpoint is: {saved}; lower "
-        "optimizer.learning_rate or look at the data"
-    )
+    where = f"{name} is {value} at step {step}; the last good checkpoint is: {saved}"
+    raise TrainingError(f"{where}; lower optimizer.learning_rate or look at the data")
 
 
 class _Log:

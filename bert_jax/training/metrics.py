@@ -75,10 +75,9 @@ class Writer:
             yield
         except OSError as error:
             self._draws = False
-            hosts.print_on_main(
-                f"TensorBoard's events and curves.png in {self._folder} are no longer written "
-                f"({error.strerror}); the run continues, with metrics.jsonl"
-            )
+            lost = f"TensorBoard's events and curves.png in {self._folder} are no longer written"
+            reason = f"({error.strerror}); the run continues, with metrics.jsonl"
+            hosts.print_on_main(f"{lost} {reason}")
 
     def draw(self, interval: float = 30.0) -> None:
         """Plot the run so far, unless that was done in the last `interval` seconds."""

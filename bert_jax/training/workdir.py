@@ -19,6 +19,7 @@ from bert_jax.errors import TrainingError, UserError
 from bert_jax.locks import locked
 from bert_jax.text.tokenizer import Tokenizer
 
+RESUME = "fix that, then repeat the command to resume"
 _TEXT = "text.sha256"
 _SEEN_WITHIN = 30  # seconds in which a network file system shows one host's file to the others
 
@@ -63,10 +64,8 @@ def hold(workdir: Path) -> Iterator[None]:
         except BrokenPipeError:  # of the reader of what is printed
             raise
         except OSError as error:
-            raise TrainingError(
-                f"{error.filename or workdir}: {error.strerror or error}; fix that, then repeat "
-                "the command to resume"
-            ) from error
+            wrong = f"{error.filename or workdir}: {error.strerror or error}"
+            raise TrainingError(f"{wrong}; {RESUME}") from error
 
 
 def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
@@ -74,10 +73,9 @@ def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
     saved = settings.flatten(_saved_config(type(config), path))
     for name, value, _, metadata in settings.fields(config):
         if saved[name] != value and not metadata["resumable"]:
-            raise UserError(
-                f"{path.parent} belongs to another config: {name} is {saved[name]!r} there and "
-                f"{value!r} here; choose another --workdir or set the field back"
-            )
+            wrong = f"{name} is {saved[name]!r} there and {value!r} here"
+            advice = "choose another --workdir or set the field back"
+            raise UserError(f"{path.parent} belongs to another config: {wrong}; {advice}")
 
 
 def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None:
@@ -100,10 +98,8 @@ def check_text(workdir: Path, fingerprint: str) -> None:
     if not (_has_checkpoint(workdir) and path.exists()):
         return
     if not path.is_file() or path.read_bytes().strip() != fingerprint.encode():
-        raise UserError(
-            f"{workdir} was trained on other text, with another tokenizer or from another --init; "
-            "choose another --workdir, or restore them"
-        )
+        wrong = "was trained on other text, with another tokenizer or from another --init"
+        raise UserError(f"{workdir} {wrong}; choose another --workdir, or restore them")
 
 
 def check_shared(workdir: Path) -> None:
@@ -120,10 +116,8 @@ def check_shared(workdir: Path) -> None:
             if marker.exists():
                 return
             time.sleep(0.1)
-        raise UserError(
-            f"--workdir {workdir} is not the folder that host 0 writes to; choose one on a file "
-            "system that all hosts share"
-        )
+        wrong = f"--workdir {workdir} is not the folder that host 0 writes to"
+        raise UserError(f"{wrong}; choose one on a file system that all hosts share")
 
     try:
         hosts.run_on_all_hosts(share_marker)
