@@ -216,10 +216,9 @@ def _make_stages(
     layout: meshes.Layout,
 ) -> list[loop.Stage]:
     """Return a stage for each phase: the compiled steps of its length and batch size."""
-    stages, starts = [], phases(config)
-    ends = [first for first, _ in starts[1:]] + [config.steps]
+    stages, (starts, each) = [], zip(*phases(config), strict=True)
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=layout)
-    for end, (_, phase) in zip(ends, starts, strict=True):
+    for end, phase in zip((*starts[1:], config.steps), each, strict=True):
         objective = Pretraining(model, make_masking(corpus.tokenizer, phase, config.data))
         train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
         indices = partial(meshes.process_indices, layout.mesh)

@@ -35,13 +35,10 @@ def add_fields(parser: argparse.ArgumentParser, config: Any, names: Sequence[str
     """Add a flag for each of some fields of a config, of type str, float or one of its choices."""
     for field in settings.fields(config):
         if field.name in names:
-            parser.add_argument(
-                f"--{field.name.replace('_', '-')}",
-                type=type(field.value),
-                default=field.value,
-                choices=typing.get_args(field.hint) or None,
-                help=f"{field.metadata['help']} ({field.value or 'none'})",
-            )
+            flag, value = f"--{field.name.replace('_', '-')}", field.value
+            choices = typing.get_args(field.hint) or None
+            text = f"{field.metadata['help']} ({value or 'none'})"
+            parser.add_argument(flag, type=type(value), default=value, choices=choices, help=text)
 
 
 def read_config(recipe: str, words: Sequence[str], kind: type) -> Recipe:

@@ -17,25 +17,17 @@ _FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="text files or globs, comma separated (plain text, .jsonl, .csv, .tsv, or .gz or .xz "
-        "of them), tfds:NAME or builtin",
-    )
-    parser.add_argument("store", metavar="STORE", help="the folder to write")
-    parser.add_argument(
-        "--tokenizer",
-        default="sentencepiece",
-        help="sentencepiece, wordpiece or byte_bpe to train one on the text; or a SentencePiece "
-        ".model, a BERT vocab.txt, a tokenizer.json, their folder, or a checkpoint (sentencepiece)",
-    )
-    parser.add_argument(
-        "--vocab-size", type=int, default=32000, help="tokens of a tokenizer trained here (32000)"
-    )
+    add = parser.add_argument
+    text = "files or globs, comma separated (plain text, .jsonl, .csv, .tsv, or .gz or .xz of them)"
+    add("source", metavar="SOURCE", help=f"{text}, tfds:NAME or builtin")
+    add("store", metavar="STORE", help="the folder to write")
+    kinds = "sentencepiece, wordpiece or byte_bpe to train one on the text; or a SentencePiece"
+    files = ".model, a BERT vocab.txt, a tokenizer.json, their folder, or a checkpoint"
+    add("--tokenizer", default="sentencepiece", help=f"{kinds} {files} (sentencepiece)")
+    add("--vocab-size", type=int, default=32000, help="tokens of a tokenizer trained here (32000)")
     add_fields(parser, TokenizerConfig(), ("model_type",))
-    parser.add_argument("--cased", action="store_true", help="keep upper case")
-    parser.add_argument("--strip-accents", action="store_true", help="remove accents and marks")
+    add("--cased", action="store_true", help="keep upper case")
+    add("--strip-accents", action="store_true", help="remove accents and marks")
     add_fields(parser, DataConfig(), _FIELDS)
 
 
@@ -44,12 +36,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
     is_path = args.tokenizer not in ("sentencepiece", "wordpiece", "byte_bpe")
     kind = TokenizerConfig.kind if is_path else args.tokenizer
-    tokenizer = TokenizerConfig(
-        kind=kind,
-        model_type=args.model_type,
-        lowercase=not args.cased,
-        strip_accents=args.strip_accents,
-    )
+    flags = {"model_type": args.model_type, "strip_accents": args.strip_accents}
+    tokenizer = TokenizerConfig(kind=kind, lowercase=not args.cased, **flags)
     data = DataConfig(source=args.source, **{name: getattr(args, name) for name in _FIELDS})
     model = ModelConfig(vocab_size=args.vocab_size)
     validate(TrainConfig(data=data, tokenizer=tokenizer, model=model))

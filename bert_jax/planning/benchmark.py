@@ -156,8 +156,8 @@ def _rates(
     peaks: Mapping[str, float | None],
 ) -> dict[str, Any]:
     """Return the figures of some steps; all rates are of the mean."""
-    mean = float(seconds.mean())
     low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75]).tolist()
+    mean = float(seconds.mean())
     times = {"mean": mean, "lower_quartile": low, "median": median, "upper_quartile": high}
     speed = phase.batch_size / mean
     return {

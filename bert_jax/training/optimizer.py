@@ -51,11 +51,10 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 
 def decayed(params: optax.Params) -> optax.Params:
     """Return which parameters are decayed: all but biases and LayerNorm scales."""
-
-    def is_decayed(path: tuple, _: Any) -> bool:
-        return not any(getattr(key, "key", None) in ("bias", "scale") for key in path)
-
-    return jax.tree.map_with_path(is_decayed, params)
+    kept = ("bias", "scale")
+    return jax.tree.map_with_path(
+        lambda path, _: not any(getattr(key, "key", None) in kept for key in path), params
+    )
 
 
 def layer_rates(params: optax.Params, decay: float) -> optax.Params:
