@@ -112,10 +112,8 @@ def _unlearnable_pairs(
 def initialized_from(name: str, params: Any, source: Any) -> None:
     """Print which modules of a model come from a checkpoint, and which do not."""
     target, source = module_names(params), module_names(source)
-    new, dropped = (", ".join(sorted(names)) for names in (target - source, source - target))
-    print_on_main(
-        f"weights    {name}; randomly initialized: {new or 'none'}; dropped: {dropped or 'none'}"
-    )
+    new, dropped = (", ".join(sorted(n)) or "none" for n in (target - source, source - target))
+    print_on_main(f"weights    {name}; randomly initialized: {new}; dropped: {dropped}")
 
 
 def baselines(corpus: Corpus, config: TrainConfig) -> dict[str, float]:
@@ -126,11 +124,8 @@ def baselines(corpus: Corpus, config: TrainConfig) -> dict[str, float]:
     shares = sum(np.bincount(block, minlength=size) for block in blocks) / len(tokens)
     scores = {"mlm_loss": float(special.entr(shares).sum()), "mlm_accuracy": float(shares.max())}
     if config.data.pairs != "none":
-        last = phases(config)[-1][1]
-        labels = [
-            batch["next_sentence_label"][batch["attention_mask"][:, 0] > 0]
-            for batch in loader.eval_batches(corpus, config, last)
-        ]
+        batches = loader.eval_batches(corpus, config, phases(config)[-1][1])
+        labels = [x["next_sentence_label"][x["attention_mask"][:, 0] > 0] for x in batches]
         share = float(np.concatenate(labels).mean())
         scores["nsp_accuracy"] = max(share, 1 - share)
     return scores

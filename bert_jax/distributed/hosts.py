@@ -54,10 +54,9 @@ def connect(
         return
     if coordinator_address:
         _check_address(coordinator_address, bind=process_id == 0)
-    text = (
-        f"not all processes connected to {coordinator_address or 'process 0'} within "
-        f"{connect_timeout:g} s; start them, or check --num_processes, --process_id and the port"
-    )
+    missing = f"not all processes connected to {coordinator_address or 'process 0'}"
+    advice = "start them, or check --num_processes, --process_id and the port"
+    text = f"{missing} within {connect_timeout:g} s; {advice}"
     # At its own timeout JAX aborts with a C++ trace. This one comes first.
     timer = threading.Timer(connect_timeout, _exit, [text, HostLost.exit_code])
     timer.start()

@@ -92,6 +92,7 @@ def measure(
     stated = chip.peak * mesh.size if chip else None
     peaks = {"mfu": stated, "mfu_of_matmul": matmul_speed}
     flops = model_flops(model, phase, pairs=config.data.pairs != "none")
+    rates = {name: _rates(phase, *each, flops, peaks) for name, each in timings.items()}
     return {
         "device": machine.device_name(device),
         "platform": device.platform,
@@ -102,10 +103,7 @@ def measure(
         "max_length": phase.max_length,
         "max_predictions": phase.max_predictions,
         "parameters": parameters,
-        **{
-            name: _rates(phase, seconds, padding, flops, peaks)
-            for name, (seconds, padding) in timings.items()
-        },
+        **rates,
         "matmul_flops_per_second": matmul_speed,
         "matmul_shape": matmul_shape,
         "stated_flops_per_second": stated,

@@ -209,11 +209,8 @@ def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> An
             wanted[name] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
         item = {"params": traverse_util.unflatten_dict(wanted, sep="/")}
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-        restored = reader.restore(
-            folder,
-            args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True),
-        )
-    return restored["params"]
+        args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+        return reader.restore(folder, args=args)["params"]
 
 
 @contextlib.contextmanager

@@ -33,10 +33,8 @@ def predict(
     started, features = time.monotonic(), batcher.features
     predictions: list[Any] = [None] * len(examples)
     metrics: list[Metrics] = []
-    outputs = (
-        (indices, *step(params, loader.take_indices(batch, process_indices)))
-        for indices, batch in eval_batches(batcher, batch_size)
-    )
+    batches = eval_batches(batcher, batch_size)
+    outputs = ((i, *step(params, loader.take_indices(x, process_indices))) for i, x in batches)
     # In pairs, so that the logits of a batch are read while the device runs the next one.
     for (indices, logits, batch_metrics), _ in pairwise(chain[Any](outputs, [None])):
         metrics.append(jax.device_get(batch_metrics))

@@ -70,11 +70,8 @@ class Masking:
         masked = input_ids.at[jnp.where(valid, positions, length)].set(
             new.astype(input_ids.dtype), mode="drop"
         )
-        return masked, Predictions(
-            positions=jnp.where(valid, positions, 0),
-            labels=jnp.where(valid, labels, 0),
-            weights=valid.astype(jnp.float32),
-        )
+        positions, labels = jnp.where(valid, positions, 0), jnp.where(valid, labels, 0)
+        return masked, Predictions(positions, labels, valid.astype(jnp.float32))
 
 
 def make_masking(tokenizer: Tokenizer, phase: Phase, data: DataConfig) -> Masking:
