@@ -6,22 +6,20 @@ checks here are those of fields against each other. Call `validate` before a con
 
 import dataclasses
 import functools
+import math
 from typing import Literal
 
 from bert_jax.errors import UserError
-from bert_jax.settings import (
-    COUNT_OR_REST,
-    FINITE,
-    NOT_NEGATIVE,
-    POSITIVE_SHARE,
-    SHARE,
-    SIZE,
-    SIZE_OR_ZERO,
-    STEPS,
-    check,
-    setting,
-)
+from bert_jax.settings import Range, check, setting
 
+STEPS = Range("a positive number below 2**31", lambda x: 0 < x < 1 << 31)
+NOT_NEGATIVE = Range("at least 0 and below 2**32", lambda x: 0 <= x < 1 << 32)
+SHARE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
+POSITIVE_SHARE = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
+SIZE = Range("a positive number of at most 2**24", lambda x: 0 < x <= 1 << 24)
+SIZE_OR_ZERO = Range("at least 0 and at most 2**24", lambda x: 0 <= x <= 1 << 24)
+COUNT_OR_REST = Range("a positive number, or -1 for the rest", lambda x: x == -1 or 0 < x < 1 << 32)
+FINITE = Range("a finite number", math.isfinite)
 _resumable = functools.partial(setting, resumable=True)
 
 
