@@ -162,9 +162,8 @@ def start(
     # The head of a probe fits another kind of probe no better than a new one.
     is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
     head = initial.task if is_same_kind and not config.new_head else None
-    task, datasets = hosts.run_on_all_hosts(
-        lambda: load_datasets(config, head.labels if head else ())
-    )
+    labels = head.labels if head else ()
+    task, datasets = hosts.run_on_all_hosts(lambda: load_datasets(config, labels))
     if head:
         check_same_head(task, head)
     fingerprint = f"{datasets.fingerprint()}-{workdirs.checksum(initial.params)}"

@@ -166,10 +166,8 @@ _all_gather.defvjp(
 
 def _psum_scatter(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
     """Return this device's shard of the sum over "fsdp"."""
-    dimension = axes.index("fsdp")
-    scatter = partial(
-        jax.lax.psum_scatter, axis_name="fsdp", scatter_dimension=dimension, tiled=True
-    )
+    scatter = partial(jax.lax.psum_scatter, axis_name="fsdp", tiled=True)
+    scatter = partial(scatter, scatter_dimension=axes.index("fsdp"))
     return _map_over_tensor(scatter, axes)(x)
 
 

@@ -124,11 +124,7 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
 def compile_step(
     step: Callable[..., Any], mode: str, layout: Layout, outputs: Any
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
-    """Compile a step of `training.step`: a function of (state or params, this process's batch).
-
-    `outputs` is the kind of each result, one name or a tuple: "per_example", "metrics", or "state",
-    the next state, which reuses the memory of the first argument.
-    """
+    """Compile a step of `training.step`; its outputs are "state", "per_example" or "metrics"."""
     if mode == "pmap":
         return _pmap_step(step, layout.mesh, outputs)
     compiled = jit_step(step, layout, outputs)

@@ -54,7 +54,16 @@ class Writer:
             lines = [json.dumps(record) + "\n" for record in self.records]
             workdir.write(self._path, "".join(lines))
             with self._pictures():
-                self._events = _Events(folder / "tensorboard", step + 1)
+                # Imported late: it imports PyTorch if that is installed, which takes seconds.
+                from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore
+
+                name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
+                self._events = folder / "tensorboard" / name
+                self._events.parent.mkdir(exist_ok=True)
+                self._append_event(file_version="brain.Event:2")
+                # TensorBoard drops what it has of later steps.
+                start = SessionLog(status=SessionLog.START)
+                self._append_event(step=step + 1, session_log=start)
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Record the values of a split, "train" or "eval", after `step` steps."""
@@ -66,7 +75,20 @@ class Writer:
             file.write(json.dumps(record) + "\n")
         if self._draws:
             with self._pictures():
-                self._events.write(step, {f"{split}/{name}": x for name, x in values.items()})
+                from tensorboardX.summary import scalar
+
+                for name, value in values.items():
+                    self._append_event(step=step, summary=scalar(f"{split}/{name}", value))
+
+    def _append_event(self, **event: Any) -> None:
+        # Not by a SummaryWriter, whose thread dies when the disk is full; a run then waits for it.
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
+        from tensorboardX.record_writer import masked_crc32c
+
+        data = Event(wall_time=time.time(), **event).SerializeToString()
+        with self._events.open("ab") as file:
+            for part in (struct.pack("<Q", len(data)), data):  # as a TFRecord
+                file.write(part + struct.pack("<I", masked_crc32c(part)))
 
     @contextlib.contextmanager
     def _pictures(self) -> Iterator[None]:
@@ -109,36 +131,6 @@ class Writer:
 
     def close(self) -> None:
         self.draw(interval=0.0)
-
-
-class _Events:
-    """A file of TensorBoard events from `step` on, which replace those that TensorBoard has."""
-
-    # Not a SummaryWriter: its thread dies when the disk is full, and its queue then blocks a run.
-    def __init__(self, folder: Path, step: int):
-        # Imported late: it imports PyTorch if that is installed, which takes seconds.
-        from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore
-
-        folder.mkdir(exist_ok=True)
-        self._path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
-        start = SessionLog(status=SessionLog.START)
-        self._append(file_version="brain.Event:2")
-        self._append(step=step, session_log=start)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        from tensorboardX.summary import scalar
-
-        for item in values.items():
-            self._append(step=step, summary=scalar(*item))
-
-    def _append(self, **event: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
-        from tensorboardX.record_writer import masked_crc32c
-
-        data = Event(wall_time=time.time(), **event).SerializeToString()
-        with self._path.open("ab") as file:
-            for part in (struct.pack("<Q", len(data)), data):  # as a TFRecord
-                file.write(part + struct.pack("<I", masked_crc32c(part)))
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:
