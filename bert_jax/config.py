@@ -281,11 +281,9 @@ def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
     first = Phase(0.0, data.max_length, data.batch_size, data.max_predictions)
     result = []
     for phase in (first, *data.phases):
-        predictions = phase.max_predictions or default_predictions(
-            phase.max_length, data.mask_fraction
-        )
-        start = round(phase.start * config.steps)
-        result.append((start, dataclasses.replace(phase, max_predictions=predictions)))
+        default = default_predictions(phase.max_length, data.mask_fraction)
+        start, most = round(phase.start * config.steps), phase.max_predictions or default
+        result.append((start, dataclasses.replace(phase, max_predictions=most)))
     return result
 
 

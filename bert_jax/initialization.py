@@ -96,16 +96,11 @@ def model_config(
 def copy_params(params: Any, source: Any) -> Any:
     """Return `params` with those that `source` has too replaced by copies, on the same devices."""
     sources: Any = traverse_util.flatten_dict(source, sep="/")
-    targets: Any = traverse_util.flatten_dict(params, sep="/")
-
-    def copy(name: str, target: jax.Array) -> jax.Array:
-        if name not in sources:
-            return target
+    copied: Any = traverse_util.flatten_dict(params, sep="/")
+    for name in sources.keys() & copied.keys():
         value = np.asarray(sources[name])
         # Copies, since a step reuses the memory of the state that it is given.
-        return jax.make_array_from_callback(
-            value.shape, target.sharding, lambda index: np.array(value[index])
+        copied[name] = jax.make_array_from_callback(
+            value.shape, copied[name].sharding, lambda index, value=value: np.array(value[index])
         )
-
-    copied = {name: copy(name, target) for name, target in targets.items()}
     return traverse_util.unflatten_dict(copied, sep="/")

@@ -139,10 +139,7 @@ def start(
 
 def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -> Corpus:
     """Return the text, which the first host prepares while the others wait."""
-
-    def read() -> Corpus:
-        return prepare.read(config, tokenizer, folder)
-
+    read = partial(prepare.read, config, tokenizer, folder)
     if hosts.broadcast_from_main(lambda: store.is_store(config.data.source)):
         corpus = hosts.run_on_all_hosts(read)  # each host has a copy, or all see the same folder
         hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")

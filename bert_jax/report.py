@@ -219,13 +219,13 @@ def finetuning_start(
     """Print what is about to be learned, from which examples, and how they are padded."""
     task, length = config.task, config.data.max_length
     names = ", ".join(task.labels[:12]) + (", …" if len(task.labels) > 12 else "")
+    labels = f": {len(task.labels)} labels: {names}" if names else ""
     counts = {"train": sets.train, **sets.evals, **sets.tests}
     listed = ", ".join(f"{name} {len(examples):,}" for name, examples in counts.items())
     print_on_main(
         f"devices    {_devices(mesh)}, {config.parallel.mode}\n"
-        f"task       {task.kind}"
-        + (f": {len(task.labels)} labels: {names}\n" if names else "\n")
-        + f"examples   {listed}\n"
+        f"task       {task.kind}{labels}\n"
+        f"examples   {listed}\n"
         f"padding    {train.padding:.0%} at length {length}; {batches.padding:.0%} with lengths "
         f"{', '.join(map(str, batches.lengths))}\n"
         f"steps      {len(batches):,} of {config.data.batch_size} examples, "

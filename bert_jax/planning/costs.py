@@ -47,13 +47,8 @@ def compile_cost(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, Any
 
 def total_memory(stats: Any) -> int:
     """Return the bytes of each device in `compiled.memory_analysis()`."""
-    return (
-        stats.argument_size_in_bytes
-        + stats.output_size_in_bytes
-        - stats.alias_size_in_bytes
-        + stats.temp_size_in_bytes
-        + stats.generated_code_size_in_bytes
-    )
+    held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return held + stats.temp_size_in_bytes + stats.generated_code_size_in_bytes
 
 
 def _shard_bytes(tree: Any) -> int:

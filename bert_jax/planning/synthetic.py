@@ -95,9 +95,7 @@ def random_batch(config: TrainConfig, phase: Phase, seed: int = 0) -> dict[str, 
     return {name: value.astype(np.int32) for name, value in batch.items()}
 
 
-def abstract_batch(
-    config: TrainConfig, phase: Phase, mesh: Mesh
-) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, Any]:
     """Return the shapes and shardings of `random_batch`, without making it."""
     example = random_batch(config, dataclasses.replace(phase, batch_size=1))
     sharding = NamedSharding(mesh, P(BATCH_AXES))
