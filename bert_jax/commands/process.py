@@ -84,9 +84,8 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         cache_compiled_programs()
         module = importlib.import_module(f"bert_jax.{name}")
         workdir = Path(args.workdir or f"runs/{recipe.name}")
-        run = module.start(
-            recipe.config, init=args.init, workdir=workdir, model_fields=recipe.model_fields
-        )
+        options = {"init": args.init, "model_fields": recipe.model_fields}
+        run = module.start(recipe.config, workdir=workdir, **options)
         with stop_signals(args.parser.prog) as reason:
             module.train(run, reason)
 

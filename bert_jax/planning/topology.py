@@ -15,8 +15,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.planning import chips, synthetic
 
-# libtpu's compiler asks its host for these. The accelerator type is ignored: each plan names its
-# topology.
+# libtpu's compiler asks its host for these. The accelerator type is ignored.
 _TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",

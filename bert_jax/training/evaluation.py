@@ -17,11 +17,9 @@ from bert_jax.training import workdir
 from bert_jax.training.metrics import add_up, means
 from bert_jax.training.objectives import Metrics
 
-Predict = Callable[[Any, Mapping[str, np.ndarray]], tuple[jax.Array, Metrics]]
-
 
 def predict(
-    step: Predict,
+    step: Callable[[Any, Mapping[str, np.ndarray]], tuple[jax.Array, Metrics]],
     task: Task,
     batch_size: int,
     process_indices: loader.ProcessIndices,
