@@ -293,11 +293,10 @@ def validate(config: TrainConfig) -> None:
     model, data = config.model, config.data
     validate_model(model, "config")
     _validate_parallel(config.parallel)
-    if config.tokenizer.strip_accents and (
-        config.tokenizer.path or config.tokenizer.kind == "sentencepiece"
-    ):
+    strips = not config.tokenizer.path and config.tokenizer.kind != "sentencepiece"
+    if config.tokenizer.strip_accents and not strips:
         wrong = "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained"
-        raise UserError(f"{wrong}; set it to False, or tokenizer.kind and no tokenizer.path")
+        raise UserError(f"{wrong}; set it to False, or train such a tokenizer")
     starts = [phase.start for phase in data.phases]
     if starts != sorted(set(starts)) or not all(0 < start < 1 for start in starts):
         raise UserError(f"data.phases start at {starts}; they must rise, between 0 and 1")
@@ -329,8 +328,8 @@ def validate_finetuning(config: FinetuneConfig) -> None:
         raise UserError("layer_decay does nothing with probe, which freezes all layers; leave one")
     layers = [str(layer) for layer in range(model.num_hidden_layers + 1)]
     if config.probe not in ("", "mix", *layers):
-        wanted = f"'mix', or a layer from 0 (the embeddings) to {layers[-1]}"
-        raise UserError(f"probe is {config.probe!r}; set {wanted}, or '' to train the encoder too")
+        values = f"it is 'mix', or a layer from 0 (the embeddings) to {layers[-1]}"
+        raise UserError(f"probe is {config.probe!r}; {values}, or empty to train the encoder too")
     if len(set(task.labels)) < len(task.labels):
         raise UserError(f"task.labels has one twice: {', '.join(task.labels)}")
     if task.kind == "question_answering" and task.max_question > data.max_length // 2:
@@ -361,8 +360,7 @@ def _validate_batches(
     length, batch_size = batches.max_length, batches.batch_size
     if length > model.max_position_embeddings:
         limit = f"model.max_position_embeddings {model.max_position_embeddings}"
-        advice = "lower the one or raise the other"
-        raise UserError(f"{where}.max_length {length} exceeds {limit}; {advice}")
+        raise UserError(f"{where}.max_length {length} exceeds {limit}; lower it or raise the other")
     if length < 8:
         raise UserError(f"{where}.max_length {length} leaves no room for text; use at least 8")
     if batch_size % optimizer.microbatches:

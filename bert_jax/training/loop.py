@@ -157,10 +157,9 @@ class _Log:
 
     def values(self) -> dict[str, float]:
         """Return the means since the last call, with sequences and, of text, tokens a second."""
-        sums = self.sums()
+        values = means(self.sums())
         # If the only step so far is the one that compiled, its own speed.
-        speed = self._speed() if self._timed else self._first_speed
-        values = means(sums) | speed
+        values |= self._speed() if self._timed else self._first_speed
         self._sums = {}
         self.restart_clock()
         return values
