@@ -121,7 +121,7 @@ def baselines(corpus: Corpus, config: TrainConfig) -> dict[str, float]:
     tokens, size = corpus.eval.tokens, corpus.tokenizer.vocab_size
     # In blocks, since bincount copies its input as int64.
     blocks = (tokens[i : i + _BLOCK] for i in range(0, len(tokens), _BLOCK))
-    shares = sum(np.bincount(block, minlength=size) for block in blocks) / len(tokens)
+    shares: Any = sum(np.bincount(block, minlength=size) for block in blocks) / len(tokens)
     scores = {"mlm_loss": float(special.entr(shares).sum()), "mlm_accuracy": float(shares.max())}
     if config.data.pairs != "none":
         batches = loader.eval_batches(corpus, config, phases(config)[-1][1])

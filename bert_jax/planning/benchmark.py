@@ -92,7 +92,7 @@ def measure(
     stated = chip.peak * mesh.size if chip else None
     peaks = {"mfu": stated, "mfu_of_matmul": matmul_speed}
     flops = model_flops(model, phase, pairs=config.data.pairs != "none")
-    rates = {name: _rates(phase, *each, flops, peaks) for name, each in timings.items()}
+    rates = {name: _rates(phase, each, flops, peaks) for name, each in timings.items()}
     return {
         "device": machine.device_name(device),
         "platform": device.platform,
@@ -147,13 +147,10 @@ def take_steps(
 
 
 def _rates(
-    phase: Phase,
-    seconds: np.ndarray,
-    padding: float,
-    flops: float,
-    peaks: Mapping[str, float | None],
+    phase: Phase, timing: Any, flops: float, peaks: Mapping[str, float | None]
 ) -> dict[str, Any]:
     """Return the figures of some steps; all rates are of the mean."""
+    seconds, padding = timing
     low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75]).tolist()
     mean = float(seconds.mean())
     times = {"mean": mean, "lower_quartile": low, "median": median, "upper_quartile": high}
