@@ -48,10 +48,6 @@ def pretraining_start(
     size, pairs = corpus.tokenizer.vocab_size, batches.statistics()
     c, step = config.model, int(state.step)
     unused = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
-    form = "{0:.1%} at length {length}, {1:.1%} with data.packing"
-    if config.data.packing:
-        form = "{1:.1%} at length {length}, {0:.1%} without packing"
-    padding = "; ".join(form.format(*pair, length=length) for length, pair in pairs.items())
     resumes = f"; resuming from step {step:,}" if step else ""
     print_on_main(
         f"devices    {_devices(mesh)}, {config.parallel.mode} ({axes})\n"
@@ -62,7 +58,7 @@ def pretraining_start(
         f"documents; held out {len(corpus.eval.tokens):,} in {corpus.eval.num_documents:,}; "
         f"{corpus.unknown:.2%} of the characters unknown\n"
         f"{corpus.warning}"
-        f"padding    {padding or 'none: blocks are full'}\n"
+        f"padding    {_padding(config, pairs)}\n"
         f"steps      {config.steps:,}, which is {_epochs(batches.epochs())}{resumes}\n"
         f"workdir    {workdir}"
     )
@@ -107,6 +103,14 @@ def _unlearnable_pairs(
         reason = f"{name} cannot be learned if its lines are unrelated"
         return f"{cut}, as where a text has no blank lines; {reason}"
     return ""
+
+
+def _padding(config: TrainConfig, pairs: Mapping[int, PairStatistics]) -> str:
+    form = "{0:.1%} at length {length}, {1:.1%} with data.packing"
+    if config.data.packing:
+        form = "{1:.1%} at length {length}, {0:.1%} without packing"
+    shares = (form.format(*pair, length=length) for length, pair in pairs.items())
+    return "; ".join(shares) or "none: blocks are full"
 
 
 def initialized_from(name: str, params: Any, source: Any) -> None:
