@@ -5,6 +5,9 @@ const DIRECTIONS = {
   all: ["AB", "AB"], AB: ["A", "B"], BA: ["B", "A"], AA: ["A", "A"], BB: ["B", "B"],
 };
 
+/** How many lines are drawn at most: more would only hide each other, and take seconds. */
+const MOST_LINES = 2500;
+
 /** Build the head view. */
 function openHeads(panel) {
   const { tokens, heads, secondStart } = currentText(), { length } = tokens;
@@ -76,31 +79,26 @@ function openHeads(panel) {
     return found;
   }
 
-  /** Draw lines on a canvas; those of a head and of about the same weight are one path. */
+  /** Draw lines on a canvas, the strongest on top. */
   function drawLines(canvas, drawn, strength) {
-    const { clientWidth: width, clientHeight: height } = canvas;
+    const { clientWidth: width, clientHeight: height } = canvas, shown = shownHeads();
     const ratio = Math.min(devicePixelRatio, 16000 / height), context = canvas.getContext("2d");
     canvas.width = width * ratio;
     canvas.height = height * ratio;
     context.scale(ratio, ratio);
-    const paths = new Map(), levels = 10, bend = width * 0.45, shown = shownHeads();
-    // The lines of the heads are side by side within a row.
-    const shift = shown.map((_, i) => ((i + 0.5) / shown.length - 0.5) * row * 0.5);
-    const shifts = new Map(shown.map((head, i) => [head, shift[i]]));
-    for (const { head, query, key, share } of drawn) {
-      const name = head * levels + Math.min(levels - 1, Math.floor(share * levels));
-      if (!paths.has(name)) paths.set(name, new Path2D());
-      const from = centre(query) + shifts.get(head), to = centre(key) + shifts.get(head);
-      paths.get(name).moveTo(0, from);
-      paths.get(name).bezierCurveTo(bend, from, width - bend, to, width, to);
-    }
-    for (const [name, path] of paths) {
-      const head = Math.floor(name / levels), share = ((name % levels) + 0.5) / levels;
-      context.strokeStyle = colour(hueOf(head));
+    const bend = width * 0.45, hues = new Map(shown.map((head) => [head, colour(hueOf(head))]));
+    for (const { head, query, key, share } of drawn.sort((a, b) => a.share - b.share).slice(-MOST_LINES)) {
+      // The lines of the heads are side by side within a row.
+      const shift = ((shown.indexOf(head) + 0.5) / shown.length - 0.5) * row * 0.5;
+      const from = centre(query) + shift, to = centre(key) + shift;
+      context.strokeStyle = hues.get(head);
       context.setLineDash(DASHES[dashOf(head)]);
       context.globalAlpha = Math.min(1, strength * share);
       context.lineWidth = 0.75 + 2 * share;
-      context.stroke(path);
+      context.beginPath();
+      context.moveTo(0, from);
+      context.bezierCurveTo(bend, from, width - bend, to, width, to);
+      context.stroke();
     }
   }
 
@@ -110,7 +108,7 @@ function openHeads(panel) {
     const { token, key } = hovered ?? state, isQuery = token != null, chosen = token ?? key ?? null;
     const drawn = chosen === null ? [] : isQuery ? lines([chosen], all) : lines(all, [chosen]);
     background.classList.toggle("faint", chosen !== null);
-    drawLines(foreground, drawn.filter(({ share }) => share >= 0.005), 1.6);
+    drawLines(foreground, drawn.filter(({ share }) => share >= 0.005), 1.4);
     queries.forEach((item, i) => item.setAttribute("aria-selected", isQuery && i === chosen));
     keys.forEach((item, i) => item.setAttribute("aria-selected", !isQuery && i === chosen));
     showShares(queries, isQuery ? [] : drawn, "query");
@@ -184,7 +182,6 @@ function openHeads(panel) {
     buttons.refresh();
     queries.forEach((item, i) => item.classList.toggle("outside", !isInside(i, 0)));
     keys.forEach((item, i) => item.classList.toggle("outside", !isInside(i, 1)));
-    // Thousands of faint lines would only hide the others.
     drawLines(background, lines(all, all, length > 64 ? 0.05 : 0.01), 0.9);
     drawChosen();
   };

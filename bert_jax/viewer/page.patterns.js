@@ -20,7 +20,7 @@ function openPatterns(panel) {
     describe: (i, j) => [`Layer ${i + 1}, head ${j + 1}: ${title(name)} ${format(values[name][i][j])}`],
     onpick: (i, j) => find(i + 1, j + 1),
   }));
-  const even = (name) => ` With even attention: ${format(uniform[name])}.`;
+  const even = (name) => ` Attention to all tokens alike has ${format(uniform[name])}.`;
   const figures = shown.map((name, n) => h("figure", {}, h("h3", {}, title(name)), maps[n].element,
     h("figcaption", {}, legend("0", format(largest(name)), SHARES),
       h("p", {}, explanations[name], even(name)))));
