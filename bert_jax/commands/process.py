@@ -51,8 +51,7 @@ def run(command: Callable[[], None], name: str) -> None:
         _end(name, KeyboardInterrupt())  # which a library has made another error of
 
 
-# The signals that have raised KeyboardInterrupt.
-_interrupts: list[int] = []
+_interrupts: list[int] = []  # the signals that have raised KeyboardInterrupt
 
 
 def _interrupt(name: str, number: int, frame: FrameType | None) -> None:
