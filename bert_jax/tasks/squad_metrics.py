@@ -41,14 +41,12 @@ def summary(scores: Sequence[tuple[float, float]], has_answer: Sequence[bool]) -
     result: dict[str, float] = {}
     for names, group in groups.items():
         if len(group):
-            result |= {
-                name: float(column.mean()) for name, column in zip(names, group.T, strict=True)
-            }
+            result |= zip(names, group.mean(0).tolist(), strict=True)
     return result
 
 
 def best_threshold(answered: np.ndarray, null: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
-    """Return the best mean score of a threshold of odds, above which none is answered, and it."""
+    """Return the best mean score of any threshold of odds, above which "" is better, and it."""
     # Unlike in the official script, answers of equal odds are treated alike.
     order = np.argsort(odds, kind="stable")
     odds = np.asarray(odds, float)[order]

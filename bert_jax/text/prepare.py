@@ -42,13 +42,11 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
     return corpus
 
 
-def choose_tokenizer(
-    config: TrainConfig, init_tokenizer: Tokenizer | None
-) -> Tokenizer | TokenizerConfig:
+def choose_tokenizer(config: TrainConfig, init: Tokenizer | None) -> Tokenizer | TokenizerConfig:
     """Return the tokenizer of a run, or how to train it: `tokenizer.path` comes first."""
     if config.tokenizer.path:
         return tokenizer_loading.load(config.tokenizer.path, lowercase=config.tokenizer.lowercase)
-    return init_tokenizer or config.tokenizer
+    return init or config.tokenizer
 
 
 def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) -> int:
@@ -239,9 +237,7 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
     )
 
 
-def _count_unknown(
-    tokenizer: Tokenizer, sentences: Sequence[str], ids: Sequence[Sequence[int]]
-) -> int:
+def _count_unknown(tokenizer: Tokenizer, sentences: list[str], ids: Sequence[Any]) -> int:
     """Return how many characters of sentences have become the unknown token."""
     positions = np.flatnonzero(np.concatenate(ids) == tokenizer.unk_id)
     with_unknown = np.searchsorted(np.cumsum([len(tokens) for tokens in ids]), positions, "right")

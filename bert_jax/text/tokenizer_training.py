@@ -71,9 +71,7 @@ def _train_sentencepiece(
     return SentencePieceTokenizer(model)
 
 
-def _train_wordpiece(
-    sentences: Sequence[str], config: TokenizerConfig, vocab_size: int
-) -> Tokenizer:
+def _train_wordpiece(sentences: list[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:
     # Not by the trainer of `tokenizers`, which returns another vocabulary each time that it is run.
     normalize = wordpiece_normalizer(
         lowercase=config.lowercase, strip_accents=config.strip_accents
