@@ -33,34 +33,20 @@ class Layout:
 
 _ONE, _PAIR, _STRINGS = ("sentence",), ("sentence1", "sentence2"), ("#1 String", "#2 String")
 _QUESTIONS, _ANSWER = ("question1", "question2"), ("question", "sentence")
+_DUPLICATE, _PREMISE = ("not_duplicate", "duplicate"), ("premise", "hypothesis")
+_INFERENCE = ("entailment", "neutral", "contradiction")
+_COLUMNS = ("source", "label", "mark", "sentence")  # of CoLA
 _ENTAILMENT, _BOTH = ("entailment", "not_entailment"), ("accuracy", "f1")
 
 LAYOUTS = {
     "cola": Layout(
-        ("unacceptable", "acceptable"),
-        _ONE,
-        _ONE,
-        metrics=("matthews",),
-        headless=("source", "label", "mark", "sentence"),
+        ("unacceptable", "acceptable"), _ONE, _ONE, metrics=("matthews",), headless=_COLUMNS
     ),
     "sst2": Layout(("negative", "positive"), _ONE, _ONE),
     "mrpc": Layout(("not_equivalent", "equivalent"), _STRINGS, _PAIR, "Quality", _BOTH),
     "stsb": Layout((), _PAIR, _PAIR, "score", ("pearson", "spearman")),
-    "qqp": Layout(
-        ("not_duplicate", "duplicate"),
-        _QUESTIONS,
-        _QUESTIONS,
-        "is_duplicate",
-        _BOTH,
-        skips_ragged=True,
-    ),
-    "mnli": Layout(
-        ("entailment", "neutral", "contradiction"),
-        _PAIR,
-        ("premise", "hypothesis"),
-        "gold_label",
-        parts=("matched", "mismatched"),
-    ),
+    "qqp": Layout(_DUPLICATE, _QUESTIONS, _QUESTIONS, "is_duplicate", _BOTH, skips_ragged=True),
+    "mnli": Layout(_INFERENCE, _PAIR, _PREMISE, "gold_label", parts=("matched", "mismatched")),
     "qnli": Layout(_ENTAILMENT, _ANSWER, _ANSWER),
     "rte": Layout(_ENTAILMENT, _PAIR, _PAIR),
     "wnli": Layout(_ENTAILMENT[::-1], _PAIR, _PAIR),

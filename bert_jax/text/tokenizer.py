@@ -119,14 +119,10 @@ class Tokenizer(abc.ABC):
 
     def decode_with_masks(self, ids: Sequence[int]) -> str:
         """Return the text of token ids in which masked ones are "[MASK]", with spaces as usual."""
-        parts: list[list[int]] = [[]]
-        for index in map(int, ids):
-            if index == self.mask_id:
-                parts.append([])
-            else:
-                parts[-1].append(index)
-        text = self._unspaced(self.decode(parts[0]).strip())
-        for part in parts[1:]:
+        tokens = np.array(ids, int)
+        first, *others = np.split(tokens, np.flatnonzero(tokens == self.mask_id))
+        text = self._unspaced(self.decode(first.tolist()).strip())
+        for _, *part in others:
             following = self._unspaced(self.decode(part).strip()).removeprefix("##")
             before = "" if re.search(rf"({_SPACELESS}|[(\[{{]|^)$", text) else " "
             is_joined = part and self.is_continuation[part[0]]

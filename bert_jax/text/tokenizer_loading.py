@@ -121,9 +121,7 @@ def _read_vocabulary(
 
 
 def _configure(
-    tokenizer: tokenizers.Tokenizer,
-    settings: Mapping[str, Any],
-    added: Mapping[int, tokenizers.AddedToken],
+    tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], added: Mapping[int, Any]
 ) -> None:
     if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
         for name in _NORMALIZER.keys() & settings.keys():
