@@ -110,11 +110,8 @@ class SentencePairs:
     def _documents(self, epoch: int, group: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the first sentence of each document of a group, and the one after its last."""
         documents, sentences = self.store.documents, self.store.num_sentences
-        slots = np.arange(
-            group * self._num_blocks // self._num_groups,
-            (group + 1) * self._num_blocks // self._num_groups,
-        )
-        blocks = permute(slots, self._num_blocks, (self.seed, BLOCKS, epoch))
+        bounds = np.arange(group, group + 2) * self._num_blocks // self._num_groups
+        blocks = permute(np.arange(*bounds), self._num_blocks, (self.seed, BLOCKS, epoch))
 
         # A block starts with the first document in its sentences, or without one divides another.
         def edges(block: np.ndarray) -> np.ndarray:

@@ -26,14 +26,8 @@ _FOOTER_BYTES = 48
 # The index of a BERT-large has 60 kB; one that is far larger, in the file or once read, is damaged.
 _MAX_INDEX_BYTES = 1 << 24
 # From `tensorflow/core/framework/types.proto`.
-_DTYPES = {
-    1: np.float32,
-    2: np.float64,
-    3: np.int32,
-    9: np.int64,
-    14: ml_dtypes.bfloat16,
-    19: np.float16,
-}
+_NUMPY = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 19: np.float16}
+_DTYPES = {**_NUMPY, 14: ml_dtypes.bfloat16}
 
 
 def open_bundle(prefix: Path) -> Tensors:

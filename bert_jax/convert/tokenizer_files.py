@@ -73,12 +73,9 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
         scores = _scores(proto.pieces, normalizer, (*tokenizer.special_ids, unk))
         model = models.Unigram(scores, unk, byte_fallback=fallback)
     elif trainer.model_type == trainer.BPE:
+        ids, name = {p.piece: i for i, p in enumerate(proto.pieces)}, proto.pieces[unk].piece
         model = models.BPE(
-            {piece.piece: index for index, piece in enumerate(proto.pieces)},
-            _merges(proto.pieces),
-            unk_token=proto.pieces[unk].piece,
-            fuse_unk=True,
-            byte_fallback=fallback,
+            ids, _merges(proto.pieces), unk_token=name, fuse_unk=True, byte_fallback=fallback
         )
     else:
         raise UserError("a SentencePiece model of words is not exported")

@@ -20,27 +20,19 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bert_jax.errors import UserError
 
 # Words as BERT splits them. Longer ones, which are [UNK] to BERT, are cut every 100 characters.
-WORDPIECE_SPLITTER = pre_tokenizers.Sequence(
-    [
-        pre_tokenizers.BertPreTokenizer(),
-        pre_tokenizers.Split(tokenizers.Regex(".{100}"), "isolated"),
-    ]
-)
+_CUT = pre_tokenizers.Split(tokenizers.Regex(".{100}"), "isolated")
+WORDPIECE_SPLITTER = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), _CUT])
 
 
 def wordpiece_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers.Normalizer:
     """Return BERT's normalizer, but with joiners kept, as Persian needs, and letters composed."""
     controls = tokenizers.Regex(r"[\p{Cc}\p{Cf}\ufffd&&[^\s\u200b-\u200d\u0600-\u0605\u06dd]]")
-    return normalizers.Sequence(
-        [
-            normalizers.Replace(controls, ""),
-            normalizers.Replace("\u200b", " "),  # between words of Khmer and Thai
-            normalizers.BertNormalizer(
-                clean_text=False, strip_accents=strip_accents, lowercase=lowercase
-            ),
-            normalizers.NFC(),
-        ]
+    cleaned = normalizers.Replace(controls, "")
+    spaced = normalizers.Replace("\u200b", " ")  # between words of Khmer and Thai
+    bert = normalizers.BertNormalizer(
+        clean_text=False, strip_accents=strip_accents, lowercase=lowercase
     )
+    return normalizers.Sequence([cleaned, spaced, bert, normalizers.NFC()])
 
 
 # Chinese characters and marks; with kana, Thai, Lao, Tibetan, Burmese and Khmer: without spaces.

@@ -97,11 +97,7 @@ def _train_wordpiece(sentences: list[str], config: TokenizerConfig, vocab_size: 
         split_by_number=False,
     )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    names = [
-        processor.id_to_piece(index)
-        for index in range(processor.vocab_size())
-        if not (processor.is_control(index) or processor.is_unknown(index))
-    ]
+    names = [processor.id_to_piece(i) for i in range(_NUM_SPECIAL, processor.vocab_size())]
     merges = [name[1:] if name[0] == "▁" else f"##{name}" for name in names if len(name) > 1]
     tokens = list(dict.fromkeys((*WordPieceTokenizer.special, *alphabet, *merges)))
     return WordPieceTokenizer.from_vocabulary(
