@@ -290,8 +290,10 @@ function header() {
   const model = data.model.replace(/^Bert\((.*)\)$/, "$1").split(", ").join(" · ");
   const parts = [h("p", { class: "model" }, model)];
   if (!hasTexts) parts.push(h("h1", {}, "Where the attention heads look"));
-  else if (data.texts.length > 1) parts.push(textButtons());
-  else {
+  else if (data.comparison) {
+    const word = say(`“${data.comparison.word}”`);
+    parts.push(h("h1", {}, word, ` in ${data.texts.length} texts`), textButtons());
+  } else {
     const { texts } = data.texts[0], isPair = texts.length > 1;
     parts.push(...texts.map((text, i) =>
       h("h1", { class: text.length > 200 ? "long" : "" },
@@ -304,11 +306,11 @@ function header() {
   return parts;
 }
 
-/** Return the texts as buttons, with the compared word marked. */
+/** Return the compared texts as buttons, with the word marked. */
 function textButtons() {
   const items = data.texts.map(({ texts }, i) => h("li", {},
     button({ value: i, onclick: () => change({ text: i }) },
-      marked(texts.join(" "), data.comparison?.spans[i] ?? [0, 0]))));
+      marked(texts.join(" "), data.comparison.spans[i]))));
   return h("ol", { class: "texts", "aria-label": "Texts" }, ...items);
 }
 
@@ -316,7 +318,7 @@ function textButtons() {
 function marked(text, [start, end]) {
   const characters = [...text], part = (i, j) => characters.slice(i, j).join(""); // as Python counts
   const element = say(part(0, start));
-  element.append(end > start ? h("mark", {}, part(start, end)) : "", part(end));
+  element.append(h("mark", {}, part(start, end)), part(end));
   return element;
 }
 

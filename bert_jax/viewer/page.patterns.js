@@ -21,7 +21,7 @@ function openPatterns(panel) {
     onpick: (i, j) => find(i + 1, j + 1),
   }));
   const even = (name) => ` Attention to all tokens alike has ${format(uniform[name])}.`;
-  const figures = shown.map((name, n) => h("figure", {}, h("h3", {}, title(name)), maps[n].element,
+  const figures = shown.map((name, n) => h("figure", {}, h("h2", {}, title(name)), maps[n].element,
     h("figcaption", {}, legend("0", format(largest(name)), SHARES),
       h("p", {}, explanations[name], even(name)))));
   const columns = ["layer", "head", ...shown], sort = { column: "layer", down: false };

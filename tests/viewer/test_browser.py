@@ -300,7 +300,7 @@ def test_patterns_are_sorted(open_page, tmp_path):
     path.write_text(patterns_page({"cls": values.tolist(), "other_segment": nothing}))
     page = open_page(path, "")
     assert page.locator("[role=tab]").all_inner_texts() == ["Patterns"]
-    assert page.locator("figure h3").all_inner_texts() == ["[CLS]"]
+    assert page.locator("figure h2").all_inner_texts() == ["[CLS]"]
     page.click("th >> text=[CLS]")
     rows = [row.locator("td").all_inner_texts() for row in page.locator("tbody tr").all()]
     order = np.argsort(-values, axis=None)
