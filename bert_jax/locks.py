@@ -19,9 +19,8 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(
-                f"{folder} is in use by another process; wait until that ends, or choose another"
-            ) from error
+            reason = "in use by another process; wait until that ends, or choose another"
+            raise UserError(f"{folder} is {reason}") from error
         except OSError as error:  # some network file systems have no locks
             console.show(
                 f"{folder} cannot be locked ({error.strerror}); run one command on it at a time"

@@ -17,9 +17,7 @@ from bert_jax.text.tokenizer import Tokenizer
 _BLOCK_SENTENCES = 1024
 _GROUP_BLOCKS = 2048
 # A is the sentences from `start` to `split`, B those to `end` or random; `target` tokens of both.
-_PAIR = np.dtype(
-    [*((name, np.int64) for name in ("start", "split", "end", "target")), ("is_random", bool)]
-)
+_PAIR = np.dtype([*((n, int) for n in ("start", "split", "end", "target")), ("is_random", bool)])
 
 
 @dataclasses.dataclass

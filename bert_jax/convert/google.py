@@ -49,9 +49,8 @@ def _find_prefix(path: Path) -> Path:
     prefixes = [index.with_suffix("") for index in sorted(path.glob("*.index"))]
     prefixes = [prefix for prefix in prefixes if prefix.name == _PREFIX] or prefixes
     if len(prefixes) != 1:
-        found = (
-            f"several: {', '.join(p.name for p in prefixes)}" if prefixes else f"no {_PREFIX}.index"
-        )
+        several = ", ".join(prefix.name for prefix in prefixes)
+        found = f"several: {several}" if several else f"no {_PREFIX}.index"
         raise UserError(f"{path} must have one TensorFlow checkpoint; it has {found}")
     return prefixes[0]
 

@@ -105,9 +105,9 @@ def _choose_class(
         raise UserError(f"head={head} does not fit a {model_type}; use head=masked-lm")
     absent = sorted({*modules} - present)
     if absent and head != "none":
+        has = ", ".join(sorted(present)) or "the encoder only"
         raise UserError(
-            f"the checkpoint has no {', '.join(absent)}, which head={head} is to write; it has "
-            f"{', '.join(sorted(present)) or 'the encoder only'}"
+            f"the checkpoint has no {', '.join(absent)}, as head={head} has; it has {has}"
         )
     return Exported(classes[model_type], sorted(present - {*modules}), absent)
 

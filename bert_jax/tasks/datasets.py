@@ -99,11 +99,9 @@ def check_same_head(task: Task, head: TaskConfig) -> None:
     if head.kind != task.config.kind:
         raise UserError(f"--init is for {head.kind}, the config for {task.config.kind}; {remedy}")
     if head.labels and head.labels != task.labels:
-        raise UserError(
-            f"--init has the labels {', '.join(head.labels)}, and the task "
-            f"{', '.join(task.labels)}: the order counts; set task.labels to the former, or "
-            f"{remedy}"
-        )
+        both = f"{', '.join(head.labels)}, and the task {', '.join(task.labels)}"
+        remedy = f"the order counts; set task.labels to the former, or {remedy}"
+        raise UserError(f"--init has the labels {both}: {remedy}")
 
 
 def check_labels(task: Task, examples: Sequence[Example]) -> None:

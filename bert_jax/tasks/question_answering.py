@@ -95,10 +95,9 @@ class QuestionAnswering(Task):
         """Return a feature for each window; its label is the first and last token of an answer."""
         config, size = self.config, max_text_tokens(2, model, max_length)
         if size <= config.max_question:
-            raise UserError(
-                f"data.max_length {max_length} has no room for a context after a question of "
-                f"task.max_question {config.max_question} tokens; raise the one or lower the other"
-            )
+            question = f"a question of task.max_question {config.max_question} tokens"
+            where = f"data.max_length {max_length} has no room for a context after {question}"
+            raise UserError(f"{where}; raise the one or lower the other")
         features = Features()
         questions = tokenizer.encode([example.texts[0] for example in examples])
         contexts: dict[str, tuple[list[int], np.ndarray]] = {}  # several questions share one
@@ -116,17 +115,15 @@ class QuestionAnswering(Task):
                     features.skipped.append(f"{example.where}: {target}")
             windows = _windows(len(ids), size - len(question), config.doc_stride)
             for (start, end), is_central in zip(windows, _central(windows), strict=True):
-                sequence, second_start = build_sequence(
-                    [question, ids[start:end]], tokenizer, model
-                )
+                sequence, second = build_sequence([question, ids[start:end]], tokenizer, model)
                 label = [NO_LABEL] * 2
                 if isinstance(target, tuple) or example.label == ():
                     label = [0, 0]
                 if isinstance(target, tuple) and start <= target[0] and target[1] < end:
-                    label = [second_start - start + position for position in target]
+                    label = [second - start + position for position in target]
                 window = Window(context, offsets[start:end], is_central)
                 label = np.array(label, np.int32)
-                features.add(index, label, [(sequence, second_start)], window)
+                features.add(index, label, [(sequence, second)], window)
             features.truncated += len(windows) * (len(question_ids) > len(question))
         return features
 
@@ -227,10 +224,8 @@ def _answers(value: Any, where: str) -> tuple[tuple[str, int], ...] | None:
         pairs = tuple(tuple(map(i.get, names)) if isinstance(i, dict) else (i, None) for i in items)
     for text, start in pairs:
         if not isinstance(text, str) or not text.strip() or type(start) is not int or start < 0:
-            raise UserError(
-                f"{where}: an answer is {text!r} at {start!r}; give a text, and an answer_start "
-                "from 0; a question without an answer has an empty list"
-            )
+            remedy = "give a text, and an answer_start from 0; without an answer, an empty list"
+            raise UserError(f"{where}: an answer is {text!r} at {start!r}; {remedy}")
     return pairs
 
 

@@ -50,9 +50,7 @@ def _means(name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
         scores = [_row("", run["best"])["scores"] for run in group]
         columns = {key: [each[key] for each in scores] for key in scores[0]}
         means = {key: statistics.fmean(values) for key, values in columns.items()}
-        deviation = {
-            key: float(np.std(values, ddof=len(group) > 1)) for key, values in columns.items()
-        }
+        deviation = {key: float(np.std(x, ddof=len(group) > 1)) for key, x in columns.items()}
         rows.append(_row(title, means, deviation=deviation, runs=len(group)))
     return rows
 

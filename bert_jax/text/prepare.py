@@ -109,11 +109,9 @@ def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> store.C
     """Open a store that is `data.source`; a tokenizer that was loaded must be its own."""
     corpus = store.open_store(Path(source))
     if isinstance(tokenizer, Tokenizer) and tokenizer.fingerprint != corpus.tokenizer.fingerprint:
-        raise UserError(
-            f"the tokenizer of tokenizer.path or --init is not the one that {source} was prepared "
-            "with; drop that flag, or prepare the text with it: "
-            "bert-jax prepare SOURCE STORE --tokenizer=CHECKPOINT"
-        )
+        fault = f"tokenizer.path or --init is not the one that {source} was prepared with"
+        remedy = "drop that flag, or: bert-jax prepare SOURCE STORE --tokenizer=CHECKPOINT"
+        raise UserError(f"the tokenizer of {fault}; {remedy}")
     return corpus
 
 
@@ -218,15 +216,13 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
         remedy = "separate documents by blank lines"
         if num_documents > 1:
             remedy = f"set it to {math.ceil(100 / num_documents) / 100} or more"
-        raise UserError(
-            f"data.eval_fraction holds out none of {console.counted(num_documents, 'document')} of "
-            f"{source.name}; {remedy}, or give data.eval_source"
-        )
+        text = f"{console.counted(num_documents, 'document')} of {source.name}"
+        fault = f"data.eval_fraction holds out none of {text}"
+        raise UserError(f"{fault}; {remedy}, or give data.eval_source")
     if (share := store.unknown_share(progress)) > _MOST_UNKNOWN:
-        raise UserError(
-            f"{share:.0%} of {source.name} is unknown to the {tokenizer.kind} tokenizer; "
-            f"{store.UNKNOWN_REMEDY}, or --config=letters for sequences of letters"
-        )
+        fault = f"{share:.0%} of {source.name} is unknown to the {tokenizer.kind} tokenizer"
+        remedy = f"{store.UNKNOWN_REMEDY}, or --config=letters for sequences of letters"
+        raise UserError(f"{fault}; {remedy}")
     store.write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
     path.unlink()
     seconds = time.monotonic() - start_time
