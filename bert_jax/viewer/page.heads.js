@@ -24,7 +24,7 @@ function openHeads(panel) {
       change({ heads: range(1, heads + 1).filter((each) => (each === head) !== isOn(each)) }),
     ondblclick: (head) => change({ heads: [head] }),
   });
-  let layer = null, hovered = null;
+  let layer = null, hovered = null, backgroundOf = "";
 
   /** Return the tokens as a list of queries or keys: `name` of the state is one, `other` is not. */
   function tokenColumn(kind, name, other) {
@@ -182,7 +182,12 @@ function openHeads(panel) {
     buttons.refresh();
     queries.forEach((item, i) => item.classList.toggle("outside", !isInside(i, 0)));
     keys.forEach((item, i) => item.classList.toggle("outside", !isInside(i, 1)));
-    drawLines(background, lines(all, all, length > 64 ? 0.05 : 0.01), 0.9);
+    const { layer: index, heads, direction } = state, { clientWidth } = background;
+    const needed = [index, heads, direction, clientWidth, colour("paper")].join();
+    if (backgroundOf !== needed) {
+      drawLines(background, lines(all, all, length > 64 ? 0.05 : 0.01), 0.9);
+      backgroundOf = needed;
+    }
     drawChosen();
   };
 }
