@@ -36,8 +36,9 @@ class Exported:
 
 def is_huggingface(path: Path) -> bool:
     """Return whether a directory is a Hugging Face checkpoint, by its files."""
-    has_weights = any(any(path.glob(name)) for name in (_FILE, _INDEX, _PICKLE))
-    return os.path.isfile(path / "config.json") and has_weights
+    return os.path.isfile(path / "config.json") and any(
+        any(path.glob(name)) for name in (_FILE, _INDEX, _PICKLE)
+    )
 
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
