@@ -56,7 +56,12 @@ def fit(
     stop: Callable[[], str] = lambda: "",  # returns a reason to save and raise Interrupted
     verify: Callable[[float | None], None] = lambda seconds: None,  # waits, raises for damaged data
 ) -> TrainState:
-    """Train from the state's own step to the end of the last stage; close `checkpoints`."""
+    """Train from the state's own step to the end of the last stage; close `checkpoints`.
+
+    The state is saved every `save_every` steps, at each evaluation that is the best so far, and at
+    the end. Nothing waits for the device but logs, evaluations and checkpoints. A loss or gradient
+    that is not finite raises `TrainingError`.
+    """
     step, last = int(state.step), stages[-1].end
     log = _Log(checkpoints, checkpoints.log_window(step))
     started, first_step = time.monotonic(), step

@@ -14,8 +14,11 @@ from bert_jax.errors import UserError
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Return the learning rate by step: linear warm-up, then linear decay to 0 at `steps`."""
-    # As in google-research/bert `optimization.py`, the decay counts from step 0.
+    """Return the learning rate by step: linear warm-up, then linear decay to 0 at `steps`.
+
+    As in google-research/bert `optimization.py`, the decay counts from step 0, so that the rate
+    drops where warm-up ends, and the first step, at rate 0, changes nothing.
+    """
     warmup = round(config.warmup_fraction * steps)
 
     def rate(count: ArrayLike) -> jax.Array:
@@ -32,7 +35,11 @@ class _Moments(NamedTuple):
 
 
 def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adam without bias correction: `AdamWeightDecayOptimizer` in BERT's `optimization.py`."""
+    """Adam as BERT was trained: no bias correction, and epsilon outside the square root.
+
+    `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g²`, update `m / (sqrt(v) + eps)`. Source:
+    `AdamWeightDecayOptimizer` in google-research/bert `optimization.py`.
+    """
 
     def init(params: optax.Params) -> _Moments:
         # Two trees of zeros, since a buffer that is in the state twice cannot be donated.
