@@ -1,7 +1,4 @@
-"""Several sentence pairs in a sequence: the largest first, where the least room remains.
-
-Sequences of equal sizes are counted, not packed one by one (Krell et al. 2021).
-"""
+"""Several sentence pairs in a sequence, by counts of equal sizes (Krell et al. 2021)."""
 
 import dataclasses
 from typing import NamedTuple
@@ -79,8 +76,7 @@ class PackedPairs(SentencePairs):
         pairs = super()._draw_sequences(*key)
         first, count, label = self._segments(pairs, keyed_generator(self.seed, SEGMENTS, *key))
         order = keyed_generator(self.seed, PACKING, *key).permutation(len(pairs))
-        limit = max_pairs(self.length)
-        members = pack(_sizes(count.T), self.length, limit, order)
+        members = pack(_sizes(count.T), self.length, max_pairs(self.length), order)
         fields = [("first", np.int64, 2), ("count", np.int32, 2), ("label", np.int8)]
         sequences = np.empty(members.shape, fields)
         sequences["first"], sequences["count"] = first.T[members], count.T[members]

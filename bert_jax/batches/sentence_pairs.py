@@ -22,10 +22,7 @@ _PAIR = np.dtype([*((n, int) for n in ("start", "split", "end", "target")), ("is
 
 @dataclasses.dataclass
 class SentencePairs:
-    """Sequences `[CLS] A [SEP] B [SEP]`, as of google-research's bert and albert.
-
-    Source: `create_instances_from_document` in both, in `create_pretraining_data.py`.
-    """
+    """`[CLS] A [SEP] B [SEP]`: `create_instances_from_document` of google-research/bert, albert."""
 
     store: TokenStore
     tokenizer: Tokenizer
@@ -98,8 +95,7 @@ class SentencePairs:
             is_random = count == 1
             if not self.sentence_order:
                 is_random |= v < 0.5
-            columns = [start, split, stop, target, is_random]
-            pairs.append(np.rec.fromarrays(columns, dtype=_PAIR))
+            pairs.append(np.rec.fromarrays([start, split, stop, target, is_random], dtype=_PAIR))
             start = np.where(is_random, split, stop)  # a random B leaves its sentences to the next
             unfinished = start < end
             start, end, target = start[unfinished], end[unfinished], target[unfinished]

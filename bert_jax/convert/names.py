@@ -1,7 +1,6 @@
-"""Map Hugging Face and Google tensor names and layouts to our parameters, both ways.
+"""Map tensor names to our parameters, both ways; standard names are those of Hugging Face's BERT.
 
-The names of Hugging Face's BERT serve as the standard names. As in PyTorch, the matrix of a dense
-layer is [out, in] in all tensors that are read and written.
+As in PyTorch, the matrix of a dense layer is [out, in] in all tensors that are read and written.
 """
 
 import dataclasses

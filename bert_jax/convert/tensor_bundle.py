@@ -1,7 +1,4 @@
-"""Read TensorFlow 1 checkpoints: a LevelDB table of where each tensor is in the data files.
-
-Sources: `tensorflow/core/protobuf/tensor_bundle.proto` and LevelDB's `doc/table_format.md`.
-"""
+"""TensorFlow 1 checkpoints: tensorflow's `tensor_bundle.proto`, LevelDB's `table_format.md`."""
 
 import math
 import os

@@ -1,7 +1,4 @@
-"""GLUE's nine tasks: their columns, labels and metrics, in its own files and in TFDS.
-
-Source: gluebenchmark.com and Wang et al. 2019, table 1. Names and orders are those of TFDS.
-"""
+"""GLUE's nine tasks in its own files and in TFDS. Source: Wang et al. 2019, table 1."""
 
 import dataclasses
 import os

@@ -182,12 +182,9 @@ class QuestionAnswering(Task):
         """Return the answer, its probability among the best, and its span in characters."""
         answer, context = self.answer(example, prediction), example.texts[1]
         ranked = {each["text"]: each["probability"] for each in self._ranked(example, prediction)}
-        start = end = None
-        if answer:
-            start = context.index(answer, prediction.best[0].start)
-            end = start + len(answer)
-        probability = ranked.get(answer)
-        return {"answer": answer, "probability": probability, "start": start, "end": end}
+        start = context.index(answer, prediction.best[0].start) if answer else None
+        end = None if start is None else start + len(answer)
+        return {"answer": answer, "probability": ranked.get(answer), "start": start, "end": end}
 
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return SQuAD's own file, the text for each id, and one of the best answers for each."""

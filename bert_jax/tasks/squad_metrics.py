@@ -1,7 +1,4 @@
-"""SQuAD's exact match and F1 of words, as fractions of 1.
-
-Source: the definitions of Rajpurkar et al. 2016, section 6, and 2018, section 5.
-"""
+"""SQuAD's scores, as fractions of 1: Rajpurkar et al. 2016, section 6, and 2018, section 5."""
 
 import re
 import string

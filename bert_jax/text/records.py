@@ -1,7 +1,4 @@
-"""Lines, records of JSON and rows of tables, in files or .gz or .xz of them; TensorFlow datasets.
-
-Nothing is dropped silently: a malformed line is an error that names file and line.
-"""
+"""Lines, records of JSON and rows of tables; a malformed one is an error that names its line."""
 
 import csv
 import dataclasses

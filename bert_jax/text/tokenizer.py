@@ -172,8 +172,7 @@ class SentencePieceTokenizer(Tokenizer):
         return encoding["ids"], offsets
 
     def _encode_rest(self, text: str) -> Sequence[int]:
-        inside = self._with_prefix[False]
-        starts_word = inside.normalize(f".{text}").startswith(".▁")
+        starts_word = self._with_prefix[False].normalize(f".{text}").startswith(".▁")
         return self._with_prefix[starts_word].encode(text)
 
     @functools.cached_property
@@ -279,8 +278,7 @@ class WordPieceTokenizer(_FastTokenizer):
         if not rest:
             return self.encode([text])[0]
         encoding = steps.encode(probe, add_special_tokens=False)
-        ids = encoding.ids[encoding.word_ids.count(0) :]
-        return [*rest, *ids]
+        return [*rest, *encoding.ids[encoding.word_ids.count(0) :]]
 
     def _continue(self, word: str) -> list[int]:
         """Return the token ids of the rest of a word, or none where it has unknown characters."""
