@@ -79,21 +79,22 @@ function openHeads(panel) {
     return found;
   }
 
-  /** Draw lines on a canvas, the strongest on top. */
-  function drawLines(canvas, drawn, strength) {
+  /** Draw lines on a canvas, the strongest on top; `fade` is how much a small weight fades. */
+  function drawLines(canvas, drawn, fade) {
     const { clientWidth: width, clientHeight: height } = canvas, shown = shownHeads();
     const ratio = Math.min(devicePixelRatio, 16000 / height), context = canvas.getContext("2d");
     canvas.width = width * ratio;
     canvas.height = height * ratio;
     context.scale(ratio, ratio);
     const bend = width * 0.45, hues = new Map(shown.map((head) => [head, colour(hueOf(head))]));
-    for (const { head, query, key, share } of drawn.sort((a, b) => a.share - b.share).slice(-MOST_LINES)) {
+    const strongest = drawn.sort((a, b) => a.share - b.share).slice(-MOST_LINES);
+    for (const { head, query, key, share } of strongest) {
       // The lines of the heads are side by side within a row.
       const shift = ((shown.indexOf(head) + 0.5) / shown.length - 0.5) * row * 0.5;
       const from = centre(query) + shift, to = centre(key) + shift;
       context.strokeStyle = hues.get(head);
       context.setLineDash(DASHES[dashOf(head)]);
-      context.globalAlpha = Math.min(1, strength * share);
+      context.globalAlpha = share ** fade;
       context.lineWidth = 0.75 + 2 * share;
       context.beginPath();
       context.moveTo(0, from);
@@ -108,7 +109,7 @@ function openHeads(panel) {
     const { token, key } = hovered ?? state, isQuery = token != null, chosen = token ?? key ?? null;
     const drawn = chosen === null ? [] : isQuery ? lines([chosen], all) : lines(all, [chosen]);
     background.classList.toggle("faint", chosen !== null);
-    drawLines(foreground, drawn.filter(({ share }) => share >= 0.005), 1.4);
+    drawLines(foreground, drawn.filter(({ share }) => share >= 0.005), 0.5);
     queries.forEach((item, i) => item.setAttribute("aria-selected", isQuery && i === chosen));
     keys.forEach((item, i) => item.setAttribute("aria-selected", !isQuery && i === chosen));
     showShares(queries, isQuery ? [] : drawn, "query");
@@ -138,20 +139,19 @@ function openHeads(panel) {
   function summary(index) {
     const shown = shownHeads();
     const mean = shown.length === 1 ? `head ${shown}` : `mean of ${shown.length} heads`;
-    const list = (found, side) => {
+    const list = (verb, found, side) => {
       const sums = new Map();
       for (const line of found) {
         sums.set(line[side], (sums.get(line[side]) ?? 0) + line.share / shown.length);
       }
       const best = [...sums].filter(([, sum]) => sum >= 0.0005).sort((a, b) => b[1] - a[1]);
-      if (!best.length) return ["nothing here"];
       return best.slice(0, 6).flatMap(([i, sum], n) =>
-        [n ? ", " : "", quote(tokens[i]), ` ${percent(sum)}`]);
+        [n ? ", " : ` ${verb} `, quote(tokens[i]), ` ${percent(sum)}`]);
     };
     return [
-      quote(tokens[index]), ` (token ${index}, layer ${state.layer}, ${mean}) looks at `,
-      ...list(lines([index], all), "key"), ". Looked at by ",
-      ...list(lines(all, [index]), "query"), ".",
+      quote(tokens[index]), ` (token ${index}, layer ${state.layer}, ${mean})`,
+      ...list("looks at", lines([index], all), "key"), ". ",
+      ...list("Looked at by", lines(all, [index]), "query"),
     ];
   }
 
@@ -185,7 +185,7 @@ function openHeads(panel) {
     const { layer: index, heads, direction } = state, { clientWidth } = background;
     const needed = [index, heads, direction, clientWidth, colour("paper")].join();
     if (backgroundOf !== needed) {
-      drawLines(background, lines(all, all, length > 64 ? 0.05 : 0.01), 0.9);
+      drawLines(background, lines(all, all, length > 64 ? 0.05 : 0.01), 1);
       backgroundOf = needed;
     }
     drawChosen();
