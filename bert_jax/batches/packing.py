@@ -25,7 +25,6 @@ def pack_sizes(counts: np.ndarray, length: int, limit: int) -> list[tuple[tuple[
     full = []
 
     def add(content: tuple[int, ...], size: int, repeat: int, number: int, room: int) -> None:
-        """Add `repeat` pairs of a size to `number` sequences of this content."""
         content, room = content + (size,) * repeat, room - size * repeat
         if len(content) == limit or not room:
             full.append((content, number))

@@ -45,7 +45,6 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
 
 
 def _find_prefix(path: Path) -> Path:
-    """Return the path of the directory's only checkpoint, without `.index`."""
     prefixes = [index.with_suffix("") for index in sorted(path.glob("*.index"))]
     prefixes = [prefix for prefix in prefixes if prefix.name == _PREFIX] or prefixes
     if len(prefixes) != 1:

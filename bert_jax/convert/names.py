@@ -167,7 +167,6 @@ def _param_shapes(model: BertForPreTraining | TaskModel) -> Mapping[str, Any]:
 
 
 def _read(tensors: Tensors, name: str, shape: tuple[int, ...], where: str) -> np.ndarray:
-    """Return a tensor as float32, after a check of its shape and type."""
     if name not in tensors:
         raise UserError(f"{where} has no {name}; fetch it again, or the config that goes with it")
     tensor = tensors[name]()

@@ -113,8 +113,7 @@ def _block(data: bytes, handle: bytes, position: int) -> Iterator[tuple[bytes, b
         raise ValueError("a checksum does not agree")
     if compression != 0:
         raise ValueError("it is compressed, which TensorFlow does not do")
-    restarts = struct.unpack("<I", data[end - 4 : end])[0]
-    end -= 4 * (restarts + 1)
+    end -= 4 * (struct.unpack("<I", data[end - 4 : end])[0] + 1)  # the restarts, and their number
     key, position = b"", offset
     while position < end:
         shared, position = _varint(data, position)

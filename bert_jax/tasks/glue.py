@@ -32,13 +32,11 @@ _ONE, _PAIR, _STRINGS = ("sentence",), ("sentence1", "sentence2"), ("#1 String",
 _QUESTIONS, _ANSWER = ("question1", "question2"), ("question", "sentence")
 _DUPLICATE, _PREMISE = ("not_duplicate", "duplicate"), ("premise", "hypothesis")
 _INFERENCE = ("entailment", "neutral", "contradiction")
-_COLUMNS = ("source", "label", "mark", "sentence")  # of CoLA
+_ACCEPTABLE, _COLUMNS = ("unacceptable", "acceptable"), ("source", "label", "mark", "sentence")
 _ENTAILMENT, _BOTH = ("entailment", "not_entailment"), ("accuracy", "f1")
 
 LAYOUTS = {
-    "cola": Layout(
-        ("unacceptable", "acceptable"), _ONE, _ONE, metrics=("matthews",), headless=_COLUMNS
-    ),
+    "cola": Layout(_ACCEPTABLE, _ONE, _ONE, metrics=("matthews",), headless=_COLUMNS),
     "sst2": Layout(("negative", "positive"), _ONE, _ONE),
     "mrpc": Layout(("not_equivalent", "equivalent"), _STRINGS, _PAIR, "Quality", _BOTH),
     "stsb": Layout((), _PAIR, _PAIR, "score", ("pearson", "spearman")),

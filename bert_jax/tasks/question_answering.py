@@ -55,9 +55,7 @@ class Answers(NamedTuple):
 
 
 class QuestionAnswering(Task):
-    """Answers to questions, as spans of a text; or none, with `config.with_unanswerable`."""
-
-    # The label of an example is a tuple of true answers, each a text and its first character.
+    """Answers as spans of a text, or none; a label is true answers, each a text and its start."""
 
     model_class = BertForQuestionAnswering
     num_outputs = 2
@@ -173,7 +171,6 @@ class QuestionAnswering(Task):
         return "" if withheld else text
 
     def tune(self, scores: Mapping[str, float]) -> None:
-        """Set the threshold of "no answer" to the best one for these scores."""
         if self.config.with_unanswerable:
             threshold = scores["best_f1_threshold"]
             self.config = dataclasses.replace(self.config, null_threshold=threshold)

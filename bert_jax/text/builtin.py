@@ -95,7 +95,6 @@ def _held_out(sizes: collections.Counter[tuple[str, str]]) -> set[str]:
 
 @functools.cache
 def _library() -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the path of each file from the library's root, and its docstrings."""
     return tuple((name, tuple(_docstrings(path.read_bytes()))) for name, path in _files())
 
 

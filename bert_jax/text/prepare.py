@@ -118,7 +118,6 @@ def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> store.C
 def _identity(
     sources: list[Source], fraction: float, tokenizer: Tokenizer | TokenizerConfig, vocab_size: int
 ) -> dict[str, Any]:
-    """Return JSON that is equal if, and only if, the store is."""
     text, held_out, *_ = [*(source.identity() for source in sources), fraction]
     if isinstance(tokenizer, Tokenizer):
         settings = {"fingerprint": tokenizer.fingerprint}

@@ -157,8 +157,7 @@ class FileSource(Source):
                 or characters > sentences.MAX_DOCUMENT_CHARACTERS
             )
             if lines and (not line or is_full):
-                joined = sentences.split_sentences(" ".join(lines)) if self._split else lines
-                yield joined, position
+                yield sentences.split_sentences(" ".join(lines)) if self._split else lines, position
                 lines, characters = [], 0
 
 
@@ -187,7 +186,6 @@ def _expand(paths: str) -> list[Path]:
 
 
 def _state(path: Path) -> tuple[int, int, int]:
-    """Return the size, the time of the last change, and the inode of a file."""
     with records.open_file(path) as file:
         found = os.fstat(file.fileno())
     return found.st_size, found.st_mtime_ns, found.st_ino

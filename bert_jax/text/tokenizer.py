@@ -177,7 +177,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _with_prefix(self) -> dict[bool, sentencepiece.SentencePieceProcessor]:
-        """The model with a space before each text, and without."""
         processors = {}
         for has_prefix in (False, True):
             proto: Any = sentencepiece_model_pb2.ModelProto.FromString(self._model)  # pyright: ignore
@@ -317,9 +316,8 @@ def wordpiece_model(
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     if strip_accents is not None:
-        tokenizer.normalizer = wordpiece_normalizer(
-            lowercase=lowercase, strip_accents=strip_accents
-        )
+        normalizer = wordpiece_normalizer(lowercase=lowercase, strip_accents=strip_accents)
+        tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = WORDPIECE_SPLITTER
     return tokenizer
 

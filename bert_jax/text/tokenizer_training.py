@@ -73,11 +73,9 @@ def _train_sentencepiece(
 
 def _train_wordpiece(sentences: list[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:
     # Not by the trainer of `tokenizers`, which returns another vocabulary each time that it is run.
-    normalize = wordpiece_normalizer(
-        lowercase=config.lowercase, strip_accents=config.strip_accents
-    ).normalize_str
+    bert = wordpiece_normalizer(lowercase=config.lowercase, strip_accents=config.strip_accents)
     split = WORDPIECE_SPLITTER.pre_tokenize_str
-    words = [[word for word, _ in split(normalize(sentence))] for sentence in sentences]
+    words = [[word for word, _ in split(bert.normalize_str(sentence))] for sentence in sentences]
     # A character that starts every word that it is in, as the Chinese do, needs one token.
     counts: Counter[str] = Counter()
     inside: Counter[str] = Counter()
