@@ -69,9 +69,8 @@ class TrainBatches:
 
 def prefetch(batches: Any, step: int) -> Iterator[Any]:
     """Yield the items of a sequence from `step` on, while a thread prepares the next ones."""
-    dataset = grain.MapDataset.source(batches)[step:]
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
-    return iter(dataset.to_iter_dataset(options))
+    return iter(grain.MapDataset.source(batches)[step:].to_iter_dataset(options))
 
 
 def take_indices(batch: Batch, process_indices: ProcessIndices) -> Batch:

@@ -24,9 +24,8 @@ def split_sentences(paragraph: str) -> list[str]:
     sentences, start = [], 0
     for match in _SENTENCE_END.finditer(paragraph):
         if match[1] is not None:
-            next_character = paragraph[match.end() : match.end() + 1]
             before = paragraph[max(0, match.end(1) - 12) : match.end(1)]
-            if next_character.islower() or _ABBREVIATION.search(before):
+            if paragraph[match.end() : match.end() + 1].islower() or _ABBREVIATION.search(before):
                 continue
         sentences.append(paragraph[start : match.end()].strip())
         start = match.end()
