@@ -140,6 +140,8 @@ def compare(views: Sequence[AttentionView], word: str) -> WordComparison:
     for view in views:
         (text,) = view.texts
         start, end = find_word(text, word)
+        if view.tokenizer.mask_id in view.input_ids:
+            raise UserError(f"the text {text[:60]!r} has a [MASK]; compare texts without")
         _, offsets = view.tokenizer.encode_with_offsets(text)
         # After [CLS].
         found = [i + 1 for i, (first, last) in enumerate(offsets) if first < end and last > start]

@@ -141,6 +141,7 @@ def test_a_word_is_compared_where_it_is(tiny_bert):
         (lambda bert: bert.compare("The bank.", "bank"), "two texts or more"),
         (lambda bert: bert.compare(["A bank.", "The bank."], " "), "give a word"),
         (lambda bert: bert.compare(["A bank.", "A river."], "bank"), "'A river.' has no 'bank'"),
+        (lambda bert: bert.compare(["A bank.", "A [MASK] bank."], "bank"), "texts without"),
     ],
 )
 def test_mistakes(tiny_bert, call, message):
