@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, _: list[str]) -> None:
     """Write the page."""
     if bool(args.text) == bool(args.texts):
-        raise UserError("give a TEXT or two, or a file of them as --texts=FILE")
+        raise UserError("give a TEXT or two, or a file of them as --texts=FILE; not both")
     if args.texts and args.compare:
         raise UserError("--compare=WORD takes each text as a TEXT, and not from --texts=FILE")
     if len(args.text) > 2 and not args.compare:

@@ -60,8 +60,10 @@ def frame(page: str) -> str:
 def check_output(path: str | Path, *, force: bool) -> None:
     """Refuse a path that exists, unless `force`, or is in no folder that can be written."""
     path = Path(path)
-    if os.path.isdir(path) or (os.path.lexists(path) and not force):
-        raise UserError(f"{path} already exists; choose another path, or use --force for a file")
+    if os.path.isdir(path):
+        raise UserError(f"{path} is a folder; give the path of a file")
+    if os.path.lexists(path) and not force:
+        raise UserError(f"{path} already exists; choose another path, or replace it with --force")
     if not os.access(path.absolute().parent, os.W_OK):
         raise UserError(f"{path} cannot be written there; make the folder first")
 
