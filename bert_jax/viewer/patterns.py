@@ -258,10 +258,10 @@ def _sum(
 
     Also those of uniform attention, and the number of queries that each kind has.
     """
-    place = jnp.arange(ids.shape[1])
-    distance = place - place[:, None]  # of the key from the query
+    position = jnp.arange(ids.shape[1])
+    distance = position - position[:, None]  # of the key from the query
     is_text = (roles == _WORD) | (roles == _PUNCTUATION)
-    is_second = place >= second_start[:, None]
+    is_second = position >= second_start[:, None]
     text_key = is_text[:, None, :]
     keys = (
         text_key & (distance == 1),
