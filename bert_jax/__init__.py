@@ -20,8 +20,9 @@ from bert_jax.errors import Interrupted, TrainingError, UserError
 from bert_jax.recipes import recipe
 
 if TYPE_CHECKING:
-    from bert_jax.bert import Bert, Guess, load
+    from bert_jax.bert import Bert, load
     from bert_jax.finetuning import FinetuningResult, finetune
+    from bert_jax.masked_lm import Guess
     from bert_jax.predictions import Predictions
     from bert_jax.pretraining import PretrainingResult, pretrain
     from bert_jax.viewer.patterns import Patterns
@@ -61,8 +62,9 @@ __all__ = [
 
 # Imported when first used: a command that only prepares text should not wait for JAX.
 _MODULES = {
-    "bert": ("Bert", "Guess", "load"),
+    "bert": ("Bert", "load"),
     "finetuning": ("FinetuningResult", "finetune"),
+    "masked_lm": ("Guess",),
     "predictions": ("Predictions",),
     "pretraining": ("PretrainingResult", "pretrain"),
     "viewer.patterns": ("Patterns",),

@@ -23,8 +23,9 @@ from bert_jax.config import (
     validate_model,
 )
 from bert_jax.convert import google, huggingface, names
-from bert_jax.embeddings import Encoder, pad
+from bert_jax.embeddings import Encoder, encoder_inputs
 from bert_jax.errors import UserError
+from bert_jax.masked_lm import Guess, MaskFiller
 from bert_jax.models.bert import BertModel, BertOutput
 from bert_jax.models.heads import BertForPreTraining, TaskModel
 from bert_jax.predictions import Predictions, predict
@@ -36,32 +37,10 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.viewer import page
 from bert_jax.viewer.patterns import Patterns, Survey
-from bert_jax.viewer.view import AttentionView, WordComparison, compare
+from bert_jax.viewer.view import AttentionView, Viewer, WordComparison, compare
 
 # Tokens of a sequence of a foreign model's task, at most: those of google-research `run_squad.py`.
 _TASK_LENGTH = 384
-_GUESSES = 5  # of each layer for a masked token, in the view of a text
-
-
-@dataclasses.dataclass(frozen=True)
-class Guess:
-    """A token for a masked position.
-
-    Attributes:
-      token: as the vocabulary has it.
-      probability: of the token, by the model.
-      text: the whole text with the token filled in.
-      position: index of the masked token in the sequence, in which [CLS] is 0.
-
-    >>> guess = getfixture("tiny_bert").fill_mask("The [MASK] bank.", top_k=1)[0]
-    >>> 0 < guess.probability < 1, guess.position
-    (True, 2)
-    """
-
-    token: str
-    probability: float
-    text: str
-    position: int
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -144,13 +123,10 @@ class Bert:
             build_sequence(truncate(example, room), self.tokenizer, self.config)
             for example in zip(*encoded, strict=True)
         )
-        sequences, seconds = zip(*joined, strict=True)
-        shape = len(sequences), max(map(len, sequences))
-        ids, mask = pad(sequences, shape, self.tokenizer.pad_id)
-        types = np.zeros_like(ids)
-        if self.config.type_vocab_size > 1:
-            types = mask * (np.arange(shape[1]) >= np.array(seconds)[:, None])
-        return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+        sequences, second_starts = zip(*joined, strict=True)
+        padded_length = max(map(len, sequences))
+        pad_id = self.tokenizer.pad_id
+        return encoder_inputs(self.config, sequences, second_starts, padded_length, pad_id)
 
     def __call__(
         self,
@@ -173,17 +149,17 @@ class Bert:
         (2, 16)
         """
         return self._encode(
-            {"params": self.params["bert"]},
             **self.tokenize(texts, text_pairs, max_length),
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
 
     @functools.cached_property
-    def _encode(self) -> Any:
+    def _encode(self) -> Callable[..., BertOutput]:
         model = BertModel(self.config, add_pooling_layer="pooler" in self.params["bert"])
         flags = "output_hidden_states", "output_attentions", "output_queries_keys"
-        return jax.jit(model.apply, static_argnames=flags)
+        encode = jax.jit(model.apply, static_argnames=flags)
+        return functools.partial(encode, {"params": self.params["bert"]})
 
     def encode(
         self, texts: str | Sequence[str], layer: int | Sequence[int] = -1, pooling: str = "mean"
@@ -253,53 +229,12 @@ class Bert:
         ids = self.tokenizer.encode_with_masks(text)
         if self.tokenizer.mask_id not in ids:
             raise UserError(f"the text has no [MASK]: {text[:60]!r}; put one where a token belongs")
-        return self.fill_masked_tokens(ids, top_k)
-
-    def fill_masked_tokens(self, ids: Sequence[int], top_k: int = 5) -> list[Guess]:
-        """Return what `fill_mask` does, for the tokens of a text without [CLS] and [SEP]."""
-        self._check_mlm_head()
-        if top_k < 1:
-            raise UserError(f"top_k is {top_k}; it must be at least 1")
-        tokenizer, longest = self.tokenizer, self.config.max_position_embeddings
-        sequence = [tokenizer.cls_id, *ids, tokenizer.sep_id]
-        if (count := len(sequence)) > longest:
-            raise UserError(
-                f"the text has {count} tokens and the model {longest} positions; shorten it"
-            )
-        positions = [i for i, token in enumerate(sequence) if token == tokenizer.mask_id]
-        padded, _ = pad([positions], (1, -(-len(positions) // 16) * 16), 0)
-        inputs = self._padded(sequence, count)
-        logits = self._apply({"params": self.params}, **inputs, positions=padded).mlm_logits[0]
-        # Embeddings beyond the vocabulary are padding.
-        logits = logits[: len(positions), : tokenizer.vocab_size]
-        probabilities = np.asarray(jax.nn.softmax(logits))
-        guesses = []
-        for position, row in zip(positions, probabilities, strict=True):
-            for token in np.argsort(-row)[:top_k].tolist():
-                filled = [*sequence[1:position], token, *sequence[position + 1 : -1]]
-                name = tokenizer.readable(token)
-                text = tokenizer.decode_with_masks(filled)
-                guesses.append(Guess(name, float(row[token]), text, position))
-        return guesses
-
-    def _check_mlm_head(self) -> None:
-        if "mlm_head" not in self.params:
-            raise UserError(
-                "the checkpoint has no masked LM head; take one that was pretrained and not "
-                "fine-tuned, or pretrain from it to train a head"
-            )
-
-    def _padded(self, ids: Sequence[int] | np.ndarray, second_start: int) -> dict[str, np.ndarray]:
-        """Return the inputs of a sequence, padded to a few sizes: few programs are compiled."""
-        length = max(16, 1 << (len(ids) - 1).bit_length())
-        shape = 1, min(length, self.config.max_position_embeddings)
-        input_ids, mask = pad([ids], shape, self.tokenizer.pad_id)
-        types = mask * (np.arange(shape[1]) >= second_start) * (self.config.type_vocab_size > 1)
-        return {"input_ids": input_ids, "token_type_ids": types, "attention_mask": mask}
+        return self.mask_filler(ids, top_k)
 
     @functools.cached_property
-    def _apply(self) -> Any:
-        return jax.jit(self.model.apply)
+    def mask_filler(self) -> MaskFiller:
+        """What guesses the masked tokens of a sequence, by token ids."""
+        return MaskFiller(self.config, self.params, self.model, self.tokenizer)
 
     def attention(self, text: str, text_pair: str | None = None) -> AttentionView:
         """Return what the model computes for a text: attention maps, queries, keys, guesses.
@@ -318,72 +253,19 @@ class Bert:
         >>> len(view.guesses[2])  # of the embeddings and of each layer
         3
         """
-        c, tokenizer = self.config, self.tokenizer
         texts = [text] if text_pair is None else [text, text_pair]
-        encoded = [tokenizer.encode_with_masks(each) for each in texts]
-        if not all(encoded):
-            raise UserError("a text is empty; give one with words")
-        room = max_text_tokens(len(texts), c, c.max_position_embeddings)
-        kept = truncate(encoded, room)
-        size, is_truncated = sum(map(len, encoded)), kept != encoded
-        if is_truncated:
+        view = self._viewer(repr(self), texts, lambda: self.mask_filler)
+        if view.is_truncated:
             warnings.warn(
-                f"the text has {size:,} tokens and was truncated to the {room:,} for which the "
-                "model has positions",
+                "the text is longer than the model's positions and was truncated to "
+                f"{len(view.input_ids):,} tokens",
                 stacklevel=2,
             )
-        ids, second_start = build_sequence(kept, tokenizer, c)
-        count = len(ids)
-        page.check_size(c.num_hidden_layers, c.num_attention_heads, c.hidden_size, count, 1)
-        inputs = self._padded(ids, second_start)
-        output = self._encode(
-            {"params": self.params["bert"]},
-            **inputs,
-            output_hidden_states=True,
-            output_attentions=True,
-            output_queries_keys=True,
-        )
+        return dataclasses.replace(view, prediction=self._prediction(texts))
 
-        def by_layer(arrays: Iterable[Any]) -> np.ndarray:
-            return np.stack([np.asarray(array[0], np.float32) for array in arrays])
-
-        states = by_layer(output.hidden_states)[:, :count]
-        layers = output.queries_keys
-        has_positions = layers[0].position_scores is not None
-        positions = by_layer(x.position_scores for x in layers) if has_positions else None
-        masked = np.flatnonzero(ids == tokenizer.mask_id)
-        return AttentionView(
-            model=repr(self),
-            tokenizer=tokenizer,
-            texts=texts,
-            input_ids=ids,
-            second_start=second_start,
-            maps=by_layer(output.attentions)[..., :count, :count],
-            queries=by_layer(x.query for x in layers)[..., :count, :],
-            keys=by_layer(x.key for x in layers)[..., :count, :],
-            position_scores=None if positions is None else positions[..., :count, :count],
-            hidden_states=states,
-            guesses=self._guesses_by_layer(states, masked) if masked.size else {},
-            prediction=self._prediction(texts),
-            is_truncated=is_truncated,
-        )
-
-    def _guesses_by_layer(
-        self, states: np.ndarray, positions: np.ndarray
-    ) -> dict[int, list[list[tuple[str, float]]]]:
-        """Return the best tokens at masked positions by hidden states [layers + 1, L, D]."""
-        self._check_mlm_head()
-        predict = functools.partial(self.model.apply, method="mlm_logits")
-        logits: Any = jax.jit(predict)({"params": self.params}, states[:, positions])
-        probabilities = np.asarray(jax.nn.softmax(logits[..., : self.tokenizer.vocab_size]))
-        best = np.argsort(-probabilities)[..., :_GUESSES]
-        return {
-            int(position): [
-                [(self.tokenizer.readable(int(t)), float(layer[i, t])) for t in tokens[i]]
-                for layer, tokens in zip(probabilities, best, strict=True)
-            ]
-            for i, position in enumerate(positions)
-        }
+    @functools.cached_property
+    def _viewer(self) -> Viewer:
+        return Viewer(self.config, self.tokenizer, self._encode)
 
     def _prediction(self, texts: Sequence[str]) -> dict[str, Any] | None:
         """Return the prediction of a fine-tuned model for a text or a pair, where it has one."""

@@ -188,6 +188,25 @@ def pad(
     return ids, mask
 
 
+def encoder_inputs(
+    config: ModelConfig,
+    sequences: Sequence[Sequence[int] | np.ndarray],
+    second_starts: Sequence[int],  # of the second text of a pair, or the end of the sequence
+    length: int,
+    pad_id: int,
+) -> dict[str, np.ndarray]:
+    """Return `input_ids`, `token_type_ids` and `attention_mask` of sequences, [N, length]."""
+    input_ids, mask = pad(sequences, (len(sequences), length), pad_id)
+    types = mask * (np.arange(length) >= np.array(second_starts)[:, None])
+    types *= config.type_vocab_size > 1
+    return {"input_ids": input_ids, "token_type_ids": types, "attention_mask": mask}
+
+
+def few_lengths(config: ModelConfig, length: int) -> int:
+    """Return the padded length of a single sequence, a power of two: few programs are compiled."""
+    return min(max(16, 1 << (length - 1).bit_length()), config.max_position_embeddings)
+
+
 _Text = TypeVar("_Text", bound=str | tuple[str, str])
 
 

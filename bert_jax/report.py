@@ -160,7 +160,7 @@ def pretraining_end(
     if bert and not console.is_quiet():
         print_on_main("")
         for ids, answer in examples:
-            guesses = bert.fill_masked_tokens(ids, 3)
+            guesses = bert.mask_filler(ids, 3)
             listed = ", ".join(f"{guess.token} {guess.probability:.0%}" for guess in guesses)
             text = corpus.tokenizer.decode_with_masks(ids)
             print_on_main(f"{text}\n    [MASK] = {listed} (was {answer})")

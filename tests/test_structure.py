@@ -14,6 +14,7 @@ LAYERS = (
     ("report", "initialization"),
     ("bert",),
     ("viewer",),
+    ("masked_lm",),
     ("embeddings", "predictions"),
     ("planning",),
     ("convert",),

@@ -2,13 +2,17 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bert_jax.config import ModelConfig
+from bert_jax.embeddings import encoder_inputs, few_lengths
 from bert_jax.errors import UserError
+from bert_jax.masked_lm import MaskFiller
+from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page, patterns
 from bert_jax.viewer.patterns import Patterns
@@ -94,6 +98,59 @@ class AttentionView:
 
     def _repr_html_(self) -> str:
         return page.frame(_render([self]))
+
+
+class Viewer:
+    """Compute views of texts by an encoder: `BertModel.apply` with its parameters, compiled."""
+
+    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, encode: Callable[..., Any]):
+        self._config, self._tokenizer, self._encode = config, tokenizer, encode
+
+    def __call__(
+        self, model: str, texts: Sequence[str], mask_filler: Callable[[], MaskFiller]
+    ) -> AttentionView:
+        """Return the view of a text or a pair, without a prediction; see `Bert.attention`."""
+        c, tokenizer = self._config, self._tokenizer
+        encoded = [tokenizer.encode_with_masks(text) for text in texts]
+        if not all(encoded):
+            raise UserError("a text is empty; give one with words")
+        kept = truncate(encoded, max_text_tokens(len(texts), c, c.max_position_embeddings))
+        ids, second_start = build_sequence(kept, tokenizer, c)
+        count = len(ids)
+        page.check_size(c.num_hidden_layers, c.num_attention_heads, c.hidden_size, count, 1)
+        masked = np.flatnonzero(ids == tokenizer.mask_id)
+        filler = mask_filler() if masked.size else None
+        length = few_lengths(c, count)
+        output = self._encode(
+            **encoder_inputs(c, [ids], [second_start], length, tokenizer.pad_id),
+            output_hidden_states=True,
+            output_attentions=True,
+            output_queries_keys=True,
+        )
+
+        def by_layer(arrays: Iterable[Any]) -> np.ndarray:
+            return np.stack([np.asarray(array[0], np.float32) for array in arrays])
+
+        states = by_layer(output.hidden_states)[:, :count]
+        layers = output.queries_keys
+        positions = None
+        if layers[0].position_scores is not None:
+            positions = by_layer(x.position_scores for x in layers)[..., :count, :count]
+        return AttentionView(
+            model=model,
+            tokenizer=tokenizer,
+            texts=texts,
+            input_ids=ids,
+            second_start=second_start,
+            maps=by_layer(output.attentions)[..., :count, :count],
+            queries=by_layer(x.query for x in layers)[..., :count, :],
+            keys=by_layer(x.key for x in layers)[..., :count, :],
+            position_scores=positions,
+            hidden_states=states,
+            guesses=filler.by_layer(states, masked) if filler else {},
+            prediction=None,
+            is_truncated=kept != encoded,
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
