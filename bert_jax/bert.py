@@ -75,10 +75,11 @@ class Bert:
         c, size = self.config, sum(x.size for x in jax.tree.leaves(self.params))
         labels = f" of {len(self.task.labels)} labels" if self.task and self.task.labels else ""
         task = f", {self.task.kind}{labels}" if self.task else ""
+        layers = "1 layer" if c.num_hidden_layers == 1 else f"{c.num_hidden_layers} layers"
+        heads = "1 head" if c.num_attention_heads == 1 else f"{c.num_attention_heads} heads"
         return (
-            f"Bert({c.model_type}, {c.num_hidden_layers} layers of {c.hidden_size}, "
-            f"{c.num_attention_heads} heads, {size:,} parameters, {self.tokenizer.kind} of "
-            f"{self.tokenizer.vocab_size:,} tokens{task})"
+            f"Bert({c.model_type}, {layers} of {c.hidden_size}, {heads}, {size:,} parameters, "
+            f"{self.tokenizer.kind} of {self.tokenizer.vocab_size:,} tokens{task})"
         )
 
     def tokenize(

@@ -193,6 +193,8 @@ def test_save_and_load(tiny_bert, tiny_classifier, tmp_path):
         with pytest.raises(UserError, match="already exists"):
             bert.save(tmp_path / name)
     assert "classification of 2 labels" in repr(tiny_classifier)
+    single = dataclasses.replace(tiny_bert.config, num_hidden_layers=1, num_attention_heads=1)
+    assert " 1 layer of 16, 1 head, " in repr(dataclasses.replace(tiny_bert, config=single))
 
 
 def test_errors_read_as_those_of_the_commands(tiny_bert, tiny_run, tmp_path, bert_jax_main):
