@@ -13,6 +13,8 @@ function openHeads(panel) {
   const { tokens, heads, secondStart } = currentText(), { length } = tokens;
   const isPair = secondStart < length, all = range(0, length);
   const row = length > 48 ? 22 : 28, gap = isPair ? 18 : 0; // heights, in pixels
+  const special = new Set([0, secondStart - 1, length - 1]);
+  const specialNames = `${tokens[0]} and ${tokens[length - 1]}`;
   const centre = (i) => (i + 0.5) * row + (i >= secondStart ? gap : 0);
   const isOn = (head) => state.heads?.includes(head) ?? true;
   const shownHeads = () => range(1, heads + 1).filter(isOn);
@@ -79,6 +81,9 @@ function openHeads(panel) {
     return found;
   }
 
+  /** Return whether a line is not hidden. */
+  const isShown = ({ query, key }) => !state.hide || !(special.has(query) || special.has(key));
+
   /** Draw lines on a canvas, the strongest on top; `fade` is how much a small weight fades. */
   function drawLines(canvas, drawn, fade) {
     const { clientWidth: width, clientHeight: height } = canvas, shown = shownHeads();
@@ -109,7 +114,7 @@ function openHeads(panel) {
     const { token, key } = hovered ?? state, isQuery = token != null, chosen = token ?? key ?? null;
     const drawn = chosen === null ? [] : isQuery ? lines([chosen], all) : lines(all, [chosen]);
     background.classList.toggle("faint", chosen !== null);
-    drawLines(foreground, drawn.filter(({ share }) => share >= 0.005), 0.5);
+    drawLines(foreground, drawn.filter((line) => line.share >= 0.005 && isShown(line)), 0.5);
     queries.forEach((item, i) => item.setAttribute("aria-selected", isQuery && i === chosen));
     keys.forEach((item, i) => item.setAttribute("aria-selected", !isQuery && i === chosen));
     showShares(queries, isQuery ? [] : drawn, "query");
@@ -165,12 +170,21 @@ function openHeads(panel) {
     const onclick = () => change({ heads: chosen });
     buttons.element.append(button({ class: "link", onclick }, label));
   }
-  const options = [["all", "All"], ["AB", "A→B"], ["BA", "B→A"], ["AA", "A→A"], ["BB", "B→B"]];
+  const about = `${tokens[0]} and the ${tokens[length - 1]} after A count as A, the last ` +
+    `${tokens[length - 1]} as B; shares are not rescaled`;
+  const options = Object.keys(DIRECTIONS).map((name) =>
+    name === "all" ? [name, "All"] : [name, [...name].join("→"), about]);
+  const hide = h("input", {
+    type: "checkbox", checked: state.hide === 1, onchange: () => change({ hide: hide.checked ? 1 : null }),
+  });
   const directions = choice("From → to", options, state.direction, (direction) =>
     change({ direction }));
+  const meaning = h("p", { class: "hint" });
+  const styles = heads > HUES ? "Colours and dashes tell the heads apart." : "Colours are the heads.";
   const widest = Math.min(18, Math.max(...tokens.map((token) => [...token].length)) + 1);
   panel.append(
-    h("div", { class: "controls" }, layerControl(1), buttons.element, isPair ? directions : ""),
+    h("div", { class: "controls" }, layerControl(1), buttons.element, isPair ? directions : "",
+      h("label", { class: "control" }, hide, `Hide ${specialNames}`)), meaning,
     h("div", { class: "heads", style: `--row: ${row}px; --gap: ${gap}px; --token: ${widest}ch` },
       h("p", { class: "caption" }, "Queries look …"), h("span"),
       h("p", { class: "caption" }, "… at keys"), queries.list,
@@ -180,12 +194,14 @@ function openHeads(panel) {
   return (loaded) => {
     layer = loaded;
     buttons.refresh();
+    meaning.replaceChildren(`The larger a share, the wider and the more opaque its line. ${styles} `,
+      state.hide ? `Lines from and to ${specialNames} are hidden; the percentages are the model’s.` : "");
     queries.forEach((item, i) => item.classList.toggle("outside", !isInside(i, 0)));
     keys.forEach((item, i) => item.classList.toggle("outside", !isInside(i, 1)));
-    const { layer: index, heads, direction } = state, { clientWidth } = background;
-    const needed = [index, heads, direction, clientWidth, colour("paper")].join();
+    const { layer: index, heads, direction, hide } = state, { clientWidth } = background;
+    const needed = [index, heads, direction, hide, clientWidth, colour("paper")].join();
     if (backgroundOf !== needed) {
-      drawLines(background, lines(all, all, length > 64 ? 0.05 : 0.01), 1);
+      drawLines(background, lines(all, all, length > 64 ? 0.05 : 0.01).filter(isShown), 1);
       backgroundOf = needed;
     }
     drawChosen();

@@ -1,24 +1,19 @@
 // Heat maps: numbers as colours, with names on both axes.
 
-/** The colours of shares, from 0 on, and of numbers below and above 0. */
-const SHARES = ["ramp-0", "ramp-1", "ramp-2"];
-const SIGNED = ["minus", "zero", "plus"];
+/** Scales of shares from 0 to 1, of which small ones are to be seen too, and of numbers from −1 to 1. */
+const SHARES = { names: ["ramp-0", "ramp-1", "ramp-2"], least: 0, place: Math.sqrt };
+const SIGNED = { names: ["minus", "zero", "plus"], least: -1, place: (x) => (x + 1) / 2 };
 
-/** Return 256 colours along a gradient, as pixels of a canvas. */
-function palette(names) {
+/** Return a scale's colours: a function that returns the pixel of a number, for cells and legends. */
+function shades({ names, place }) {
   const context = h("canvas", { width: 256, height: 1 }).getContext("2d");
   const gradient = context.createLinearGradient(0, 0, 256, 0);
   names.forEach((name, i) => gradient.addColorStop(i / (names.length - 1), colour(name)));
   context.fillStyle = gradient;
   context.fillRect(0, 0, 256, 1);
-  return new Uint32Array(context.getImageData(0, 0, 256, 1).data.buffer);
+  const colours = new Uint32Array(context.getImageData(0, 0, 256, 1).data.buffer);
+  return (x) => colours[Math.round(255 * clamp(place(x), 0, 1))];
 }
-
-/** Return a palette's colour of a number from 0 to 1. */
-const tint = (colours, x) => colours[Math.round(255 * clamp(x, 0, 1))];
-
-/** Return the place of a share in a palette: small ones are to be seen too. */
-const visible = (share) => Math.sqrt(share);
 
 /** Fill a canvas with a colour for each row and column. */
 function paint(canvas, rows, columns, colourOf) {
@@ -32,22 +27,34 @@ function paint(canvas, rows, columns, colourOf) {
   context.putImageData(image, 0, 0);
 }
 
-/** Return the scale of a palette: its colours, between what its ends mean. */
-function legend(first, last, names, title = "") {
-  const stops = names.map((name) => `var(--${name})`);
-  if (names === SHARES) stops[1] += " 25%"; // of which the square root, as in `visible`, is a half
-  const style = `background: linear-gradient(to right, ${stops.join()})`;
+/** Return a scale's legend: its colours, between what its ends mean. */
+function legend(first, last, scale, title = "") {
+  const canvas = h("canvas"), { least } = scale;
+  canvas.draw = () => {
+    const shade = shades(scale);
+    paint(canvas, 1, 201, (_, i) => shade(least + ((1 - least) * i) / 200));
+  };
+  canvas.draw();
   const words = [title, first].filter(Boolean).map((text) => h("span", {}, text));
-  return h("span", { class: "legend" }, ...words, h("i", { style }), h("span", {}, last));
+  return h("span", { class: "legend" }, ...words, canvas, h("span", {}, last));
+}
+
+/** What `tokenMap` draws for a pair, in words. */
+const BOUNDARY = "Lines part the tokens of A from those of B.";
+
+/** Return the attributes of a map of a text's tokens: its class, and where the second text starts. */
+function tokenMap(name, { tokens, secondStart }) {
+  const share = secondStart / tokens.length;
+  return share < 1 ? { class: `${name} pair`, style: `--start: ${percent(share)}` } : { class: name };
 }
 
 /**
  * Return a heat map: its element, `paint` by a function of row and column, and `mark` for a cell.
  * `rows` and `columns` are names, `size` is of a cell in pixels. `readout` says what `describe`
  * returns for a cell, as nodes, and `hint` for none; `onpick` is called for a cell that is clicked
- * or reached with the arrow keys.
+ * or reached with the arrow keys; `cells` are attributes.
  */
-function heatMap({ rows, columns, size, label, describe, readout, hint, onpick }) {
+function heatMap({ rows, columns, size, label, describe, readout, hint, onpick, cells }) {
   const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `${label}; arrow keys move` });
   const cursor = h("i", { class: "cursor", hidden: true });
   const left = axis(rows, "left"), top = axis(columns, "top");
@@ -101,8 +108,8 @@ function heatMap({ rows, columns, size, label, describe, readout, hint, onpick }
   const style = `--cell: ${size}px; --width: ${width}px; --height: ${height}px`;
   return {
     element: h("div", { class: "heatmap box", style }, h("span", { class: "corner" }), top, left,
-      h("div", { class: "cells" }, canvas, cursor)),
-    focus: () => canvas.focus(),
+      h("div", cells ?? { class: "cells" }, canvas, cursor)),
+    focus: () => canvas.focus({ preventScroll: true }),
     mark: (cell) => show((chosen = cell)),
     paint: (colourOf) => paint(canvas, rows.length, columns.length, colourOf),
   };

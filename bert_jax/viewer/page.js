@@ -21,11 +21,12 @@ const VIEWS = [
 /**
  * What is chosen, as the address has it. Texts and tokens are counted from 0, layers and heads from
  * 1; layer 0 are the embeddings. `token` is a query or a row of a map, `key` a key or a column.
- * `heads` are those of the head view, null for all; `map` is 1 while the model view shows a map.
+ * `heads` are those of the head view, null for all; `map` is 1 while the model view shows a map;
+ * `hide` is 1 while the head view hides the lines of [CLS] and [SEP].
  */
 const state = {
   view: "", text: 0, layer: 1, head: 1, heads: null, token: null, key: null, direction: "all",
-  map: null,
+  map: null, hide: null,
 };
 
 const currentText = () => data.texts[state.text];
@@ -188,10 +189,10 @@ function headButtons(label, role, { isOn, onclick, ...listeners }) {
   };
 }
 
-/** Return buttons of which one is chosen: `options` are values with their labels. */
+/** Return buttons of which one is chosen: `options` are values with their labels and titles. */
 function choice(label, options, chosen, onchange) {
-  const buttons = options.map(([value, text]) => button({
-    role: "radio", "aria-checked": value === chosen ? "true" : "false",
+  const buttons = options.map(([value, text, title = ""]) => button({
+    role: "radio", title, "aria-checked": value === chosen ? "true" : "false",
     onclick: (event) => {
       buttons.forEach((each) => each.setAttribute("aria-checked", each === event.target));
       onchange(value);
@@ -224,6 +225,7 @@ function readAddress() {
   const isPair = text.secondStart < text.tokens.length, direction = fields.get("direction");
   state.direction = isPair && direction in DIRECTIONS ? direction : "all";
   state.map = within("map", 1, 1, null);
+  state.hide = within("hide", 1, 1, null);
 }
 
 /** Write what is chosen to the address, so that a link opens the same. */
@@ -257,12 +259,20 @@ async function drawView() {
   const drawing = ++drawings;
   try {
     const layer = hasTexts && (await getLayer(state.text, state.layer));
-    if (drawing === drawings) draw(layer);
+    if (drawing !== drawings) return;
+    for (const each of document.querySelectorAll(".legend canvas")) each.draw(); // in new colours
+    draw(layer);
+    document.querySelectorAll(".box, [role=tablist]").forEach(markMore);
   } catch (error) {
     const reason = "The numbers cannot be read: the file is incomplete, or the browser too old. ";
     document.getElementById("panel").replaceChildren(h("p", { class: "warning" }, reason, `${error}`));
     throw error;
   }
+}
+
+/** Let a box fade at its end while there is more to scroll to. */
+function markMore(box) {
+  box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
 }
 
 /** Build the chosen view of the chosen text. */
@@ -292,7 +302,8 @@ function header() {
   if (!hasTexts) parts.push(h("h1", {}, "Where the attention heads look"));
   else if (data.comparison) {
     const word = say(`“${data.comparison.word}”`);
-    parts.push(h("h1", {}, word, ` in ${data.texts.length} texts`), textButtons());
+    parts.push(h("h1", {}, word, ` in ${data.texts.length} texts`), textButtons(),
+      h("p", { class: "hint" }, "The marked text is the one below and in each tab; click another."));
   } else {
     const { texts } = data.texts[0], isPair = texts.length > 1;
     parts.push(...texts.map((text, i) =>
@@ -365,6 +376,7 @@ async function start() {
   document.getElementById("tabs").append(...tabs());
   addEventListener("hashchange", () => (readAddress(), openView()));
   addEventListener("resize", drawView);
+  document.addEventListener("scroll", ({ target }) => target.classList && markMore(target), true);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawView);
   await openView();
   performance.mark("shown");

@@ -6,6 +6,7 @@ function openLayers(panel) {
   let layer = null;
   const map = heatMap({
     rows: tokens, columns: tokens, readout, label: "Cosine of each two tokens’ hidden states",
+    cells: tokenMap("cells", currentText()),
     describe: (i, j) => [
       quote(tokens[i]), " and ", quote(tokens[j]), " have a cosine of ",
       `${number(layer.cosines[i * length + j] / 32767)} ${layerName(state.layer, "in the embeddings")}`,
@@ -15,17 +16,19 @@ function openLayers(panel) {
   });
   const chart = data.comparison ? comparison() : null;
   const title = say(`“${texts.join(" ")}”`);
-  if (chart) panel.append(chart.element, h("h2", {}, "All tokens of ", title));
+  const which = `All tokens of text ${state.text + 1}, `;
+  if (chart) panel.append(chart.element, h("h2", {}, which, title));
   panel.append(h("section", {},
     h("div", { class: "controls" }, layerControl(0), legend("−1", "1", SIGNED, "cosine")),
-    h("p", { class: "hint" }, "The cosine of the hidden states of each two tokens: 1 where the ",
-      "model makes them alike, 0 where they have nothing in common."),
+    h("p", { class: "hint" }, "The cosine of the hidden states of each two tokens, 1 for the same ",
+      "direction. All tokens of a layer have much in common: compare its cosines with each other, ",
+      "not with 0.", tokens.length > currentText().secondStart ? ` ${BOUNDARY}` : ""),
     map.element, readout));
   return (loaded) => {
     layer = loaded;
     chart?.draw();
-    const colours = palette(SIGNED);
-    map.paint((i, j) => tint(colours, 0.5 + layer.cosines[i * length + j] / 65534));
+    const shade = shades(SIGNED);
+    map.paint((i, j) => shade(layer.cosines[i * length + j] / 32767));
     map.mark(state.token !== null && state.key !== null ? [state.token, state.key] : null);
   };
 }
@@ -49,7 +52,8 @@ function comparison() {
     element: h("section", {},
       h("h2", {}, "How alike is ", say(`“${word}”`), " in each two texts?"),
       h("p", { class: "hint" }, "The cosine of the word’s vectors, from the embeddings through each ",
-        "layer. A line is named by the numbers of its two texts."),
+        "layer. A line is named by the numbers of its two texts; the dotted line is the layer of the ",
+        "slider below."),
       h("div", { class: "comparison" }, figure, h("div", { class: "box" }, table))),
     draw: () => figure.replaceChildren(lineChart(lines, figure.clientWidth,
       `Cosine of “${word}” in each two texts by layer; the numbers are in the table`)),

@@ -12,31 +12,35 @@ function openNeuron(panel) {
   });
   const strip = tokenStrip("Query", tokens, query, (token) => change({ token, key: null }));
   const columns = [
-    ["q·k", "q·k", "the sum of the products"],
+    ["q·k", "q·k", hasPositionScores ? "the sum of the products" : "the score: the sum of the products"],
     ["position", "+ position", "the relative position’s part of the score"],
-    ["score", `÷ √${headSize}`, "the score"],
+    ["scaled", `÷ √${headSize}`, "the scaled score"],
     ["softmax", "softmax", "computed in this page"],
-    ["map", "map", "what the model computed, in 255 steps"],
+    ["map", "map, 8 bits", "what the model computed, in 255 steps"],
   ].filter(([name]) => hasPositionScores || name !== "position");
+  const bands = () => h("div", { class: "bands", "aria-hidden": true },
+    ...["q", "k", "q × k"].map((name) => h("span", {}, name)));
   const rows = tokens.map((token, key) => h("tr", {
     onpointerenter: () => explain(key), onkeydown: (event) => walk(event, key),
   },
   h("th", { scope: "row" }, say(token)),
-  h("td", {}, h("canvas", {
+  h("td", {}, h("div", { class: "products" }, bands(), h("canvas", {
     role: "img", "aria-label": `${headSize} products`,
     style: `width: ${headSize * clamp(Math.floor(400 / headSize), 4, 14)}px`,
     onpointermove: (event) => showTip(event, [product(key, dimensionAt(event))]),
     onpointerleave: hideTip, onclick: (event) => explain(key, dimensionAt(event)),
-  })),
-  ...columns.map(([name]) => h("td", { class: `number ${name}` }))));
+  }))),
+  ...columns.map(([name], i) =>
+    h("td", { class: `number ${name}${i < columns.length - 2 ? "" : " share"}` }))));
   rove(rows, { onfocus: (key) => explain(key) });
-  const heading = (text, title) => h("th", { scope: "col", title }, text);
+  const heading = (text, title, name = "") =>
+    h("th", { scope: "col", title, class: name }, text);
   panel.append(
     h("div", { class: "controls" }, layerControl(1), picker.element), strip.element, about, scales,
     h("div", { class: "box tall" }, h("table", { class: "neurons" },
       h("thead", {}, h("tr", {}, heading("key", ""),
         heading("query × key = product", "from the top of each row"),
-        ...columns.map(([, text, title]) => heading(text, title)))),
+        ...columns.map(([, text, title], i) => heading(text, title, i < columns.length - 2 ? "number" : "share")))),
       h("tbody", {}, ...rows))),
     readout);
   let steps = null, dimension = null;
@@ -61,10 +65,10 @@ function openNeuron(panel) {
   /** Return a product of the query and a key in words. */
   function product(key, i) {
     const { k, products } = steps.keys[key];
-    return `dimension ${i + 1}: ${number(steps.q[i])} × ${number(k[i])} = ${number(products[i])}`;
+    return `index ${i}: ${number(steps.q[i])} × ${number(k[i])} = ${number(products[i])}`;
   }
 
-  /** Return the dimension below the pointer. */
+  /** Return the index below the pointer. */
   const dimensionAt = ({ offsetX, target }) =>
     clamp(Math.floor((offsetX / target.clientWidth) * headSize), 0, headSize - 1);
 
@@ -80,23 +84,24 @@ function openNeuron(panel) {
   /** Follow the computation for a key in words, with one of its products or the largest. */
   function explain(key, chosen = null) {
     dimension = chosen;
+    rows.forEach((row, i) => row.classList.toggle("on", i === key));
     const { products, sum, position, score, share, map } = steps.keys[key];
     const sizes = products.map(Math.abs), largest = sizes.indexOf(Math.max(...sizes));
     readout.replaceChildren(
       quote(tokens[query()]), " → ", quote(tokens[key]), `: q·k = ${number(sum)}`,
       hasPositionScores ? `, plus ${number(position)} for the position` : "",
-      `; ÷ √${headSize} = ${number(score, 3)}; e`, h("sup", {}, number(score, 3)),
-      ` = ${Math.exp(score).toPrecision(4)}, over the sum ${steps.total.toPrecision(4)}, is `,
-      `${percent(share)}; the model’s own map has ${percent(map)}. `,
-      `${chosen === null ? "The largest product is in" : "In"} ${product(key, chosen ?? largest)}.`);
+      `; ÷ √${headSize} = ${number(score, 3)}; exp(${number(score, 3)}) = `,
+      `${Math.exp(score).toPrecision(4)}, over the sum ${steps.total.toPrecision(4)}, is `,
+      `${percent(share)}; the model’s own map, stored in 8 bits, has ${percent(map)}. `,
+      `${chosen === null ? "The largest product is at" : "At"} ${product(key, chosen ?? largest)}.`);
   }
 
   /** Draw the query, a key and their products, one below the other. */
-  function drawStrips(canvas, { k, products }, largest, largestProduct, colours) {
+  function drawStrips(canvas, { k, products }, largest, largestProduct, shade) {
     const strips = [steps.q, k, products], scale = [largest, largest, largestProduct];
     paint(canvas, 11, headSize, (i, j) => {
       const strip = Math.floor(i / 4); // three pixels high, with one between
-      return i % 4 < 3 ? tint(colours, 0.5 + strips[strip][j] / (2 * scale[strip])) : 0;
+      return i % 4 < 3 ? shade(strips[strip][j] / scale[strip]) : 0;
     });
   }
 
@@ -104,28 +109,29 @@ function openNeuron(panel) {
     steps = compute(layer);
     picker.refresh();
     strip.refresh();
-    const { q, keys, total } = steps, colours = palette(SIGNED);
+    const { q, keys, total } = steps, shade = shades(SIGNED);
     const most = (arrays) => Math.max(...arrays.map((array) => Math.max(...array.map(Math.abs))), 1e-9);
     const largest = most([q, ...keys.map(({ k }) => k)]);
     const largestProduct = most(keys.map(({ products }) => products));
     rows.forEach((row, key) => {
       const { sum, position, score, share, map } = keys[key], [, picture, ...cells] = row.children;
       const values = {
-        "q·k": number(sum), position: number(position), score: number(score, 3),
+        "q·k": number(sum), position: number(position), scaled: number(score, 3),
         softmax: percent(share), map: percent(map),
       };
       columns.forEach(([name], i) => (cells[i].textContent = values[name]));
       cells.at(-2).style.setProperty("--share", share);
       cells.at(-1).style.setProperty("--share", map);
-      drawStrips(picture.firstChild, keys[key], largest, largestProduct, colours);
+      drawStrips(picture.querySelector("canvas"), keys[key], largest, largestProduct, shade);
     });
     about.replaceChildren(
       `How head ${state.head} of layer ${state.layer} looks from `, quote(tokens[query()]),
       `: its query and the key of each token are ${headSize} numbers each. Multiplied one by one and `,
-      "added up, they give q·k. ", hasPositionScores ? "Their relative position adds to it. " : "",
-      `Divided by √${headSize} = ${root.toFixed(2)}, that is the score; e to the power of the `,
-      `score, over the sum for all keys (${total.toPrecision(4)}), is the share: the softmax.`);
-    scales.replaceChildren("In each row, from the top: query, key, product.",
+      hasPositionScores ? "added up, they give q·k, and the score with a part of their relative " +
+        "position. " : "added up, they give the score, q·k. ",
+      `Divided by √${headSize} = ${root.toFixed(2)}, that is the scaled score. Its exponential, `,
+      `over the sum for all keys (${total.toPrecision(4)}), is the share: the softmax.`);
+    scales.replaceChildren(
       legend(number(-largest), number(largest), SIGNED, "query, key"),
       legend(number(-largestProduct), number(largestProduct), SIGNED, "product"));
     const shares = keys.map(({ share }) => share);

@@ -10,26 +10,28 @@ function openPatterns(panel) {
   const rows = layerNames.flatMap((_, i) => headNames.map((_, j) => ({
     layer: i + 1, head: j + 1, ...Object.fromEntries(shown.map((name) => [name, values[name][i][j]])),
   })));
-  const largest = (name) => Math.max(...rows.map((row) => row[name] ?? 0), 1e-9);
   const title = (name) => ({ cls: "[CLS]", sep: "[SEP]" })[name] ?? name.replaceAll("_", " ");
-  const format = (value) => (value === null ? "–" : value.toFixed(3));
+  const format = (value) => (value === null ? "–" : percent(value));
   const maps = shown.map((name) => heatMap({
-    rows: layerNames, columns: headNames, size: headNames.length > 16 ? 12 : 18, readout,
+    rows: layerNames, columns: headNames, size: headNames.length > 12 ? 16 : 20, readout,
     label: `${title(name)} by layer and head`,
     hint: "Point at a cell to read it; click to find its head in the table.",
     describe: (i, j) => [`Layer ${i + 1}, head ${j + 1}: ${title(name)} ${format(values[name][i][j])}`],
     onpick: (i, j) => find(i + 1, j + 1),
   }));
-  const even = (name) => ` Attention to all tokens alike has ${format(uniform[name])}.`;
+  const even = (name) =>
+    name === "broad" ? "" : ` A head that looks evenly: ${format(uniform[name])}.`;
   const figures = shown.map((name, n) => h("figure", {}, h("h2", {}, title(name)), maps[n].element,
-    h("figcaption", {}, legend("0", format(largest(name)), SHARES),
-      h("p", {}, explanations[name], even(name)))));
+    h("figcaption", {}, explanations[name], even(name))));
   const columns = ["layer", "head", ...shown], sort = { column: "layer", down: false };
-  const headers = columns.map((column) => h("th", { scope: "col" },
-    button({ title: explanations[column] ?? "", onclick: () => sortBy(column) }, title(column))));
+  const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+  const headers = columns.map((column) => h("th", {
+    scope: "col", class: shown.includes(column) ? "share" : "number",
+  }, button({ title: explanations[column] ?? "", onclick: () => sortBy(column) }, title(column))));
   panel.append(
-    h("p", { class: "hint" }, `Means over ${texts.toLocaleString("en")} texts with `,
-      `${tokens.toLocaleString("en")} tokens. In each map a row is a layer and a column a head.`),
+    h("div", { class: "hint" }, `Means over ${count(texts, "text")} with ${count(tokens, "token")}. `,
+      "In each map a row is a layer and a column a head. All have one scale.",
+      legend("0%", "100%", SHARES)),
     h("section", {}, h("div", { class: "patterns" }, ...figures), readout),
     h("h2", {}, "All heads"),
     h("div", { class: "box tall" }, h("table", { class: "sortable" },
@@ -53,7 +55,7 @@ function openPatterns(panel) {
     body.replaceChildren(...rows.map((row) => h("tr", { id: `head-${row.layer}-${row.head}` },
       h("td", { class: "number" }, String(row.layer)), h("td", { class: "number" }, String(row.head)),
       ...shown.map((name) => h("td", {
-        class: "number share", style: `--share: ${(row[name] ?? 0) / largest(name)}`,
+        class: "number share", style: `--share: ${row[name] ?? 0}`,
       }, format(row[name]))))));
   }
 
@@ -67,11 +69,10 @@ function openPatterns(panel) {
 
   drawTable();
   return () => {
-    const colours = palette(SHARES);
+    const shade = shades(SHARES);
     shown.forEach((name, n) => {
-      const most = largest(name), shares = values[name];
-      maps[n].paint((i, j) =>
-        shares[i][j] === null ? 0 : tint(colours, visible(shares[i][j] / most)));
+      const shares = values[name];
+      maps[n].paint((i, j) => (shares[i][j] === null ? 0 : shade(shares[i][j])));
       maps[n].mark(null);
     });
   };

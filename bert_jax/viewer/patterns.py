@@ -27,9 +27,9 @@ EXPLANATIONS = {
     "same": "The query's own token where it occurs elsewhere in the sequence.",
     "cls": "[CLS], at the start of the sequence.",
     "sep": "[SEP], at the end of each text.",
-    "punctuation": "Tokens of punctuation and symbols alone.",
+    "punctuation": "Tokens that are nothing but punctuation or symbols.",
     "other_segment": "The tokens of the other text of a pair.",
-    "broad": "All tokens alike: the entropy of the attention, 1 where all have the same share.",
+    "broad": "The entropy of the attention: 100% where all tokens have the same share.",
 }
 
 

@@ -243,6 +243,7 @@ def _description(view: AttentionView) -> dict[str, Any]:
     return {
         "texts": list(view.texts),
         "tokens": view.tokens,
+        "vocabSize": view.tokenizer.vocab_size,
         "secondStart": view.second_start,
         "layers": layers,
         "heads": heads,

@@ -168,18 +168,23 @@ def test_neurons_follow_the_computation(show, relative):
         positions = view.position_scores[2, 1, 4]
         np.testing.assert_allclose(numbers(page, "position"), positions, rtol=0, atol=0.006)
         scores = scores + positions
-    np.testing.assert_allclose(numbers(page, "score"), scores / np.sqrt(8), rtol=0, atol=0.005)
+    np.testing.assert_allclose(numbers(page, "scaled"), scores / np.sqrt(8), rtol=0, atol=0.005)
     computed, shown = numbers(page, "softmax") / 100, numbers(page, "map") / 100
     assert_shares(computed, view.maps[2, 1, 4])
     np.testing.assert_allclose(computed, shown, rtol=0, atol=0.001 + 1 / 510)
     np.testing.assert_allclose(computed.sum(), 1, rtol=0, atol=0.0036)
+    best = TOKENS[np.argmax(scores)]
+    assert page.locator("tr.on th").all_inner_texts() == [best]
+    page.hover(".neurons tbody tr:nth-child(2)")
+    assert page.locator("tr.on th").all_inner_texts() == ["the"]
+    assert "→ the: q·k = " in page.locator(".readout").inner_text()
 
 
 def test_neurons_show_each_product(show, view):
     page = show(view, "view=neuron&token=1")
     page.hover(".neurons tbody tr:nth-child(3) canvas", position={"x": 30, "y": 10})
     query, key = view.queries[0, 0, 1, 2], view.keys[0, 0, 2, 2]
-    words = f"dimension 3: {query:.2f} × {key:.2f} = {query * key:.2f}".replace("-", "−")
+    words = f"index 2: {query:.2f} × {key:.2f} = {query * key:.2f}".replace("-", "−")
     assert page.locator(".tip").inner_text() == words
     page.mouse.move(0, 0)
     page.focus(".neurons tbody tr:nth-child(3)")
@@ -211,7 +216,7 @@ def test_the_model_opens_a_map(show, view):
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "Enter"):
         page.keyboard.press(key)
     page.wait_for_selector("dialog[open]")
-    box = page.locator("dialog canvas").bounding_box()
+    box = page.locator("dialog .cells canvas").bounding_box()
     cell = box["width"] / 7
     page.mouse.move(box["x"] + 5.5 * cell, box["y"] + 3.5 * cell)
     words = page.locator("dialog .tip").inner_text()
@@ -250,6 +255,7 @@ def test_a_word_is_compared(show):
         assert texts == [f"{value:.2f}" for value in cosines[:, i, j]]
     assert page.locator(".chart .line > text").all_text_contents() == ["1–2", "1–3", "2–3"]
     page.click(".texts button >> nth=1")
+    assert "All tokens of text 2, " in page.locator("#panel").inner_text()
     page.click("[role=tab] >> text=Heads")
     assert page.locator(".column.key li").count() == 5
 
@@ -264,6 +270,8 @@ def test_guesses_by_layer(show):
         ["Layer 1", "75.0% king", "12.5% city"],
     ]
     assert page.locator("mark").inner_text() == "[MASK]"
+    assert page.locator("thead th").all_inner_texts() == ["1st guess", "2nd guess"]
+    assert "1 / 4 = 25%" in page.locator("#panel .hint").inner_text()
 
 
 def test_predictions(show):
@@ -305,11 +313,99 @@ def test_patterns_are_sorted(open_page, tmp_path):
     rows = [row.locator("td").all_inner_texts() for row in page.locator("tbody tr").all()]
     order = np.argsort(-values, axis=None)
     expected = [(i // 3 + 1, i % 3 + 1, values.flat[i]) for i in order]
-    assert rows == [[str(i), str(j), f"{value:.3f}"] for i, j, value in expected]
+    assert rows == [[str(i), str(j), f"{value:.1%}"] for i, j, value in expected]
+    bars = "cells => cells.map(cell => parseFloat(getComputedStyle(cell, '::after').width) / 56)"
+    found = page.locator("td.share").evaluate_all(bars)
+    np.testing.assert_allclose(found, [value for *_, value in expected], rtol=0, atol=0.001)
+    assert "evenly: 10.0%" in page.locator("figcaption").inner_text()
     page.click("th >> text=[CLS]")
     assert page.locator("tbody tr td >> nth=2").inner_text() == rows[-1][2]
-    page.hover("figure canvas", position={"x": 20, "y": 20})
-    assert page.locator(".readout").inner_text() == f"Layer 2, head 2: [CLS] {values[1, 1]:.3f}"
+    page.hover("figure canvas", position={"x": 30, "y": 30})
+    assert page.locator(".readout").inner_text() == f"Layer 2, head 2: [CLS] {values[1, 1]:.1%}"
+
+
+# Of a copy: a canvas that is read often warns.
+PIXELS = """canvas => {
+    const { width, height } = canvas, copy = new OffscreenCanvas(width, height).getContext("2d");
+    copy.drawImage(canvas, 0, 0);
+    return [...copy.getImageData(0, 0, width, height).data];
+}"""
+
+
+def pixels(page, canvas):
+    """The colours of a canvas, one row after the other, [pixels, 3]."""
+    return np.array(page.locator(canvas).first.evaluate(PIXELS)).reshape(-1, 4)[:, :3]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_legends_have_the_colours_of_their_cells(show, open_page, tmp_path, view, dark):
+    """Where a legend has a number, its colour is that of a cell with the number."""
+    values = np.random.default_rng(0).uniform(0, 1, (2, 3))
+    path = tmp_path / "patterns.html"
+    path.write_text(patterns_page({"cls": values.tolist()}))
+    chosen, maps = "view=model&layer=2&head=3", view.maps[1, 2]
+    largest = maps.max(-1, keepdims=True)
+    shares = np.round(maps / largest * 255) / 255 * largest
+    for page, cells, numbers, least in (
+        (open_page(path, "", dark=dark), "figure canvas", values, 0),
+        (show(view, f"{chosen}&map=1", dark=dark), "dialog .cells canvas", shares, 0),
+        (show(view, "view=layers", dark=dark), ".cells canvas", view.similarities()[1], -1),
+    ):
+        page.wait_for_selector(cells)
+        scale = pixels(page, f"{'dialog ' * ('dialog' in cells)}.legend canvas")
+        places = (numbers.ravel() - least) / (1 - least) * (len(scale) - 1)
+        near = np.clip(np.round(places).astype(int) + np.array([[-1], [0], [1]]), 0, len(scale) - 1)
+        apart = np.abs(scale[near].astype(int) - pixels(page, cells).astype(int)).max(-1).min(0)
+        assert apart.max() <= 4
+        assert np.abs(np.diff(scale.astype(int), axis=0)).max() < 30
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_bars_are_seen(show, view, dark):
+    page = show(view, "view=neuron", dark=dark)
+    colours = page.evaluate(
+        """[getComputedStyle(document.body).backgroundColor,
+            getComputedStyle(document.querySelector("td.share"), "::after").backgroundColor]"""
+    )
+    channels = np.array([[int(x) for x in colour[4:-1].split(",")] for colour in colours]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    luminances = linear @ [0.2126, 0.7152, 0.0722] + 0.05
+    assert luminances.max() / luminances.min() >= 3
+
+
+def test_lines_of_special_tokens_are_hidden(show, view):
+    """Lines alone: their percentages stay."""
+    page = show(view, "token=0")
+    before, drawn = shares(page, "key"), ".lines canvas >> nth=1"
+    assert pixels(page, drawn).any()
+    page.check("text=Hide [CLS] and [SEP]")
+    page.wait_for_function("location.hash.includes('hide=1')")
+    page.wait_for_selector(".hint:has-text('are hidden')")
+    assert not pixels(page, drawn).any()
+    assert shares(page, "key") == before
+    page.click(".column.query li:nth-child(2)")
+    assert pixels(page, drawn).any()
+    again = show(view, "token=0&hide=1")
+    assert again.is_checked("text=Hide [CLS] and [SEP]")
+
+
+def test_a_pair_has_a_boundary(show, view):
+    pair = random_view(PAIR, second_start=4)
+    start = "element => getComputedStyle(element).getPropertyValue('--start')"
+    for address, cells in (("view=model", ".small-map"), ("view=layers", ".cells")):
+        page = show(pair, address)
+        assert page.locator(f"{cells}.pair").first.evaluate(start) == "57.1%"
+        assert "part the tokens of A" in page.locator("#panel .hint").first.inner_text()
+        assert show(view, address).locator(".pair").count() == 0
+
+
+def test_wide_boxes_show_that_they_scroll(show, view):
+    page = show(view, "view=neuron", width=360)
+    page.wait_for_selector(".box.more")
+    page.locator(".box").evaluate("box => (box.scrollLeft = box.scrollWidth)")
+    page.wait_for_selector(".box:not(.more)")
+    assert page.locator(".readout").evaluate("line => getComputedStyle(line).position") == "static"
+    assert show(view, "view=neuron").locator(".box.more").count() == 0
 
 
 HOSTILE = ["[CLS]", "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\"'&amp;"]

@@ -10,6 +10,7 @@ class Words:
 
     def __init__(self, words):
         self.words = words
+        self.vocab_size = len(words)
 
     def readable(self, index):
         return self.words[index]
