@@ -175,12 +175,13 @@ function openHeads(panel) {
   const options = Object.keys(DIRECTIONS).map((name) =>
     name === "all" ? [name, "All"] : [name, [...name].join("→"), about]);
   const hide = h("input", {
-    type: "checkbox", checked: state.hide === 1, onchange: () => change({ hide: hide.checked ? 1 : null }),
+    type: "checkbox", checked: state.hide === 1,
+    onchange: () => change({ hide: hide.checked ? 1 : null }),
   });
   const directions = choice("From → to", options, state.direction, (direction) =>
     change({ direction }));
   const meaning = h("p", { class: "hint" });
-  const styles = heads > HUES ? "Colours and dashes tell the heads apart." : "Colours are the heads.";
+  const styles = `Colours ${heads > HUES ? "and dashes " : ""}tell the heads apart.`;
   const widest = Math.min(18, Math.max(...tokens.map((token) => [...token].length)) + 1);
   panel.append(
     h("div", { class: "controls" }, layerControl(1), buttons.element, isPair ? directions : "",
@@ -195,7 +196,7 @@ function openHeads(panel) {
     layer = loaded;
     buttons.refresh();
     meaning.replaceChildren(`The larger a share, the wider and the more opaque its line. ${styles} `,
-      state.hide ? `Lines from and to ${specialNames} are hidden; the percentages are the model’s.` : "");
+      state.hide ? `Lines of ${specialNames} are hidden; the percentages are the model’s.` : "");
     queries.forEach((item, i) => item.classList.toggle("outside", !isInside(i, 0)));
     keys.forEach((item, i) => item.classList.toggle("outside", !isInside(i, 1)));
     const { layer: index, heads, direction, hide } = state, { clientWidth } = background;

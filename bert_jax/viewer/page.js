@@ -303,7 +303,8 @@ function header() {
   else if (data.comparison) {
     const word = say(`“${data.comparison.word}”`);
     parts.push(h("h1", {}, word, ` in ${data.texts.length} texts`), textButtons(),
-      h("p", { class: "hint" }, "The marked text is the one below and in each tab; click another."));
+      h("p", { class: "hint" }, "The matrix below and the other tabs are of the " +
+        "highlighted text; click another to choose it."));
   } else {
     const { texts } = data.texts[0], isPair = texts.length > 1;
     parts.push(...texts.map((text, i) =>

@@ -127,8 +127,8 @@ function openNeuron(panel) {
     about.replaceChildren(
       `How head ${state.head} of layer ${state.layer} looks from `, quote(tokens[query()]),
       `: its query and the key of each token are ${headSize} numbers each. Multiplied one by one and `,
-      hasPositionScores ? "added up, they give q·k, and the score with a part of their relative " +
-        "position. " : "added up, they give the score, q·k. ",
+      hasPositionScores ? "added up, they give q·k; with a part for their relative position, the " +
+        "score. " : "added up, they give the score, q·k. ",
       `Divided by √${headSize} = ${root.toFixed(2)}, that is the scaled score. Its exponential, `,
       `over the sum for all keys (${total.toPrecision(4)}), is the share: the softmax.`);
     scales.replaceChildren(
