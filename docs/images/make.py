@@ -17,8 +17,8 @@ import bert_jax
 FOLDER = Path(__file__).parent
 # The name of a picture, its page, what is chosen in it, and its height in pixels.
 PICTURES = (
-    ("heads", "cat", "view=head&layer=2&token=2&heads=9", 590),
-    ("neuron", "cat", "view=neuron&layer=2&head=9&token=2", 800),
+    ("heads", "cat", "view=head&layer=2&token=2&heads=9", 640),
+    ("neuron", "cat", "view=neuron&layer=2&head=9&token=2", 870),
     ("model", "cat", "view=model", 800),
     ("compare", "bank", "view=layers&layer=6", 740),
 )
