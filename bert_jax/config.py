@@ -85,7 +85,7 @@ class Phase:
     0
     """
 
-    start: float = setting(0.5, "first step, as a share of all steps", FINITE)
+    start: float = setting(0.5, "first step, or below 1 its share of all steps", FINITE)
     max_length: int = setting(512, "tokens a sequence")
     batch_size: int = setting(256, "sequences a step, over all devices")
     max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
@@ -112,7 +112,7 @@ class DataConfig:
     )
     max_length: int = setting(128, "tokens a sequence, in the first phase")
     batch_size: int = setting(256, "sequences a step, over all devices, in the first phase")
-    phases: tuple[Phase, ...] = setting((), "later phases, with other lengths")
+    phases: tuple[Phase, ...] = _resumable((), "later phases, with other lengths")
     pairs: Literal["nsp", "sop", "none"] = setting(
         "nsp", "sentence pairs: next sentence, sentence order, or none for full blocks of text"
     )
@@ -183,7 +183,7 @@ class TrainConfig:
     """
 
     seed: int = setting(0, "of initial weights, data order, masks and dropout", NOT_NEGATIVE)
-    steps: int = setting(1_000_000, "training steps", STEPS)
+    steps: int = _resumable(1_000_000, "training steps", STEPS)
     log_every: int = _resumable(100, "steps between logs")
     eval_every: int = _resumable(10_000, "steps between evaluations")
     eval_rows: int = _resumable(20_000, "held-out sequences of an evaluation, at most")
@@ -282,8 +282,9 @@ def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
     result = []
     for phase in (first, *data.phases):
         default = default_predictions(phase.max_length, data.mask_fraction)
-        start, most = round(phase.start * config.steps), phase.max_predictions or default
-        result.append((start, dataclasses.replace(phase, max_predictions=most)))
+        start, most = phase.start, phase.max_predictions or default
+        first = round(start * config.steps) if start < 1 else int(start)
+        result.append((first, dataclasses.replace(phase, max_predictions=most)))
     return result
 
 
@@ -298,8 +299,11 @@ def validate(config: TrainConfig) -> None:
         wrong = "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained"
         raise UserError(f"{wrong}; set it to False, or train such a tokenizer")
     starts = [phase.start for phase in data.phases]
-    if starts != sorted(set(starts)) or not all(0 < start < 1 for start in starts):
-        raise UserError(f"data.phases start at {starts}; they must rise, between 0 and 1")
+    steps = [start if start >= 1 else start * config.steps for start in starts]
+    is_whole = all(start < 1 or start.is_integer() for start in starts)
+    if not is_whole or steps != sorted(set(steps)) or not all(0 < s < config.steps for s in steps):
+        wanted = f"they must rise, each a share between 0 and 1 or a step before {config.steps:,}"
+        raise UserError(f"data.phases start at {starts}; {wanted}")
     if not data.eval_fraction and not data.eval_source:
         raise UserError("data.eval_fraction is 0; raise it, or give data.eval_source")
     needs = f"data.pairs {data.pairs} needs"

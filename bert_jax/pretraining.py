@@ -178,8 +178,11 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         hosts.print_on_main(f"resuming from step {step:,}; --init is not used again")
     elif run.init:
         report.initialized_from(run.init_name, state.params, run.init.params)
+    before = workdirs.own_config(workdir) if step else None
     workdirs.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
     report.pretraining_start(config, corpus, mesh, state, batches, workdir)
+    if before:
+        report.new_schedule(before, config, step)
 
     with closing(Writer(workdir, step, PANELS)) as writer:
         state = loop.fit(

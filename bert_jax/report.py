@@ -26,6 +26,7 @@ from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus
+from bert_jax.training.optimizer import schedule
 from bert_jax.training.step import TrainState
 
 _BLOCK = 1 << 20  # tokens that are counted at once
@@ -65,6 +66,19 @@ def pretraining_start(
     if reason := _unlearnable_pairs(config, corpus, pairs):
         name = config.data.pairs.upper()
         print_on_main(f"warning    {reason}; train without {name} by --config.data.pairs=none")
+
+
+def new_schedule(before: TrainConfig, config: TrainConfig, step: int) -> None:
+    """Print how the schedule of a run differs from what it was, and whether its rate jumps."""
+    if (before.steps, before.data.phases) == (config.steps, config.data.phases):
+        return
+    starts = (f"; length {p.max_length} from step {f:,}" for f, p in phases(config) if f >= step)
+    end = f"the rate now falls to 0 at step {config.steps:,}; it was {before.steps:,}"
+    print_on_main(f"schedule   {end}{''.join(starts)}")
+    old, new = (np.asarray(schedule(c.optimizer, c.steps)(step)) for c in (before, config))
+    if old < new:
+        jump = f"the learning rate jumps at step {step:,} from {old:.3g} to {new:.3g}"
+        print_on_main(f"warning    {jump}, as it had decayed for the earlier end")
 
 
 def _devices(mesh: Mesh) -> str:

@@ -41,13 +41,14 @@ def add_fields(parser: argparse.ArgumentParser, config: Any, names: Sequence[str
             parser.add_argument(flag, type=type(value), default=value, choices=choices, help=text)
 
 
-def read_config(recipe: str, words: Sequence[str], kind: type) -> Recipe:
-    """Return the config of a recipe with the fields that the other words of the command set."""
+def read_config(recipe: str, words: Sequence[str], kind: type, own: Any = None) -> Recipe:
+    """Return the config of a recipe, or `own`, with the fields that the other words set."""
     path, argument = recipes.find(recipe)
-    config = recipes.recipe(recipe)
+    config = own or recipes.recipe(recipe)
     if not isinstance(config, kind):
         raise UserError(f"recipe {path}: get_config() returns no {kind.__name__}")
-    names, rest = [], list(words)
+    names = [field.name for field in settings.fields(config.model)] if own else []
+    rest = list(words)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--config."):

@@ -1,6 +1,7 @@
 """The workdir of a run: check that a run may start or resume there, claim it, write to it."""
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import time
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 
 from bert_jax import settings
-from bert_jax.config import FinetuneConfig, TrainConfig
+from bert_jax.config import FinetuneConfig, Phase, TrainConfig, phases
 from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.locks import locked
@@ -46,6 +47,29 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
         raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
     if _has_checkpoint(workdir):
         check_same_run(config, workdir / "config.json")
+        if isinstance(config, TrainConfig):
+            _check_steps_done(config, workdir)
+
+
+def _check_steps_done(config: TrainConfig, workdir: Path) -> None:
+    """Refuse fewer steps than a run has done, and other phases than it did them with."""
+    done, saved = _steps_done(workdir), own_config(workdir)
+    if config.steps < done:
+        wrong = f"{workdir} has done {done:,} steps, and steps is {config.steps:,}"
+        raise UserError(f"{wrong}; raise it or choose another --workdir")
+    if saved and _begun(config, done) != _begun(saved, done):
+        wrong = f"{workdir} has done {done:,} steps with other data.phases"
+        raise UserError(f"{wrong}; let new ones start at that step or later")
+
+
+def _steps_done(workdir: Path) -> int:
+    names = [path.name for path in workdir.glob("checkpoints/*")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def _begun(config: TrainConfig, done: int) -> list[tuple[int, Phase]]:
+    """Return the phases of the steps that are done, each with its first step."""
+    return [(f, dataclasses.replace(p, start=f)) for f, p in phases(config) if f < max(done, 1)]
 
 
 def _has_checkpoint(workdir: Path) -> bool:
@@ -79,12 +103,27 @@ def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
 
 
 def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None:
-    """Set what a run that resumes had resolved when it began: `dtype` "auto", `vocab_size` 0."""
-    if _has_checkpoint(workdir):
-        saved = _saved_config(type(config), workdir / "config.json").model
-        if config.model.dtype == "auto":
-            config.model.dtype = saved.dtype
-        config.model.vocab_size = config.model.vocab_size or saved.vocab_size
+    """Set what a run that resumes has resolved: `dtype`, `vocab_size`, the start of phases."""
+    if not _has_checkpoint(workdir):
+        return
+    saved = _saved_config(type(config), workdir / "config.json")
+    if config.model.dtype == "auto":
+        config.model.dtype = saved.model.dtype
+    config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
+    if isinstance(config, TrainConfig):
+        # A share of other steps is another step, and a phase that has begun keeps its first one.
+        begun = _begun(saved, _steps_done(workdir))[1:]
+        changed = list(config.data.phases)
+        for index, ((first, _), phase) in enumerate(zip(begun, changed, strict=False)):
+            if phase.start < 1 and phases(config)[index + 1][0] != first:
+                changed[index] = dataclasses.replace(phase, start=float(first))
+        config.data.phases = tuple(changed)
+
+
+def own_config(workdir: Path) -> TrainConfig | None:
+    """Return the config of the pretraining run of a workdir; None if there is none."""
+    path = workdir / "config.json"
+    return _saved_config(TrainConfig, path) if os.path.exists(path) else None
 
 
 def _saved_config(kind: type, path: Path) -> Any:
