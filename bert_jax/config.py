@@ -297,7 +297,7 @@ def validate(config: TrainConfig) -> None:
     strips = not config.tokenizer.path and config.tokenizer.kind != "sentencepiece"
     if config.tokenizer.strip_accents and not strips:
         wrong = "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained"
-        raise UserError(f"{wrong}; set it to False, or train such a tokenizer")
+        raise UserError(f"{wrong}; drop it, or train such a tokenizer")
     starts = [phase.start for phase in data.phases]
     steps = [start if start >= 1 else start * config.steps for start in starts]
     is_whole = all(start < 1 or start.is_integer() for start in starts)

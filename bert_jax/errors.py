@@ -1,5 +1,19 @@
 """User-facing errors: a one-line message and an exit code each."""
 
+import difflib
+from collections.abc import Iterable, Mapping
+
+
+def nearest(word: str, names: Iterable[str] | Mapping[str, str], otherwise: str) -> str:
+    """Return a question for the nearest name, as a mapping shows it, or `otherwise`.
+
+    >>> nearest("smal", ["tiny", "small"], "there are tiny and small")
+    'did you mean small?'
+    """
+    shown = names if isinstance(names, Mapping) else {name: name for name in names}
+    close = difflib.get_close_matches(word, shown, 1)
+    return f"did you mean {shown[close[0]]}?" if close else otherwise
+
 
 class CommandError(Exception):
     """Ends a command with its message and `exit_code`."""

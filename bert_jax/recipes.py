@@ -1,12 +1,11 @@
 """Recipes: Python files whose `get_config()` returns a config, found by name."""
 
-import difflib
 import os
 import runpy
 from pathlib import Path
 from typing import Any
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 
 _PACKAGE = Path(__file__).parent
 # A wheel has the recipes inside the package; a clone has them beside it.
@@ -44,6 +43,6 @@ def find(name: str) -> tuple[Path, str]:
     if os.path.isfile(stem):
         return Path(stem), argument
     names = [p.relative_to(_FOLDER).with_suffix("").as_posix() for p in _FOLDER.rglob("*.py")]
-    close = difflib.get_close_matches(stem.removesuffix(".py").removeprefix("configs/"), names, 1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(names))}"
+    word = stem.removesuffix(".py").removeprefix("configs/")
+    hint = nearest(word, names, f"there are {', '.join(sorted(names))}")
     raise UserError(f"--config={name}: no such recipe or file; {hint}")

@@ -5,16 +5,15 @@ The same declaration serves the check of a config, its JSON, `--config.FIELD=VAL
 
 import ast
 import dataclasses
-import difflib
 import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 
 _LIMIT = 2**32
 
@@ -58,6 +57,12 @@ def fields(config: Any, prefix: str = "") -> Iterator[Field]:
 def flatten(config: Any) -> dict[str, Any]:
     """Return the values of nested dataclasses by dotted name."""
     return {field.name: field.value for field in fields(config)}
+
+
+def spellings(names: Iterable[str], value: str = "") -> dict[str, str]:
+    """Return the flag of each field by its dotted name, and by the last part of it."""
+    flags = {name: f"--config.{name}{value}" for name in names}
+    return {name.rpartition(".")[2]: flag for name, flag in flags.items()} | flags
 
 
 def check(config: Any, prefix: str = "") -> None:
@@ -109,8 +114,7 @@ def override(config: Any, name: str, text: str | None) -> None:
     """Set a field by its dotted name to a value from the command line; None is a bare flag."""
     known = {field.name: field for field in fields(config)}
     if name not in known:
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean --config.{close[0]}?" if close else "--help lists the fields"
+        hint = nearest(name, spellings(known), "--help lists the fields")
         raise UserError(f"--config.{name}: no such field; {hint}")
     hint = known[name].hint
     if text is None:
@@ -151,7 +155,9 @@ def _from_json(hint: Any, value: Any, where: str) -> Any:
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value not in choices:
-            raise UserError(f"{where} is {value!r}; choose one of {', '.join(map(str, choices))}")
+            every = f"choose one of {', '.join(map(str, choices))}"
+            hint = nearest(str(value), map(str, choices), every)
+            raise UserError(f"{where} is {value!r}; {hint}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) <= _LIMIT else math.inf  # which no field accepts

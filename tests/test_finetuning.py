@@ -181,7 +181,7 @@ def test_a_mistake_ends_the_script_with_one_line(script, task, tmp_path):
     code, _, errors = run_script("finetune.py", script[1], *command)
     assert code == 2
     assert errors.startswith("finetune.py: ")
-    assert "has no column 'text'; set data.text" in errors
+    assert "has no column 'text'; set --config.data.text to" in errors
     assert errors.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

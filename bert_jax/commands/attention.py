@@ -1,5 +1,7 @@
 """Show what a model sees in a text: its attention, as a page for any browser.
 
+    bert-jax attention runs/tiny "Return the name of the file."
+
 One text or a pair; with --compare, a word in several texts; with --texts, the patterns of each head
 over all texts of a file, as a page and as JSON.
 """

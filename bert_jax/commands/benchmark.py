@@ -1,5 +1,7 @@
 """Time the train step of a config on the devices of this host, on random sequences.
 
+    bert-jax benchmark --config=tiny
+
 Prints its speed, MFU, memory and compile time, beside the speed of a matmul alone.
 """
 
@@ -11,13 +13,13 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from bert_jax.commands.flags import add_config, read_config
+from bert_jax.commands.flags import Parser, add_config, read_config
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig, phases, validate
 from bert_jax.errors import UserError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     add_config(parser, "tiny", TrainConfig)
     add = parser.add_argument
     add("--text", action="store_true", help="also time the batches of data.source")

@@ -1,5 +1,7 @@
 """Embed every line of a text file with the frozen encoder, into an .npz.
 
+    bert-jax embed runs/tiny README.md --output=vectors.npz
+
 It holds `vectors`, one a line. For tokens and words there is one vector each; `spans` has their
 first and end character in the line, and `ends` the vector at which each line ends.
 """

@@ -1,4 +1,9 @@
-"""Print the most probable tokens for each [MASK] of a text."""
+"""Print the most probable tokens for each [MASK] of a text.
+
+    bert-jax fill-mask runs/tiny "Return the [MASK] of the file."
+
+An empty line separates the guesses for several masks. Each is a probability, a token and the text.
+"""
 
 import argparse
 

@@ -1,5 +1,7 @@
 """Fine-tune an encoder for a task.
 
+    bert-jax finetune --init=runs/tiny --workdir=runs/docstrings
+
 The same command again resumes a run that was interrupted. Fields of the model that are not set are
 the checkpoint's. On several hosts it is started as `bert-jax pretrain` is.
 """
@@ -7,11 +9,11 @@ the checkpoint's. On several hosts it is started as `bert-jax pretrain` is.
 import argparse
 
 from bert_jax.commands import process
-from bert_jax.commands.flags import CHECKPOINT, add_config, add_run, read_config
+from bert_jax.commands.flags import CHECKPOINT, Parser, add_config, add_run, read_config
 from bert_jax.config import FinetuneConfig
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     add_config(parser, "finetune/docstrings", FinetuneConfig)
     add_run(parser, "runs/tiny", f"{CHECKPOINT} (runs/tiny)")
 

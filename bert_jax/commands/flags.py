@@ -1,12 +1,13 @@
 """Flags that several commands share: `--config=RECIPE --config.FIELD=VALUE`, and those of hosts."""
 
 import argparse
+import re
 import typing
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from bert_jax import recipes, settings
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 
 CHECKPOINT = "a workdir, one of its checkpoints, or a Hugging Face or Google checkpoint directory"
 
@@ -19,16 +20,82 @@ class Recipe(NamedTuple):
     model_fields: Sequence[str]  # those of the model that the command line sets
 
 
-def add_config(parser: argparse.ArgumentParser, default: str, kind: type) -> None:
-    """Add `--config` to a parser, and every field of a config to its help."""
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with the nearest of the names that it knows.
+
+    `flags` has the flag that sets a field of the config, for messages that name the field.
+    """
+
+    def __init__(self, **options: Any):
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=raw, **options)
+        self.flags: dict[str, str] = {}
+        self.recipe: tuple[str, type] = ("", object)  # the default, and the type of its config
+
+    def format_help(self) -> str:
+        """Begin with what the command does and an example, as argparse does not."""
+        about, self.description = (self.description or "").strip(), None
+        if self.recipe[0]:
+            self.epilog = self._list_fields(*self.recipe)
+        return f"{about}\n\n{super().format_help()}"
+
+    def _list_fields(self, default: str, kind: type) -> str:
+        """Return each field of the recipe that the command names, with its value and meaning."""
+        words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        words.add_argument("--config", nargs="?", default=default)
+        recipe = words.parse_known_args()[0].config or default
+        config = read_config(recipe, [], kind).config
+        text = f"Fields of the config, with the values of --config={recipe}:\n"
+        defaults = settings.flatten(kind())
+        for field in settings.fields(config):
+            text += f"\n  --config.{field.name}={field.value}\n        {field.metadata['help']}"
+            if typing.get_origin(field.hint) is Literal:
+                text += f" ({', '.join(map(str, typing.get_args(field.hint)))})"
+            if field.value != defaults[field.name]:
+                text += f" (default: {defaults[field.name] or 'none'})"
+        return text
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = list(map(str, action.choices))
+            flag = "/".join(action.option_strings) or "command"
+            every = f"choose one of {', '.join(names)}"
+            raise UserError(f"{flag} {value!r} is unknown; {nearest(str(value), names, every)}")
+
+    def check(self, words: Sequence[str]) -> None:
+        """Refuse the first of the remaining words that no field of the config accounts for."""
+        fields = list(settings.flatten(self.recipe[1]())) if self.recipe[0] else []
+        for word in words:
+            name, equals, value = word.partition("=")
+            if fields and (not name.startswith("--") or name.startswith("--config.")):
+                continue
+            if not word.startswith("-"):
+                raise UserError(
+                    f"{word!r} is one word too many; put quotes around text with spaces"
+                )
+            names = settings.spellings(fields, equals + value)
+            for flag in self._option_string_actions:
+                names[flag.strip("-").replace("-", "_")] = flag + equals + value
+            hint = nearest(name.strip("-").replace("-", "_"), names, "--help lists the flags")
+            raise UserError(f"{word!r} is not a flag; {hint}")
+
+    def in_its_words(self, message: str) -> str:
+        """Return a message with the flag of each field that it names."""
+        names = "|".join(map(re.escape, self.flags))
+        pattern = rf"(?<![\w./-])({names})(?!\w|\.\w)"
+        return re.sub(pattern, lambda m: self.flags[m[0]], message) if names else message
+
+
+def add_config(parser: Parser, default: str, kind: type) -> None:
+    """Add `--config` to a parser, whose help then lists every field of a config."""
     what = f"the name of a recipe, or the path of a Python file with one ({default})"
     parser.add_argument("--config", default=default, metavar="RECIPE", help=what)
-    parser.epilog = "Fields of the config, with their values where the recipe does not set them:\n"
-    for field in settings.fields(kind()):
-        text = field.metadata["help"]
-        parser.epilog += f"\n  --config.{field.name}={field.value}\n        {text}"
-        if typing.get_origin(field.hint) is Literal:
-            parser.epilog += f" ({', '.join(map(str, typing.get_args(field.hint)))})"
+    parser.recipe = default, kind
+    names = settings.flatten(kind())
+    parser.flags = {name: f"--config.{name}" for name in names if "." in name}
 
 
 def add_fields(parser: argparse.ArgumentParser, config: Any, names: Sequence[str]) -> None:

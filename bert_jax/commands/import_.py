@@ -1,5 +1,7 @@
 """Make a checkpoint of a Hugging Face or Google checkpoint directory.
 
+    bert-jax import exported imported
+
 Every command takes these directories as they are, too. A checkpoint loads faster and is
 self-contained.
 """

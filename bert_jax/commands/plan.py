@@ -1,5 +1,7 @@
 """Compile the train step of a config for devices that need not be attached, and print its cost.
 
+    bert-jax plan --config=tiny --topology=cpu:8
+
 Prints whether the step fits, where the memory goes, what is sent over the network, and the least
 time that a step takes. TPUs need `pip install libtpu`. The default config is BERT-base's.
 """
@@ -9,11 +11,11 @@ import json
 import sys
 from functools import partial
 
-from bert_jax.commands.flags import add_config, read_config
+from bert_jax.commands.flags import Parser, add_config, read_config
 from bert_jax.config import TrainConfig
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     add_config(parser, "base", TrainConfig)
     add = parser.add_argument
     devices = "such as v5e:16x16, v4:4x4x4, h100:16 or cpu:8; several, comma separated"

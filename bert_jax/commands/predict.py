@@ -1,5 +1,7 @@
 """Apply a fine-tuned model to a file of new examples.
 
+    bert-jax predict runs/docstrings builtin@eval
+
 Writes the predictions: JSON lines; CoNLL columns for words; SQuAD's JSON for questions. Prints the
 scores where all examples have labels.
 """
@@ -9,15 +11,16 @@ import os
 from pathlib import Path
 
 from bert_jax.commands import process
-from bert_jax.commands.flags import CHECKPOINT
+from bert_jax.commands.flags import CHECKPOINT, Parser
 from bert_jax.errors import UserError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
+    parser.flags = {"data.text": "--text", "data.label": "--label"}
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
     add("file", metavar="FILE", help="as for fine-tuning, or tfds:NAME@SPLIT")
-    add("--output", default="predictions", help="the file to write, without its ending")
+    add("--output", default="predictions", help="file to write, without its ending (predictions)")
     add("--text", metavar="COLUMNS", help="columns of the text, if they differ")
     add("--label", metavar="COLUMN", help="column of the label, if it differs")
 

@@ -1,5 +1,7 @@
 """Tokenize text into a store, once, for any number of pretraining runs.
 
+    bert-jax prepare builtin stores/library --vocab-size=8000
+
 The same command again resumes after an interruption.
 """
 
@@ -9,14 +11,27 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from bert_jax.commands.flags import add_fields
+from bert_jax.commands.flags import Parser, add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig, validate
 from bert_jax.console import counted
+from bert_jax.errors import UserError, nearest
 
+_KINDS = ("sentencepiece", "wordpiece", "byte_bpe")
 _FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")
+_FLAGS = {
+    **{f"data.{name}": f"--{name.replace('_', '-')}" for name in _FIELDS},
+    "data.source": "SOURCE",
+    "model.vocab_size": "--vocab-size",
+    "tokenizer.kind": "--tokenizer",
+    "tokenizer.path": "--tokenizer",
+    "tokenizer.model_type": "--model-type",
+    "tokenizer.strip_accents": "--strip-accents",
+    "--config=letters": "--model-type=char",
+}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
+    parser.flags = _FLAGS
     add = parser.add_argument
     text = "files or globs, comma separated (plain text, .jsonl, .csv, .tsv, or .gz or .xz of them)"
     add("source", metavar="SOURCE", help=f"{text}, tfds:NAME or builtin")
@@ -34,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.text.prepare import prepare
 
-    is_path = args.tokenizer not in ("sentencepiece", "wordpiece", "byte_bpe")
+    is_path = args.tokenizer not in _KINDS
+    if is_path and not os.path.exists(args.tokenizer):
+        hint = nearest(args.tokenizer, _KINDS, "give its file or folder, or what to train")
+        raise UserError(f"--tokenizer={args.tokenizer} does not exist; {hint}")
     kind = TokenizerConfig.kind if is_path else args.tokenizer
     flags = {"model_type": args.model_type, "strip_accents": args.strip_accents}
     tokenizer = TokenizerConfig(kind=kind, lowercase=not args.cased, **flags)
@@ -49,7 +67,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         sizes = len(split.tokens), split.num_sentences, split.num_documents
         counts = map(counted, sizes, ("token", "sentence", "document"))
         print(f"{name}: {', '.join(counts)}")
-    print(f"unknown: {corpus.unknown:.2%} of the characters\n{corpus.warning}", end="")
+    warning = args.parser.in_its_words(corpus.warning)
+    print(f"unknown: {corpus.unknown:.2%} of the characters\n{warning}", end="")
     source = shlex.quote(f"--config.data.source={args.store}")
     print(f"train on it with: bert-jax pretrain {source} --config.model.vocab_size=0")
 

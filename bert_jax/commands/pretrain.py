@@ -1,5 +1,7 @@
 """Pretrain an encoder from text.
 
+    bert-jax pretrain --config=tiny --workdir=runs/tiny
+
 The same command again resumes a run that was interrupted, and with more steps it lengthens a run,
 finished or not. Without `--config`, a run that is in `--workdir` has its own config. `--init`
 continues from the weights, the shape and the tokenizer of another model; heads that it lacks are
@@ -14,13 +16,13 @@ import argparse
 from pathlib import Path
 
 from bert_jax.commands import process
-from bert_jax.commands.flags import CHECKPOINT, add_config, add_run, read_config
+from bert_jax.commands.flags import CHECKPOINT, Parser, add_config, add_run, read_config
 from bert_jax.config import TrainConfig
 
 _DEFAULT = "tiny"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     add_config(parser, _DEFAULT, TrainConfig)
     parser.set_defaults(config=None)
     add_run(parser, None, f"{CHECKPOINT}, to continue from")

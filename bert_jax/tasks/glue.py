@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.config import TaskConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 from bert_jax.tasks import readers
 from bert_jax.tasks.readers import Record
 
@@ -51,7 +51,8 @@ LAYOUTS = {
 def layout(name: str) -> Layout:
     """Return the task of a name; UserError without one."""
     if name not in LAYOUTS:
-        raise UserError(f"task.glue is {name!r}; choose one of {', '.join(LAYOUTS)}")
+        hint = nearest(name.lower(), list(LAYOUTS), f"choose one of {', '.join(LAYOUTS)}")
+        raise UserError(f"GLUE has no task {name!r}; {hint}")
     return LAYOUTS[name]
 
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from bert_jax.console import counted
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 
 # Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
 MAX_LINE_BYTES = 1 << 26
@@ -35,8 +35,12 @@ class Record:
     def field(self, name: str, setting: str) -> Any:
         """Return the field that `setting` of the config names; UserError without one."""
         if name not in self.fields:
-            names = ", ".join(self.fields) or "no columns"
-            raise UserError(f"{self.where} has no column {name!r}; set {setting} to one of {names}")
+            hint = nearest(name, list(self.fields), "")
+            if not hint and file_type(self.where.rpartition(":")[0]) in (".csv", ".tsv"):
+                hint = "or add the line of column names if the file has none"
+            every = f"set {setting} to one of {', '.join(self.fields) or 'no columns'}"
+            remedy = "; ".join(filter(None, (every, hint)))
+            raise UserError(f"{self.where} has no column {name!r}; {remedy}")
         return self.fields[name]
 
 

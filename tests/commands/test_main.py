@@ -1,6 +1,7 @@
 """The `bert-jax` command: help, results, and mistakes in one line."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -8,26 +9,90 @@ import sys
 import pytest
 
 from bert_jax import UserError
+from bert_jax.commands import flags, main
 from bert_jax.commands.main import COMMANDS
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help(command, bert_jax_main, capsys):
+def test_help(command, bert_jax_main, capsys, monkeypatch):
+    """It opens with an example, whose flags and fields the command has."""
     with pytest.raises(SystemExit) as end:
         bert_jax_main(*command.split(), "--help")
     assert end.value.code == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"usage: bert-jax {command}".strip())
-    if command in ("pretrain", "finetune"):
-        for text in ("--workdir", "--init", "--config.seed=0", "--config.model.hidden_size=768"):
-            assert text in printed
+    assert f"\nusage: bert-jax {command}".rstrip() in printed
+    _, example, *_ = printed.split("\n\n")
+    assert example.startswith(f"    bert-jax {command or 'pretrain'}")
+    line = example.splitlines()[0].partition(" #")[0]
+    module = main.import_command(command or "pretrain")
+    ran = []
+    monkeypatch.setattr(module, "run", lambda args, words: ran.append((args, words)))
+    bert_jax_main(*shlex.split(line)[1:])
+    for args, words in ran:
+        assert not words or flags.read_config(args.config, words, args.parser.recipe[1])
+    assert ran
 
 
-@pytest.mark.parametrize("words", [["no-such-command"], ["export", "a", "b", "--hed=none"], []])
-def test_a_mistake_of_the_command_line(words, bert_jax_main):
-    with pytest.raises(SystemExit) as end:
-        bert_jax_main(*words)
-    assert end.value.code == 2
+def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
+    for words, text in (
+        (
+            "pretrain --help",
+            "--config.model.hidden_size=128\n        width of the encoder (default",
+        ),
+        (
+            "pretrain --help --config=small",
+            "--config.steps=100000\n        training steps (default",
+        ),
+        ("finetune --config finetune/squad --help", "task.kind=question_answering"),
+    ):
+        with pytest.raises(SystemExit):
+            bert_jax_main(*words.split())
+        assert text in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("pretrian", "command 'pretrian' is unknown; did you mean pretrain?"),
+        ("zzz", "command 'zzz' is unknown; choose one of prepare, "),
+        ("--vresion", "'--vresion' is not a flag; did you mean --version?"),
+        ("export a b --hed=none", "'--hed=none' is not a flag; did you mean --head=none?"),
+        ("export a b --head=maskedlm", "--head 'maskedlm' is unknown; did you mean masked-lm?"),
+        ("fill-mask runs/tiny a [MASK]", "'[MASK]' is one word too many; put quotes around"),
+        ("export a", "DST; see `bert-jax export --help`"),
+        ("pretrain --wrokdir=x", "'--wrokdir=x' is not a flag; did you mean --workdir=x?"),
+        ("pretrain --steps 9", "'--steps' is not a flag; did you mean --config.steps?"),
+        ("pretrain --batch-size=8", "did you mean --config.data.batch_size=8?"),
+        ("pretrain --zzz", "'--zzz' is not a flag; --help lists the flags"),
+        ("pretrain --config.learning_rte=1", "did you mean --config.optimizer.learning_rate?"),
+        ("pretrain --config.data.pairs=ns", "--config.data.pairs is 'ns'; did you mean nsp?"),
+        ("finetune --config.task.kind=regresion", "did you mean regression?"),
+        ("finetune --config=finetune/glue:mrcp", "GLUE has no task 'mrcp'; did you mean mrpc?"),
+        ("prepare builtin s --vocab-size=-1", "--vocab-size is -1; it must be"),
+        (
+            "prepare builtin s --eval-fraction=0",
+            "--eval-fraction is 0; raise it, or give --eval-source",
+        ),
+        ("prepare builtin s --tokenizer=wordpeice", "did you mean wordpiece?"),
+        (
+            "prepare t.csv s --text-field=txt",
+            "set --text-field to one of text, n; did you mean text?",
+        ),
+        ("prepare t.csv s --text-field=x", "set --text-field to one of text, n; or add the line"),
+    ],
+)
+def test_a_mistake_of_the_command_line(words, message, bert_jax_main, tmp_path, monkeypatch):
+    """It names the nearest of what there is, in the words of the command."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("text,n\na text,1\n")
+    with pytest.raises(UserError, match=re.escape(message)):
+        bert_jax_main(*words.split())
+
+
+def test_commands_by_task(bert_jax_main):
+    printed = bert_jax_main()
+    assert printed.index("\ntrain\n") < printed.index("  pretrain ") < printed.index("\nuse\n")
+    assert all(f"\n  {name} " in printed for name in COMMANDS)
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "file/x", "loop/x", "a\nb\x1b"])
@@ -84,7 +149,7 @@ def test_prepare_prints_a_command_that_works(tmp_path, monkeypatch, bert_jax_mai
         (("prepare", "text.txt", "store"), "another tokenizer"),
         (("prepare", "text.txt", "other", "--vocab-size=9"), "too small"),
         (("prepare", "text.txt", "other", "--tokenizer=x.model"), "x.model"),
-        (("prepare", "text.txt", "other", "--eval-fraction=2"), "eval_fraction"),
+        (("prepare", "text.txt", "other", "--eval-fraction=2"), "eval-fraction is 2.0"),
         (("fill-mask", "none", "a [MASK]"), "does not exist"),
         (("fill-mask", tmp_path, "a [MASK]"), "holds no checkpoint"),
     ):

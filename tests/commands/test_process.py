@@ -138,7 +138,7 @@ def test_an_interruption_while_commands_are_imported(capsys, ends, monkeypatch):
     monkeypatch.setattr("sys.argv", ["bert-jax", "plan"])
     main.main()
     assert ends == [130]
-    assert capsys.readouterr().err == "bert-jax: interrupted\n"
+    assert capsys.readouterr().err == "bert-jax plan: interrupted\n"
 
 
 def test_an_interruption_that_python_ignores(capsys, ends, monkeypatch):

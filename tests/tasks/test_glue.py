@@ -175,8 +175,10 @@ def test_sources_in_a_folder(tmp_path, name):
 def test_unknown_tasks():
     names = "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli"
     for call in (glue.layout, glue.task, glue.sources, lambda name: list(glue.read(name, "x.tsv"))):
-        with pytest.raises(UserError, match=f"^task.glue is 'sst'; choose one of {names}$"):
+        with pytest.raises(UserError, match=r"^GLUE has no task 'sst'; did you mean sst2"):
             call("sst")
+    with pytest.raises(UserError, match=f"choose one of {names}$"):
+        glue.layout("zzz")
 
 
 def test_ragged_lines_have_no_fields_where_the_usual_readers_skip_them(tmp_path):

@@ -119,7 +119,15 @@ def test_a_field_by_its_setting():
     record = readers.Record("a.tsv:2", {"text": "x", "label": None})
     assert (record.field("text", "data.text"), record.field("label", "data.label")) == ("x", None)
     message = fails(record.field, "sentence", "data.text")
-    assert message == ("a.tsv:2 has no column 'sentence'; set data.text to one of text, label")
+    assert message == (
+        "a.tsv:2 has no column 'sentence'; set data.text to one of text, label; "
+        "or add the line of column names if the file has none"
+    )
+    message = fails(record.field, "txt", "data.text")
+    assert (
+        message
+        == "a.tsv:2 has no column 'txt'; set data.text to one of text, label; did you mean text?"
+    )
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
