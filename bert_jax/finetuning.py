@@ -156,6 +156,14 @@ def start(
     config = initialization.resolve(
         config, workdir, init, initial, model_fields, validate_finetuning
     )
+    kinds = ("seed", "random") if config.compare else ("seed",)
+    folders = (f"{k}-{config.seed + i}" for k in kinds for i in range(config.seeds))
+    if all((workdir / folder / "result.json").exists() for folder in folders):
+        report.finished(
+            f"{workdir} has trained every seed",
+            "the best is evaluated anew; for other files set --config.data.test",
+            "train longer with a larger --config.epochs and another --workdir",
+        )
     mesh = meshes.make_mesh(config.parallel)
     meshes.check_model(config.model, mesh, [config.data.max_length])
     meshes.check_divides(config.data.batch_size, config.optimizer.microbatches, mesh)

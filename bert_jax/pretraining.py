@@ -111,6 +111,12 @@ def start(
     """Check a run against its workdir and the devices, and prepare its text."""
     initial = load(init) if init else None
     config = initialization.resolve(config, workdir, init, initial, model_fields, validate)
+    if (workdir / "checkpoints" / str(config.steps)).is_dir():
+        report.finished(
+            f"{workdir} has done its {config.steps:,} steps",
+            "train longer with a larger --config.steps",
+            "evaluate anew, on another number of sequences, with --config.eval_rows",
+        )
     if initial:
         weights = {"the content of --init": workdirs.checksum(initial.params)}
         hosts.check_same(weights, "copy it once more")
@@ -198,7 +204,11 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             verify=corpus.verify,
         )
         # Not from the records, whose file could have been changed.
-        scores = checkpoints.held_out(config.steps) or stages[-1].evaluate(state)
+        scores = checkpoints.held_out(config.steps)
+        if step == config.steps:  # the run had finished, perhaps with other eval_rows
+            saved = checkpoint.read_json(folder / str(step), "config")
+            scores = scores if saved.get("eval_rows") == config.eval_rows else None
+        scores = scores or stages[-1].evaluate(state)
     # Of several hosts none has all parameters; the checkpoint has.
     is_alone = hosts.count() == 1
     bert = Bert(config.model, state.params, corpus.tokenizer, model) if is_alone else None

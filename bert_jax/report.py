@@ -49,7 +49,7 @@ def pretraining_start(
     size, pairs = corpus.tokenizer.vocab_size, batches.statistics()
     c, step = config.model, int(state.step)
     unused = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
-    resumes = f"; resuming from step {step:,}" if step else ""
+    resumes = f"; resuming from step {step:,}" if 0 < step < config.steps else ""
     print_on_main(
         f"devices    {_devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
@@ -66,6 +66,11 @@ def pretraining_start(
     if reason := _unlearnable_pairs(config, corpus, pairs):
         name = config.data.pairs.upper()
         print_on_main(f"warning    {reason}; train without {name} by --config.data.pairs=none")
+
+
+def finished(done: str, *remedies: str) -> None:
+    """Print at once that a run has nothing left to train, and what can be done with it."""
+    print_on_main(f"finished   {'; '.join([f'{done}, so nothing is trained', *remedies])}")
 
 
 def new_schedule(before: TrainConfig, config: TrainConfig, step: int) -> None:

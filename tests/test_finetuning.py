@@ -148,7 +148,9 @@ def test_the_same_run_again_trains_nothing(finished, task, capsys):
     workdir = finished[0]
     before = (workdir / "results.json").read_text()
     finetune(task, workdir, f"--config.data.test={task / 'test.tsv'}")
-    assert "\nstep " not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"finished   {workdir} has trained every seed")
+    assert "\nstep " not in printed
     assert (workdir / "results.json").read_text() == before
 
 

@@ -156,8 +156,21 @@ def test_the_same_run_again_changes_nothing(finished, store, capsys):
     pretrain(store, workdir)
     again = capsys.readouterr().out
     assert again.split("held-out text")[1] == printed.split("held-out text")[1]
+    assert again.startswith(
+        f"finished   {workdir} has done its {STEPS} steps, so nothing is trained"
+    )
     assert "\nstep " not in again
+    assert "resuming" not in again
     assert contents(workdir) == before
+
+
+def test_a_finished_run_is_evaluated_anew_on_another_number_of_sequences(finished, store, tmp_path):
+    copied = shutil.copytree(finished[0], tmp_path / "run")
+    first, other, again = (
+        pretrain(store, copied, *changes, quiet=True).scores["mlm_loss"]
+        for changes in ([], ["--config.eval_rows=8"], ["--config.eval_rows=8"])
+    )
+    assert first != other == again
 
 
 def test_scores_do_not_depend_on_the_records(finished, store, tmp_path, capsys):
