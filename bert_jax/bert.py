@@ -364,8 +364,12 @@ class Bert:
             config = dataclasses.replace(config, glue="")
         return predict(self.model, self.params, self.tokenizer, config, data, examples, batch_size)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write a self-contained checkpoint, which `load` reads.
+
+        Args:
+          path: the folder, which must not exist.
+          force: whether to replace a checkpoint that is there, and nothing else.
 
         Raises:
           UserError: `path` exists or cannot be written.
@@ -380,15 +384,18 @@ class Bert:
             run = FinetuneConfig(
                 model=self.config, task=self.task, data=self.data, probe=self.model.probe
             )
-        with _writing(path) as new:
+        with _writing(path, checkpoint.is_checkpoint if force else None) as new:
             checkpoint.write_params(new, self.params, dataclasses.asdict(run), self.tokenizer)
 
-    def export(self, path: str | Path, head: str | None = None) -> huggingface.Exported:
+    def export(
+        self, path: str | Path, head: str | None = None, *, force: bool = False
+    ) -> huggingface.Exported:
         """Write a directory that Hugging Face's `transformers` loads, all of it or nothing.
 
         Args:
           path: the directory, which must not exist.
           head: "pretraining", "masked-lm" or "none" for the encoder alone; None for all heads.
+          force: whether to replace an earlier export that is there, and nothing else.
 
         Returns:
           The class of `transformers` that it is, and what that class has no place for.
@@ -405,7 +412,7 @@ class Bert:
                 f"the checkpoint is a probe of {self.model.probe!r}, and no class of transformers "
                 "has such a head; export its encoder with head=none, or fine-tune without a probe"
             )
-        with _writing(path) as new:
+        with _writing(path, huggingface.is_export if force else None) as new:
             new.mkdir()
             return huggingface.save(self.config, self.params, self.tokenizer, new, head, self.task)
 
@@ -464,16 +471,28 @@ def _model(
 
 
 @contextlib.contextmanager
-def _writing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path that becomes `path`, which must not exist and must be writable."""
+def _writing(path: str | Path, may_replace: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path`, in the place of only what `may_replace`."""
     path = Path(path)
-    if os.path.exists(path):
-        raise UserError(f"{path} already exists; choose another path, or remove it")
+    exists = os.path.lexists(path)
+    if exists and not may_replace:
+        raise UserError(f"{path} already exists; choose another path, or --force to replace it")
+    if exists and may_replace and not may_replace(path):
+        wrong = f"{path} is not what this writes, or has other files too, and is not replaced"
+        raise UserError(f"{wrong}; choose another path")
     try:
         parent = path.absolute().parent
         parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
             yield Path(folder) / path.name
-            (Path(folder) / path.name).rename(path)
+            replaced = Path(folder) / f"{path.name}.old"  # which is removed with the folder
+            if exists:
+                path.rename(replaced)
+            try:
+                (Path(folder) / path.name).rename(path)
+            except OSError:
+                if exists:
+                    replaced.rename(path)
+                raise
     except (OSError, ValueError) as error:  # ValueError for a NUL byte in the path
         raise UserError(f"{path} cannot be written ({error}); choose another") from error

@@ -17,13 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("destination", metavar="DST", help="the directory to write")
     heads = "heads to export with the encoder (default: all that the checkpoint has)"
     add("--head", choices=("pretraining", "masked-lm", "none"), help=heads)
+    add("--force", action="store_true", help="replace an earlier export that is there")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import load
 
     process.return_host_memory()
-    exported = load(args.checkpoint).export(args.destination, args.head)
+    exported = load(args.checkpoint).export(args.destination, args.head, force=args.force)
     name = exported.architecture
     print(f"{name}; load it with transformers.{name}.from_pretrained({args.destination!r})")
     if exported.dropped:

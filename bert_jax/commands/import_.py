@@ -15,6 +15,8 @@ from bert_jax.commands.flags import CHECKPOINT
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help=CHECKPOINT)
     parser.add_argument("destination", metavar="DST", help="the checkpoint to write")
+    force = "replace a checkpoint that is there"
+    parser.add_argument("--force", action="store_true", help=force)
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
@@ -22,7 +24,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
     process.return_host_memory()
     bert = load(args.source)
-    bert.save(args.destination)
+    bert.save(args.destination, force=args.force)
     print(f"{args.destination}: {bert!r}")
     if bert.unused:
         print(f"dropped, as the model has no place for them: {', '.join(bert.unused)}")

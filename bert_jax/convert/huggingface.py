@@ -21,6 +21,7 @@ from bert_jax.tasks import TASKS
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
+_WRITER = "bert-jax"
 _FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
 
@@ -39,6 +40,18 @@ def is_huggingface(path: Path) -> bool:
     return os.path.isfile(path / "config.json") and any(
         any(path.glob(name)) for name in (_FILE, _INDEX, _PICKLE)
     )
+
+
+def is_export(path: Path) -> bool:
+    """Return whether a directory is one that `save` has written, with nothing added."""
+    names = {"config.json", _FILE, "tokenizer.json", "tokenizer_config.json"}
+    names |= {"vocab.txt", "vocab.json", "merges.txt", "sentencepiece.model"}
+    try:
+        with safetensors.safe_open(str(path / _FILE), "np") as opened:
+            is_ours = (opened.metadata() or {}).get("written_by") == _WRITER
+    except (OSError, safetensors.SafetensorError):
+        return False
+    return is_ours and {*os.listdir(path)} <= names
 
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
@@ -155,7 +168,7 @@ def _read(file: Path, name: str) -> np.ndarray:
 
 def _write_weights(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write float32 weights one at a time, in less memory than the library (docs/parity.md)."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "written_by": _WRITER}}
     offset = 0
     for name, tensor in tensors.items():
         span = [offset, offset + 4 * tensor.size]

@@ -24,6 +24,7 @@ from bert_jax.training.metrics import Sums
 from bert_jax.training.step import TrainState
 
 _CHECKSUMS = "checksums.json"
+_FROM_ORBAX = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _DELETED = "deleted"
 _REMEDY = "use another one; a run resumes from an earlier one if this is moved away"
 
@@ -140,6 +141,15 @@ def find(path: str | Path) -> Path:
         if checkpoints := _list(folder):
             return max(checkpoints, key=lambda p: int(p.name))
     raise UserError(f"{path} holds no checkpoint; give {_EXPECTED}")
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a folder is a checkpoint with its checksums, and nothing added."""
+    if not (path / "state").is_dir() or not (path / _CHECKSUMS).is_file():
+        return False
+    known = {*settings.read_json(path / _CHECKSUMS, _REMEDY), _CHECKSUMS, *_FROM_ORBAX}
+    files = (file for file in path.rglob("*") if not file.is_dir())
+    return {file.relative_to(path).as_posix() for file in files} <= known
 
 
 def _list(folder: Path) -> list[Path]:

@@ -1,8 +1,10 @@
 """The `bert-jax` command: help, results, and mistakes in one line."""
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -170,3 +172,27 @@ def test_import_and_export(tiny_run, tmp_path, bert_jax_main):
     assert printed.startswith("BertForPreTraining; load it with transformers.")
     printed = bert_jax_main("import", tmp_path / "exported", tmp_path / "imported")
     assert "2 layers of 16" in printed
+
+
+def test_force_replaces_only_what_the_command_writes(tiny_run, tmp_path, bert_jax_main):
+    exported, imported = tmp_path / "exported", tmp_path / "imported"
+    commands = (("export", tiny_run.checkpoint, exported), ("import", exported, imported))
+    for words in commands:
+        bert_jax_main(*words)
+        with pytest.raises(UserError, match=r"already exists; .* --force"):
+            bert_jax_main(*words)
+        before = os.stat(words[2]).st_ino
+        bert_jax_main(*words, "--force")
+        assert os.stat(words[2]).st_ino != before
+    for words, other in zip(commands, (imported, exported), strict=True):
+        foreign = shutil.copytree(words[2], tmp_path / "foreign")
+        (foreign / "mine.txt").write_text("kept")
+        empty = tmp_path / "empty"
+        empty.mkdir(exist_ok=True)
+        for there in (other, foreign, empty, tmp_path, tiny_run.checkpoint.parents[1]):
+            files = sorted(there.rglob("*"))
+            with pytest.raises(UserError, match="is not replaced"):
+                bert_jax_main(*words[:2], there, "--force")
+            assert sorted(there.rglob("*")) == files
+        shutil.rmtree(foreign)
+    assert {path.name for path in tmp_path.iterdir()} == {"exported", "imported", "empty"}
