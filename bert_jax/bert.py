@@ -25,6 +25,7 @@ from bert_jax.config import (
 from bert_jax.convert import google, huggingface, names
 from bert_jax.embeddings import Encoder, encoder_inputs
 from bert_jax.errors import UserError
+from bert_jax.locks import replace
 from bert_jax.masked_lm import Guess, MaskFiller
 from bert_jax.models.bert import BertModel, BertOutput
 from bert_jax.models.heads import BertForPreTraining, TaskModel
@@ -479,20 +480,12 @@ def _writing(path: str | Path, may_replace: Callable[[Path], bool] | None = None
         raise UserError(f"{path} already exists; choose another path, or --force to replace it")
     if exists and may_replace and not may_replace(path):
         wrong = f"{path} is not what this writes, or has other files too, and is not replaced"
-        raise UserError(f"{wrong}; choose another path")
+        raise UserError(f"{wrong}; choose another path, or remove it")
     try:
         parent = path.absolute().parent
         parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
             yield Path(folder) / path.name
-            replaced = Path(folder) / f"{path.name}.old"  # which is removed with the folder
-            if exists:
-                path.rename(replaced)
-            try:
-                (Path(folder) / path.name).rename(path)
-            except OSError:
-                if exists:
-                    replaced.rename(path)
-                raise
+            replace(Path(folder) / path.name, path)
     except (OSError, ValueError) as error:  # ValueError for a NUL byte in the path
         raise UserError(f"{path} cannot be written ({error}); choose another") from error

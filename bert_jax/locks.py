@@ -1,7 +1,8 @@
-"""A lock on a folder, which the operating system releases when the process that holds it ends."""
+"""A folder of ours: its lock, released when the process that holds it ends, and its replacement."""
 
 import contextlib
 import fcntl
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,3 +27,15 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder} cannot be locked ({error.strerror}); run one command on it at a time"
             )
         yield
+
+
+def replace(new: Path, path: Path) -> None:
+    """Rename a folder to `path`, and remove what is there; nothing is lost if that fails."""
+    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as folder:
+        old = path.rename(Path(folder) / "old") if path.exists() else None
+        try:
+            new.rename(path)
+        except OSError:
+            if old:
+                old.rename(path)
+            raise
