@@ -1,4 +1,4 @@
-"""Start a run: its resolved config, and the weights of another model (`--init`)."""
+"""Start a run: its resolved config, and the weights of a model or the state of another run."""
 
 import copy
 import dataclasses
@@ -11,6 +11,7 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
+from bert_jax import settings
 from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, validate_model
 from bert_jax.convert import names
@@ -19,6 +20,7 @@ from bert_jax.distributed.mesh import Layout, init_sharded
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
+from bert_jax.training import checkpoint
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.step import TrainState
@@ -35,16 +37,20 @@ def resolve(
     initial: Bert | None,
     model_fields: Iterable[str] | None,
     validate: Callable[[_Config], None],
+    fork: Path | None = None,
 ) -> _Config:
     """Return the config of a run with its model resolved, once it is valid on all hosts."""
     config = copy.deepcopy(config)
+    if fork and isinstance(config, TrainConfig):
+        check_fork(config, fork, workdir)
     if initial:
         config.model = model_config(initial, config.model, model_fields)
     validate(config)
     workdirs.check_path(workdir)
     workdirs.resume_settings(config, workdir)
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
-    hosts.check_same_run(config, workdir=str(workdir), init=init and str(init))
+    flags = {"init": init and str(init), "fork": fork and str(fork)}
+    hosts.check_same_run(config, workdir=str(workdir), **flags)
     if hosts.count() > 1 and config.parallel.mode == "pmap":
         raise UserError("parallel.mode pmap runs on one host; set it to mesh")
     hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))
@@ -58,15 +64,37 @@ def initial_state(
     layout: Layout,
     seed: int,
     params: Any = None,
+    fork: Path | None = None,
 ) -> tuple[int, TrainState]:
-    """Return the step and state of the latest checkpoint, or 0 and a new state with `params`."""
+    """Return the step and state of the latest checkpoint or of `fork`, or new ones."""
     step = checkpoints.latest()
     if step is not None:
         return step, checkpoints.restore(step, abstract_state)
+    if fork:
+        return int(fork.name), checkpoint.read_state(fork, abstract_state)
     state = init_sharded(new_state, layout.state, jax.random.key(seed))
     if params:
         state = state.replace(params=copy_params(state.params, params))
     return 0, state
+
+
+def check_fork(config: TrainConfig, fork: Path, workdir: Path) -> None:
+    """Set the vocabulary of a fork; refuse a field with which its state would be another's."""
+    if workdir.resolve() in fork.resolve().parents:
+        raise UserError(f"--fork begins a new run; choose another --workdir than {workdir}")
+    saved = settings.from_dict(TrainConfig, checkpoint.read_json(fork, "config"), f"{fork}/config")
+    config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
+    values, free = settings.flatten(saved), (*_COMPUTATION, *_DROPOUTS, "initializer_range")
+    names = [name for name in values if name.startswith("model.") and name[6:] not in free]
+    for name in (*names, "optimizer.name", "data.pairs"):
+        there, here = values[name], settings.flatten(config)[name]
+        if there != here and (name != "data.pairs" or "none" in (there, here)):
+            wrong = f"{name} is {there!r} there and {here!r} here"
+            advice = "set the field back, or take the weights alone by --init"
+            raise UserError(f"--fork={fork} has another state: {wrong}; {advice}")
+    if config.steps < int(fork.name):
+        wrong = f"--fork={fork} has done {int(fork.name):,} steps, and steps is {config.steps:,}"
+        raise UserError(f"{wrong}; raise it, or fork an earlier one by RUN@STEP")
 
 
 def model_config(

@@ -22,7 +22,7 @@ from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.planning import costs, machine
-from bert_jax.text import prepare, store
+from bert_jax.text import prepare, store, tokenizer_loading
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, loop
@@ -73,10 +73,16 @@ class Run:
     init: Bert | None
     init_name: str
     corpus: Corpus
+    fork: Path | None = None
 
 
 def pretrain(
-    config: TrainConfig, workdir: str | Path, *, init: str | Path | None = None, quiet: bool = False
+    config: TrainConfig,
+    workdir: str | Path,
+    *,
+    init: str | Path | None = None,
+    fork: str | Path | None = None,
+    quiet: bool = False,
 ) -> PretrainingResult:
     """Pretrain an encoder, or resume a run.
 
@@ -86,6 +92,8 @@ def pretrain(
       init: a checkpoint whose weights, architecture and tokenizer to continue from. Of
         `config.model`, its dtype, remat, scan_layers and attention still count, and dropouts that
         differ from their defaults.
+      fork: a run, "RUN" or "RUN@STEP", whose state to continue from in a new workdir: parameters,
+        optimizer, step and random key. Its model, its tokenizer and its optimizer's name stay.
       quiet: whether to print nothing and draw nothing.
 
     Raises:
@@ -99,7 +107,7 @@ def pretrain(
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
     with console.quiet(quiet or console.is_quiet()):
-        return train(start(config, Path(workdir), init))
+        return train(start(config, Path(workdir), init, fork=fork))
 
 
 def start(
@@ -107,10 +115,15 @@ def start(
     workdir: Path,
     init: str | Path | None = None,
     model_fields: Iterable[str] | None = None,
+    fork: str | Path | None = None,
 ) -> Run:
     """Check a run against its workdir and the devices, and prepare its text."""
+    if init and fork:
+        raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
     initial = load(init) if init else None
-    config = initialization.resolve(config, workdir, init, initial, model_fields, validate)
+    resumes = workdirs.has_checkpoint(workdir)
+    parent = workdirs.fork_checkpoint(fork) if fork and not resumes else None
+    config = initialization.resolve(config, workdir, init, initial, model_fields, validate, parent)
     if (workdir / "checkpoints" / str(config.steps)).is_dir():
         report.finished(
             f"{workdir} has done its {config.steps:,} steps",
@@ -121,6 +134,15 @@ def start(
         weights = {"the content of --init": workdirs.checksum(initial.params)}
         hosts.check_same(weights, "copy it once more")
     tokenizer = initial.tokenizer if initial else None
+    if parent:
+        content = checkpoint.read_json(parent, "tokenizer")
+        tokenizer = tokenizer_loading.from_json(content, f"{parent}/tokenizer")
+        chosen = prepare.choose_tokenizer(config, tokenizer)
+        if isinstance(chosen, Tokenizer) and chosen.fingerprint != tokenizer.fingerprint:
+            wrong = f"tokenizer.path {config.tokenizer.path} is not the tokenizer of {parent}"
+            raise UserError(f"{wrong}, which --fork keeps; leave it empty")
+    elif resumes and not initial:
+        tokenizer = prepare.given_tokenizer(workdir / "store")
     is_open = not config.model.vocab_size
     vocab_size = hosts.run_on_main(lambda: prepare.resolve_vocab_size(config, tokenizer)) or 0
     config.model.vocab_size = hosts.broadcast_from_main(lambda: vocab_size)
@@ -140,7 +162,7 @@ def start(
             raise UserError(f"{wrong}; set data.pairs to none, or give more text")
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
-    return Run(config, workdir, initial, str(init), corpus)
+    return Run(config, workdir, initial, str(init), corpus, parent)
 
 
 def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -> Corpus:
@@ -178,14 +200,24 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         folder, config.checkpoint, description, corpus.tokenizer, lambda scores: -scores["loss"]
     )
     step, state = initialization.initial_state(
-        checkpoints, new_state, abstract_state, layout, config.seed, run.init and run.init.params
+        checkpoints,
+        new_state,
+        abstract_state,
+        layout,
+        config.seed,
+        run.init and run.init.params,
+        run.fork,
     )
-    if run.init and step:
+    if run.fork:
+        hosts.print_on_main(f"forked     {run.fork}: its whole state, at step {step:,}")
+    elif run.init and step:
         hosts.print_on_main(f"resuming from step {step:,}; --init is not used again")
     elif run.init:
         report.initialized_from(run.init_name, state.params, run.init.params)
-    before = workdirs.own_config(workdir) if step else None
+    before = workdirs.own_config(workdir, run.fork) if step else None
     workdirs.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
+    if run.fork:  # so that the run needs the other one no more
+        checkpoints.save(step, state, None)
     report.pretraining_start(config, corpus, mesh, state, batches, workdir)
     if before:
         report.new_schedule(before, config, step)

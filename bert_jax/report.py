@@ -81,7 +81,7 @@ def new_schedule(before: TrainConfig, config: TrainConfig, step: int) -> None:
     end = f"the rate now falls to 0 at step {config.steps:,}; it was {before.steps:,}"
     print_on_main(f"schedule   {end}{''.join(starts)}")
     old, new = (np.asarray(schedule(c.optimizer, c.steps)(step)) for c in (before, config))
-    if old < new:
+    if old < new and before.optimizer == config.optimizer:
         jump = f"the learning rate jumps at step {step:,} from {old:.3g} to {new:.3g}"
         print_on_main(f"warning    {jump}, as it had decayed for the earlier end")
 

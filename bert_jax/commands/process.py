@@ -84,6 +84,8 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         module = importlib.import_module(f"bert_jax.{name}")
         workdir = Path(args.workdir or f"runs/{recipe.name}")
         options = {"init": args.init, "model_fields": recipe.model_fields}
+        if "fork" in args:  # of pretraining alone
+            options["fork"] = args.fork
         run = module.start(recipe.config, workdir=workdir, **options)
         with stop_signals(args.parser.prog) as reason:
             module.train(run, reason)

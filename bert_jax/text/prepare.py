@@ -49,6 +49,14 @@ def choose_tokenizer(config: TrainConfig, init: Tokenizer | None) -> Tokenizer |
     return init or config.tokenizer
 
 
+def given_tokenizer(folder: Path) -> Tokenizer | None:
+    """Return the tokenizer that a store was prepared with, if it was not trained for it."""
+    path = folder / "store.json"
+    record = store.read_record(path) if path.exists() else {}
+    is_given = "fingerprint" in record.get("identity", {}).get("tokenizer", {})
+    return tokenizer_loading.load(folder / "tokenizer") if is_given else None
+
+
 def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) -> int:
     """Return `model.vocab_size`, or where it is 0 the size of the run's tokenizer."""
     if config.model.vocab_size:
@@ -109,7 +117,7 @@ def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> store.C
     """Open a store that is `data.source`; a tokenizer that was loaded must be its own."""
     corpus = store.open_store(Path(source))
     if isinstance(tokenizer, Tokenizer) and tokenizer.fingerprint != corpus.tokenizer.fingerprint:
-        fault = f"tokenizer.path or --init is not the one that {source} was prepared with"
+        fault = f"tokenizer.path, --init or --fork is not the one that {source} was prepared with"
         remedy = "drop that flag, or: bert-jax prepare SOURCE STORE --tokenizer=CHECKPOINT"
         raise UserError(f"the tokenizer of {fault}; {remedy}")
     return corpus

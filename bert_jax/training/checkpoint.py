@@ -99,7 +99,7 @@ class Checkpoints:
 
     def _check_steps(self) -> None:
         """Check what Orbax reads of every checkpoint at once: its metadata and its metrics."""
-        for path in _list(self.folder):
+        for path in workdirs.list_checkpoints(self.folder):
             if (path / "_CHECKPOINT_METADATA").exists():
                 settings.read_json(path / "_CHECKPOINT_METADATA", _REMEDY)
             if (path / "metrics").exists():
@@ -138,7 +138,7 @@ def find(path: str | Path) -> Path:
         if (folder / "state").is_dir():
             return folder
     for folder in (path / "checkpoints", path):
-        if checkpoints := _list(folder):
+        if checkpoints := workdirs.list_checkpoints(folder):
             return max(checkpoints, key=lambda p: int(p.name))
     raise UserError(f"{path} holds no checkpoint; give {_EXPECTED}")
 
@@ -150,10 +150,6 @@ def is_checkpoint(path: Path) -> bool:
     known = {*settings.read_json(path / _CHECKSUMS, _REMEDY), _CHECKSUMS, *_FROM_ORBAX}
     files = (file for file in path.rglob("*") if not file.is_dir())
     return {file.relative_to(path).as_posix() for file in files} <= known
-
-
-def _list(folder: Path) -> list[Path]:
-    return [p for p in folder.glob("*") if p.name.isdigit() and (p / "state").is_dir()]
 
 
 def write_params(
@@ -195,6 +191,14 @@ def read_json(checkpoint: Path, item: str) -> dict[str, Any]:
     _verify(checkpoint, item)
     with _reading(checkpoint):
         return json.loads((checkpoint / item / "metadata").read_text())
+
+
+def read_state(checkpoint: Path, like: TrainState) -> TrainState:
+    """Read the state of another run's checkpoint onto the devices of `like`."""
+    hosts.run_on_main(lambda: _verify(checkpoint, "state"))
+    with _reading(checkpoint), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+        arguments = ocp.args.StandardRestore(like)
+        return reader.restore(checkpoint.absolute() / "state", args=arguments)
 
 
 def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> Any:

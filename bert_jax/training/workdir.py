@@ -45,7 +45,7 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
         raise UserError(f"--workdir {workdir} cannot be made: {reason}; choose another")
     if (workdir / "state").exists():
         raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
-    if _has_checkpoint(workdir):
+    if has_checkpoint(workdir):
         check_same_run(config, workdir / "config.json")
         if isinstance(config, TrainConfig):
             _check_steps_done(config, workdir)
@@ -72,7 +72,7 @@ def _begun(config: TrainConfig, done: int) -> list[tuple[int, Phase]]:
     return [(f, dataclasses.replace(p, start=f)) for f, p in phases(config) if f < max(done, 1)]
 
 
-def _has_checkpoint(workdir: Path) -> bool:
+def has_checkpoint(workdir: Path) -> bool:
     """Return whether the workdir belongs to a run, as it does from the first checkpoint on."""
     folders = [*workdir.glob("checkpoints/*"), *workdir.glob("*/checkpoints/*")]
     return (workdir / "config.json").exists() and any(path.name.isdigit() for path in folders)
@@ -104,7 +104,7 @@ def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
 
 def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None:
     """Set what a run that resumes has resolved: `dtype`, `vocab_size`, the start of phases."""
-    if not _has_checkpoint(workdir):
+    if not has_checkpoint(workdir):
         return
     saved = _saved_config(type(config), workdir / "config.json")
     if config.model.dtype == "auto":
@@ -120,10 +120,36 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None
         config.data.phases = tuple(changed)
 
 
-def own_config(workdir: Path) -> TrainConfig | None:
-    """Return the config of the pretraining run of a workdir; None if there is none."""
+def own_config(workdir: Path, fork: str | Path | None = None) -> TrainConfig | None:
+    """Return the config of a workdir's pretraining run, or of what it forks; None without."""
     path = workdir / "config.json"
+    if fork and not os.path.exists(path):
+        path = fork_checkpoint(fork) / "config/metadata"
     return _saved_config(TrainConfig, path) if os.path.exists(path) else None
+
+
+def fork_checkpoint(fork: str | Path) -> Path:
+    """Return the checkpoint of a run that is meant by RUN, RUN@STEP or its own path."""
+    name, at, step = str(fork).rpartition("@")
+    if not (at and step.isdigit()) or os.path.exists(fork):
+        name, step = str(fork), ""
+    if Path(name).name.isdigit() and os.path.isdir(f"{name}/state"):
+        return Path(name)
+    found = list_checkpoints(Path(name, "checkpoints"))
+    if not found:
+        advice = "give RUN or RUN@STEP, with the workdir RUN of pretraining, or --init for weights"
+        raise UserError(f"--fork={fork}: {name} is no workdir with checkpoints; {advice}")
+    steps = sorted(int(path.name) for path in found)
+    if step and int(step) not in steps:
+        kept = ", ".join(f"{each:,}" for each in steps)
+        raise UserError(f"--fork={fork}: {name} has no such checkpoint; choose of {kept}")
+    return Path(name, "checkpoints", str(int(step or steps[-1])))
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder."""
+    paths = folder.glob("*") if os.path.isdir(folder) else ()
+    return [path for path in paths if path.name.isdigit() and (path / "state").is_dir()]
 
 
 def _saved_config(kind: type, path: Path) -> Any:
@@ -134,7 +160,7 @@ def _saved_config(kind: type, path: Path) -> Any:
 def check_text(workdir: Path, fingerprint: str) -> None:
     """Refuse to resume a run on other training data, whose hash is `fingerprint`."""
     path = workdir / _TEXT
-    if not (_has_checkpoint(workdir) and path.exists()):
+    if not (has_checkpoint(workdir) and path.exists()):
         return
     if not path.is_file() or path.read_bytes().strip() != fingerprint.encode():
         wrong = "was trained on other text, with another tokenizer or from another --init"

@@ -1,0 +1,222 @@
+"""A run that is lengthened, with more steps or phases, or forked into another workdir."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from runs import assert_same_state, without_speeds
+
+from bert_jax import (
+    Interrupted,
+    Phase,
+    TrainConfig,
+    UserError,
+    console,
+    load,
+    pretrain,
+    pretraining,
+    report,
+)
+from bert_jax.training import workdir as workdirs
+
+STOPPED = 4
+
+
+def changed(config: TrainConfig, **fields) -> TrainConfig:
+    config = copy.deepcopy(config)
+    config.log_every, config.checkpoint.every, config.model.num_hidden_layers = 2, 4, 1
+    config.optimizer.warmup_fraction = 0.5  # 4 steps of 8, and of 9
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return config
+
+
+def with_phase(config: TrainConfig, start: float, max_length: int = 16, **fields) -> TrainConfig:
+    config = changed(config, **fields)
+    config.data.phases = (Phase(start=start, max_length=max_length, batch_size=8),)
+    return config
+
+
+@pytest.fixture(scope="module")
+def stopped(tiny_config, tmp_path_factory) -> Path:
+    """The workdir of a run of 8 steps that was stopped where its warm-up ended."""
+    workdir = tmp_path_factory.mktemp("stopped") / "run"
+    run = pretraining.start(changed(tiny_config, steps=8), workdir)
+    reasons = iter([""] * (STOPPED - 1) + ["a test"])
+    with console.quiet(True), pytest.raises(Interrupted):
+        pretraining.train(run, lambda: next(reasons))
+    return workdir
+
+
+@pytest.fixture
+def printed(monkeypatch) -> list[str]:
+    """What a quiet run would print at its start."""
+    lines = []
+    monkeypatch.setattr(report, "print_on_main", lambda text: lines.extend(text.splitlines()))
+    return lines
+
+
+@pytest.fixture
+def copied(stopped, tmp_path) -> Path:
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_config, tmp_path_factory) -> Path:
+    """The workdir of a run that had 9 steps from the start."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    pretrain(changed(tiny_config, steps=9), workdir, quiet=True)
+    return workdir
+
+
+def test_a_longer_run_is_the_one_that_had_its_steps_from_the_start(
+    tiny_config, copied, whole, printed
+):
+    """Bit for bit: up to the step where it was stopped, both schedules have the same rates."""
+    pretrain(changed(tiny_config, steps=9), copied, quiet=True)
+    assert "schedule   the rate now falls to 0 at step 9; it was 8" in printed
+    jump = "the learning rate jumps at step 4 from 0.0005 to 0.000556"
+    assert f"warning    {jump}, as it had decayed for the earlier end" in printed
+    assert_same_state(copied, whole, 9)
+    assert without_speeds(copied) == without_speeds(whole)
+    printed.clear()
+    pretrain(changed(tiny_config, steps=9), copied, quiet=True)
+    assert not any(line.startswith("schedule") for line in printed)
+
+
+def test_a_fork_continues_from_the_whole_state(tiny_config, stopped, whole, tmp_path):
+    """With the steps of another run, which it equals; then it needs its parent no more."""
+    parent = shutil.copytree(stopped, tmp_path / "parent")
+    forked, longer = tmp_path / "forked", changed(tiny_config, steps=9)
+    longer.checkpoint.keep = 9
+    pretrain(longer, forked, fork=f"{parent}@4", quiet=True)
+    assert_same_state(forked, stopped, 4)
+    assert_same_state(forked, whole, 9)
+    assert without_speeds(forked) == without_speeds(whole)[-len(without_speeds(forked)) :]
+    shutil.rmtree(parent)
+    for fork in (None, parent):
+        again = pretraining.start(longer, forked, fork=fork)
+        assert again.corpus.tokenizer.fingerprint == load(stopped).tokenizer.fingerprint
+
+
+def test_a_fork_may_have_other_text_and_settings(tiny_config, stopped, tmp_path):
+    config = changed(tiny_config, steps=5, seed=3)
+    config.data.source, config.optimizer.learning_rate = str(tmp_path / "text.txt"), 1.0
+    config.data.batch_size, config.model.hidden_dropout_prob = 16, 0.0
+    (tmp_path / "text.txt").write_text("The bank.\nA river.\n\n" * 30)
+    run = pretraining.start(config, tmp_path / "run", fork=stopped)
+    assert run.fork == stopped / "checkpoints/4"
+    assert run.corpus.tokenizer.fingerprint == load(stopped).tokenizer.fingerprint
+
+
+def other_vocabulary(config: TrainConfig) -> None:
+    config.model.vocab_size = 65
+
+
+def other_heads(config: TrainConfig) -> None:
+    config.model.num_attention_heads = 4
+
+
+def other_optimizer(config: TrainConfig) -> None:
+    config.optimizer.name = "bert_adamw"
+
+
+def without_nsp(config: TrainConfig) -> None:
+    config.data.pairs = "none"
+
+
+def fewer_steps(config: TrainConfig) -> None:
+    config.steps = 3
+
+
+def other_tokenizer(config: TrainConfig) -> None:
+    config.tokenizer.path = "vocab.txt"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_vocabulary, "model.vocab_size is 64 there and 65 here; set the field back"),
+        (other_heads, "model.num_attention_heads is 2 there and 4 here"),
+        (other_optimizer, "optimizer.name is 'adamw' there and 'bert_adamw' here"),
+        (without_nsp, "data.pairs is 'nsp' there and 'none' here"),
+        (fewer_steps, "has done 4 steps, and steps is 3; raise it, or fork an earlier one"),
+        (other_tokenizer, "tokenizer.path vocab.txt is not the tokenizer of "),
+    ],
+)
+def test_a_fork_of_another_state_is_refused(
+    tiny_config, stopped, tmp_path, monkeypatch, change, message
+):
+    monkeypatch.chdir(tmp_path)
+    words = [*"abcdefgh", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    config = changed(tiny_config, steps=8)
+    change(config)
+    with pytest.raises(UserError, match=message):
+        pretraining.start(config, tmp_path / "run", fork=stopped)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_forked(tiny_config, stopped, tmp_path, bert_jax_main):
+    config = changed(tiny_config, steps=8)
+    for fork, message in (
+        (f"{stopped}@5", "has no such checkpoint; choose of 4"),
+        (tmp_path, "is no workdir with checkpoints; give RUN or RUN@STEP"),
+        ("x" * 5000, "is no workdir"),
+    ):
+        with pytest.raises(UserError, match=message):
+            pretraining.start(config, tmp_path / "run", fork=fork)
+    with pytest.raises(UserError, match="--init and --fork are both set"):
+        pretrain(config, tmp_path / "run", init=stopped, fork=stopped)
+    with pytest.raises(UserError, match="name its folder by --workdir"):
+        bert_jax_main("pretrain", f"--fork={stopped}")
+
+
+def test_a_finished_run_with_a_phase_after_its_end(tiny_config, copied, printed):
+    """Here of the length that was, whose programs are compiled."""
+    finished = changed(tiny_config, steps=STOPPED)
+    (copied / "config.json").write_text(json.dumps(finished, default=vars))
+    pretrain(with_phase(tiny_config, 4.0, steps=9, max_length=32), copied, quiet=True)
+    end = "falls to 0 at step 9; it was 4; length 32 from step 4"
+    assert f"schedule   the rate now {end}" in printed
+    assert any("jumps at step 4 from 0 to 0.000556" in line for line in printed)
+    assert [record["step"] for record in without_speeds(copied)][-1] == 9
+
+
+def test_what_is_done_is_not_changed(tiny_config, copied):
+    """Fewer steps, or other phases for them."""
+    with pytest.raises(UserError, match="has done 4 steps, and steps is 3; raise it or choose"):
+        pretraining.start(changed(tiny_config, steps=3), copied)
+    with pytest.raises(UserError, match=r"has done 4 steps with other data.phases; let new ones"):
+        pretraining.start(with_phase(tiny_config, 3.0, steps=8), copied)
+    assert pretraining.start(with_phase(tiny_config, 4.0, steps=8), copied)
+
+
+def test_a_phase_that_has_begun_keeps_its_first_step(tiny_config, copied):
+    """A share of more steps would be a later one; that of a phase that is to come moves."""
+    for start, expected in ((0.25, 2), (0.75, 0.75)):
+        saved = with_phase(tiny_config, start, steps=8)
+        (copied / "config.json").write_text(json.dumps(saved, default=vars))
+        for steps in (8, 16):
+            run = pretraining.start(with_phase(tiny_config, start, steps=steps), copied)
+            assert run.config.data.phases[0].start == (start if steps == 8 else expected)
+
+
+def test_a_workdir_alone_has_the_config_of_its_run(stopped, monkeypatch, bert_jax_main):
+    """With fields it is changed by them; an explicit recipe is a recipe."""
+    started = []
+    monkeypatch.setattr(pretraining, "start", lambda config, **rest: started.append((config, rest)))
+    monkeypatch.setattr(pretraining, "train", lambda run, stop: None)
+    for words in ([], ["--config.steps=20"], ["--config=tiny"]):
+        bert_jax_main("pretrain", f"--workdir={stopped}", "--num_processes=1", *words)
+    fork = "--workdir=new", f"--fork={stopped}"
+    bert_jax_main("pretrain", *fork, "--num_processes=1", "--config.steps=20")
+    (own, options), (longer, _), (recipe, _), (forked, forking) = started
+    saved = workdirs.own_config(stopped)
+    assert own == saved
+    assert options["workdir"] == stopped
+    saved.steps = 20
+    assert (longer, forked, recipe.model.hidden_size) == (saved, saved, 128)
+    assert forking["fork"] == str(stopped)
