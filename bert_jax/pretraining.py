@@ -124,6 +124,8 @@ def start(
     resumes = workdirs.has_checkpoint(workdir)
     parent = workdirs.fork_checkpoint(fork) if fork and not resumes else None
     config = initialization.resolve(config, workdir, init, initial, model_fields, validate, parent)
+    if fork and resumes:
+        hosts.print_on_main(f"{workdir} has a run, which resumes; --fork is not used again")
     if (workdir / "checkpoints" / str(config.steps)).is_dir():
         report.finished(
             f"{workdir} has done its {config.steps:,} steps",

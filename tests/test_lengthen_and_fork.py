@@ -86,7 +86,7 @@ def test_a_longer_run_is_the_one_that_had_its_steps_from_the_start(
     assert not any(line.startswith("schedule") for line in printed)
 
 
-def test_a_fork_continues_from_the_whole_state(tiny_config, stopped, whole, tmp_path):
+def test_a_fork_continues_from_the_whole_state(tiny_config, stopped, whole, tmp_path, capsys):
     """With the steps of another run, which it equals; then it needs its parent no more."""
     parent = shutil.copytree(stopped, tmp_path / "parent")
     forked, longer = tmp_path / "forked", changed(tiny_config, steps=9)
@@ -99,6 +99,7 @@ def test_a_fork_continues_from_the_whole_state(tiny_config, stopped, whole, tmp_
     for fork in (None, parent):
         again = pretraining.start(longer, forked, fork=fork)
         assert again.corpus.tokenizer.fingerprint == load(stopped).tokenizer.fingerprint
+        assert ("--fork is not used again" in capsys.readouterr().out) == bool(fork)
 
 
 def test_a_fork_may_have_other_text_and_settings(tiny_config, stopped, tmp_path):
