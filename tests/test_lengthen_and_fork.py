@@ -205,7 +205,7 @@ def test_a_phase_that_has_begun_keeps_its_first_step(tiny_config, copied):
             assert run.config.data.phases[0].start == (start if steps == 8 else expected)
 
 
-def test_a_workdir_alone_has_the_config_of_its_run(stopped, monkeypatch, bert_jax_main):
+def test_a_workdir_alone_has_the_config_of_its_run(stopped, tmp_path, monkeypatch, bert_jax_main):
     """With fields it is changed by them; an explicit recipe is a recipe."""
     started = []
     monkeypatch.setattr(pretraining, "start", lambda config, **rest: started.append((config, rest)))
@@ -217,6 +217,10 @@ def test_a_workdir_alone_has_the_config_of_its_run(stopped, monkeypatch, bert_ja
     (own, options), (longer, _), (recipe, _), (forked, forking) = started
     saved = workdirs.own_config(stopped)
     assert own == saved
+    without_checkpoint = tmp_path / "killed"
+    without_checkpoint.mkdir()
+    shutil.copy(stopped / "config.json", without_checkpoint)
+    assert workdirs.own_config(without_checkpoint) is None
     assert options["workdir"] == stopped
     saved.steps = 20
     assert (longer, forked, recipe.model.hidden_size) == (saved, saved, 128)
