@@ -123,11 +123,11 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None
 def own_config(workdir: Path, fork: str | Path | None = None) -> TrainConfig | None:
     """Return the config of the run that owns a workdir, or of what it forks; None without."""
     path = workdir / "config.json"
-    if fork and not has_checkpoint(workdir):
-        return _saved_config(TrainConfig, fork_checkpoint(fork) / "config/metadata")
     # Without a checkpoint the command that began the run is needed: it may have had --init.
-    owns = has_checkpoint(workdir) and path.exists()
-    return _saved_config(TrainConfig, path) if owns else None
+    owns = os.path.exists(path) and has_checkpoint(workdir)
+    if fork and not owns:
+        path = fork_checkpoint(fork) / "config/metadata"
+    return _saved_config(TrainConfig, path) if owns or fork else None
 
 
 def fork_checkpoint(fork: str | Path) -> Path:

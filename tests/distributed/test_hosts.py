@@ -324,7 +324,7 @@ def test_hosts_with_other_configs(store, folder, tmp_path):
     codes, lines = end(two)
     assert codes == [2, 2]
     assert lines[0] == lines[1]
-    assert "the hosts differ: optimizer.b1 is 0.9 on host 0 (" in lines[0][0]
+    assert "the hosts differ: --config.optimizer.b1 is 0.9 on host 0 (" in lines[0][0]
     assert ") and 0.8 on host 1 (" in lines[0][0]
     assert not (tmp_path / "run").exists()
 
