@@ -19,7 +19,7 @@ from bert_jax.planning import topology
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".sh", ".sbatch"))
-DOCS = [ROOT / f"docs/{name}.md" for name in ("scaling", "hosts", "benchmark", "runs")]
+DOCS = [ROOT / f"docs/{name}.md" for name in ("scaling", "hosts", "speed", "runs")]
 COMMANDS = {"train.py": "pretrain", "finetune.py": "finetune"}
 KINDS = (TrainConfig, FinetuneConfig)
 

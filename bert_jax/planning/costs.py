@@ -59,7 +59,7 @@ def _shard_bytes(tree: Any) -> int:
 
 
 def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
-    """Return the operations of a sequence, forward and backward, by docs/benchmark.md's formula."""
+    """Return the operations of a sequence, forward and backward, by docs/speed.md's formula."""
     size, layers, length = model.hidden_size, model.num_hidden_layers, phase.max_length
     layer = 24 * size**2 + 12 * size * model.intermediate_size + 12 * size * length
     head = 6 * phase.max_predictions * (size**2 + size * model.vocab_size)

