@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import tomllib
+import typing
 from pathlib import Path
 
 DOCS = Path(__file__).parent
@@ -11,20 +12,28 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT))
 
 import bert_jax  # noqa: E402
+from bert_jax import settings  # noqa: E402
+from bert_jax.commands import flags, main  # noqa: E402
 
 _metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 project = "bert-jax"
 release = version = bert_jax.__version__
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "images"]
 source_suffix = {".md": "markdown"}
 highlight_language = "text"
 nitpicky = True
+# Types of other packages, and private ones, have no page here.
+nitpick_ignore_regex = [("py:.*", r"(?!bert_jax\.[A-Z]).*")]
 myst_heading_anchors = 4
+default_role = "code"  # docstrings are Markdown in this
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 
 html_theme = "furo"
 html_title = f"bert-jax {release}"
+html_static_path = html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
@@ -41,9 +50,11 @@ def link_files(app, name, source):
         path = Path(os.path.normpath(DOCS / Path(name).parent / file))
         if not file or path.is_relative_to(DOCS) or not path.exists():
             return match[0]  # a missing one is left to the build, which warns of it
+        if path == ROOT / "README.md":
+            return f"[{text}]({os.path.relpath(DOCS / 'start.md', (DOCS / name).parent)})"
         path = path.relative_to(ROOT).as_posix()
-        if app.config.repository:
-            return f"[{text}]({app.config.repository}/blob/main/{path}{anchor and '#' + anchor})"
+        if repository:
+            return f"[{text}]({repository}/blob/main/{path}{anchor and '#' + anchor})"
         if path.endswith(text.strip("`")):
             return f"`{path}`"
         in_brackets = match.string[: match.start()].endswith("(")
@@ -55,7 +66,85 @@ def link_files(app, name, source):
     source[0] = "".join(parts)
 
 
+def readme() -> str:
+    """Return the README as a page of docs/."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("# bert-jax", "# Start here", 1)
+    return re.sub(r"\]\((?![a-z]+:|#)", "](../", text).replace("](../docs/", "](")
+
+
+def config_fields() -> str:
+    """Return tables of the fields of both kinds of run, as Markdown."""
+    text = ""
+    for kind, command in (
+        (bert_jax.TrainConfig, "pretrain"),
+        (bert_jax.FinetuneConfig, "finetune"),
+    ):
+        text += f"\n## {kind.__name__}: `bert-jax {command}`\n"
+        group = None
+        for field in settings.fields(kind()):
+            if field.name.rpartition(".")[0] != group:
+                group = field.name.rpartition(".")[0]
+                title = f"\n### {group}, of {command}\n" if group else ""
+                text += f"{title}\n| field | default | meaning |\n|---|---|---|\n"
+            default = f"`{field.value}`" if field.value not in ("", ()) else "none"
+            text += f"| `{field.name}`{' ↻' * field.metadata['resumable']} | {default} | "
+            text += f"{field.metadata['help']}{accepted(field)} |\n"
+    text += "\n### Each of data.phases\n\n| field | default | meaning |\n|---|---|---|\n"
+    for field in settings.fields(bert_jax.Phase()):
+        text += (
+            f"| `{field.name}` | `{field.value}` | {field.metadata['help']}{accepted(field)} |\n"
+        )
+    return text
+
+
+def accepted(field: settings.Field) -> str:
+    """Return the choices or the range of a field."""
+    if typing.get_origin(field.hint) is typing.Literal:
+        return ": " + ", ".join(f"`{choice}`" for choice in typing.get_args(field.hint))
+    return f" ({field.metadata['range'].description})" if field.hint in (int, float) else ""
+
+
+def command_help() -> str:
+    """Return the help of each command, as Markdown."""
+    os.environ["COLUMNS"] = "100"  # the width that argparse breaks lines at
+    text = ""
+    for task, commands in main.TASKS.items():
+        text += f"\n## To {task}\n"
+        for name in commands:
+            module = main.import_command(name)
+            parser = flags.Parser(prog=f"bert-jax {name}", description=module.__doc__)
+            module.add_arguments(parser)
+            parser.recipe = "", object  # without the fields, which have a page
+            text += f"\n### bert-jax {name}\n\n```text\n{parser.format_help()}```\n"
+    return text
+
+
+GENERATED = {"reference/config": config_fields, "reference/commands": command_help}
+FIXTURES = {
+    "tiny_bert": "bert",
+    "tiny_classifier": "classifier",
+    "tiny_run": "run",
+    "tiny_finetuning": "finetuning",
+    "tmp_path": "folder",
+}
+
+
+def generate(app, name, source):
+    """Append what is generated to its page."""
+    if name == "start":
+        source[0] = readme()
+    if name in GENERATED:
+        source[0] = source[0].replace("generated on the site", "generated") + GENERATED[name]()
+
+
+def rename_fixtures(app, what, name, object, options, lines):
+    """Name the models of the tests, in examples of docstrings, as a user would."""
+    replaced = (re.sub(r'getfixture\("(\w+)"\)', lambda m: FIXTURES[m[1]], line) for line in lines)
+    lines[:] = [line for line in replaced if not re.fullmatch(r"\s*>>> (\w+) = \1", line)]
+
+
 def setup(app):
     """Register what the site has beside Sphinx's own."""
-    app.add_config_value("repository", "", "env")
+    app.connect("source-read", generate)
     app.connect("source-read", link_files)
+    app.connect("autodoc-process-docstring", rename_fixtures)

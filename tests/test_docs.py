@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import os
 import re
+import runpy
 import shutil
 import tomllib
 from pathlib import Path
@@ -28,6 +29,7 @@ from helpers import model_config
 import bert_jax
 from bert_jax import settings
 from bert_jax.bert import Bert
+from bert_jax.commands import main
 from bert_jax.config import (
     FinetuneConfig,
     TaskConfig,
@@ -265,6 +267,29 @@ def test_every_field_named_exists():
         groups = "parallel|model|data|optimizer|checkpoint|tokenizer|task"
         named += re.findall(rf"`((?:{groups})\.[a-z_]+)(?:=[^`]*)?`", text)
         assert set(named) <= known, page.name
+
+
+def test_the_reference_is_complete(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "")  # which the help of the site sets
+    site = runpy.run_path(str(ROOT / "docs/conf.py"))
+    page = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
+    assert set(re.findall(r":: (\w+)$", page, re.M)) >= set(bert_jax.__all__) - {"__version__"}
+    for config in (TrainConfig(), FinetuneConfig()):
+        for field in settings.fields(config):
+            assert f"| `{field.name}`" in site["config_fields"]()
+    for name in main.COMMANDS:
+        assert f"usage: bert-jax {name} " in site["command_help"]()
+
+
+def test_links_out_of_docs_become_paths():
+    site = runpy.run_path(str(ROOT / "docs/conf.py"))
+    source = ["[a](../LICENSE) ([b](../tests/runs.py)), [c](../README.md), [d](runs.md) [e](../no)"]
+    site["link_files"](None, "runs", source)
+    expected = "a (`LICENSE`) (b: `tests/runs.py`), [c](start.md), [d](runs.md) [e](../no)"
+    assert source == [expected]
+    links = re.findall(r"\]\((\S+?)\)", site["readme"]())
+    assert "pretraining.md" in links
+    assert "../CONTRIBUTING.md" in links
 
 
 if __name__ == "__main__":
