@@ -6,6 +6,7 @@ import os
 import re
 import sys
 
+import command_lines
 import numpy as np
 import pytest
 
@@ -19,14 +20,13 @@ LINES = ["The river bank.", "A model reads the (small) token.", "the"]
 @pytest.fixture
 def stdin():
     """Connects standard input to a pipe, and returns the file to write to it."""
-    saved, (read, write) = os.dup(0), os.pipe()
-    os.dup2(read, 0)
-    file = os.fdopen(write, "wb", buffering=0)
-    yield file
-    file.close()
-    os.dup2(saved, 0)
-    for each in (saved, read):
-        os.close(each)
+    read, write = os.pipe()
+    with (
+        os.fdopen(read),
+        os.fdopen(write, "wb", buffering=0) as file,
+        command_lines.stdin_from(read),
+    ):
+        yield file
 
 
 def feed(stdin, text: bytes) -> None:
