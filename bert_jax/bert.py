@@ -1,19 +1,18 @@
 """The user's view of a model: `bert = bert_jax.load(CHECKPOINT)` and what it can do."""
 
-import contextlib
 import dataclasses
 import functools
-import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import jax
 import numpy as np
 from flax import linen as nn
 
+from bert_jax import console
 from bert_jax.config import (
     DataFiles,
     FinetuneConfig,
@@ -22,21 +21,19 @@ from bert_jax.config import (
     TrainConfig,
     validate_model,
 )
-from bert_jax.convert import google, huggingface, names
-from bert_jax.embeddings import Encoder, encoder_inputs
+from bert_jax.convert import google, hub, huggingface, model_card, names
+from bert_jax.embeddings import Encoder, tokenize
 from bert_jax.errors import UserError
-from bert_jax.locks import replace
+from bert_jax.locks import replacing
 from bert_jax.masked_lm import Guess, MaskFiller
 from bert_jax.models.bert import BertModel, BertOutput
 from bert_jax.models.heads import BertForPreTraining, TaskModel
-from bert_jax.predictions import Predictions, Predictor
+from bert_jax.predictions import Predictions, predict
 from bert_jax.settings import from_dict
 from bert_jax.tasks import make_task
-from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
-from bert_jax.viewer import page
 from bert_jax.viewer.patterns import Patterns, Survey
 from bert_jax.viewer.view import AttentionView, Viewer, WordComparison, compare
 
@@ -56,6 +53,7 @@ class Bert:
       unused: names of tensors of a foreign checkpoint that the model has no place for.
       task: the task that the model was fine-tuned for; None for a pretrained model.
       data: how the task's examples were read: their columns, and the longest sequence.
+      source: the checkpoint that it is, a folder or the name of a model of the hub; None for none.
 
     >>> bert = getfixture("tiny_bert")
     >>> bert
@@ -71,13 +69,14 @@ class Bert:
     unused: Sequence[str] = ()
     task: TaskConfig | None = None
     data: DataFiles = dataclasses.field(default_factory=DataFiles)
+    source: str | Path | None = None
 
     def __repr__(self) -> str:
         c, size = self.config, sum(x.size for x in jax.tree.leaves(self.params))
         labels = f" of {len(self.task.labels)} labels" if self.task and self.task.labels else ""
         task = f", {self.task.kind}{labels}" if self.task else ""
-        layers = "1 layer" if c.num_hidden_layers == 1 else f"{c.num_hidden_layers} layers"
-        heads = "1 head" if c.num_attention_heads == 1 else f"{c.num_attention_heads} heads"
+        layers = console.counted(c.num_hidden_layers, "layer")
+        heads = console.counted(c.num_attention_heads, "head")
         return (
             f"Bert({c.model_type}, {layers} of {c.hidden_size}, {heads}, {size:,} parameters, "
             f"{self.tokenizer.kind} of {self.tokenizer.vocab_size:,} tokens{task})"
@@ -107,28 +106,7 @@ class Bert:
         >>> arrays["input_ids"].shape == arrays["attention_mask"].shape
         True
         """
-        columns = [[texts] if isinstance(texts, str) else list(texts)]
-        if text_pairs is not None:
-            columns.append([text_pairs] if isinstance(text_pairs, str) else list(text_pairs))
-        if not columns[0] or len(columns[0]) != len(columns[-1]):
-            raise UserError(
-                f"there are {len(columns[0])} texts and {len(columns[-1])} second texts; give one "
-                "text or more, and as many second texts"
-            )
-        longest = self.config.max_position_embeddings
-        length = longest if max_length is None else max_length
-        room = max_text_tokens(len(columns), self.config, length)
-        if room < 1 or length > longest:
-            raise UserError(f"max_length is {length}; it must leave room and be at most {longest}")
-        encoded = [self.tokenizer.encode(column) for column in columns]
-        joined = (
-            build_sequence(truncate(example, room), self.tokenizer, self.config)
-            for example in zip(*encoded, strict=True)
-        )
-        sequences, second_starts = zip(*joined, strict=True)
-        padded_length = max(map(len, sequences))
-        pad_id = self.tokenizer.pad_id
-        return encoder_inputs(self.config, sequences, second_starts, padded_length, pad_id)
+        return tokenize(self.config, self.tokenizer, texts, text_pairs, max_length)
 
     def __call__(
         self,
@@ -321,14 +299,7 @@ class Bert:
         >>> bert.compare(["A river bank.", "The bank reads."], "bank").cosines.shape
         (3, 2, 2)
         """
-        if isinstance(texts, str) or len(texts) < 2 or not word.strip():
-            raise UserError("there is nothing to compare; give a word and two texts or more")
-        views, c = [self.attention(text) for text in texts], self.config
-        longest = max(len(view.input_ids) for view in views)
-        page.check_size(
-            c.num_hidden_layers, c.num_attention_heads, c.hidden_size, longest, len(views)
-        )
-        return compare(views, word)
+        return compare(self.attention, self.config, texts, word)
 
     def predict(
         self,
@@ -357,24 +328,13 @@ class Bert:
         >>> len(predictions), sorted(predictions[0])
         (2, ['label', 'probabilities', 'probability'])
         """
-        config, data = self.reading(text, label)
-        return self._predictor(config, data, examples, batch_size)
-
-    def reading(
-        self, text: str | None = None, label: str | None = None
-    ) -> tuple[TaskConfig, DataFiles]:
-        """Return the task, and how its examples are read; the arguments are those of `predict`."""
         if self.task is None or not isinstance(self.model, TaskModel):
             raise UserError("the model has no head of a task; fine-tune it first")
-        columns = {"text": text or self.data.text, "label": label or self.data.label}
-        # Columns that are named are not those of GLUE's own files.
-        config = dataclasses.replace(self.task, glue="") if text or label else self.task
-        return config, dataclasses.replace(self.data, **columns)
-
-    @functools.cached_property
-    def _predictor(self) -> Predictor:
-        model, task = cast(TaskModel, self.model), cast(TaskConfig, self.task)
-        return Predictor(model, self.params, self.tokenizer, task.kind)
+        data, config = self.data, self.task
+        data = dataclasses.replace(data, text=text or data.text, label=label or data.label)
+        if text or label:  # which are not the columns of GLUE's own files
+            config = dataclasses.replace(config, glue="")
+        return predict(self.model, self.params, self.tokenizer, config, data, examples, batch_size)
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write a self-contained checkpoint, which `load` reads.
@@ -396,18 +356,24 @@ class Bert:
             run = FinetuneConfig(
                 model=self.config, task=self.task, data=self.data, probe=self.model.probe
             )
-        with _writing(path, checkpoint.is_checkpoint if force else None) as new:
+        with replacing(path, checkpoint.is_checkpoint if force else None) as new:
             checkpoint.write_params(new, self.params, dataclasses.asdict(run), self.tokenizer)
 
     def export(
-        self, path: str | Path, head: str | None = None, *, force: bool = False
+        self,
+        path: str | Path,
+        head: str | None = None,
+        *,
+        force: bool = False,
+        private: bool = False,
     ) -> huggingface.Exported:
         """Write a directory that Hugging Face's `transformers` loads, all of it or nothing.
 
         Args:
-          path: the directory, which must not exist.
+          path: the directory, which must not exist; or "hf:OWNER/NAME", a new model of the hub.
           head: "pretraining", "masked-lm" or "none" for the encoder alone; None for all heads.
           force: whether to replace an earlier export that is there, and nothing else.
+          private: whether a new model of the hub is for its owner alone.
 
         Returns:
           The class of `transformers` that it is, and what that class has no place for.
@@ -424,17 +390,29 @@ class Bert:
                 f"the checkpoint is a probe of {self.model.probe!r}, and no class of transformers "
                 "has such a head; export its encoder with head=none, or fine-tune without a probe"
             )
-        with _writing(path, huggingface.is_export if force else None) as new:
+        if hub.is_name(path):
+            with tempfile.TemporaryDirectory() as folder:
+                exported = self._write_export(Path(folder), str(path), head)
+                hub.upload(Path(folder), str(path), force=force, private=private)
+                return exported
+        with replacing(path, huggingface.is_export if force else None) as new:
             new.mkdir()
-            return huggingface.save(self.config, self.params, self.tokenizer, new, head, self.task)
+            return self._write_export(new, Path(path).name, head)
+
+    def _write_export(self, folder: Path, name: str, head: str | None) -> huggingface.Exported:
+        model = self.config, self.params, self.tokenizer
+        exported = huggingface.save(*model, folder, head, self.task)
+        card = model_card.write(name, exported, self.config, self.tokenizer, self.task, self.source)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        return exported
 
 
 def load(path: str | Path) -> Bert:
     """Load a checkpoint.
 
     Args:
-      path: a workdir, for its latest checkpoint; one of its checkpoints; or a Hugging Face or
-        Google checkpoint directory.
+      path: a workdir, for its latest checkpoint; one of its checkpoints; a Hugging Face or Google
+        checkpoint directory; or "hf:OWNER/NAME", which is downloaded from the hub.
 
     Raises:
       UserError: there is no checkpoint, or it is damaged, or of another architecture.
@@ -444,6 +422,8 @@ def load(path: str | Path) -> Bert:
     >>> load(path)
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
+    if hub.is_name(path):
+        return dataclasses.replace(load(hub.fetch(str(path))), source=str(path))
     path = Path(path)
     for module, is_its in ((google, google.is_google), (huggingface, huggingface.is_huggingface)):
         if is_its(path):
@@ -451,7 +431,7 @@ def load(path: str | Path) -> Bert:
             params, task = converted.params, converted.task
             model = _model(config, task, modules=names.module_names(params))
             data = DataFiles(max_length=min(_TASK_LENGTH, config.max_position_embeddings))
-            return Bert(config, params, tokenizer, model, converted.unused, task, data)
+            return Bert(config, params, tokenizer, model, converted.unused, task, data, path)
     folder = checkpoint.find(path)
     where, description = f"{folder}/config", checkpoint.read_json(folder, "config")
     has_task = isinstance(description, dict) and "task" in description
@@ -467,7 +447,7 @@ def load(path: str | Path) -> Bert:
     shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     params = checkpoint.read_params(folder, shapes, () if task else names.OPTIONAL_MODULES)
     model = _model(run.model, task, probe, modules=names.module_names(params))
-    return Bert(run.model, params, tokenizer, model, task=task, data=data)
+    return Bert(run.model, params, tokenizer, model, task=task, data=data, source=folder)
 
 
 def _model(
@@ -480,23 +460,3 @@ def _model(
     if task:
         return make_task(task).model(config, probe)
     return BertForPreTraining(config, next_sentence={"bert/pooler", "nsp_head"} <= set(modules))
-
-
-@contextlib.contextmanager
-def _writing(path: str | Path, may_replace: Callable[[Path], bool] | None = None) -> Iterator[Path]:
-    """Yield a temporary path that becomes `path`, in the place of only what `may_replace`."""
-    path = Path(path)
-    exists = os.path.lexists(path)
-    if exists and not may_replace:
-        raise UserError(f"{path} already exists; choose another path, or --force to replace it")
-    if exists and may_replace and not may_replace(path):
-        wrong = f"{path} is not what this writes, or has other files too, and is not replaced"
-        raise UserError(f"{wrong}; choose another path, or remove it")
-    try:
-        parent = path.absolute().parent
-        parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
-            yield Path(folder) / path.name
-            replace(Path(folder) / path.name, path)
-    except (OSError, ValueError) as error:  # ValueError for a NUL byte in the path
-        raise UserError(f"{path} cannot be written ({error}); choose another") from error

@@ -16,6 +16,7 @@ from bert_jax.distributed.fsdp import Collectives
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.errors import UserError
 from bert_jax.models.bert import BertModel
+from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 
 POOLINGS = ("mean", "cls", "max", "tokens", "words")
@@ -200,6 +201,37 @@ def encoder_inputs(
     types = mask * (np.arange(length) >= np.array(second_starts)[:, None])
     types *= config.type_vocab_size > 1
     return {"input_ids": input_ids, "token_type_ids": types, "attention_mask": mask}
+
+
+def tokenize(
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    texts: str | Sequence[str],
+    text_pairs: str | Sequence[str] | None,
+    max_length: int | None,
+) -> dict[str, np.ndarray]:
+    """Return texts or pairs as the padded inputs of an encoder, as `Bert.tokenize` says."""
+    columns = [[texts] if isinstance(texts, str) else list(texts)]
+    if text_pairs is not None:
+        columns.append([text_pairs] if isinstance(text_pairs, str) else list(text_pairs))
+    if not columns[0] or len(columns[0]) != len(columns[-1]):
+        raise UserError(
+            f"there are {len(columns[0])} texts and {len(columns[-1])} second texts; give one "
+            "text or more, and as many second texts"
+        )
+    longest = config.max_position_embeddings
+    length = longest if max_length is None else max_length
+    room = max_text_tokens(len(columns), config, length)
+    if room < 1 or length > longest:
+        raise UserError(f"max_length is {length}; it must leave room and be at most {longest}")
+    encoded = [tokenizer.encode(column) for column in columns]
+    joined = (
+        build_sequence(truncate(example, room), tokenizer, config)
+        for example in zip(*encoded, strict=True)
+    )
+    sequences, second_starts = zip(*joined, strict=True)
+    padded_length = max(map(len, sequences))
+    return encoder_inputs(config, sequences, second_starts, padded_length, tokenizer.pad_id)
 
 
 def few_lengths(config: ModelConfig, length: int) -> int:

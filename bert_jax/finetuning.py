@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import json
 import shutil
 import statistics
 import time
@@ -211,10 +210,12 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     params = initialization.copy_params(run.abstract_state.params, params)
     scores, truncated = _predict_all(run, params)
     tuned = run.task.config  # on the held-out examples
-    bert = Bert(config.model, params, run.tokenizer, run.model, task=tuned, data=config.data)
+    model = config.model, params, run.tokenizer, run.model
+    bert = Bert(*model, task=tuned, data=config.data, source=workdir / "best")
     _write_best(bert, config, workdir)
     rows = comparison(run.task, run.datasets, results, random)
     summary = {
+        "init": run.init,
         "task": dataclasses.asdict(tuned),
         "best": best["checkpoint"],
         "scores": scores,
@@ -225,7 +226,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         "skipped": {"records": run.datasets.skipped, "training_examples": train_features.skipped},
         "truncated": {"train": train_features.truncated, **truncated},
     }
-    workdirs.write(workdir / "results.json", json.dumps(summary, indent=2) + "\n")
+    workdirs.write_results(workdir, summary)
     report.finetuning_end(rows, scores, truncated, workdir)
     return FinetuningResult(scores, rows, workdir / "best", bert)
 

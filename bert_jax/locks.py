@@ -2,8 +2,9 @@
 
 import contextlib
 import fcntl
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bert_jax import console
@@ -39,3 +40,25 @@ def replace(new: Path, path: Path) -> None:
             if old:
                 old.rename(path)
             raise
+
+
+@contextlib.contextmanager
+def replacing(
+    path: str | Path, may_replace: Callable[[Path], bool] | None = None
+) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path`, in the place of only what `may_replace`."""
+    path = Path(path)
+    exists = os.path.lexists(path)
+    if exists and not may_replace:
+        raise UserError(f"{path} already exists; choose another path, or --force to replace it")
+    if exists and may_replace and not may_replace(path):
+        wrong = f"{path} is not what this writes, or has other files too, and is not replaced"
+        raise UserError(f"{wrong}; choose another path, or remove it")
+    try:
+        parent = path.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
+            yield Path(folder) / path.name
+            replace(Path(folder) / path.name, path)
+    except (OSError, ValueError) as error:  # ValueError for a NUL byte in the path
+        raise UserError(f"{path} cannot be written ({error}); choose another") from error

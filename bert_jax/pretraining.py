@@ -218,6 +218,10 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         report.initialized_from(run.init_name, state.params, run.init.params)
     before = workdirs.own_config(workdir, run.fork) if step else None
     workdirs.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
+    results = {"init": str(run.fork or run.init_name) if run.fork or run.init else None}
+    if step and not run.fork:
+        results = workdirs.read_results(workdir)
+    workdirs.write_results(workdir, results)
     if run.fork:  # so that the run needs the other one no more
         checkpoints.save(step, state, None)
     report.pretraining_start(config, corpus, mesh, state, batches, workdir)
@@ -244,10 +248,13 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             scores = scores if saved.get("eval_rows") == config.eval_rows else None
         scores = scores or stages[-1].evaluate(state)
     # Of several hosts none has all parameters; the checkpoint has.
-    is_alone = hosts.count() == 1
-    bert = Bert(config.model, state.params, corpus.tokenizer, model) if is_alone else None
+    is_alone, latest = hosts.count() == 1, checkpoint.find(workdir)
+    bert = Bert(config.model, state.params, corpus.tokenizer, model, source=latest)
+    bert = bert if is_alone else None
     baselines = report.baselines(corpus, config)
-    latest = checkpoint.find(workdir)
+    text = {"tokens": len(corpus.train.tokens), "documents": corpus.train.num_documents}
+    results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}
+    workdirs.write_results(workdir, results)
     report.pretraining_end(scores, baselines, config, corpus, bert, workdir, latest)
     return PretrainingResult(scores, baselines, latest, bert)
 

@@ -56,6 +56,27 @@ def bert_jax_main(monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A server of models that `hf:OWNER/NAME` is downloaded from and uploaded to."""
+    from fake_hub import FakeHub
+    from huggingface_hub import constants
+
+    server = FakeHub()
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    patches = {  # the module has read the environment
+        "ENDPOINT": server.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": server.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(tmp_path / "cache"),
+        "HF_TOKEN_PATH": str(tmp_path / "token"),
+        "HF_HUB_DISABLE_XET": True,
+    }
+    for name, value in patches.items():
+        monkeypatch.setattr(constants, name, value)
+    yield server
+    server.close()
+
+
 @pytest.fixture(scope="session")
 def tiny_text(tmp_path_factory):
     """A file of documents of short sentences."""

@@ -1,32 +1,43 @@
-"""Make a directory that `transformers` loads: config, model.safetensors and tokenizer.
+"""Make a directory that `transformers` loads, or upload it to the Hugging Face hub.
 
     bert-jax export runs/tiny exported
 
-A fine-tuned model keeps its head and its labels.
+It has config, model.safetensors, tokenizer, and a card, README.md, with the scores. A fine-tuned
+model keeps its head and its labels. To upload it, log in with `hf auth login`, or set HF_TOKEN.
 """
 
 import argparse
 
 from bert_jax.commands import process
 from bert_jax.commands.flags import CHECKPOINT
+from bert_jax.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    add("destination", metavar="DST", help="the directory to write")
+    add("destination", metavar="DST", help="the directory to write, or hf:OWNER/NAME to upload")
     heads = "heads to export with the encoder (default: all that the checkpoint has)"
     add("--head", choices=("pretraining", "masked-lm", "none"), help=heads)
     add("--force", action="store_true", help="replace an earlier export that is there")
+    add("--private", action="store_true", help="make a new model of the hub a private one")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import load
+    from bert_jax.convert import hub
 
+    if is_name := hub.is_name(args.destination):
+        hub.check_destination(args.destination, force=args.force)
+    elif args.private:
+        raise UserError("--private is for a model of the hub; give DST as hf:OWNER/NAME")
     process.return_host_memory()
-    exported = load(args.checkpoint).export(args.destination, args.head, force=args.force)
-    name = exported.architecture
-    print(f"{name}; load it with transformers.{name}.from_pretrained({args.destination!r})")
+    flags = {"force": args.force, "private": args.private}
+    exported = load(args.checkpoint).export(args.destination, args.head, **flags)
+    name, path = exported.architecture, args.destination.removeprefix("hf:")
+    print(f"{name}; load it with transformers.{name}.from_pretrained({path!r})")
+    if is_name:
+        print(f"uploaded to {hub.address(path)}; its README.md lacks a license and a language")
     if exported.dropped:
         print(f"dropped, as {name} has no place for them: {', '.join(exported.dropped)}")
     if exported.newly_initialized:

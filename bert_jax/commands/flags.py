@@ -9,7 +9,10 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from bert_jax import recipes, settings
 from bert_jax.errors import UserError, nearest
 
-CHECKPOINT = "a workdir, one of its checkpoints, or a Hugging Face or Google checkpoint directory"
+CHECKPOINT = (
+    "a workdir, one of its checkpoints, a Hugging Face or Google checkpoint directory, or "
+    "hf:OWNER/NAME, a model of the Hugging Face hub"
+)
 
 
 class Recipe(NamedTuple):

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.text.prepare import prepare
 
     is_path = args.tokenizer not in _KINDS
-    if is_path and not os.path.exists(args.tokenizer):
+    if is_path and not args.tokenizer.startswith("hf:") and not os.path.exists(args.tokenizer):
         hint = nearest(args.tokenizer, _KINDS, "give its file or folder, or what to train")
         raise UserError(f"--tokenizer={args.tokenizer} does not exist; {hint}")
     kind = TokenizerConfig.kind if is_path else args.tokenizer
@@ -90,9 +90,13 @@ def _load_tokenizer(path: Path, *, lowercase: bool) -> Any:
     """Read the tokenizer of a checkpoint, or one from its own files or their folder."""
     from bert_jax.text import tokenizer_loading
 
+    if str(path).startswith("hf:"):
+        from bert_jax.convert import hub  # whose imports take a second
+
+        path = hub.fetch(str(path), weights=False)
     if not any(os.path.isdir(path / name) for name in ("state", "best", "checkpoints")):
         return tokenizer_loading.load(path, lowercase=lowercase)
-    from bert_jax.training import checkpoint  # whose imports take a second
+    from bert_jax.training import checkpoint  # likewise
 
     folder = checkpoint.find(path)
     return tokenizer_loading.from_json(

@@ -24,6 +24,9 @@ from bert_jax.text.tokenizer import Tokenizer
 _WRITER = "bert-jax"
 _FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
+# What an export may have: the card, and the files of each kind of tokenizer.
+FILES = ("config.json", _FILE, "README.md", "tokenizer.json", "tokenizer_config.json")
+FILES += ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Exported:
     architecture: str
     dropped: Sequence[str]  # modules of the model that the class does not have
     newly_initialized: Sequence[str]  # modules of the class that the model does not have
+    num_parameters: int = 0
 
 
 def is_huggingface(path: Path) -> bool:
@@ -44,14 +48,12 @@ def is_huggingface(path: Path) -> bool:
 
 def is_export(path: Path) -> bool:
     """Return whether a directory is one that `save` has written, with nothing added."""
-    names = {"config.json", _FILE, "tokenizer.json", "tokenizer_config.json"}
-    names |= {"vocab.txt", "vocab.json", "merges.txt", "sentencepiece.model"}
     try:
         with safetensors.safe_open(str(path / _FILE), "np") as opened:
             is_ours = (opened.metadata() or {}).get("written_by") == _WRITER
     except (OSError, safetensors.SafetensorError):
         return False
-    return is_ours and {*os.listdir(path)} <= names
+    return is_ours and {*os.listdir(path)} <= {*FILES}
 
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
@@ -100,7 +102,7 @@ def save(
     _write_weights(path, tensors)
     for name, content in tokenizer_files.files(tokenizer, config).items():
         (path / name).write_bytes(content)
-    return exported
+    return dataclasses.replace(exported, num_parameters=sum(x.size for x in tensors.values()))
 
 
 def _choose_class(

@@ -27,7 +27,7 @@ _NORMALIZER = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-_NAMES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", _SETTINGS, _ADDED_TOKENS)
+NAMES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", _SETTINGS, _ADDED_TOKENS)
 
 
 def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
@@ -35,7 +35,7 @@ def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
     path = Path(path)
     if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
         raise UserError(f"tokenizer {path} does not exist; give one of its files, or their folder")
-    paths = [*sorted(path.glob("*.model")), *(path / name for name in _NAMES)]
+    paths = [*sorted(path.glob("*.model")), *(path / name for name in NAMES)]
     with _reading(str(path)):
         paths = [path] if path.is_file() else [p for p in paths if p.exists()]
         files = {p.name: p.read_bytes() for p in paths}

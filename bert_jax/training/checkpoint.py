@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -81,8 +82,7 @@ class Checkpoints:
 
     def held_out(self, step: int) -> dict[str, float] | None:
         """Return the scores that were saved with a checkpoint; None if that step has none."""
-        path = self.folder / str(step) / "metrics/metrics"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_scores(self.folder / str(step))
 
     def log_window(self, step: int) -> Sums:
         """Return the sums that were saved with a checkpoint; {} if an earlier version wrote it."""
@@ -125,14 +125,17 @@ class Checkpoints:
             shutil.rmtree(self.folder / _DELETED, ignore_errors=True)
 
 
-_EXPECTED = "a workdir, one of its checkpoints, or a Hugging Face or Google checkpoint directory"
+_EXPECTED = (
+    "a workdir, one of its checkpoints, a Hugging Face or Google checkpoint directory, or "
+    "hf:OWNER/NAME, a model of the Hugging Face hub"
+)
 
 
 def find(path: str | Path) -> Path:
     """Return the checkpoint at `path`: itself, or the best or latest one of a workdir."""
     path = Path(path)
     if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
-        raise UserError(f"checkpoint {path} does not exist; give {_EXPECTED}")
+        raise UserError(f"checkpoint {path} does not exist; {_remedy(path)}")
     # Fine-tuning leaves best, and best.new if it was killed between two renames.
     for folder in (path, path / "best", path / "best.new"):
         if (folder / "state").is_dir():
@@ -141,6 +144,14 @@ def find(path: str | Path) -> Path:
         if checkpoints := workdirs.list_checkpoints(folder):
             return max(checkpoints, key=lambda p: int(p.name))
     raise UserError(f"{path} holds no checkpoint; give {_EXPECTED}")
+
+
+def _remedy(path: Path) -> str:
+    is_name = re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(path))
+    # The owner of a model is no folder here, as that of a workdir is.
+    if is_name and (path.parent == Path() or not os.path.exists(path.parent)):
+        return f"hf:{path} would download a model of that name from the Hugging Face hub"
+    return f"give {_EXPECTED}"
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -191,6 +202,12 @@ def read_json(checkpoint: Path, item: str) -> dict[str, Any]:
     _verify(checkpoint, item)
     with _reading(checkpoint):
         return json.loads((checkpoint / item / "metadata").read_text())
+
+
+def read_scores(checkpoint: Path) -> dict[str, float] | None:
+    """Return the held-out scores of a checkpoint; None if its step was not evaluated."""
+    path = checkpoint / "metrics/metrics"
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def read_state(checkpoint: Path, like: TrainState) -> TrainState:

@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,17 @@ def claim(
         tokenizer.save(workdir / "tokenizer")
     write(workdir / _TEXT, fingerprint + "\n")
     write(workdir / "config.json", settings.to_json(config))
+
+
+def read_results(workdir: Path) -> dict[str, Any]:
+    """Return what a run has recorded in its `results.json`; nothing where it has none."""
+    path = workdir / "results.json"
+    return settings.read_json(path, "move it away") if path.exists() else {}
+
+
+def write_results(workdir: Path, results: Mapping[str, Any]) -> None:
+    """Write `results.json`: what a run began with, and at its end its scores and baselines."""
+    write(workdir / "results.json", json.dumps(results, indent=2) + "\n")
 
 
 def write(path: Path, content: str) -> None:

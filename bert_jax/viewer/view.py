@@ -191,8 +191,15 @@ class WordComparison:
         return _render(self.views, comparison=comparison)
 
 
-def compare(views: Sequence[AttentionView], word: str) -> WordComparison:
+def compare(
+    view_of: Callable[[str], AttentionView], config: ModelConfig, texts: Sequence[str], word: str
+) -> WordComparison:
     """Return how alike the word's vectors are in texts; see `WordComparison`."""
+    if isinstance(texts, str) or len(texts) < 2 or not word.strip():
+        raise UserError("there is nothing to compare; give a word and two texts or more")
+    views = list(map(view_of, texts))
+    sizes = config.num_hidden_layers, config.num_attention_heads, config.hidden_size
+    page.check_size(*sizes, max(len(view.input_ids) for view in views), len(views))
     indices, vectors = [], []
     for view in views:
         (text,) = view.texts

@@ -1,0 +1,159 @@
+"""Models of the Hugging Face hub by name: `hf:OWNER/NAME`, or `hf:OWNER/NAME@REVISION`."""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from bert_jax import console, settings
+from bert_jax.convert import config_json, huggingface
+from bert_jax.distributed import hosts
+from bert_jax.errors import UserError
+from bert_jax.text import tokenizer_loading
+
+_PREFIX = "hf:"
+_SMALL_FILES = ("config.json", "*.model", *tokenizer_loading.NAMES)
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+def is_name(path: str | Path) -> bool:
+    """Return whether a path is the name of a model of the hub."""
+    return str(path).startswith(_PREFIX)
+
+
+def fetch(name: str, *, weights: bool = True) -> Path:
+    """Return the folder of a model, or of its tokenizer alone, downloaded where it is not cached.
+
+    Each host has its own: a cache is shared or not, and processes that share one wait in turn.
+    """
+    repository, revision = _parse(name)
+    with _errors_of(name, "downloaded", bars=False):
+        from huggingface_hub import snapshot_download
+
+        path = snapshot_download(repository, revision=revision, allow_patterns=[*_SMALL_FILES])
+    folder = Path(path)
+    if not weights:
+        return folder
+    if not (folder / "config.json").exists():
+        raise UserError(f"{name} has no config.json, so it is no model of transformers")
+    values = settings.read_json(folder / "config.json", "choose another model")
+    config_json.read_config(values, f"{name}: config.json")  # before a long download
+    is_cached = huggingface.is_huggingface(folder)
+    if not is_cached and not console.is_quiet() and hosts.is_main():
+        # Not on stdout, which may have a command's result.
+        print(f"downloading {name} to {folder}", file=sys.stderr, flush=True)
+    with _errors_of(name, "downloaded", bars=not is_cached):
+        snapshot_download(repository, revision=folder.name, allow_patterns=[*_WEIGHTS])
+    if not huggingface.is_huggingface(folder):
+        raise UserError(
+            f"{name} has no model.safetensors, and a pickle, which could run any code, is not "
+            f"read; `hf download {repository} --local-dir=DIR`, and then load DIR, which says how "
+            "to convert it"
+        )
+    return folder
+
+
+def check_destination(name: str, *, force: bool) -> None:
+    """Refuse a name that `upload` would refuse."""
+    repository, revision = _parse(name)
+    if revision or "/" not in repository:
+        raise UserError(f"{name} cannot be uploaded to; give hf:OWNER/NAME")
+    with _errors_of(name, "uploaded", bars=False):
+        from huggingface_hub import HfApi, get_token
+
+        if not get_token():
+            raise UserError(f"{name} cannot be uploaded without a token; {_LOG_IN}")
+        if not force and HfApi().repo_exists(repository):
+            raise UserError(f"{name} already exists; choose another name, or --force to replace it")
+
+
+def upload(folder: Path, name: str, *, force: bool, private: bool) -> None:
+    """Upload an export, with `force` also over an earlier one."""
+    check_destination(name, force=force)
+    repository, _ = _parse(name)
+    with _errors_of(name, "uploaded", bars=True):
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        api.create_repo(repository, private=private or None, exist_ok=force)
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            commit_message="Upload a model of bert-jax",
+            delete_patterns=[*huggingface.FILES] if force else None,  # of another tokenizer
+        )
+
+
+def address(name: str) -> str:
+    """Return the page of a model."""
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{name.removeprefix(_PREFIX).partition('@')[0]}"
+
+
+def _parse(name: str) -> tuple[str, str | None]:
+    """Return the repository and the revision of a name."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    repository, at, revision = name.removeprefix(_PREFIX).partition("@")
+    try:
+        validate_repo_id(repository)
+        if at and not revision:
+            raise HFValidationError
+    except HFValidationError as error:
+        wanted = f"{_PREFIX}OWNER/NAME, or {_PREFIX}OWNER/NAME@REVISION"
+        raise UserError(f"{name} is not the name of a model of the hub; give {wanted}") from error
+    return repository, revision or None
+
+
+@contextlib.contextmanager
+def _errors_of(name: str, done: str, *, bars: bool) -> Iterator[None]:
+    """Raise what goes wrong with the hub as a UserError; show no warnings, and bars to a person."""
+    from huggingface_hub import constants, errors
+    from huggingface_hub import utils as hub
+
+    log = logging.getLogger("huggingface_hub")
+    level, is_shown = log.level, bars and sys.stderr.isatty() and not console.is_quiet()
+    is_silenced = not is_shown and not hub.are_progress_bars_disabled()
+    log.setLevel(logging.ERROR)
+    if is_silenced:
+        hub.disable_progress_bars()
+    try:
+        yield
+    except UserError:
+        raise
+    except errors.GatedRepoError as error:
+        wrong = f"{name} is gated"
+        raise UserError(f"{wrong}; ask for access at {address(name)}, and {_LOG_IN}") from error
+    except errors.RepositoryNotFoundError as error:
+        wrong = f"{name} does not exist, or is private"
+        raise UserError(f"{wrong}; check the name, or {_LOG_IN}") from error
+    except errors.RevisionNotFoundError as error:
+        wrong = f"{name} does not exist, but the model does"
+        raise UserError(f"{wrong}; give a branch, a tag or a commit after the @") from error
+    except errors.LocalEntryNotFoundError as error:
+        missing = f"{name} is not in {constants.HF_HUB_CACHE}"
+        if constants.HF_HUB_OFFLINE:
+            wrong = f"{missing}, and HF_HUB_OFFLINE is set"
+            raise UserError(f"{wrong}; unset it to download the model") from error
+        wrong = f"{missing}, and {constants.ENDPOINT} cannot be reached"
+        reason = _reason(error.__cause__ or error)
+        raise UserError(f"{wrong} ({reason}); check the connection, and repeat") from error
+    except Exception as error:  # of the clients of HTTP and of Xet, which raise nearly every kind
+        response = getattr(error, "response", None)
+        remedy = _LOG_IN if getattr(response, "status_code", 0) in (401, 403) else "repeat it"
+        if isinstance(error, OSError) and error.errno:
+            remedy = "mend that, or set HF_HOME to another folder"
+        raise UserError(f"{name} cannot be {done} ({_reason(error)}); {remedy}") from error
+    finally:
+        log.setLevel(level)
+        if is_silenced:
+            hub.enable_progress_bars()
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = getattr(error, "server_message", None) or getattr(error, "strerror", None)
+    return str(said or (lines or [repr(error)])[0])[:160].rstrip(".")

@@ -1,0 +1,225 @@
+"""The card of an exported model, README.md: what it is, how it was trained, how to load it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from bert_jax import settings
+from bert_jax.config import FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
+from bert_jax.console import counted
+from bert_jax.convert.huggingface import Exported
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training import checkpoint
+from bert_jax.training import workdir as workdirs
+
+# By kind of task: the hub's name of it, an example for `predict`, and inputs for `transformers`.
+_TEXTS = '"A text.", return_tensors="pt"'
+_TASKS = {
+    "classification": ("text-classification", '"A text."', _TEXTS),
+    "regression": ("text-classification", '"A text."', _TEXTS),
+    "token_classification": ("token-classification", '["A", "text"]', _TEXTS),
+    "question_answering": (
+        "question-answering",
+        '{"question": "Which text?", "context": "A text."}',
+        '"Which text?", "A text.", return_tensors="pt"',
+    ),
+    "multiple_choice": ("", '{"context": "A text.", "choices": ["One end.", "Another."]}', ""),
+}
+_SCORES = {  # of pretraining: its name in the records, its format, and what its baseline is
+    "MLM loss (nats)": ("mlm_loss", "z.3f", "unigram entropy"),
+    "MLM accuracy": ("mlm_accuracy", ".1%", "most frequent token"),
+    "NSP accuracy": ("nsp_accuracy", ".1%", "majority class"),
+}
+_FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
+_OBJECTIVES = {
+    "nsp": "masked language modelling (MLM) and next sentence prediction (NSP)",
+    "sop": "masked language modelling (MLM) and sentence order prediction (SOP)",
+    "none": "masked language modelling (MLM)",
+}
+_TOKENIZERS = {
+    "wordpiece": "WordPiece",
+    "sentencepiece": "SentencePiece",
+    "byte_bpe": "byte-level BPE",
+}
+_MAX_LABELS = 20
+
+
+def write(
+    name: str,
+    exported: Exported,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    task: TaskConfig | None,
+    source: str | Path | None,
+) -> str:
+    """Return the card of a model that was exported under a name from a checkpoint, `source`."""
+    name = name.removeprefix("hf:")
+    task = None if "classifier" in exported.dropped else task
+    run, results = _records(source)
+    origin = results.get("init") or (source if isinstance(source, str) else "")
+    layers = counted(config.num_hidden_layers, "layer")
+    kind = {"bert": "BERT", "roberta": "RoBERTa"}[config.model_type]
+    about = (
+        f"A {kind} encoder of {layers}, hidden size {config.hidden_size:,}, with "
+        f"{exported.num_parameters:,} parameters (`{exported.architecture}`). It reads up to "
+        f"{config.max_position_embeddings:,} tokens; its tokenizer is "
+        f"{_TOKENIZERS[tokenizer.kind]} of {tokenizer.vocab_size:,} tokens. Written by bert-jax, "
+        "which trains encoders in JAX."
+    )
+    if task and task.labels and task.kind != "multiple_choice":
+        labels = ", ".join(_code(label) for label in task.labels[:_MAX_LABELS])
+        rest = len(task.labels) - _MAX_LABELS
+        about += f" Its labels are {labels}{f' and {rest:,} more' if rest > 0 else ''}."
+    parts = [_header(exported, task, origin, config), f"# {name}", about]
+    if run:
+        parts += _scores(source, run, results, exported.dropped)
+        parts += ["## Training", _table(("", ""), _training(source, run, results, str(origin)))]
+        parts += _settings(run)
+    return "\n\n".join([*parts, "## Use", *_use(name, exported, task)]) + "\n"
+
+
+def _records(source: str | Path | None) -> tuple[TrainConfig | FinetuneConfig | None, Any]:
+    """Return the config and the results of the run that wrote a checkpoint, if one did."""
+    folder = source if isinstance(source, Path) else Path()
+    is_step = folder.name.isdigit() and folder.parent.name == "checkpoints"
+    workdir = folder.parents[1] if is_step else folder.parent
+    if not is_step and not (folder.name.startswith("best") and (workdir / "results.json").exists()):
+        return None, {}
+    values = checkpoint.read_json(folder, "config")
+    kind = FinetuneConfig if "task" in values else TrainConfig
+    return settings.from_dict(kind, values, f"{folder}/config"), workdirs.read_results(workdir)
+
+
+def _header(exported: Exported, task: TaskConfig | None, origin: Any, config: ModelConfig) -> str:
+    guesses = exported.architecture.endswith(("ForPreTraining", "ForMaskedLM"))
+    pipeline = "fill-mask" if guesses else "feature-extraction"
+    pipeline = _TASKS[task.kind][0] if task else pipeline
+    lines = ["# Add the license and the language, such as `license: mit` and `language: en`."]
+    lines += ["library_name: transformers"]
+    lines += [f"pipeline_tag: {pipeline}"] if pipeline else []
+    if str(origin).startswith("hf:"):
+        lines += [f"base_model: {_repository(origin)}"]
+    lines += ["tags:", *(f"- {tag}" for tag in ("bert-jax", "jax", config.model_type))]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence[str]) -> list[str]:
+    """Return a table of held-out scores beside their baselines, as far as they are recorded."""
+    if isinstance(run, TrainConfig):
+        scores, baselines = checkpoint.read_scores(source), results.get("baselines", {})
+        if scores is None and str(results.get("step")) == source.name:
+            scores = results.get("scores")
+        rows = []
+        for title, (key, form, baseline) in _SCORES.items():
+            if scores and key in scores:
+                title = title.replace("NSP", run.data.pairs.upper())
+                other = f"{baselines[key]:{form}} ({baseline})" if key in baselines else ""
+                rows.append((title, f"{scores[key]:{form}}", other))
+        columns = ("held-out text", "this model", "baseline")
+    else:
+        summary = results.get("summary", [])
+        columns = ("", *summary[0]["scores"]) if summary else ()
+        rows = [
+            (f"this model, on {_code(name)}", scores)
+            for name, scores in results.get("scores", {}).items()
+        ]
+        # The runs of single seeds are this model, or no better.
+        rows += [(r["name"], r["scores"]) for r in summary if not r["name"].startswith("seed ")]
+        rows = [
+            (title, *(f"{scores[key]:z.4f}" if key in scores else "" for key in columns[1:]))
+            for title, scores in rows
+        ]
+    if not rows:
+        return []
+    note = [f"Measured with heads that are not in this repository: {', '.join(dropped)}."]
+    return ["## Scores on held-out examples", *(note if dropped else ()), _table(columns, rows)]
+
+
+def _training(source: Any, run: Any, results: Any, origin: str) -> list[tuple[str, str]]:
+    rows = []
+    if origin.startswith("hf:"):
+        address = f"https://huggingface.co/{_repository(origin)}"
+        rows += [("started from", f"[{_repository(origin)}]({address})")]
+    elif "init" in results:
+        folder = PurePath(origin)  # of a step, that of the run says more
+        folder = folder.parents[1] if folder.parent.name == "checkpoints" else folder
+        rows += [("started from", _code(folder.name) if origin else "random weights")]
+    data, optimizer = run.data, run.optimizer
+    if isinstance(run, FinetuneConfig):
+        files = ", ".join(_code(_short(text)) for text in (run.data.train, run.data.eval) if text)
+        rows += [("task", f"{run.task.kind}{run.task.glue and f' ({run.task.glue})'}")]
+        rows += [("examples", files), ("epochs", f"{run.epochs:g}")]
+    else:
+        text = _code(_short(run.data.source))
+        if run.data.source == "builtin":
+            text = "the documentation of Python's standard library"
+        if counts := results.get("text"):
+            text += "; {tokens:,} tokens in {documents:,} documents".format(**counts)
+        step = int(source.name)
+        steps = f"{step:,} of {run.steps:,}" if step < run.steps else f"{step:,}"
+        rows += [("text", text), ("objective", _OBJECTIVES[run.data.pairs]), ("steps", steps)]
+    rows += [("batch", f"{data.batch_size:,} sequences of up to {data.max_length:,} tokens")]
+    rate = f"{optimizer.name}, learning rate {optimizer.learning_rate:g}"
+    return [*rows, ("optimizer", rate), ("seed", str(run.seed))]
+
+
+def _settings(run: TrainConfig | FinetuneConfig) -> list[str]:
+    """Return the fields that are not the defaults, but for the model's, which config.json has."""
+    defaults, lines = settings.flatten(type(run)()), []
+    for name, value in settings.flatten(run).items():
+        if value != defaults[name] and not name.startswith(("model.", "task.labels", "parallel.")):
+            is_file = name.rpartition(".")[2] in _FILES
+            lines.append(f"{name} = {(_short(value) if is_file else value)!r}")
+    block = "\n".join(lines).replace("`", "'")
+    title = "<summary>Settings that are not the defaults of bert-jax</summary>"
+    return [f"<details>{title}\n\n```text\n{block}\n```\n\n</details>"] if lines else []
+
+
+def _use(name: str, exported: Exported, task: TaskConfig | None) -> list[str]:
+    address, architecture = json.dumps(name), exported.architecture
+    ours = json.dumps(f"hf:{name}" if "/" in name else name)
+    result = 'print(bert.encode(["A text."]).shape)  # one embedding a text'
+    if task:
+        result = f"print(bert.predict([{_TASKS[task.kind][1]}])[0])"
+    elif architecture.endswith(("ForPreTraining", "ForMaskedLM")):
+        result = 'for guess in bert.fill_mask("A text with a [MASK] in it."):\n'
+        result += "    print(guess.token, guess.probability)"
+    inputs = f"inputs = tokenizer({_TASKS[task.kind][2] if task else _TEXTS})"
+    if task and task.kind == "multiple_choice":
+        ends = '["A text."] * 2, ["One end.", "Another."], padding=True, return_tensors="pt"'
+        inputs = f"inputs = tokenizer({ends})\n"
+        inputs += "inputs = {key: value[None] for key, value in inputs.items()}"
+    classes = f"from transformers import AutoTokenizer, {architecture}"
+    loaded = f"tokenizer = AutoTokenizer.from_pretrained({address})\n"
+    loaded += f"model = {architecture}.from_pretrained({address})"
+    return [
+        "With bert-jax:",
+        _python(f"import bert_jax\n\nbert = bert_jax.load({ours})\n{result}"),
+        "With `transformers`:",
+        _python(f"{classes}\n\n{loaded}\n{inputs}\noutputs = model(**inputs)"),
+    ]
+
+
+def _python(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = (columns, ["---"] * len(columns), *rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _repository(name: Any) -> str:
+    return str(name).removeprefix("hf:").partition("@")[0]
+
+
+def _short(files: str) -> str:
+    """Return files without their folders, which are of no use to others, and may be private."""
+    names = (text if text.startswith("tfds:") else PurePath(text).name for text in files.split(","))
+    return ",".join(names)
+
+
+def _code(text: str) -> str:
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    return "`" + plain.replace("`", "'").replace("|", "\\|") + "`"

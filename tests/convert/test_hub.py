@@ -1,0 +1,174 @@
+"""Models of the hub by name, against a small server that speaks its protocol."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from fake_hub import TOKEN
+from make_golden import GOLDEN
+
+import bert_jax
+from bert_jax import console
+from bert_jax.errors import UserError
+from bert_jax.text import tokenizer_loading
+
+
+def files(name: str) -> dict[str, bytes]:
+    paths = (GOLDEN / name).iterdir()
+    return {p.name: p.read_bytes() for p in paths if not p.name.startswith("expected")}
+
+
+def same(actual, expected) -> None:
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def refused(path: str, *said: str) -> None:
+    """Loading fails with one line that has all of `said`."""
+    with pytest.raises(UserError) as caught:
+        bert_jax.load(path)
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_a_model_is_downloaded_once_and_then_read_from_the_cache(hub, monkeypatch, capsys):
+    unused = {"pytorch_model.bin": b"0", "onnx/model.safetensors": b"0", "README.md": b"0"}
+    hub.models["me/bert"] = [files("bert") | unused]
+    bert = bert_jax.load("hf:me/bert")
+    assert bert.source == "hf:me/bert"
+    same(bert.params, bert_jax.load(GOLDEN / "bert").params)
+    got = {r.rpartition("/")[2] for r in hub.requests if r.startswith("GET /me/bert/resolve/")}
+    assert got == {"config.json", "vocab.txt", "model.safetensors"}
+    shown = capsys.readouterr()
+    assert shown.err.startswith("downloading hf:me/bert to ")
+    assert len(shown.err.splitlines()) == 1
+    assert not shown.out
+    for offline in (False, True):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+        hub.requests.clear()
+        same(bert_jax.load(Path("hf:me/bert")).params, bert.params)
+        assert not any("/resolve/" in request for request in hub.requests)
+        assert capsys.readouterr() == ("", "")
+    assert not hub.requests
+    refused("hf:me/other", "hf:me/other is not in", "HF_HUB_OFFLINE is set; unset it")
+
+
+def test_prepare_downloads_the_tokenizer_alone(hub, tmp_path, bert_jax_main):
+    hub.models["me/bert"] = [files("bert")]
+    text = tmp_path / "text.txt"
+    text.write_text(
+        "the quick brown fox jumps over a lazy dog\nit rains on plains of spain\n\n" * 9
+    )
+    bert_jax_main(
+        "prepare", text, tmp_path / "store", "--tokenizer=hf:me/bert", "--eval-fraction=0.2"
+    )
+    stored = tokenizer_loading.load(tmp_path / "store/tokenizer")
+    assert stored.fingerprint == tokenizer_loading.load(GOLDEN / "bert").fingerprint
+    assert not any("safetensors" in request for request in hub.requests)
+
+
+def test_nothing_is_said_where_all_is_quiet(hub, capsys, monkeypatch):
+    hub.models["me/bert"] = [files("bert")]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with console.quiet():
+        bert_jax.load("hf:me/bert")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_revision(hub):
+    hub.models["me/bert"] = [files("bert"), files("roberta")]
+    assert bert_jax.load("hf:me/bert").config.model_type == "roberta"
+    first = f"hf:me/bert@{hub.sha('me/bert', 0)}"
+    assert bert_jax.load(first).config.model_type == "bert"
+    refused("hf:me/bert@nix", "hf:me/bert@nix does not exist, but the model does", "a tag")
+
+
+@pytest.mark.parametrize("name", ["", "/", "a/b/c", "a b/c", "me/x@", "../..", "/x", "é/x", "@v1"])
+def test_a_malformed_name(hub, name):
+    refused(f"hf:{name}", "is not the name of a model of the hub; give hf:OWNER/NAME")
+    assert not hub.requests
+
+
+def test_a_model_that_cannot_be_had(hub, monkeypatch):
+    refused("hf:me/nix", "hf:me/nix does not exist, or is private", "hf auth login", "HF_TOKEN")
+    hub.models["me/bert"] = [files("bert")]
+    hub.gated.add("me/bert")
+    refused("hf:me/bert", "is gated; ask for access at http://127.0.0.1", "/me/bert, and log in")
+    hub.private.add("me/bert")
+    refused("hf:me/bert", "does not exist, or is private")
+    hub.gated.clear()
+    monkeypatch.setenv("HF_TOKEN", "wrong")
+    refused("hf:me/bert", "cannot be downloaded (Invalid credentials", "; log in")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert bert_jax.load("hf:me/bert").config.model_type == "bert"
+
+
+def test_a_model_of_no_use_is_not_downloaded(hub):
+    llama = json.dumps(json.loads(files("bert")["config.json"]) | {"model_type": "llama"})
+    pickle = {name: data for name, data in files("bert").items() if name != "model.safetensors"}
+    hub.models["me/llama"] = [files("bert") | {"config.json": llama.encode()}]
+    hub.models["me/pickle"] = [pickle | {"pytorch_model.bin": b"0"}]
+    hub.models["me/data"] = [{"README.md": b"0"}]
+    refused("hf:me/llama", "hf:me/llama: config.json is of model type 'llama'; only bert and")
+    refused("hf:me/pickle", "has no model.safetensors, and a pickle", "hf download me/pickle")
+    refused("hf:me/data", "has no config.json, so it is no model of transformers")
+    assert not any("safetensors" in r or ".bin" in r for r in hub.requests)
+
+
+def test_a_network_that_fails(hub, monkeypatch):
+    hub.models["me/bert"] = [files("bert")]
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.truncated = True
+    refused("hf:me/bert", "hf:me/bert cannot be downloaded (", "; repeat it")
+    hub.truncated = False
+    assert bert_jax.load("hf:me/bert").config.model_type == "bert"
+    hub.broken = True
+    refused("hf:me/other", "hf:me/other is not in", "cannot be reached", "check the connection")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    refused("hf:me/other", "http://127.0.0.1:1 cannot be reached ([Errno 111] Connection refused)")
+
+
+def test_a_name_that_is_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("bert-base-uncased", "google-bert/bert-base-uncased"):
+        refused(name, f"checkpoint {name} does not exist; hf:{name} would download")
+    (tmp_path / "runs").mkdir()
+    refused("runs/tiny", "does not exist; give a workdir", "or hf:OWNER/NAME")
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of huggingface_hub 2.4
+def test_an_export_is_uploaded_and_downloaded_again(hub, tmp_path, monkeypatch, bert_jax_main):
+    with pytest.raises(UserError, match="without a token; log in with `hf auth login`"):
+        bert_jax_main("export", GOLDEN / "bert", "hf:me/new")
+    assert not hub.requests
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    out = bert_jax_main("export", GOLDEN / "bert", "hf:me/new", "--private")
+    assert f"uploaded to {hub.url}/me/new" in out
+    assert hub.private == {"me/new"}
+    bert, again = bert_jax.load(GOLDEN / "bert"), bert_jax.load("hf:me/new")
+    same(again.params, bert.params)
+    bert.export(tmp_path / "exported")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "exported").iterdir()}
+    card = hub.models["me/new"][-1].pop("README.md").decode()
+    assert 'bert_jax.load("hf:me/new")' in card
+    assert 'from_pretrained("me/new")' in card
+    del files["README.md"]
+    assert hub.models["me/new"][-1] == files
+    with pytest.raises(UserError, match=r"already exists; choose another name, or --force"):
+        bert_jax_main("export", GOLDEN / "bert", "hf:me/new")
+    hub.models["me/new"][-1] |= {"merges.txt": b"of an earlier one", "mine.txt": b"kept"}
+    bert.export("hf:me/new", "none", force=True)
+    assert {*hub.models["me/new"][-1]} == {*files, "README.md", "mine.txt"}
+    assert bert_jax.load("hf:me/new").encode("a b").shape == (1, 12)
+
+
+@pytest.mark.parametrize("name", ["hf:new", "hf:me/new@main", "hf:me/new/x"])
+def test_a_destination_that_is_none(hub, name, bert_jax_main):
+    with pytest.raises(UserError, match="give hf:OWNER/NAME"):
+        bert_jax_main("export", GOLDEN / "bert", name)
+
+
+def test_private_is_of_the_hub_alone(tmp_path, bert_jax_main):
+    with pytest.raises(UserError, match="--private is for a model of the hub"):
+        bert_jax_main("export", GOLDEN / "bert", tmp_path / "exported", "--private")

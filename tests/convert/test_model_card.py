@@ -1,0 +1,161 @@
+"""The card of an export is right for each kind of model, and its code runs."""
+
+import dataclasses
+import json
+import re
+import shutil
+import warnings
+
+import pytest
+import yaml
+from make_golden import GOLDEN
+from test_huggingface import TASKS, fine_tuned
+
+import bert_jax
+from bert_jax.tasks import make_task
+from bert_jax.training import checkpoint
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return bert_jax.load(GOLDEN / "bert")
+
+
+def card(bert, tmp_path, head=None) -> tuple[dict, str]:
+    """The header and the text of the card of an export, "exported"."""
+    shutil.rmtree(tmp_path / "exported", ignore_errors=True)
+    bert.export(tmp_path / "exported", head)
+    _, header, text = (tmp_path / "exported/README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(header), text
+
+
+def run_code(text: str, library: str) -> dict:
+    """Run the block of a card that has the name of a library; return its variables."""
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.S) if library in b)
+    names: dict = {}
+    exec(block, names)
+    return names
+
+
+def copied_run(run, tmp_path):
+    return shutil.copytree(run.checkpoint.parents[1], tmp_path / "run") / "checkpoints/2"
+
+
+def test_a_pretrained_model(tiny_run, tmp_path, monkeypatch):
+    header, text = card(bert_jax.load(tiny_run.checkpoint), tmp_path)
+    tags = ["bert-jax", "jax", "bert"]
+    assert header == {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": tags}
+    scores, baselines = tiny_run.scores, tiny_run.baselines
+    loss = f"| {scores['mlm_loss']:.3f} | {baselines['mlm_loss']:.3f} (unigram entropy) |"
+    assert f"| MLM loss (nats) {loss}" in text
+    assert (
+        f"| NSP accuracy | {scores['nsp_accuracy']:.1%} | {baselines['nsp_accuracy']:.1%}" in text
+    )
+    assert "with 6,722 parameters (`BertForPreTraining`)" in text
+    assert "| started from | random weights |" in text
+    assert re.search(r"\| text \| `text.txt`; \d,\d{3} tokens in 54 documents \|", text)
+    assert "(MLM) and next sentence prediction (NSP) |\n| steps | 2 |" in text
+    assert "\ndata.source = 'text.txt'\n" in text
+    assert str(tiny_run.checkpoint.parents[1]) not in text
+    monkeypatch.chdir(tmp_path)
+    assert run_code(text, "bert_jax")["guess"].probability > 0
+    # The model that training returns has the same card.
+    assert card(tiny_run.bert, tmp_path)[1] == text
+
+
+def test_the_scores_of_an_encoder_alone(tiny_bert, tmp_path):
+    header, text = card(tiny_bert, tmp_path, "none")
+    assert header["pipeline_tag"] == "feature-extraction"
+    assert "Measured with heads that are not in this repository: mlm_head, nsp_head." in text
+
+
+def test_runs_of_another_kind(tiny_run, tmp_path):
+    step = copied_run(tiny_run, tmp_path)
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert results["init"] is None
+
+    def text(**changes):
+        (tmp_path / "run/results.json").write_text(json.dumps(results | changes))
+        return card(bert_jax.load(step), tmp_path)
+
+    header, of_hub = text(init="hf:google-bert/bert-base-uncased@v1")
+    assert header["base_model"] == "google-bert/bert-base-uncased"
+    assert "](https://huggingface.co/google-bert/bert-base-uncased) |" in of_hub
+    header, of_run = text(init="/home/me/runs/law/checkpoints/9")
+    assert "base_model" not in header
+    assert "| started from | `law` |" in of_run
+    (tmp_path / "run/results.json").unlink()  # of an earlier version
+    _, earlier = card(bert_jax.load(step), tmp_path)
+    assert "started from" not in earlier
+    assert re.search(r"\| NSP accuracy \| [\d.]+% \|  \|", earlier)
+    assert "| text | `text.txt` |" in earlier
+
+
+def test_a_step_of_a_run_without_nsp(tiny_bert, tmp_path, monkeypatch):
+    read, scores = checkpoint.read_json, {"mlm_loss": 4.0}
+
+    def without_nsp(*args):
+        values = read(*args)
+        return values | {"steps": 4000, "data": values["data"] | {"pairs": "none"}}
+
+    monkeypatch.setattr(checkpoint, "read_json", without_nsp)
+    monkeypatch.setattr(checkpoint, "read_scores", lambda path: scores)
+    header, text = card(tiny_bert, tmp_path, "masked-lm")
+    assert header["pipeline_tag"] == "fill-mask"
+    assert "`BertForMaskedLM`" in text
+    assert "NSP accuracy" not in text
+    assert "| objective | masked language modelling (MLM) |\n| steps | 2 of 4,000 |" in text
+
+
+def test_a_fine_tuned_model(tiny_finetuning, tmp_path):
+    header, text = card(bert_jax.load(tiny_finetuning.checkpoint), tmp_path)
+    assert header["pipeline_tag"] == "text-classification"
+    assert "Its labels are `first`, `second`." in text
+    rate = tiny_finetuning.scores["eval"]["accuracy"]
+    assert "|  | accuracy | f1 | matthews |\n" in text
+    assert f"\n| this model, on `eval` | {rate:.4f} |" in text
+    assert "| best constant prediction | " in text
+    assert "| examples | `train.tsv` |" in text
+    assert card(tiny_finetuning.bert, tmp_path)[1] == text
+
+
+def test_a_model_without_a_run(golden, tmp_path, monkeypatch):
+    golden.save(tmp_path / "imported")
+    for bert in (golden, bert_jax.load(tmp_path / "imported")):
+        header, text = card(bert, tmp_path)
+        assert "base_model" not in header
+        assert "Scores" not in text
+        assert "## Training" not in text
+    header, _ = card(dataclasses.replace(golden, source="hf:a/b@v1"), tmp_path)
+    assert header["base_model"] == "a/b"
+
+
+def read_examples(model, params, tokenizer, config, data, examples, batch_size):
+    return [make_task(config).example_from(x, i, data) for i, x in enumerate(examples)]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
+def test_each_task(task, golden, tmp_path, monkeypatch):
+    bert = fine_tuned(golden, task)
+    header, text = card(bert, tmp_path)
+    kind = {"regression": "classification"}.get(task.kind, task.kind)
+    kind = kind.replace("_", "-").removeprefix("text-")
+    expected = {"classification": "text-classification", "multiple-choice": None}.get(kind, kind)
+    assert header.get("pipeline_tag") == expected
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bert_jax.bert.predict", read_examples)  # and compile nothing
+    assert run_code(text, "bert_jax")["bert"].task == task
+    header, text = card(bert, tmp_path, "none")
+    assert header["pipeline_tag"] == "feature-extraction"
+    assert "labels" not in text
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("task", [None, *TASKS[2:]], ids=lambda task: task and task.kind)
+def test_the_code_for_transformers(task, golden, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    _, text = card(fine_tuned(golden, task) if task else golden, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings(action="ignore"):
+        assert run_code(text, "transformers")["outputs"][0].isfinite().all()
