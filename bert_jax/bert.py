@@ -6,7 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ from bert_jax.locks import replacing
 from bert_jax.masked_lm import Guess, MaskFiller
 from bert_jax.models.bert import BertModel, BertOutput
 from bert_jax.models.heads import BertForPreTraining, TaskModel
-from bert_jax.predictions import Predictions, predict
+from bert_jax.predictions import Predictions, Predictor
 from bert_jax.settings import from_dict
 from bert_jax.tasks import make_task
 from bert_jax.text import tokenizer_loading
@@ -328,13 +328,24 @@ class Bert:
         >>> len(predictions), sorted(predictions[0])
         (2, ['label', 'probabilities', 'probability'])
         """
+        config, data = self.reading(text, label)
+        return self._predictor(config, data, examples, batch_size)
+
+    def reading(
+        self, text: str | None = None, label: str | None = None
+    ) -> tuple[TaskConfig, DataFiles]:
+        """Return the task, and how its examples are read; the arguments are those of `predict`."""
         if self.task is None or not isinstance(self.model, TaskModel):
             raise UserError("the model has no head of a task; fine-tune it first")
-        data, config = self.data, self.task
-        data = dataclasses.replace(data, text=text or data.text, label=label or data.label)
-        if text or label:  # which are not the columns of GLUE's own files
-            config = dataclasses.replace(config, glue="")
-        return predict(self.model, self.params, self.tokenizer, config, data, examples, batch_size)
+        columns = {"text": text or self.data.text, "label": label or self.data.label}
+        # Columns that are named are not those of GLUE's own files.
+        config = dataclasses.replace(self.task, glue="") if text or label else self.task
+        return config, dataclasses.replace(self.data, **columns)
+
+    @functools.cached_property
+    def _predictor(self) -> Predictor:
+        model, task = cast(TaskModel, self.model), cast(TaskConfig, self.task)
+        return Predictor(model, self.params, self.tokenizer, task.kind)
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write a self-contained checkpoint, which `load` reads.

@@ -66,34 +66,35 @@ class Predictions(Sequence[dict[str, Any]]):
         return evaluation.write(self.task, self.examples, self._predictions, Path(stem))
 
 
-def predict(
-    model: TaskModel,
-    params: Any,
-    tokenizer: Tokenizer,
-    config: TaskConfig,
-    data: DataFiles,
-    examples: Sequence[Any] | Path,
-    batch_size: int,
-) -> Predictions:
-    """Return the predictions of a model on all devices; the arguments are those of `Bert`."""
-    task, skipped = make_task(config), Counter[str]()
-    if isinstance(examples, Path):
-        examples = read_examples(task, str(examples), data, skipped, labelled=False)
-    examples = [
-        value if isinstance(value, Example) else task.example_from(value, index, data)
-        for index, value in enumerate(examples)
-    ]
-    if not task.labels:  # of a foreign multiple choice, whose choices have no names
-        task = type(task)(task.config, task.label_names(examples))
-    check_labels(task, examples)
-    features = task.features(examples, tokenizer, model.config, data.max_length)
-    batcher = Batcher(features, tokenizer, model.config.type_vocab_size, data.max_length)
-    mesh = make_mesh()
-    layout = replicated_layout(mesh)
-    objective = TaskObjective(model, is_regression=config.kind == "regression")
-    step = compile_step(make_predict_step(objective), "mesh", layout, ("per_example", "metrics"))
-    params = jax.device_put(params, layout.params)
-    size = batch_size * mesh.size
-    predictions, scores = evaluation.predict(step, task, size, np.arange, params, examples, batcher)
-    scores.pop("sequences_per_second")
-    return Predictions(task, examples, predictions, scores, features.truncated, skipped.total())
+class Predictor:
+    """The head of a task with its encoder, which keeps what it has compiled, on all devices."""
+
+    def __init__(self, model: TaskModel, params: Any, tokenizer: Tokenizer, kind: str):
+        self._config, self._tokenizer, self._mesh = model.config, tokenizer, make_mesh()
+        layout = replicated_layout(self._mesh)
+        step = make_predict_step(TaskObjective(model, is_regression=kind == "regression"))
+        self._step = compile_step(step, "mesh", layout, ("per_example", "metrics"))
+        self._params = jax.device_put(params, layout.params)
+
+    def __call__(
+        self, config: TaskConfig, data: DataFiles, examples: Sequence[Any] | Path, batch_size: int
+    ) -> Predictions:
+        """Return what `Bert.predict` does, for examples of a task."""
+        task, skipped = make_task(config), Counter[str]()
+        if isinstance(examples, Path):
+            examples = read_examples(task, str(examples), data, skipped, labelled=False)
+        examples = [
+            value if isinstance(value, Example) else task.example_from(value, index, data)
+            for index, value in enumerate(examples)
+        ]
+        if not task.labels:  # of a foreign multiple choice, whose choices have no names
+            task = type(task)(task.config, task.label_names(examples))
+        check_labels(task, examples)
+        features = task.features(examples, self._tokenizer, self._config, data.max_length)
+        types, size = self._config.type_vocab_size, batch_size * self._mesh.size
+        batcher = Batcher(features, self._tokenizer, types, data.max_length)
+        options = self._params, examples, batcher
+        predictions, scores = evaluation.predict(self._step, task, size, np.arange, *options)
+        scores.pop("sequences_per_second")
+        counts = features.truncated, skipped.total()
+        return Predictions(task, examples, predictions, scores, *counts)

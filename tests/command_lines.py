@@ -1,9 +1,11 @@
 """Command lines, as pages and scripts show them: split, and checked without being run."""
 
+import contextlib
 import itertools
+import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bert_jax.commands import flags, main
@@ -28,10 +30,23 @@ def split(bash: str) -> list[list[str]]:
 
 
 def bert_jax_words(words: list[str]) -> list[str]:
-    """Return what follows `bert-jax` in a command; nothing for another program."""
+    """Return what follows `bert-jax` in a command, up to a redirection; nothing for another."""
+    words = list(itertools.takewhile(lambda word: word not in ("<", ">"), words))
     if words[0] == "python" and words[1:2] and words[1] in SCRIPTS:
         return [SCRIPTS[words[1]], *words[2:]]
     return words[1:] if words[0] == "bert-jax" else []
+
+
+@contextlib.contextmanager
+def stdin_from(descriptor: int) -> Iterator[None]:
+    """Read a file or a pipe as standard input."""
+    saved = os.dup(0)
+    os.dup2(descriptor, 0)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
 
 
 def check(words: list[str], bert_jax_main: Callable, monkeypatch) -> None:

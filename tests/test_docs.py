@@ -63,6 +63,11 @@ KNOWN = {
     "bash examples/": "the same; tests/test_scripts.py",
     "sbatch examples/": "the same",
     "hf download": "the network; leaves a small model where its would be",
+    "cat ": "it feeds a command, which reads lines.txt here",
+    "echo ": "the same",
+    "tail ": "the same",
+    "jq ": "not everywhere; it reads what a command prints",
+    "head ": "the same",
     "gcloud": "a cloud",
     "docker": "a daemon",
     "kubectl": "a cluster",
@@ -122,6 +127,7 @@ def files(tmp_path_factory) -> Path:
     for name, count in (("train.tsv", 12), ("dev.tsv", 1)):
         examples = "A river bank.\tgood\nNo mat.\tbad\n" * count
         (folder / name).write_text(f"sentence\tlabel\n{examples}")
+    (folder / "lines.txt").write_text("The [MASK] is open.\n")
     (folder / "new.tsv").write_text("sentence\nA cat.\n")
     task = TaskConfig(labels=("bad", "good"))
     config = model_config(vocab_size=64)
@@ -195,7 +201,8 @@ def run_bash(block: Block, bert_jax_main, monkeypatch) -> None:
             continue
         command_lines.check(ours, bert_jax_main, monkeypatch)
         if ours[0] in RUN:
-            bert_jax_main(*ours)
+            with open("lines.txt") as lines, command_lines.stdin_from(lines.fileno()):
+                bert_jax_main(*ours)
         elif "--workdir" in options:
             stand_in(options["--workdir"], TRAIN[ours[0]])
 

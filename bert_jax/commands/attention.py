@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax import console
-from bert_jax.commands import process
+from bert_jax.commands import process, texts
 from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
 from bert_jax.text.records import file_fault, read_lines
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument("text", metavar="TEXT", nargs="*", help='such as "The cat sat on the mat."')
+    what = 'such as "The cat sat on the mat."'
+    parser.add_argument("text", metavar="TEXT", nargs="*", type=texts.argument, help=what)
     parser.add_argument("--compare", metavar="WORD", help="a word that each of several texts has")
     parser.add_argument(
         "--texts",

@@ -1,31 +1,39 @@
-"""Embed every line of a text file with the frozen encoder, into an .npz.
+"""Embed every line of a text file, or of stdin (-), with the frozen encoder.
 
     bert-jax embed runs/tiny README.md --output=vectors.npz
 
-It holds `vectors`, one a line. For tokens and words there is one vector each; `spans` has their
-first and end character in the line, and `ends` the vector at which each line ends.
+The .npz holds `vectors`, one a line. For tokens and words there is one vector each; `spans` has
+their first and end character in the line, and `ends` the vector at which each line ends. --json
+prints the same as a line of JSON for each line, as they come.
 """
 
 import argparse
 import os
+import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bert_jax import console
-from bert_jax.commands import process
+from bert_jax.commands import process, texts
 from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
-from bert_jax.text.records import file_fault, read_lines
+from bert_jax.text.records import STDIN, read_lines
+
+if TYPE_CHECKING:
+    from bert_jax.embeddings import Embedding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    add("file", metavar="FILE", help="one text a line; plain, .gz or .xz")
-    add("--output", required=True, metavar="OUT.npz", help="the file to write")
+    add("file", metavar="FILE", help="one text a line; plain, .gz or .xz; - for stdin")
+    to = parser.add_mutually_exclusive_group(required=True).add_argument
+    to("--output", metavar="OUT.npz", help="the file to write")
+    to("--json", action="store_true", help="print JSON, a line for each text")
     add("--layer", default="-1", help="0 for the embeddings, -1 for the last; or a sum: -1,-2 (-1)")
     what = "mean or max over a text's tokens, its [CLS], or a vector a token or word (mean)"
     add("--pooling", choices=("mean", "cls", "max", "tokens", "words"), default="mean", help=what)
@@ -36,45 +44,80 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         layers = tuple(int(layer) for layer in args.layer.split(","))
     except ValueError as error:
         raise UserError(f"--layer {args.layer}: numbers are wanted, such as -2 or -1,-2") from error
-    path, output = Path(args.file), Path(args.output)
-    if fault := file_fault(path):
-        raise UserError(f"{path} {fault}; give a file with a text a line")
-    if output.suffix != ".npz" or os.path.isdir(output):
-        raise UserError(f"--output {output}: give a file that ends in .npz")
-    if not os.access(output.absolute().parent, os.W_OK):
-        raise UserError(f"--output {output} cannot be written there; make the folder first")
+    if args.output:
+        _check_output(Path(args.output))
+    path = args.file if args.json else texts.find(args.file)
+    lines: Any = texts.numbered(args.file, with_empty=True) if args.json else ()
     from bert_jax.bert import load
-    from bert_jax.embeddings import Embedding, Encoder, chunks
+    from bert_jax.embeddings import chunks
 
     process.keep_host_memory()
     process.cache_compiled_programs()
-    encoder: Encoder = load(args.checkpoint).encoder(layers, args.pooling)
-    bar = console.progress_bar(total=path.stat().st_size, unit="B", unit_scale=True, leave=False)
-    count = truncated = end = 0
+    encoder = load(args.checkpoint).encoder(layers, args.pooling)
+    count = truncated = 0
 
-    def lines() -> Iterator[str]:
-        for text, position in read_lines(path):
-            bar.update(position - bar.n)
-            yield text
+    def embed(chunk: list[str]) -> list["Embedding"]:
+        nonlocal count, truncated
+        embeddings = encoder.encode_chunk(chunk)
+        count += len(embeddings)
+        truncated += sum(embedding.is_truncated for embedding in embeddings)
+        return embeddings
 
-    def arrays() -> Iterator[Mapping[str, np.ndarray]]:
-        nonlocal count, truncated, end
-        for chunk in chunks(lines()):
-            embeddings: list[Embedding] = encoder.encode_chunk(chunk)
-            count += len(embeddings)
-            truncated += sum(embedding.is_truncated for embedding in embeddings)
-            part = {"vectors": np.concatenate([np.atleast_2d(e.vectors) for e in embeddings])}
-            if spans := [e.spans for e in embeddings if e.spans is not None]:
-                ends = end + np.cumsum([len(each) for each in spans])
-                end = int(ends[-1])
-                part |= {"spans": np.concatenate(spans), "ends": ends}
-            yield part
+    for some in texts.Ahead(lines) if args.json else ():
+        chunk = [line for _, line in some]
+        for text, embedding in zip(chunk, embed(chunk), strict=True):
+            texts.print_json({"text": text, **_plain(embedding)})
+    if args.output:
+        size = 0 if path == STDIN else os.stat(path).st_size
+        bar = console.progress_bar(
+            is_shown=size > 0, total=size, unit="B", unit_scale=True, leave=False
+        )
 
-    with bar:
-        write_npz(output, arrays())
-    print(f"{output}: {count:,} texts")
+        def read() -> Iterator[str]:
+            for text, position in read_lines(path):
+                bar.update(position - bar.n)
+                yield text
+
+        with bar:
+            write_npz(Path(args.output), map(_arrays(), map(embed, chunks(read()))))
+        print(f"{args.output}: {count:,} texts")
     if truncated:
-        print(f"{truncated:,} of them are longer than the model's positions and were truncated")
+        note = f"{truncated:,} of them are longer than the model's positions and were truncated"
+        print(note, file=sys.stderr if args.json else sys.stdout)
+
+
+def _check_output(path: Path) -> None:
+    if path.suffix != ".npz" or os.path.isdir(path):
+        raise UserError(f"--output {path}: give a file that ends in .npz")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UserError(f"--output {path} cannot be written there; make the folder first")
+
+
+def _plain(embedding: "Embedding") -> dict[str, Any]:
+    """Return an embedding for JSON, which has no NaN: that of a truncated word is null."""
+    vectors = [
+        None if np.isnan(vector).any() else [float(str(x)) for x in vector]  # as short as exact
+        for vector in np.atleast_2d(embedding.vectors)
+    ]
+    if embedding.spans is None:
+        return {"vector": vectors[0]}
+    return {"vectors": vectors, "spans": embedding.spans.tolist()}
+
+
+def _arrays() -> Callable[[list["Embedding"]], Mapping[str, np.ndarray]]:
+    """Return a function from the embeddings of a chunk to their arrays in the file."""
+    end = 0
+
+    def arrays(embeddings: list["Embedding"]) -> Mapping[str, np.ndarray]:
+        nonlocal end
+        part = {"vectors": np.concatenate([np.atleast_2d(e.vectors) for e in embeddings])}
+        if spans := [e.spans for e in embeddings if e.spans is not None]:
+            ends = end + np.cumsum([len(each) for each in spans])
+            end = int(ends[-1])
+            part |= {"spans": np.concatenate(spans), "ends": ends}
+        return part
+
+    return arrays
 
 
 def write_npz(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:

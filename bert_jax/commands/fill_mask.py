@@ -2,28 +2,47 @@
 
     bert-jax fill-mask runs/tiny "Return the [MASK] of the file."
 
-An empty line separates the guesses for several masks. Each is a probability, a token and the text.
+Each is a probability, a token and the text; an empty line separates the guesses for several masks.
+With - for TEXT, the texts are the lines of stdin.
 """
 
 import argparse
+import dataclasses
+import os
 
-from bert_jax.commands import process
+from bert_jax.commands import process, texts
 from bert_jax.commands.flags import CHECKPOINT
+from bert_jax.errors import UserError
+from bert_jax.text.records import STDIN
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument("text", metavar="TEXT", help='such as "The [MASK] statement"')
-    parser.add_argument("--top-k", type=int, default=5, help="guesses for each mask (5)")
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    what = 'such as "The [MASK] statement"; - for stdin, one a line'
+    add("text", metavar="TEXT", type=texts.argument, help=what)
+    add("--top-k", type=int, default=5, help="guesses for each mask (5)")
+    add("--json", action="store_true", help="print JSON, a line for each text")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import load
 
+    if "[MASK]" not in args.text and os.path.isfile(args.text):
+        raise UserError(f"{args.text} is a file, and no text with [MASK]; give - < {args.text}")
     process.cache_compiled_programs()
-    previous = None
-    for guess in load(args.checkpoint).fill_mask(args.text, args.top_k):
-        if previous not in (None, guess.position):
-            print()
-        previous = guess.position
-        print(f"{guess.probability:6.1%}  {guess.token:<16}  {guess.text}")
+    bert, previous = load(args.checkpoint), None
+    lines = texts.numbered(STDIN) if args.text == STDIN else [("", args.text)]
+    for where, text in lines:
+        try:
+            guesses = bert.fill_mask(text, args.top_k)
+        except UserError as error:
+            raise UserError(f"{where}: {error}" if where else str(error)) from error
+        if args.json:
+            texts.print_json({"text": text, "guesses": list(map(dataclasses.asdict, guesses))})
+            continue
+        for guess in guesses:
+            if previous not in (None, (where, guess.position)):
+                print()
+            previous = where, guess.position
+            print(f"{guess.probability:6.1%}  {guess.token:<16}  {guess.text}", flush=True)

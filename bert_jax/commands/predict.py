@@ -1,44 +1,117 @@
-"""Apply a fine-tuned model to a file of new examples.
+"""Apply a fine-tuned model to new examples.
 
     bert-jax predict runs/docstrings builtin@eval
 
-Writes the predictions: JSON lines; CoNLL columns for words; SQuAD's JSON for questions. Prints the
-scores where all examples have labels.
+Of a FILE as for fine-tuning it writes the predictions: JSON lines; CoNLL columns for words; SQuAD's
+JSON for questions; and prints the scores where all examples have labels. Texts of --text, of plain
+text and of stdin (-) are predicted as they come, and printed. Two texts of a pair, and a question
+and its context, have a tab between, or are given as --text TEXT TEXT.
 """
 
 import argparse
 import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from bert_jax.commands import process
+from bert_jax.commands import process, texts
 from bert_jax.commands.flags import CHECKPOINT, Parser
 from bert_jax.errors import UserError
+from bert_jax.text.records import STDIN, file_type
+
+if TYPE_CHECKING:
+    from bert_jax.predictions import Predictions
+    from bert_jax.tasks.base import Example
+
+_STEM = "predictions"
+_BATCH = 32  # examples at a time, on each device
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.flags = {"data.text": "--text", "data.label": "--label"}
+    parser.flags = {"data.text": "--columns", "data.label": "--label"}
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    add("file", metavar="FILE", help="as for fine-tuning, or tfds:NAME@SPLIT")
-    add("--output", default="predictions", help="file to write, without its ending (predictions)")
-    add("--text", metavar="COLUMNS", help="columns of the text, if they differ")
+    what = "as for fine-tuning, or tfds:NAME@SPLIT; a .txt with a text a line; - for stdin"
+    add("file", metavar="FILE", nargs="?", help=what)
+    what = "a text to predict, in place of a FILE; two for a pair"
+    add("--text", metavar="TEXT", nargs="+", action="extend", type=texts.argument, help=what)
+    what = "file to write, without its ending (predictions; of plain text, none)"
+    add("--output", metavar="STEM", help=what)
+    add("--json", action="store_true", help="print JSON, a line for each example")
+    add("--columns", help="columns of the text, if they differ")
     add("--label", metavar="COLUMN", help="column of the label, if it differs")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import load
+    from bert_jax.tasks import make_task
 
-    if not os.access(Path(args.output).absolute().parent, os.W_OK):
+    if bool(args.text) == bool(args.file):
+        raise UserError("give a FILE, whose columns --columns names, or texts as --text; not both")
+    if not os.access(Path(args.output or _STEM).absolute().parent, os.W_OK):
         raise UserError(f"--output {args.output} cannot be written there; make the folder first")
+    lines: Any = [("--text", "\t".join(args.text))] if args.text else None
+    if args.file and (args.file == STDIN or file_type(args.file) == ".txt"):
+        lines = texts.numbered(args.file)
     process.keep_host_memory()
     process.cache_compiled_programs()
     bert = load(args.checkpoint)
-    predictions = bert.predict(Path(args.file), text=args.text, label=args.label)
-    paths = predictions.save(args.output)
-    print(f"{len(predictions):,} examples: {', '.join(map(str, paths))}")
+    config, data = bert.reading(args.columns, args.label)
+    task = make_task(config)
+    if config.kind == "token_classification" and args.file and args.file != STDIN:
+        lines = None  # but words in columns, whatever the file's name
+    predict = partial(bert.predict, text=args.columns, label=args.label)
+
+    def predict_lines(some: Iterable[tuple[str, str]], size: int = _BATCH) -> "Predictions":
+        values = ((where, task.line_value(line, where, data)) for where, line in some)
+        examples = [task.example_from(value, where, data) for where, value in values]
+        return predict(examples, batch_size=size)
+
+    if lines is not None and not args.output:
+        parts = (predict_lines(some, _batch_size(len(some))) for some in texts.Ahead(lines))
+    else:
+        parts = [predict(Path(args.file)) if lines is None else predict_lines(lines)]
+    is_printed = args.json or (lines is not None and not args.output)
+    say = partial(print, file=sys.stderr if is_printed else sys.stdout)
+    count = truncated = 0
+    for predictions in parts:
+        for example, result in zip(predictions.examples, predictions, strict=True):
+            if args.json:
+                name = count if example.id is None else example.id
+                inputs = {} if "tokens" in result else {"texts": example.texts}
+                texts.print_json({"id": name, **inputs, **result})
+            elif is_printed:
+                print(_as_line(config.kind, example, result), flush=True)
+            count += 1
+        truncated += predictions.num_truncated
+        if args.output or not is_printed:
+            paths = predictions.save(args.output or _STEM)
+            say(f"{count:,} examples: {', '.join(map(str, paths))}")
+        if lines is None:
+            _say_scores(predictions, say)
+    if truncated:
+        say(f"truncated {truncated:,} texts to {data.max_length} tokens")
+
+
+def _say_scores(predictions: "Predictions", say: Callable[[str], None]) -> None:
     if predictions.num_skipped:
-        print(f"skipped {predictions.num_skipped:,} records, as the format's own readers do")
-    if predictions.num_truncated:
-        print(f"truncated {predictions.num_truncated:,} texts to {bert.data.max_length} tokens")
+        say(f"skipped {predictions.num_skipped:,} records, as the format's own readers do")
     scores = (f"{name} {value:z.4f}" for name, value in predictions.scores.items())
-    print(", ".join(scores) or "no scores: not every example has a label")
+    say(", ".join(scores) or "no scores: not every example has a label")
+
+
+def _batch_size(examples: int) -> int:
+    return min(_BATCH, 1 << (examples - 1).bit_length())
+
+
+def _as_line(kind: str, example: "Example", result: dict[str, Any]) -> str:
+    """Return a prediction for a reader: the probability, what is predicted, and of what."""
+    if "tokens" in result:
+        return " ".join(map("/".join, zip(result["tokens"], result["labels"], strict=True)))
+    predicted = next(iter(result.values()))
+    of = example.texts[0] if kind == "question_answering" else " | ".join(example.texts)
+    if "probability" not in result:
+        return f"{predicted:8.4f}  {of}"
+    return f"{result['probability'] or 0:6.1%}  {predicted:<16}  {of}"

@@ -62,9 +62,15 @@ class Task(abc.ABC):
     def make_example(self, record: Record) -> Example | None:
         """Return the example of the fields of a task; None if the format's own tools skip it."""
 
-    def example_from(self, value: Any, index: int, data: DataFiles) -> Example:
+    def line_value(self, line: str, where: str, data: DataFiles) -> Any:
+        """Return the Python value of a line: a text, or several with a tab between."""
+        texts = tuple(line.split("\t"))
+        return texts if len(texts) > 1 else line
+
+    def example_from(self, value: Any, index: int | str, data: DataFiles) -> Example:
         """Return the example of a Python value, whose keys are columns as `data` names them."""
-        where, fields = f"examples[{index}]", self.plain_fields(value)
+        where = index if isinstance(index, str) else f"examples[{index}]"
+        fields = self.plain_fields(value)
         if fields is None and isinstance(value, Mapping):
             fields = self.select_fields(Record(where, value), data)
         example = self.make_example(Record(where, fields)) if fields else None

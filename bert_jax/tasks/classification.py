@@ -11,6 +11,7 @@ from scipy.special import softmax
 
 from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
+from bert_jax.console import counted
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
 from bert_jax.tasks import glue, readers
@@ -51,6 +52,19 @@ class TextTask(Task):
         texts = (value,) if isinstance(value, str) else value
         is_text = isinstance(texts, Sequence) and 1 <= len(texts) <= 2
         return {"texts": tuple(texts), "label": None} if is_text else None
+
+    def line_value(self, line: str, where: str, data: DataFiles) -> Any:
+        value, glue_name = super().line_value(line, where, data), self.config.glue
+        columns = glue.layout(glue_name).fields if glue_name else data.text.split(",")
+        count = 1 if isinstance(value, str) else len(value)
+        # What a foreign model was trained on is unknown.
+        if (glue_name or data.train) and count != len(columns):
+            names = " and ".join(columns)
+            raise UserError(
+                f"{where} has {counted(count, 'text')} and the model was trained on "
+                f"{len(columns)} ({names}); give as many, with a tab between; or a table's file"
+            )
+        return value
 
     def make_example(self, record: Record) -> Example | None:
         if not record.fields:

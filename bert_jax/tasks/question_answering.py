@@ -59,7 +59,7 @@ class QuestionAnswering(Task):
 
     model_class = BertForQuestionAnswering
     num_outputs = 2
-    value_form = "a dict with question and context"
+    value_form = "a question and a context, or a dict of them"
     default_metrics, known_metrics = ("f1",), ("exact_match", "f1")
 
     def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
@@ -73,6 +73,10 @@ class QuestionAnswering(Task):
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         return record.fields
+
+    def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
+        is_pair = isinstance(value, tuple | list) and len(value) == 2
+        return dict(zip(("question", "context"), value, strict=True)) if is_pair else None
 
     def make_example(self, record: Record) -> Example:
         fields, where = record.fields, record.where

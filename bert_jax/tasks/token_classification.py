@@ -43,6 +43,9 @@ class TokenClassification(Task):
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         return {"tokens": value, "tags": None} if _is_list(value) else None
 
+    def line_value(self, line: str, where: str, data: DataFiles) -> Any:
+        return line.split()
+
     def make_example(self, record: Record) -> Example | None:
         words, tags, where = record.fields["tokens"], record.fields["tags"], record.where
         if not _is_list(words) or not words or not all(words):

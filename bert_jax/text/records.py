@@ -22,6 +22,7 @@ from bert_jax.errors import UserError, nearest
 
 # Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
 MAX_LINE_BYTES = 1 << 26
+STDIN = "-"  # in place of the path of a file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,20 +65,24 @@ def file_fault(path: str | Path) -> str:
     return "" if os.access(path, os.R_OK) else "cannot be read (its permissions)"
 
 
-def open_file(path: Path) -> io.BufferedReader:
-    """Open a file for reading; UserError if that fails."""
+def open_file(path: Path | str) -> io.BufferedReader:
+    """Open a file, or standard input, for reading; UserError if that fails."""
     try:
-        return path.open("rb")
+        # Not `sys.stdin`, whose lock a thread that waits for a line would hold at exit.
+        return open(0, "rb", closefd=False) if path == STDIN else Path(path).open("rb")
     except OSError as error:
+        if path == STDIN:
+            raise UserError(f"stdin cannot be read ({error.strerror}); give a file") from error
         raise UserError(f"{path} {file_fault(path) or error.strerror}; restore it") from error
 
 
 def read_lines(
-    path: Path, *, strip: bool = True, longest: int = MAX_LINE_BYTES
+    path: Path | str, *, strip: bool = True, longest: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[str, int]]:
     """Yield each line of at most `longest` bytes, and the position in the file on disk after it."""
     with open_file(path) as raw:
-        decompress = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix)
+        decompress = {".gz": gzip.open, ".xz": lzma.open}.get(Path(path).suffix)
+        path = "stdin" if path == STDIN else path
         file: BinaryIO = decompress(raw) if decompress else raw  # pyright: ignore[reportAssignmentType]
         lines = iter(functools.partial(file.readline, longest + 1), b"")
         number = position = 0
@@ -88,7 +93,7 @@ def read_lines(
                 if b"\0" in line:
                     raise ValueError("has a NUL byte, as UTF-16 has; convert it, or fetch it again")
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                position = position if number % 64 else raw.tell()
+                position = position if number % 64 or not raw.seekable() else raw.tell()
                 yield text.strip() if strip else text, position
         except UnicodeDecodeError as error:
             byte = f"byte 0x{error.object[error.start]:02x} at {error.start}"

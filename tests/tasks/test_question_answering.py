@@ -474,7 +474,8 @@ def test_examples_of_plain_values():
     answers = {"text": ["fox"], "answer_start": [4]}
     labelled = task().example_from({**fields, "id": "q", "answers": answers}, 1, DataFiles())
     assert (labelled.id, labelled.label) == ("q", (("fox", 4),))
-    for value in ("Who?", (QUESTION, CONTEXT), {"question": QUESTION}, {}, 3):
+    assert task().example_from((QUESTION, CONTEXT), 1, DataFiles()) == asked
+    for value in ("Who?", (QUESTION, CONTEXT, "x"), {"question": QUESTION}, {}, 3):
         with pytest.raises(UserError, match=r"^examples\[1\]"):
             task().example_from(value, 1, DataFiles())
 
