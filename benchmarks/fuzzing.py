@@ -29,7 +29,7 @@ from typing import Any
 import google_crc32c
 
 import bert_jax
-from bert_jax import UserError, console, pretraining, settings
+from bert_jax import UserError, console, settings
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import DataConfig, DataFiles, FinetuneConfig, ModelConfig, TaskConfig
 from bert_jax.convert import config_json, google, huggingface, tensor_bundle
@@ -320,7 +320,7 @@ def _resume_run(config: bert_jax.TrainConfig, text: str, folder: Path) -> None:
     workdirs.resume_settings(config, folder)
     workdirs.check_text(folder, text)
     with console.quiet():
-        Writer(folder, 3, pretraining.PANELS).close()
+        Writer(folder, 3).close()
 
 
 def _load(folder: Path) -> None:

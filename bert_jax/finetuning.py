@@ -4,11 +4,11 @@
 """
 
 import dataclasses
+import functools
 import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,12 @@ from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
 from bert_jax.text import store
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, evaluation, loop
+from bert_jax.training import checkpoint, curves, evaluation, loop, sinks
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import TaskObjective
-from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.optimizer import learning_rate, make_optimizer
 from bert_jax.training.step import TrainState, init_state, make_predict_step, make_train_step
 
 
@@ -83,9 +83,9 @@ class Run:
         self.train = self.batcher(self.datasets.train)
         self.largest = Phase(max_length=self.train.longest, batch_size=config.data.batch_size)
         self.held_out = {name: self.batcher(e) for name, e in self.datasets.evals.items()}
-        per_epoch = -(-len(self.train.features) // config.data.batch_size)
-        self.steps = max(1, round(config.epochs * per_epoch))
-        self.eval_every = max(1, per_epoch // config.evaluations)
+        self.per_epoch = -(-len(self.train.features) // config.data.batch_size)
+        self.steps = max(1, round(config.epochs * self.per_epoch))
+        self.eval_every = max(1, self.per_epoch // config.evaluations)
         self.model = self.task.model(config.model, config.probe)
         decay, is_probe = config.layer_decay, bool(config.probe)
         self.optimizer = make_optimizer(
@@ -109,6 +109,17 @@ class Run:
         model, length = self.config.model, self.config.data.max_length
         features = self.task.features(examples, self.tokenizer, model, length)
         return Batcher(features, self.tokenizer, model.type_vocab_size, length)
+
+    @functools.cached_property
+    def constant_score(self) -> float:
+        """Return the best mean score of a constant prediction on the first held-out set."""
+        return self.task.constant_score(next(iter(self.datasets.evals.values())))
+
+    def progress(self, step: int) -> dict[str, float]:
+        """Return the learning rate of a step, and the epochs and sequences up to it."""
+        rate = learning_rate(self.config.optimizer, self.steps, step)
+        seen = step * len(self.train.features) // self.per_epoch
+        return {"learning_rate": rate, "epoch": step / self.per_epoch, "sequences": seen}
 
     def batches(self, seed: int) -> BucketedBatches:
         """Return this process's part of the training batches."""
@@ -155,6 +166,7 @@ def start(
     config = initialization.resolve(
         config, workdir, init, initial, model_fields, validate_finetuning
     )
+    hosts.run_on_all_hosts(lambda: sinks.check(config.log_to))
     kinds = ("seed", "random") if config.compare else ("seed",)
     folders = (f"{k}-{config.seed + i}" for k in kinds for i in range(config.seeds))
     if all((workdir / folder / "result.json").exists() for folder in folders):
@@ -260,8 +272,8 @@ def _train_seed(
         name, batcher = next(iter(run.held_out.items()))
         return run.predict(state.params, run.datasets.evals[name], batcher)[1]
 
-    panels = {"loss": "loss", **{name: name for name in task.metrics}}
-    with closing(Writer(folder, step, panels)) as writer:
+    baselines = {task.metrics[0]: run.constant_score} if len(task.metrics) == 1 else {}
+    with Writer(folder, step, config, run.progress, baselines) as writer:
         # By its evaluations a run is stopped, and its best step chosen.
         evaluated = {record["step"] for record in writer.records if record["split"] == "eval"}
         if missing := set(range(run.eval_every, step + 1, run.eval_every)) - evaluated:
@@ -281,8 +293,9 @@ def _train_seed(
             stop=stop,
         )
         records = writer.records
-    seconds = time.monotonic() - started if step == 0 else None
-    result = hosts.broadcast_from_main(lambda: _result(run, seed, records, seconds, folder))
+        seconds = time.monotonic() - started if step == 0 else None
+        result = hosts.broadcast_from_main(lambda: _result(run, seed, records, seconds, folder))
+        writer.text(records[-1]["step"], "scores", curves.table(result["best"], baselines))
     if hosts.is_main():
         store.write_record(path, result)
     return result
@@ -297,11 +310,10 @@ def _result(
     evaluations = [r for r in records if r["split"] == "eval" and r["step"] in steps]
     best = max(evaluations, key=lambda record: (task.rank(record), record["step"]))
     speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
-    examples = next(iter(run.datasets.evals.values()))
     return {
         "seed": seed,
         "best": best,
-        "degenerate": task.mean_score(best) <= task.constant_score(examples),
+        "degenerate": task.mean_score(best) <= run.constant_score,
         "seconds": seconds,
         "sequences_per_second": statistics.median(speeds) if speeds else None,
         "checkpoint": f"{folder.name}/checkpoints/{best['step']}",

@@ -5,7 +5,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,21 +24,14 @@ from bert_jax.planning import costs, machine
 from bert_jax.text import prepare, store, tokenizer_loading
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, loop
+from bert_jax.training import checkpoint, curves, loop, sinks
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.masking import make_masking
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import Pretraining
-from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.optimizer import learning_rate, make_optimizer
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
-
-PANELS = {
-    "mlm_loss": "MLM loss (nats)",
-    "mlm_accuracy": "MLM accuracy",
-    "nsp_loss": "NSP loss (nats)",
-    "nsp_accuracy": "NSP accuracy",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +118,7 @@ def start(
     config = initialization.resolve(config, workdir, init, initial, model_fields, validate, parent)
     if fork and resumes:
         hosts.print_on_main(f"{workdir} has a run, which resumes; --fork is not used again")
+    hosts.run_on_all_hosts(lambda: sinks.check(config.log_to))
     if (workdir / "checkpoints" / str(config.steps)).is_dir():
         report.finished(
             f"{workdir} has done its {config.steps:,} steps",
@@ -228,7 +221,13 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     if before:
         report.new_schedule(before, config, step)
 
-    with closing(Writer(workdir, step, PANELS)) as writer:
+    baselines = report.baselines(corpus, config)
+
+    def progress(step: int) -> dict[str, float]:
+        rate = learning_rate(config.optimizer, config.steps, step)
+        return {"learning_rate": rate, **batches.progress(step)}
+
+    with Writer(workdir, step, config, progress, baselines) as writer:
         state = loop.fit(
             state,
             stages,
@@ -247,11 +246,11 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             saved = checkpoint.read_json(folder / str(step), "config")
             scores = scores if saved.get("eval_rows") == config.eval_rows else None
         scores = scores or stages[-1].evaluate(state)
+        writer.text(config.steps, "scores", curves.table(scores, baselines))
     # Of several hosts none has all parameters; the checkpoint has.
     is_alone, latest = hosts.count() == 1, checkpoint.find(workdir)
     bert = Bert(config.model, state.params, corpus.tokenizer, model, source=latest)
     bert = bert if is_alone else None
-    baselines = report.baselines(corpus, config)
     text = {"tokens": len(corpus.train.tokens), "documents": corpus.train.num_documents}
     results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}
     workdirs.write_results(workdir, results)

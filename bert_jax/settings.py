@@ -161,7 +161,8 @@ def _from_json(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) <= _LIMIT else math.inf  # which no field accepts
-    wanted = isinstance(hint, type | types.UnionType) and not isinstance(value, hint)
+    wanted = typing.get_origin(hint) is tuple  # and the value is none
+    wanted |= isinstance(hint, type | types.UnionType) and not isinstance(value, hint)
     if wanted or (hint is int and isinstance(value, bool)):
         kind = getattr(hint, "__name__", hint)
         raise UserError(f"{where} is {value!r}, of another type than {kind}")

@@ -67,7 +67,7 @@ def records(workdir: Path) -> list[dict]:
 
 
 def without_speeds(workdir: Path) -> list[dict]:
-    speeds = ("sequences_per_second", "tokens_per_second")
+    speeds = ("sequences_per_second", "tokens_per_second", "seconds")
     return [{k: v for k, v in r.items() if k not in speeds} for r in records(workdir)]
 
 

@@ -131,6 +131,12 @@ def test_what_a_run_leaves_prints_and_returns(finished):
     assert {record["split"] for record in logged} == {"train", "eval"}
     best = max(record["accuracy"] for record in logged if record["split"] == "eval")
     assert best == results["scores"]["eval"]["accuracy"]
+    last = logged[-1]
+    config = json.loads((workdir / "config.json").read_text())
+    assert last["epoch"] == config["epochs"]
+    assert 0 < last["learning_rate"] < logged[0]["learning_rate"]
+    (constant,) = json.loads((workdir / "seed-0/baselines.json").read_text()).values()
+    assert f"{constant:.4f}" in printed.split("best constant prediction")[1]
 
 
 def test_the_result_is_a_checkpoint_that_predicts_the_same(finished, task, tmp_path, bert_jax_main):

@@ -117,6 +117,14 @@ def test_what_a_run_leaves_and_prints(finished):
     assert [r["step"] for r in train] == [4, 8, 12, 16, 20, 24]
     assert [r["step"] for r in logged if r["split"] == "eval"] == [12, 24]
     assert all(r["sequences_per_second"] > 0 for r in logged)
+    for record in logged:
+        step = record["step"]
+        assert (record["sequences"], record["tokens"]) == (step * 16, step * 16 * 32)
+        assert record["epoch"] == pytest.approx(logged[-1]["epoch"] * step / STEPS)
+        decayed = 3e-3 * (1 - (step - 1) / STEPS)  # after two steps of warm-up
+        assert record["learning_rate"] == pytest.approx(decayed)
+    assert f"which is {report._epochs(logged[-1]['epoch'])}" in printed
+    assert [r["seconds"] for r in logged] == sorted(r["seconds"] for r in logged)
     for record in train:  # only tokens of the text count: of 32, those that are not padding
         tokens = record["tokens_per_second"] / record["sequences_per_second"]
         assert 16 < tokens < 32
@@ -263,6 +271,9 @@ def test_phases_in_one_run(store, tmp_path):
     changes += ["--config.data.packing=True", "--config.eval_every=24"]
     config = recipe(store, *changes, name=str(tmp_path / "recipe.py")).config
     bert_jax.pretrain(config, tmp_path / "whole", quiet=True)
+    last = records(tmp_path / "whole")[-1]
+    assert last["sequences"] == 18 * 16 + 6 * 8
+    assert last["tokens"] == 18 * 16 * 16 + 6 * 8 * 32
     for step in (12, 18):
         workdir = shutil.copytree(tmp_path / "whole", tmp_path / f"resumed{step}")
         for checkpoint in (workdir / "checkpoints").iterdir():

@@ -53,13 +53,20 @@ class TrainBatches:
         first_step, size, sequences = next(p for p in reversed(self._phases) if p[0] <= step)
         return sequences.batch(step - first_step, size, self._process_indices(size))
 
+    def progress(self, step: int) -> dict[str, float]:
+        """Return the passes over the text in the first steps, and their sequences and tokens."""
+        ends = [first for first, _, _ in self._phases[1:]] + [self._num_steps]
+        epoch, seen, tokens = 0.0, 0, 0
+        for end, (first, size, sequences) in zip(ends, self._phases, strict=True):
+            count = max(0, min(step, end) - first) * size
+            epoch += count / sequences.sequences_per_epoch
+            seen += count
+            tokens += count * sequences.length
+        return {"epoch": epoch, "sequences": seen, "tokens": tokens}
+
     def epochs(self) -> float:
         """Return the number of passes over the text in the run."""
-        ends = [first for first, _, _ in self._phases[1:]] + [self._num_steps]
-        return sum(
-            (end - first) * size / sequences.sequences_per_epoch
-            for end, (first, size, sequences) in zip(ends, self._phases, strict=True)
-        )
+        return self.progress(self._num_steps)["epoch"]
 
     def statistics(self) -> dict[int, packing.PairStatistics]:
         """Return the statistics of the pairs by length; none of full blocks."""

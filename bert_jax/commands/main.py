@@ -31,6 +31,7 @@ TASKS = {
         "export": "make a Hugging Face directory of a checkpoint",
     },
     "measure": {
+        "curves": "draw the curves of runs in one picture",
         "plan": "say what a training step will cost on devices that are not here",
         "benchmark": "measure how fast the training step of a config is here",
     },

@@ -1,23 +1,23 @@
-"""Average the metrics of a run, and write them as JSON lines, TensorBoard events and a plot."""
+"""Average the metrics of a run, and write them as JSON lines, to other sinks and as curves."""
 
 import contextlib
 import json
-import os
-import socket
-import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from bert_jax import console
+from bert_jax import console, settings
+from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
-from bert_jax.training import workdir
+from bert_jax.training import curves, sinks, workdir
 from bert_jax.training.objectives import TOKENS, Metrics
 
+CURVES, BASELINES = "curves.png", "baselines.json"
 Sums = dict[str, list[float]]  # the total and the weight of each metric
 
 
@@ -39,101 +39,105 @@ def means(sums: Sums) -> dict[str, float]:
 
 
 class Writer:
-    """The records of a run in its workdir up to `step`: JSON lines, TensorBoard events, a plot."""
+    """The records of a run in its workdir up to `step`, and in the other sinks; its curves.
+
+    `progress` returns the counters of a step. As a context manager it ends with the run.
+    """
 
     # The first host writes them. The others keep the records too, so that every host decides alike.
 
-    def __init__(self, folder: Path, step: int, panels: Mapping[str, str]):
-        self._folder, self._panels = folder, panels
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        config: TrainConfig | FinetuneConfig | None = None,
+        progress: Callable[[int], sinks.Values] = lambda step: {},
+        baselines: Mapping[str, float] | None = None,
+    ):
+        self._folder, self._progress, self._baselines = folder, progress, dict(baselines or {})
         self._path = folder / "metrics.jsonl"
-        records = hosts.broadcast_from_main(lambda: _read_records(self._path))
+        records = hosts.broadcast_from_main(lambda: read_records(self._path))
         self.records = [record for record in records if record["step"] <= step]
-        self._plotted = time.monotonic()
+        self._plotted = self._started = time.monotonic()
+        self._seconds = max((record.get("seconds", 0.0) for record in self.records), default=0.0)
+        is_seed = isinstance(config, FinetuneConfig)  # in the workdir of the run
+        self._name = "/".join(folder.absolute().parts[-1 - is_seed :])
+        self._sinks: dict[str, sinks.Sink] = {}
         self._draws = hosts.is_main()
         if hosts.is_main():
             lines = [json.dumps(record) + "\n" for record in self.records]
             workdir.write(self._path, "".join(lines))
-            with self._pictures():
-                # Imported late: it imports PyTorch if that is installed, which takes seconds.
-                from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore
-
-                name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
-                self._events = folder / "tensorboard" / name
-                self._events.parent.mkdir(exist_ok=True)
-                self._append_event(file_version="brain.Event:2")
-                # TensorBoard drops what it has of later steps.
-                start = SessionLog(status=SessionLog.START)
-                self._append_event(step=step + 1, session_log=start)
+            workdir.write(folder / BASELINES, json.dumps(self._baselines) + "\n")
+            self._open("TensorBoard's events", lambda: sinks.TensorBoard(folder, step))
+            for service in config.log_to if config else ():
+                new = partial(sinks.Service, service, folder, self._name, step, config)
+                self._open(service, new)
+        if config:
+            rows = [f"| {name} | {value} |" for name, value in settings.flatten(config).items()]
+            self.text(step, "config", "\n".join(["| field | value |", "|---|---|", *rows]))
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Record the values of a split, "train" or "eval", after `step` steps."""
-        record = {"step": step, "split": split, **values}
+        seconds = self._seconds + time.monotonic() - self._started
+        counters = {**self._progress(step), "seconds": round(seconds, 3)}
+        record = {"step": step, "split": split, **counters, **values}
         self.records.append(record)
         if not hosts.is_main():
             return
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
-        if self._draws:
-            with self._pictures():
-                from tensorboardX.summary import scalar
+        shown = {**counters, **values} if split == "train" else values
+        self._each(
+            lambda sink: sink.write(step, {f"{split}/{k}": value for k, value in shown.items()})
+        )
 
-                for name, value in values.items():
-                    self._append_event(step=step, summary=scalar(f"{split}/{name}", value))
+    def text(self, step: int, name: str, markdown: str) -> None:
+        """Write a text to the sinks that take any."""
+        self._each(lambda sink: sink.text(step, name, markdown))
 
-    def _append_event(self, **event: Any) -> None:
-        # Not by a SummaryWriter, whose thread dies when the disk is full; a run then waits for it.
-        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
-        from tensorboardX.record_writer import masked_crc32c
+    def _open(self, name: str, new: Callable[[], sinks.Sink]) -> None:
+        with self._kept(name):
+            self._sinks[name] = new()
 
-        data = Event(wall_time=time.time(), **event).SerializeToString()
-        with self._events.open("ab") as file:
-            for part in (struct.pack("<Q", len(data)), data):  # as a TFRecord
-                file.write(part + struct.pack("<I", masked_crc32c(part)))
+    def _each(self, call: Callable[[sinks.Sink], None]) -> None:
+        for name, sink in list(self._sinks.items()):
+            with self._kept(name):
+                call(sink)
 
     @contextlib.contextmanager
-    def _pictures(self) -> Iterator[None]:
-        """Say that TensorBoard's events or the plot cannot be written; continue without them."""
+    def _kept(self, name: str) -> Iterator[None]:
+        """Say that a sink cannot be written; continue without it."""
         try:
             yield
-        except OSError as error:
-            self._draws = False
-            lost = f"TensorBoard's events and curves.png in {self._folder} are no longer written"
-            reason = f"({error.strerror}); the run continues, with metrics.jsonl"
-            hosts.print_on_main(f"{lost} {reason}")
+        except Exception as error:  # of any library's own
+            self._sinks.pop(name, None)
+            self._draws &= name != CURVES
+            reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
+            lost = f"{name} of {self._folder} is no longer written ({reason})"
+            hosts.print_on_main(f"warning    {lost}; the run continues, with metrics.jsonl")
 
     def draw(self, interval: float = 30.0) -> None:
-        """Plot the run so far, unless that was done in the last `interval` seconds."""
+        """Draw the run so far, unless that was done in the last `interval` seconds."""
         is_recent = time.monotonic() - self._plotted < interval
-        if self._draws and not is_recent and not console.is_quiet():
-            with self._pictures():
-                self._plot()
+        if self.records and self._draws and not is_recent and not console.is_quiet():
+            with self._kept(CURVES):
+                run = curves.Run(self._name, self.records, self._baselines)
+                curves.draw(self._folder / CURVES, [run])
+                self._plotted = time.monotonic()
 
-    def _plot(self) -> None:
-        # Imported late: it takes longer than a small run's first step.
-        from matplotlib.figure import Figure
-
-        rows = -(-len(self._panels) // 2)
-        figure = Figure(figsize=(9, 3 * rows), layout="constrained")
-        grid = figure.subplots(rows, 2, squeeze=False).flat
-        for axes, (name, title) in zip(grid, self._panels.items(), strict=False):
-            for split, style in (("train", "-"), ("eval", "o-")):
-                records = [r for r in self.records if r["split"] == split and name in r]
-                steps, values = [r["step"] for r in records], [r[name] for r in records]
-                label = "training" if split == "train" else "held-out"
-                axes.plot(steps, values, style, ms=3, label=label)
-            axes.set(title=title, xlabel="step")
-            axes.grid(alpha=0.3)
-            axes.legend()
-        temporary = self._folder / "curves.tmp"
-        figure.savefig(temporary, format="png", dpi=120)
-        os.replace(temporary, self._folder / "curves.png")
-        self._plotted = time.monotonic()
-
-    def close(self) -> None:
+    def close(self, *, succeeded: bool = True) -> None:
         self.draw(interval=0.0)
+        self._each(lambda sink: sink.close(succeeded=succeeded))
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(succeeded=kind is None)
 
 
-def _read_records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a `metrics.jsonl`; none where there is no such file."""
     if not path.exists():
         return []
     # What follows the last line is a record that the run was killed while writing.
@@ -153,6 +157,15 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
                 f"{path} line {number} is damaged ({reason}); restore the file"
             ) from error
     return records
+
+
+def read_baselines(folder: Path) -> dict[str, float]:
+    """Return the scores that need no model, which a run has written to its folder, if it has."""
+    path, remedy = folder / BASELINES, "remove it to draw without it"
+    values = settings.read_json(path, remedy) if path.exists() else {}
+    if not all(type(value) in (int, float) for value in values.values()):
+        raise UserError(f"{path} is damaged (a value is not a number); {remedy}")
+    return values
 
 
 _NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_per_second"}

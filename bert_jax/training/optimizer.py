@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import traverse_util
 from jax.typing import ArrayLike
@@ -27,6 +28,11 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         return config.learning_rate * jnp.where(step < warmup, step / max(warmup, 1), decayed)
 
     return rate
+
+
+def learning_rate(config: OptimizerConfig, steps: int, step: int) -> float:
+    """Return the learning rate of a step, of which the first is 1 and the last `steps`."""
+    return float(np.asarray(schedule(config, steps)(step - 1)))
 
 
 class _Moments(NamedTuple):

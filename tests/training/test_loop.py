@@ -32,7 +32,7 @@ def train(folder, losses: dict[int, float], keep: int = 1, **intervals) -> list[
         return {"loss": losses[int(state.step)], "sequences_per_second": 1.0}
 
     state = TrainState(jnp.int32(0), {"w": jnp.ones(2)}, {}, jnp.zeros(2, jnp.uint32))
-    writer = Writer(folder, 0, {"loss": "loss"})
+    writer = Writer(folder, 0)
     stages = [Stage(STEPS, 4, train_step, evaluate)]
     try:
         fit(state, stages, iter(range(STEPS)), checkpoints, writer, log_every=5, **intervals)

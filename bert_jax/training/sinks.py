@@ -1,0 +1,177 @@
+"""Where the metrics of a run go besides `metrics.jsonl`: TensorBoard, Weights & Biases, MLflow.
+
+None of them may end a run: `metrics.Writer` drops the one that raises an error.
+"""
+
+import contextvars
+import dataclasses
+import importlib.util
+import queue
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from bert_jax import background, settings
+from bert_jax.distributed import hosts
+from bert_jax.errors import UserError
+from bert_jax.training import workdir
+
+_PATIENCE = 30.0  # seconds in which a server has to take the last records of a run
+
+
+Values = Mapping[str, int | float]
+
+
+class Sink(Protocol):
+    """A place that keeps the metrics of a run."""
+
+    def write(self, step: int, values: Values) -> None:
+        """Keep values such as "train/loss" of a step."""
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        """Keep a text of a run, such as its config."""
+
+    def close(self, *, succeeded: bool) -> None:
+        """Keep whether the run has reached its end, and end."""
+
+
+class TensorBoard:
+    """TensorBoard's events in a folder, from `step` on."""
+
+    def __init__(self, folder: Path, step: int):
+        # Imported late: it imports PyTorch if that is installed, which takes seconds.
+        from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore
+
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
+        self._path = folder / "tensorboard" / name
+        self._path.parent.mkdir(exist_ok=True)
+        self._append(file_version="brain.Event:2")
+        # TensorBoard drops what it has of later steps.
+        self._append(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, values: Values) -> None:
+        from tensorboardX.summary import scalar
+
+        for name, value in values.items():
+            self._append(step=step, summary=scalar(name, value))
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        from tensorboardX.summary import text
+
+        self._append(step=step, summary=text(name, markdown))
+
+    def close(self, *, succeeded: bool) -> None:
+        del succeeded
+
+    def _append(self, **event: Any) -> None:
+        # Not by a SummaryWriter, whose thread dies when the disk is full; a run then waits for it.
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
+        from tensorboardX.record_writer import masked_crc32c
+
+        data = Event(wall_time=time.time(), **event).SerializeToString()
+        with self._path.open("ab") as file:
+            for part in (struct.pack("<Q", len(data)), data):  # as a TFRecord
+                file.write(part + struct.pack("<I", masked_crc32c(part)))
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases; its own variables, as WANDB_PROJECT and WANDB_MODE, count."""
+
+    def __init__(self, folder: Path, name: str, config: Any, id: str | None):
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        quiet = wandb.Settings(console="off", silent=True)
+        values = dataclasses.asdict(config)
+        options = {"resume": "allow", "allow_val_change": True, "settings": quiet}
+        self._run = wandb.init(id=id, name=name, dir=str(folder), config=values, **options)
+        self.id = self._run.id
+        self.address = self._run.settings.sync_dir if self._run.offline else self._run.url
+
+    def write(self, step: int, values: Values) -> None:
+        self._run.log(dict(values), step=step)  # steps that it has already are dropped there
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        self._run.summary[name] = markdown
+
+    def close(self, *, succeeded: bool) -> None:
+        self._run.finish(exit_code=int(not succeeded))
+
+
+class MLflow:
+    """A run of MLflow; its own variables, as MLFLOW_TRACKING_URI, count."""
+
+    def __init__(self, folder: Path, name: str, config: Any, id: str | None):
+        import mlflow  # pyright: ignore[reportMissingImports]
+
+        self._mlflow, self._resumes, self._done = mlflow, bool(id), dict[str, int]()
+        self.id = mlflow.start_run(run_id=id, run_name=None if id else name).info.run_id
+        self.address = mlflow.get_tracking_uri()
+        if not id:  # no parameter can change
+            mlflow.log_params({k: str(v)[:500] for k, v in settings.flatten(config).items()})
+
+    def write(self, step: int, values: Values) -> None:
+        for name in values if self._resumes else ():
+            if name not in self._done:
+                history = self._mlflow.MlflowClient().get_metric_history(self.id, name)
+                self._done[name] = max((each.step for each in history), default=-1)
+        new = {name: value for name, value in values.items() if step > self._done.get(name, -1)}
+        self._mlflow.log_metrics(new, step=step)
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        self._mlflow.log_text(markdown, f"{name}.md")
+
+    def close(self, *, succeeded: bool) -> None:
+        self._mlflow.end_run("FINISHED" if succeeded else "FAILED")
+
+
+_SERVICES: dict[str, Any] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
+
+
+def check(names: Iterable[str]) -> None:
+    """Refuse a service whose package is not installed on the host that writes."""
+    for name in names if hosts.is_main() else ():
+        spec = importlib.util.find_spec(name)
+        if not (spec and spec.origin):  # without one it is a folder of that name, as W&B makes
+            wrong = f"log_to has {name}, which is not installed"
+            raise UserError(f"{wrong}; pip install 'bert-jax[{name}]', or leave it out")
+
+
+class Service:
+    """A sink in a thread of its own, so that no step waits for a server, however slow it is."""
+
+    def __init__(self, service: str, folder: Path, name: str, step: int, config: Any):
+        self._calls: queue.SimpleQueue[Callable[[Sink], None] | None] = queue.SimpleQueue()
+
+        def serve() -> None:
+            path = folder / f"{service}.id"  # of the run there, which a resumed one continues
+            id = path.read_text().strip() if step and path.exists() else None
+            sink = _SERVICES[service](folder, name, config, id)
+            workdir.write(path, sink.id + "\n")
+            hosts.print_on_main(f"{service:<10} {sink.address}")
+            while call := self._calls.get():
+                call(sink)
+
+        self._served = background.start(partial(contextvars.copy_context().run, serve))
+
+    def _call(self, call: Callable[[Sink], None] | None) -> None:
+        if self._served.done():
+            self._served.result()  # raises what ended the thread
+        self._calls.put(call)
+
+    def write(self, step: int, values: Values) -> None:
+        self._call(lambda sink: sink.write(step, values))
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        self._call(lambda sink: sink.text(step, name, markdown))
+
+    def close(self, *, succeeded: bool) -> None:
+        self._call(lambda sink: sink.close(succeeded=succeeded))
+        self._call(None)
+        try:
+            self._served.result(timeout=_PATIENCE)
+        except TimeoutError as error:
+            raise TimeoutError(f"no answer in {_PATIENCE:.0f} s") from error

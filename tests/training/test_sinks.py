@@ -1,0 +1,132 @@
+"""Metrics in TensorBoard, W&B and MLflow: kept, resumed, and never the end of a run."""
+
+import sys
+import threading
+import types
+
+import pytest
+
+from bert_jax import TrainConfig, UserError
+from bert_jax.training import sinks
+from bert_jax.training.metrics import Writer
+
+
+class FakeRun:
+    """What `wandb.init` returns, with what is done to it."""
+
+    offline, url = False, "https://server/run"
+
+    def __init__(self, options, fails_at):
+        self.options, self.fails_at, self.rows, self.summary = options, fails_at, [], {}
+        self.id, self.exit_code = options["id"] or "made-here", None
+
+    def log(self, values, step):
+        if step == self.fails_at:
+            raise ConnectionError("the server\nis away")
+        self.rows.append((step, values))
+
+    def finish(self, exit_code):
+        self.exit_code = exit_code
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """A module `wandb`, whose runs are in `runs`."""
+    module: types.Any = types.ModuleType("wandb")
+    module.runs, module.fails_at, module.Settings = [], None, dict
+
+    def init(**options):
+        module.runs.append(FakeRun(options, module.fails_at))
+        return module.runs[-1]
+
+    module.init = init
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+CONFIG = TrainConfig(log_to=("wandb",))
+
+
+def test_a_resumed_run_continues_the_run_of_the_service(wandb, tmp_path, capsys):
+    for first in (0, 10, 0):  # the last one begins anew
+        with Writer(tmp_path, first, CONFIG, lambda step: {"tokens": step * 8}) as writer:
+            writer.write(first + 10, "train", {"loss": 1.0})
+            writer.write(first + 10, "eval", {"loss": 2.0})
+            writer.text(first + 10, "scores", "| a |")
+    begun, resumed, anew = wandb.runs
+    assert [run.options["id"] for run in wandb.runs] == [None, "made-here", None]
+    assert begun.options["config"]["optimizer"]["learning_rate"] == 1e-4
+    (step, trained), (_, held_out) = resumed.rows
+    assert (step, trained["train/loss"], trained["train/tokens"]) == (20, 1.0, 160)
+    assert trained["train/seconds"] > 0
+    assert held_out == {"eval/loss": 2.0}
+    assert "| optimizer.learning_rate | 0.0001 |" in begun.summary["config"]
+    assert (anew.summary["scores"], anew.exit_code) == ("| a |", 0)
+    assert capsys.readouterr().out == "wandb      https://server/run\n" * 3
+
+
+def test_a_service_that_fails_does_not_end_the_run(wandb, tmp_path, capsys):
+    wandb.fails_at = 10
+    with Writer(tmp_path, 0, CONFIG) as writer:
+        writer.write(10, "train", {"loss": 1.0})
+        writer._sinks["wandb"]._served.exception(timeout=10)
+        writer.write(20, "train", {"loss": 1.0})
+        writer.write(30, "train", {"loss": 1.0})
+    printed = capsys.readouterr().out
+    assert printed.count("is no longer written (the server is away); the run continues") == 1
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_service_that_hangs_is_waited_for_only_so_long(wandb, tmp_path, capsys, monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(FakeRun, "log", lambda *_, **__: never.wait())
+    monkeypatch.setattr(sinks, "_PATIENCE", 0.05)
+    with Writer(tmp_path, 0, CONFIG) as writer:
+        writer.write(10, "train", {"loss": 1.0})
+    assert "no longer written (no answer in 0 s)" in capsys.readouterr().out
+    never.set()
+
+
+def test_a_run_that_ends_by_an_error_is_kept_as_failed(wandb, tmp_path):
+    with pytest.raises(KeyboardInterrupt), Writer(tmp_path, 0, CONFIG):
+        raise KeyboardInterrupt
+    assert wandb.runs[0].exit_code == 1
+
+
+def test_a_missing_package_is_refused_also_beside_a_folder_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    (tmp_path / "wandb").mkdir()  # as W&B makes it
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(UserError, match=r"pip install 'bert-jax\[wandb\]'"):
+        sinks.check(["wandb"])
+
+
+def test_mlflow_keeps_a_step_once(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database takes seconds to make
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
+    config = TrainConfig(log_to=("mlflow",))
+    for first in (0, 10):  # killed after step 20, and resumed from 10
+        with Writer(tmp_path, first, config) as writer:
+            writer.write(10 + first, "train", {"loss": 1.0})
+            writer.write(20, "train", {"loss": 2.0})
+            writer.text(20, "scores", "| a |")
+    (run,) = mlflow.MlflowClient().search_runs(["0"])
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/loss")
+    assert [(each.step, each.value) for each in history] == [(10, 1.0), (20, 2.0)]
+    assert (run.info.status, run.data.params["optimizer.learning_rate"]) == ("FINISHED", "0.0001")
+    assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/scores.md") == "| a |"
+
+
+def test_wandb_offline(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for first in (0, 10):
+        with Writer(tmp_path, first, CONFIG) as writer:
+            writer.write(10 + first, "train", {"loss": 1.0})
+    id = (tmp_path / "wandb.id").read_text().strip()
+    assert len(list(tmp_path.glob(f"wandb/offline-run-*-{id}*/run-{id}.wandb"))) == 2
+    printed = capfd.readouterr()
+    assert printed.out.count("wandb      ") == 2
+    assert "no longer" not in printed.out
+    assert not printed.err
