@@ -132,10 +132,17 @@ def read_config(recipe: str, words: Sequence[str], kind: type, own: Any = None) 
     return Recipe(config, "-".join(filter(None, (path.stem, argument))), names)
 
 
+def add_data_dir(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for the folder of TensorFlow datasets, which `main` sets for TFDS."""
+    what = "where tfds:NAME is or will be prepared (TFDS_DATA_DIR, or ~/tensorflow_datasets)"
+    parser.add_argument("--data-dir", metavar="FOLDER", help=what)
+
+
 def add_run(parser: argparse.ArgumentParser, init: str | None, help: str) -> None:
     """Add the flags of a run: its folder, the checkpoint that it starts from, and its hosts."""
     parser.add_argument("--workdir", help="folder of the run (runs/NAME of the recipe)")
     parser.add_argument("--init", metavar="CHECKPOINT", default=init, help=help)
+    add_data_dir(parser)
     add = parser.add_argument_group("several hosts").add_argument
     add("--coordinator_address", metavar="HOST:PORT", help="of process 0")
     add("--num_processes", type=int, metavar="N", help="processes of the run")

@@ -76,6 +76,7 @@ def _run(prog: str, words: list[str], name: str) -> None:
         # Words after a flag, which argparse adds to no list before Python 3.13.
         args.text, rest = [*args.text, *rest], []
     parser.check(rest)
+    process.use_data_dir(getattr(args, "data_dir", None))
     try:
         module.run(args, rest)
     except UserError as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_jax.commands import process, texts
-from bert_jax.commands.flags import CHECKPOINT, Parser
+from bert_jax.commands.flags import CHECKPOINT, Parser, add_data_dir
 from bert_jax.errors import UserError
 from bert_jax.text.records import STDIN, file_type
 
@@ -40,6 +40,7 @@ def add_arguments(parser: Parser) -> None:
     what = "file to write, without its ending (predictions; of plain text, none)"
     add("--output", metavar="STEM", help=what)
     add("--json", action="store_true", help="print JSON, a line for each example")
+    add_data_dir(parser)
     add("--columns", help="columns of the text, if they differ")
     add("--label", metavar="COLUMN", help="column of the label, if it differs")
 

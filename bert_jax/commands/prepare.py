@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import locks
-from bert_jax.commands.flags import Parser, add_fields
+from bert_jax.commands.flags import Parser, add_data_dir, add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig, validate
 from bert_jax.console import counted
 from bert_jax.errors import UserError, nearest
@@ -46,6 +46,7 @@ def add_arguments(parser: Parser) -> None:
     add("--cased", action="store_true", help="keep upper case")
     add("--strip-accents", action="store_true", help="remove accents and marks")
     add_fields(parser, DataConfig(), _FIELDS)
+    add_data_dir(parser)
     add("--force", action="store_true", help="replace a store that is there, once this is whole")
 
 

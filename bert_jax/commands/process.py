@@ -125,11 +125,18 @@ def cache_compiled_programs() -> None:
     warnings.showwarning = show_others
 
 
+def use_data_dir(folder: str | None) -> None:
+    """Let TFDS prepare and read its datasets in a folder, unless it is None."""
+    if folder is not None:
+        os.environ["TFDS_DATA_DIR"] = os.path.expanduser(folder)
+
+
 def quiet_libraries(name: str = "bert-jax") -> None:
     """Keep other libraries' messages away from a command's own, and their limits from its data."""
     csv.field_size_limit(1 << 26)  # a document may be longer than the csv module's 131,072
     # Orbax logs every file that it writes, and the traceback of each error that it raises.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # not each try to connect
     # A failed read of a damaged checkpoint closes Orbax's event loop before other reads end.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     show = sys.unraisablehook

@@ -5,11 +5,14 @@ import dataclasses
 import errno
 import functools
 import gzip
+import importlib
 import io
 import json
 import lzma
 import os
+import re
 import stat
+import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +20,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from bert_jax.console import counted
+from bert_jax.console import counted, show
 from bert_jax.errors import UserError, nearest
 
 # Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
 MAX_LINE_BYTES = 1 << 26
+# Of TFDS, with datasets for our tasks.
+_TFDS_GROUPS = ("question_answering", "summarization", "text", "translate")
 STDIN = "-"  # in place of the path of a file
 
 
@@ -199,19 +204,46 @@ def open_tfds(source: str) -> Any:
     """Return the rows of `tfds:NAME[/CONFIG][:VERSION][@SPLIT]`, by default of "train"."""
     # Imported in the function: it takes longer than all other imports of this module.
     import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import constants, registered
 
+    for group in _TFDS_GROUPS:  # whose older datasets TFDS knows once they are imported
+        importlib.import_module(f"tensorflow_datasets.{group}")
+    folder = os.environ.get("TFDS_DATA_DIR") or constants.DATA_DIR
+    elsewhere = "--data-dir or TFDS_DATA_DIR names another folder"
     dataset, _, split = source.removeprefix("tfds:").partition("@")
     try:
         # Array records need no TensorFlow.
-        builder: Any = tfds.builder(dataset, file_format="array_record")
-        builder.download_and_prepare(file_format="array_record")
+        options: dict[str, Any] = {"file_format": "array_record"}
+        builder: Any = tfds.builder(dataset, data_dir=folder, **options)
+        is_prepared = builder.is_prepared()
+    except registered.DatasetNotFoundError as error:
+        known = tfds.list_builders(with_community_datasets=False)
+        hint = nearest(re.split("[/:]", dataset)[0], known, "check the name")
+        fault = f"is no dataset of TFDS, and is not in {folder}"
+        raise UserError(f"{source} {fault}; {hint} {elsewhere}") from error
+    except Exception as error:  # TFDS raises nearly every type for a name that it cannot serve
+        raise UserError(f"{source} cannot be read ({_first_line(error)}); check it") from error
+    try:
+        if not is_prepared:
+            show(f"preparing {source} in {folder}; without a network this ends after two minutes")
+        builder.download_and_prepare(**options)
+    except Exception as error:
+        call = f"tfds.builder({dataset!r}, data_dir=DIR, file_format='array_record')"
+        fault = f"is not in {folder} and cannot be prepared ({_first_line(error)})"
+        remedy = f"prepare it on another machine, by {call}.download_and_prepare(), and copy DIR"
+        raise UserError(f"{source} {fault}; {remedy}; {elsewhere}") from error
+    try:
         rows = builder.as_data_source(split=split or "train")
         if len(rows):
             rows[0]  # raises if a file is missing or damaged
-    except Exception as error:  # TFDS raises nearly every type for a name that it cannot serve
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise UserError(f"{source} cannot be read ({reason}); check name and split") from error
+    except Exception as error:
+        fault = f"cannot be read from {folder} ({_first_line(error)})"
+        raise UserError(f"{source} {fault}; check the split; {elsewhere}") from error
     return rows
+
+
+def _first_line(error: Exception) -> str:
+    return textwrap.shorten((str(error).strip() or repr(error)).splitlines()[0], 300)
 
 
 def tfds_records(source: str, rows: Any) -> Iterator[Record]:

@@ -9,6 +9,7 @@ import tracemalloc
 
 import pytest
 
+from bert_jax.commands import process
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.text import sources
@@ -235,11 +236,32 @@ def test_tfds_without_tensorflow(tmp_path, monkeypatch):
             {"text_field": "body"},
             "no column 'body'; set data.text_field to one of",
         ),
-        ("tfds:spot_text@test", {}, "cannot be read"),
-        ("tfds:no_such_dataset", {}, "cannot be read"),
+        ("tfds:spot_text@test", {}, "cannot be read from .*data .*; check the split; --data-dir"),
+        ("tfds:spottext", {}, r"is not in .*data; did you mean spot_text\? --data-dir or TFDS_DATA"),
+        ("tfds:zzz", {}, "is no dataset of TFDS, and is not in .*; check the name"),
     ):
         with pytest.raises(UserError, match=message):
             read(source, **changes)
+
+
+def test_tfds_that_cannot_be_prepared(tmp_path, monkeypatch):
+    """The line has the folder that was searched, the call that prepares it, and the flag."""
+    import tensorflow_datasets as tfds
+
+    def fail(self, **options):
+        raise ConnectionError("no network\nat all")
+
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "unused"))
+    process.use_data_dir(None)
+    process.use_data_dir(str(tmp_path))
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fail)
+    # An older dataset, which TFDS knows once its group is imported, and a newer one.
+    for name in ("glue/sst2", "imdb_reviews"):
+        call = rf"tfds\.builder\('{name}', data_dir=DIR, file_format='array_record'\)"
+        message = rf"{tmp_path} and cannot be prepared \(no network\); .* {call}\.download_and_prep"
+        with pytest.raises(UserError, match=message) as error:
+            read(f"tfds:{name}")
+        assert "--data-dir or TFDS_DATA_DIR names another folder" in str(error.value)
 
 
 BUILDER = """
