@@ -309,6 +309,8 @@ def _result(
     steps = {int(path.name) for path in kept if path.name.isdigit()}
     evaluations = [r for r in records if r["split"] == "eval" and r["step"] in steps]
     best = max(evaluations, key=lambda record: (task.rank(record), record["step"]))
+    counters = {*run.progress(best["step"]), "seconds"}
+    best = {name: value for name, value in best.items() if name not in counters}
     speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
     return {
         "seed": seed,

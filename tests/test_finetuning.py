@@ -117,6 +117,7 @@ def test_what_a_run_leaves_prints_and_returns(finished):
     assert "accuracy" not in results["scores"]["test"]
     assert result.scores == results["scores"]
     assert result.comparison == results["summary"]
+    assert list(result.comparison[0]["scores"]) == ["accuracy", "f1", "matthews"]
     assert "3 labels: has one, has two, has zero" in printed
     assert "best constant prediction" in printed
     assert "randomly initialized: classifier" in printed

@@ -139,6 +139,8 @@ def quiet_libraries(name: str = "bert-jax") -> None:
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # not each try to connect
     # A failed read of a damaged checkpoint closes Orbax's event loop before other reads end.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    # A server that does not answer is named in a line of this program's own.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
     show = sys.unraisablehook
 
     def show_others(unraisable: Any) -> None:

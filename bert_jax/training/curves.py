@@ -102,8 +102,9 @@ def draw(path: Path, runs: Sequence[Run], by: str = "step") -> None:
         for level, color in levels.items():
             axes.axhline(level, color="0.4" if len(levels) == 1 else color, lw=1, ls="--")
             drawn.add("without a model")
-        if metric == "gradient_norm" and all(min(line.get_ydata()) > 0 for line in axes.lines):
-            axes.set_yscale("log")  # of which a few are far larger than the others
+        low, high = axes.dataLim.intervaly
+        if metric == "gradient_norm" and high > 10 * low > 0:
+            axes.set_yscale("log")  # as a few are far larger than the others
         axes.set_title(title(metric), fontsize="medium")
         axes.sharex(figure.axes[0])
         if axes.get_subplotspec().is_last_row():

@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent import futures
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +21,8 @@ from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.training import workdir
 
-_PATIENCE = 30.0  # seconds in which a server has to take the last records of a run
+_SILENCE = 2.0  # seconds after which a run says that it waits for a server
+_PATIENCE = 30.0  # seconds in which the server has to take the last records
 
 
 Values = Mapping[str, int | float]
@@ -144,6 +146,7 @@ class Service:
     """A sink in a thread of its own, so that no step waits for a server, however slow it is."""
 
     def __init__(self, service: str, folder: Path, name: str, step: int, config: Any):
+        self._name = service
         self._calls: queue.SimpleQueue[Callable[[Sink], None] | None] = queue.SimpleQueue()
 
         def serve() -> None:
@@ -171,7 +174,8 @@ class Service:
     def close(self, *, succeeded: bool) -> None:
         self._call(lambda sink: sink.close(succeeded=succeeded))
         self._call(None)
-        try:
-            self._served.result(timeout=_PATIENCE)
-        except TimeoutError as error:
-            raise TimeoutError(f"no answer in {_PATIENCE:.0f} s") from error
+        if not futures.wait([self._served], timeout=_SILENCE).done:
+            hosts.print_on_main(f"waiting    for {self._name}, {_PATIENCE:.0f} seconds at most")
+        if not futures.wait([self._served], timeout=_PATIENCE).done:
+            raise TimeoutError(f"no answer in {_PATIENCE:.0f} s")
+        self._served.result()

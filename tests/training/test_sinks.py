@@ -80,10 +80,13 @@ def test_a_service_that_fails_does_not_end_the_run(wandb, tmp_path, capsys):
 def test_a_service_that_hangs_is_waited_for_only_so_long(wandb, tmp_path, capsys, monkeypatch):
     never = threading.Event()
     monkeypatch.setattr(FakeRun, "log", lambda *_, **__: never.wait())
-    monkeypatch.setattr(sinks, "_PATIENCE", 0.05)
+    monkeypatch.setattr(sinks, "_PATIENCE", 0.1)
+    monkeypatch.setattr(sinks, "_SILENCE", 0.01)
     with Writer(tmp_path, 0, CONFIG) as writer:
         writer.write(10, "train", {"loss": 1.0})
-    assert "no longer written (no answer in 0 s)" in capsys.readouterr().out
+    _, waiting, lost = capsys.readouterr().out.splitlines()
+    assert waiting == "waiting    for wandb, 0 seconds at most"
+    assert "no longer written (no answer in 0 s)" in lost
     never.set()
 
 
