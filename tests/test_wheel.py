@@ -79,35 +79,34 @@ def test_every_command_works_in_an_empty_folder(wheel, tmp_path, tiny_text):
     def flags(**fields: object) -> list[str]:
         return [f"--config.{name.replace('__', '.')}={value}" for name, value in fields.items()]
 
-    bert_jax = str(packages / "bin/bert-jax")
     small = flags(
         steps=2,
         model__vocab_size=64,
         model__hidden_size=16,
+        model__num_hidden_layers=1,
         model__intermediate_size=32,
         data__source=tiny_text,
         data__batch_size=8,
         tokenizer__kind="wordpiece",
     )
-    printed = run(bert_jax, "pretrain", "--config=tiny", "--workdir=run", *small)
-    assert "unigram entropy" in printed
     examples = "The river bank.\tfirst\nA model reads.\tsecond\n" * 14
     (folder / "train.tsv").write_text("sentence\tlabel\n" + examples)
     task = flags(data__train="train.tsv", data__max_length=32, data__batch_size=8, epochs=1)
     recipe = "--config=finetune/classification"
-    printed = run(bert_jax, "finetune", recipe, "--init=run", "--workdir=task", *task)
-    assert "best constant prediction" in printed
     words = [
-        ["--version"],
         *([name, "--help"] for name in NAMES),
+        ["pretrain", "--config=tiny", "--workdir=run", *small],
+        ["finetune", recipe, "--init=run", "--workdir=task", "--num_processes=1", *task],
         ["fill-mask", "run", "The [MASK] bank."],
         ["predict", "task", "train.tsv"],
         ["embed", "run", "train.tsv", "--output=vectors.npz"],
         ["export", "run", "exported"],
         ["import", "exported", "imported"],
     ]
+    assert run(str(packages / "bin/bert-jax"), "--version") == f"bert-jax {__version__}\n"
     printed = run(sys.executable, "-c", COMMANDS, json.dumps(words))
-    assert printed.startswith(f"bert-jax {__version__}\n")
+    assert "unigram entropy" in printed
+    assert "best constant prediction" in printed
     for name in NAMES:
         assert f"usage: bert-jax {name}" in printed
     assert "BertForPreTraining" in printed
