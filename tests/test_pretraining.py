@@ -456,10 +456,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
 def test_it_learns(store, tmp_path):
     """Where each word tells the next, most masked words can be told."""
     changes = {
-        "steps": 300,
+        "steps": 200,
         "log_every": 100,
-        "eval_every": 300,
-        "checkpoint.every": 300,
+        "eval_every": 200,
+        "checkpoint.every": 200,
         "data.max_length": 16,
         "data.pairs": "none",
         "optimizer.name": "adamw",

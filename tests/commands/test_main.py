@@ -140,7 +140,8 @@ def test_prepare_prints_a_command_that_works(tmp_path, monkeypatch, bert_jax_mai
     assert "training: " in printed
     assert ", 3 sentences, 1 document\n" in printed
     command = shlex.split(printed.partition("train on it with: ")[2])
-    fields = {"steps": 2, "data.batch_size": 8, "model.hidden_size": 16}
+    fields = {"steps": 2, "data.batch_size": 8, "data.max_length": 32}
+    fields |= {"model.hidden_size": 16, "model.num_hidden_layers": 1}
     changes = [f"--config.{name}={value}" for name, value in fields.items()]
     bert_jax_main(*command[1:], "--workdir=run", "--num_processes=1", *changes)
     saved = json.loads((tmp_path / "run/config.json").read_text())
