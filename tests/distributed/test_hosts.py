@@ -192,13 +192,13 @@ def test_killed_stopped_and_resumed_elsewhere(store, folder, tmp_path):
         time.sleep(0.02)
     killed[1].process.send_signal(signal.SIGKILL)
     since = time.monotonic()
+    whole = start(train(store, tmp_path / "whole"), 2, 2, folder)  # while the heartbeat is awaited
     codes, lines = end(killed)
     assert codes == [-signal.SIGABRT, -signal.SIGKILL], lines
     assert time.monotonic() - since < HEARTBEAT + 10
     assert "unhealthy" in killed[0].err  # of JAX's own words
 
     stopped = start_in_slurm(command, 2, 2, folder)
-    whole = start(train(store, tmp_path / "whole"), 2, 2, folder)
     step = int(stopped[0].wait_for(r"from step (\d+)")[1])  # before its first step
     stopped[1].process.send_signal(signal.SIGTERM)
     codes, lines = end(stopped)
