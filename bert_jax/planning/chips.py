@@ -49,6 +49,12 @@ def _gpu(
     return Chip(peak, memory, 0.75 * memory, rate, link, network, source, (kind,))
 
 
+def _card(source: str, peak: float, memory: float, rate: float, kind: str) -> Chip:
+    """Return a GPU without NVLink, on PCIe 4.0 x16, over which it reaches other hosts too."""
+    pcie = 64e9 / 2  # in both directions
+    return Chip(peak, memory, 0.75 * memory, rate, pcie, pcie, f"NVIDIA {source}", (kind,))
+
+
 # Google's "inter-chip interconnect bandwidth" counts both directions of all links: one link sends
 # at half of it divided by the number of ports. v4's page has only the "all-reduce bandwidth per
 # Pod", to divide by chips and ports. NVLink's figure counts both directions too. A GPU node has a
@@ -60,6 +66,13 @@ CHIPS = {
     "v6e": _tpu("v6e", 918e12, 32.0, 31.24, 1638e9, 800e9 / 2 / 4, "TPU v6 lite", "TPU v6e"),
     "a100": _gpu("A100 80GB SXM", 312e12, 80e9, 2039e9, 600e9 / 2, 25e9, "NVIDIA A100-SXM4-80GB"),
     "h100": _gpu("H100 SXM", 989e12, 80e9, 3350e9, 900e9 / 2, 50e9, "NVIDIA H100 80GB HBM3"),
+    # With float32 accumulation; with float16's the whitepaper has twice the speed.
+    "rtx4090": _card(
+        "Ada GPU architecture whitepaper, appendix A",
+        *(165.2e12, 24e9, 1008e9),
+        "NVIDIA GeForce RTX 4090",
+    ),
+    "l4": _card("L4 datasheet; half of its figure with sparsity", 121e12, 24e9, 300e9, "NVIDIA L4"),
     "h200": _gpu("H200 SXM", 989e12, 141e9, 4800e9, 900e9 / 2, 50e9, "NVIDIA H200"),
 }
 

@@ -225,7 +225,7 @@ def open_tfds(source: str) -> Any:
         raise UserError(f"{source} cannot be read ({_first_line(error)}); check it") from error
     try:
         if not is_prepared:
-            show(f"preparing {source} in {folder}; without a network this ends after two minutes")
+            show(f"preparing {source} in {folder}; without a network this fails after some minutes")
         builder.download_and_prepare(**options)
     except Exception as error:
         call = f"tfds.builder({dataset!r}, data_dir=DIR, file_format='array_record')"

@@ -51,3 +51,12 @@ def test_all_reduce_of_a_pod_is_what_google_states():
 def test_a_similar_chip_is_not_the_same():
     assert chip_of(SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3")) is CHIPS["h100"]
     assert chip_of(SimpleNamespace(device_kind="NVIDIA H100 PCIe")) is None
+
+
+def test_cards_of_24_gb():
+    """What a card sends goes over PCIe, within a host and beyond it."""
+    card = chip_of(SimpleNamespace(device_kind="NVIDIA GeForce RTX 4090"))
+    assert card is CHIPS["rtx4090"]
+    assert not card.is_tpu
+    assert ring_rate(card, range(4), []) == ring_rate(card, range(16), []) == 32e9
+    assert card.memory == CHIPS["l4"].memory == 24e9
