@@ -3,7 +3,8 @@
     bert-jax plan --config=base --topology=v5e:2x4 --quick --json > base-v5e-8.json
     python benchmarks/machines.py base-v5e-8.json
 
-Hours are those of the whole recipe by the plan's floor of each phase, and by FACTOR times it.
+The hours are those of the whole recipe: the floor of each phase, and FACTOR times it. A name begins
+with the recipe.
 """
 
 import itertools

@@ -115,4 +115,5 @@ def _as_line(kind: str, example: "Example", result: dict[str, Any]) -> str:
     of = example.texts[0] if kind == "question_answering" else " | ".join(example.texts)
     if "probability" not in result:
         return f"{predicted:8.4f}  {of}"
-    return f"{result['probability'] or 0:6.1%}  {predicted:<16}  {of}"
+    shown = "no answer" if predicted == "" else predicted
+    return f"{result['probability'] or 0:6.1%}  {shown:<16}  {of}"

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from bert_jax import DataFiles, TaskConfig, UserError
-from bert_jax.commands import texts
+from bert_jax.commands import predict, texts
 from bert_jax.tasks import make_task
+from bert_jax.tasks.base import Example
 
 LINES = ["The river bank.", "A model reads the (small) token.", "the"]
 
@@ -137,6 +138,31 @@ def test_a_line_of_each_task(kind, line, inputs):
     else:
         with pytest.raises(UserError, match=re.escape(inputs)):
             read()
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "result", "line"),
+    [
+        ("regression", ("a", "b"), {"value": -1.5}, " -1.5000  a | b"),
+        ("classification", ("a",), {"label": "good", "probability": 0.5}, " 50.0%  good"),
+        (
+            "question_answering",
+            ("Who?", "x"),
+            {"answer": "", "probability": 1.0},
+            "100.0%  no answer",
+        ),
+        (
+            "token_classification",
+            ("a", "b"),
+            {"tokens": ["a", "b"], "labels": ["O", "X"]},
+            "a/O b/X",
+        ),
+    ],
+)
+def test_a_prediction_for_a_reader(kind, inputs, result, line):
+    printed = predict._as_line(kind, Example(None, "x:1", inputs, None), result)
+    assert printed.startswith(line)
+    assert kind != "question_answering" or printed.endswith("  Who?")
 
 
 def test_a_tab_is_no_pair_of_a_task_with_one_text():
