@@ -418,6 +418,7 @@ class Bert:
         return exported
 
 
+@console.working("loading the model", says_end=False)
 def load(path: str | Path) -> Bert:
     """Load a checkpoint.
 

@@ -1,36 +1,117 @@
-"""Terminal output: lines and progress bars, which a caller from Python can silence."""
+"""Terminal output: lines, and the progress of work that takes time, as much as is asked for."""
 
 import contextlib
 import contextvars
+import dataclasses
+import enum
+import os
 import shlex
+import sys
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
-_QUIET: contextvars.ContextVar[bool] = contextvars.ContextVar("quiet", default=False)
+_TICK = 0.25  # seconds between two looks at work in progress
+_SILENCE = 4.0  # seconds without a line, where there is no terminal, after which work says a line
+_MOST_SILENCE = 300.0  # of long work, which says fewer lines
+_LONG = 2.0  # seconds of work whose end is worth a line
+
+
+class Level(enum.IntEnum):
+    """How much is shown; each level includes those before it."""
+
+    NOTHING = 0
+    RESULTS = 1  # and warnings
+    PROGRESS = 2
+    DETAILS = 3
+
+
+@dataclasses.dataclass
+class _Output:
+    level: Level = Level.RESULTS  # of functions that are called from Python
+    to_stderr: bool = False
+    started: float = dataclasses.field(default_factory=time.monotonic)
+    spent: Counter[str] = dataclasses.field(default_factory=Counter)  # seconds by kind of work
+    work: "Work | None" = None  # the innermost that is in progress
+    last_line: float = dataclasses.field(default_factory=time.monotonic)
+
+
+_DEFAULT = _Output()
+_OUTPUT: contextvars.ContextVar[_Output] = contextvars.ContextVar("output")
 
 
 @contextlib.contextmanager
-def quiet(is_quiet: bool = True) -> Iterator[None]:
-    """Show nothing, and draw no pictures, within this context."""
-    token = _QUIET.set(is_quiet)
+def output(
+    level: Level, *, to_stderr: bool = False, started: float | None = None
+) -> Iterator[None]:
+    """Show so much within this context, which began at `started` of the monotonic clock."""
+    token = _OUTPUT.set(_Output(level, to_stderr, started or time.monotonic()))
     try:
         yield
     finally:
-        _QUIET.reset(token)
+        _OUTPUT.reset(token)
+
+
+def quiet() -> contextlib.AbstractContextManager[None]:
+    """Show nothing, and draw no pictures, within this context."""
+    return output(Level.NOTHING)
+
+
+def shows(level: Level) -> bool:
+    """Return whether what belongs to a level is shown."""
+    return _OUTPUT.get(_DEFAULT).level >= level
 
 
 def is_quiet() -> bool:
     """Return whether nothing is to be shown."""
-    return _QUIET.get()
+    return not shows(Level.RESULTS)
 
 
-def show(text: str = "") -> None:
-    """Print a text on stdout at once, above any bar."""
-    if not is_quiet():
+def show(text: str = "", level: Level = Level.PROGRESS) -> None:
+    """Print a text at once, above any bar."""
+    current = _OUTPUT.get(_DEFAULT)
+    if current.level >= level:
         with tqdm.external_write_mode():
-            print(text, flush=True)
+            print(text, flush=True, file=sys.stderr if current.to_stderr else sys.stdout)
+        current.last_line = time.monotonic()
+
+
+def warn(text: str) -> None:
+    """Print a warning, with its label in colour on a terminal."""
+    show(f"{coloured('warning', 33, sys.stdout)}    {text}", Level.RESULTS)
+
+
+def coloured(text: str, colour: int, stream: TextIO) -> str:
+    """Return a text in a colour, by its ANSI number, if the stream is a terminal that has any."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in (None, "", "dumb")
+    return text if is_plain or not stream.isatty() else f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words.
+
+    >>> [duration(seconds) for seconds in (3.21, 59.0, 61.0, 7384.0, 190_000.0)]
+    ['3.2 s', '59 s', '1 min 1 s', '2 h 3 min', '2 d 4 h']
+    """
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, size, smaller, of in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // of} {smaller}"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+
+
+def time_spent() -> str:
+    """Return the time since the command or call began, and what most of it was spent on."""
+    current = _OUTPUT.get(_DEFAULT)
+    parts = [f"{what} {duration(s)}" for what, s in current.spent.most_common(5) if s >= 1]
+    whole = duration(time.monotonic() - current.started)
+    return f"{whole}, of which {', '.join(parts)}" if parts else whole
 
 
 def counted(number: int, noun: str) -> str:
@@ -44,6 +125,118 @@ def quoted(word: Any) -> str:
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
-def progress_bar(*, is_shown: bool = True, **options: Any) -> tqdm:
-    """Return a bar on stderr, which is disabled where stderr is no terminal."""
-    return tqdm(disable=None if is_shown and not is_quiet() else True, **options)
+class Work:
+    """Work in progress: `n` of `total` is done, if there is a total."""
+
+    def __init__(self, doing: str, total: int | None = None):
+        self.doing, self.total, self.n = doing, total, 0
+        self.note = ""  # what else there is to say of it
+        self._started, self.inner_seconds = time.monotonic(), 0.0  # without and of the work in it
+        self._seconds: float | None = None  # once it has ended
+        self._inner: Work | None = None
+
+    def seconds(self) -> float:
+        """Return how long it has taken, without the work within it."""
+        inner = self._inner  # which another thread may end
+        now = inner._started if inner else time.monotonic()
+        return now - self._started - self.inner_seconds if self._seconds is None else self._seconds
+
+    def left(self) -> float | None:
+        """Return how many seconds it will take, None if that is unknown."""
+        if not self.total or not self.n or self.seconds() < _LONG:
+            return None
+        return max(0.0, self.total - self.n) / self.n * self.seconds()
+
+    def where(self) -> str:
+        """Return how far it is, in a line without a bar."""
+        return f"{self.n / self.total:.0%}" if self.total else ""
+
+    def text(self, *, with_share: bool) -> str:
+        """Return a line, which without a bar has the share that is done."""
+        left = self.left()
+        so_far = f"{duration(self.seconds())} so far"
+        time_text = so_far if left is None else f"{duration(left)} left"
+        parts = (self.where() if with_share else "", time_text, self.note)
+        return f"{self.doing}: {', '.join(filter(None, parts))}"
+
+
+@contextlib.contextmanager
+def working(
+    doing: str | Work, total: int | None = None, *, says_end: bool = True
+) -> Iterator[Work]:
+    """Show that work is in progress: a bar or the seconds on a terminal, lines elsewhere.
+
+    In a file it says nothing while other lines are printed. Work of more than two seconds ends with
+    the time that it took, unless `says_end` is False.
+    """
+    current = _OUTPUT.get(_DEFAULT)
+    work = doing if isinstance(doing, Work) else Work(doing, total)
+    outer, current.work = current.work, work
+    if outer:
+        outer._inner = work
+    ended = threading.Event()
+    ticks = _draw if is_terminal(sys.stderr) else _say
+    context = contextvars.copy_context()
+    ticker = threading.Thread(target=context.run, args=(ticks, work, ended), daemon=True)
+    if current.level >= Level.PROGRESS:
+        ticker.start()
+    try:
+        yield work
+    finally:
+        ended.set()
+        if ticker.ident:
+            ticker.join()
+        work._seconds, whole = work.seconds(), time.monotonic() - work._started
+        current.spent[work.doing] += work._seconds
+        current.work = outer
+        if outer:
+            outer.inner_seconds += whole
+            outer._inner = None
+    if (says_end and whole >= _LONG) or current.level == Level.DETAILS:
+        show(f"{work.doing} took {duration(whole)}{f' ({work.note})' if work.note else ''}")
+
+
+def follow(text: str) -> None:
+    """Print what the innermost work in progress does next, and show that."""
+    show(text)
+    if work := _OUTPUT.get(_DEFAULT).work:
+        work.doing, work._started = text, time.monotonic()
+
+
+def advance(done: int, total: int) -> None:
+    """Note how far the innermost work in progress is, if there is any."""
+    if work := _OUTPUT.get(_DEFAULT).work:
+        work.n, work.total = done, total
+
+
+def _say(work: Work, ended: threading.Event) -> None:
+    """Print a line about work whenever nothing has been printed for some seconds."""
+    current = _OUTPUT.get(_DEFAULT)
+    while not ended.wait(_TICK):
+        silence = min(max(_SILENCE, work.seconds() / 30), _MOST_SILENCE)
+        if current.work is work and time.monotonic() - current.last_line >= silence:
+            show(work.text(with_share=True))
+
+
+def _draw(work: Work, ended: threading.Event) -> None:
+    """Draw work below what is printed, as a bar if it has a total."""
+    bar, columns = None, os.environ.get("COLUMNS", "")
+    options: dict[str, Any] = {"ncols": int(columns), "nrows": 24} if columns.isdecimal() else {}
+    options |= {"dynamic_ncols": not options, "leave": False, "disable": False}
+    while not ended.wait(_TICK):
+        text = work.text(with_share=False).replace("{", "{{").replace("}", "}}")
+        form = f"{{percentage:3.0f}}%|{{bar}}| {text}" if work.total else text
+        bar = bar or tqdm(total=work.total, initial=work.n, bar_format=form, **options)
+        bar.n, bar.total, bar.bar_format = work.n, work.total, form
+        bar.refresh()
+    if bar:
+        bar.close()
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal of a known width."""
+    try:
+        known = os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stream.isatty() and bool(known)

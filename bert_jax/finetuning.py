@@ -21,6 +21,7 @@ from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert, load
 from bert_jax.config import CheckpointConfig, FinetuneConfig, Phase, validate_finetuning
+from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
@@ -105,6 +106,7 @@ class Run:
     def new_state(self, seed: int, key: jax.Array) -> TrainState:
         return init_state(self.model.init_params(key), self.optimizer, seed)
 
+    @console.working("tokenizing the examples", says_end=False)
     def batcher(self, examples: Sequence[Example]) -> Batcher:
         model, length = self.config.model, self.config.data.max_length
         features = self.task.features(examples, self.tokenizer, model, length)
@@ -151,7 +153,7 @@ def finetune(
     >>> result.bert.task.labels
     ('first', 'second')
     """
-    with console.quiet(quiet or console.is_quiet()):
+    with console.output(Level.NOTHING if quiet else Level.PROGRESS):
         return train(start(config, init, Path(workdir)))
 
 
@@ -182,7 +184,8 @@ def start(
     is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
     head = initial.task if is_same_kind and not config.new_head else None
     labels = head.labels if head else ()
-    task, datasets = hosts.run_on_all_hosts(lambda: load_datasets(config, labels))
+    with console.working("reading the examples"):
+        task, datasets = hosts.run_on_all_hosts(lambda: load_datasets(config, labels))
     if head:
         check_same_head(task, head)
     fingerprint = f"{datasets.fingerprint()}-{workdirs.checksum(initial.params)}"
@@ -282,7 +285,7 @@ def _train_seed(
         size = config.data.batch_size
         loop.fit(
             state,
-            [loop.Stage(run.steps, size, run.train_step, evaluate)],
+            [loop.Stage(run.steps, size, size, run.train_step, evaluate)],
             loader.prefetch(run.batches(seed), step),
             checkpoints,
             writer,
@@ -322,6 +325,7 @@ def _result(
     }
 
 
+@console.working("predicting", says_end=False)
 def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
     """Predict every held-out and test set, and return their scores and truncated texts."""
     task, datasets, workdir = run.task, run.datasets, run.workdir
@@ -342,6 +346,7 @@ def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], di
     return scores, truncated
 
 
+@console.working("saving", says_end=False)
 def _write_best(bert: Bert, config: FinetuneConfig, workdir: Path) -> None:
     """Write the best model as a checkpoint; at any moment there is a complete one to load."""
     new, best, old = (workdir / name for name in ("best.new", "best", "best.old"))

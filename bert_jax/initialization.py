@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from bert_jax import settings
+from bert_jax import console, settings
 from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, validate_model
 from bert_jax.convert import names
@@ -69,13 +69,16 @@ def initial_state(
     """Return the step and state of the latest checkpoint or of `fork`, or new ones."""
     step = checkpoints.latest()
     if step is not None:
-        return step, checkpoints.restore(step, abstract_state)
+        with console.working("restoring the checkpoint", says_end=False):
+            return step, checkpoints.restore(step, abstract_state)
     if fork:
-        return int(fork.name), checkpoint.read_state(fork, abstract_state)
-    state = init_sharded(new_state, layout.state, jax.random.key(seed))
-    if params:
-        state = state.replace(params=copy_params(state.params, params))
-    return 0, state
+        with console.working("restoring the checkpoint", says_end=False):
+            return int(fork.name), checkpoint.read_state(fork, abstract_state)
+    with console.working("initializing", says_end=False):
+        state = init_sharded(new_state, layout.state, jax.random.key(seed))
+        if params:
+            state = state.replace(params=copy_params(state.params, params))
+        return 0, state
 
 
 def check_fork(config: TrainConfig, fork: Path, workdir: Path) -> None:

@@ -24,7 +24,7 @@ def locked(folder: Path) -> Iterator[None]:
             reason = "in use by another process; wait until that ends, or choose another"
             raise UserError(f"{folder} is {reason}") from error
         except OSError as error:  # some network file systems have no locks
-            console.show(
+            console.warn(
                 f"{folder} cannot be locked ({error.strerror}); run one command on it at a time"
             )
         yield

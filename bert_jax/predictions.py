@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax import console
 from bert_jax.batches.buckets import Batcher
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
@@ -76,6 +77,7 @@ class Predictor:
         self._step = compile_step(step, "mesh", layout, ("per_example", "metrics"))
         self._params = jax.device_put(params, layout.params)
 
+    @console.working("predicting", says_end=False)
     def __call__(
         self, config: TaskConfig, data: DataFiles, examples: Sequence[Any] | Path, batch_size: int
     ) -> Predictions:

@@ -16,6 +16,7 @@ from bert_jax import console, initialization, report
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
 from bert_jax.config import TrainConfig, phases, validate
+from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
@@ -98,7 +99,7 @@ def pretrain(
     >>> result.bert
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
-    with console.quiet(quiet or console.is_quiet()):
+    with console.output(Level.NOTHING if quiet else Level.PROGRESS):
         return train(start(config, Path(workdir), init, fork=fork))
 
 
@@ -117,7 +118,7 @@ def start(
     parent = workdirs.fork_checkpoint(fork) if fork and not resumes else None
     config = initialization.resolve(config, workdir, init, initial, model_fields, validate, parent)
     if fork and resumes:
-        hosts.print_on_main(f"{workdir} has a run, which resumes; --fork is not used again")
+        hosts.warn_on_main(f"{workdir} has a run, which resumes; --fork is not used again")
     hosts.run_on_all_hosts(lambda: sinks.check(config.log_to))
     if (workdir / "checkpoints" / str(config.steps)).is_dir():
         report.finished(
@@ -245,7 +246,9 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         if step == config.steps:  # the run had finished, perhaps with other eval_rows
             saved = checkpoint.read_json(folder / str(step), "config")
             scores = scores if saved.get("eval_rows") == config.eval_rows else None
-        scores = scores or stages[-1].evaluate(state)
+        if not scores:
+            with console.working("evaluating", says_end=False):
+                scores = stages[-1].evaluate(state)
         writer.text(config.steps, "scores", curves.table(scores, baselines))
     # Of several hosts none has all parameters; the checkpoint has.
     is_alone, latest = hosts.count() == 1, checkpoint.find(workdir)
@@ -279,5 +282,6 @@ def _make_stages(
             phase.batch_size,
         )
         train_step = compiled(train_step, outputs=("state", "metrics"))
-        stages.append(loop.Stage(end, phase.batch_size, train_step, evaluate))
+        tokens = phase.batch_size * phase.max_length
+        stages.append(loop.Stage(end, phase.batch_size, tokens, train_step, evaluate))
     return stages

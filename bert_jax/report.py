@@ -19,9 +19,10 @@ from bert_jax.batches.loader import TrainBatches
 from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, TrainConfig, phases
+from bert_jax.console import Level
 from bert_jax.convert.names import module_names
 from bert_jax.distributed import hosts
-from bert_jax.distributed.hosts import print_on_main
+from bert_jax.distributed.hosts import print_on_main, warn_on_main
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
@@ -65,7 +66,7 @@ def pretraining_start(
     )
     if reason := _unlearnable_pairs(config, corpus, pairs):
         name = config.data.pairs.upper()
-        print_on_main(f"warning    {reason}; train without {name} by --config.data.pairs=none")
+        warn_on_main(f"{reason}; train without {name} by --config.data.pairs=none")
 
 
 def finished(done: str, *remedies: str) -> None:
@@ -83,7 +84,7 @@ def new_schedule(before: TrainConfig, config: TrainConfig, step: int) -> None:
     old, new = (np.asarray(schedule(c.optimizer, c.steps)(step)) for c in (before, config))
     if old < new and before.optimizer == config.optimizer:
         jump = f"the learning rate jumps at step {step:,} from {old:.3g} to {new:.3g}"
-        print_on_main(f"warning    {jump}, as it had decayed for the earlier end")
+        warn_on_main(f"{jump}, as it had decayed for the earlier end")
 
 
 def _devices(mesh: Mesh) -> str:
@@ -139,6 +140,7 @@ def initialized_from(name: str, params: Any, source: Any) -> None:
     print_on_main(f"weights    {name}; randomly initialized: {new}; dropped: {dropped}")
 
 
+@console.working("scoring the baselines", says_end=False)
 def baselines(corpus: Corpus, config: TrainConfig) -> dict[str, float]:
     """Return the scores on the held-out text without a model, as in `PretrainingResult`."""
     tokens, size = corpus.eval.tokens, corpus.tokenizer.vocab_size
@@ -169,24 +171,29 @@ def pretraining_end(
     if "nsp_accuracy" in scores:
         name = f"{config.data.pairs.upper()} accuracy"
         lines += [(name, "nsp_accuracy", ".1%", "majority class")]
-    print_on_main(f"\n{'held-out text':<18}{'model':>8}{'baseline':>10}")
+    print_on_main(f"\n{'held-out text':<18}{'model':>8}{'baseline':>10}", Level.RESULTS)
     for title, name, form, baseline in lines:
         value, other = format(scores[name], form), format(baselines[name], form)
         lead = baselines[name] - scores[name] if form == "z.3f" else scores[name] - baselines[name]
         mark = "" if lead > 0 and value != other else ": no better than that"
-        print_on_main(f"{title:<18}{value:>8}{other:>10}  {baseline}{mark}")
+        print_on_main(f"{title:<18}{value:>8}{other:>10}  {baseline}{mark}", Level.RESULTS)
     examples = list(masked_examples(corpus, config.model.max_position_embeddings - 2))
-    if bert and not console.is_quiet():
+    if bert and console.shows(Level.PROGRESS):
         print_on_main("")
         for ids, answer in examples:
-            guesses = bert.mask_filler(ids, 3)
+            with console.working("filling masks", says_end=False):
+                guesses = bert.mask_filler(ids, 3)
             listed = ", ".join(f"{guess.token} {guess.probability:.0%}" for guess in guesses)
             text = corpus.tokenizer.decode_with_masks(ids)
             print_on_main(f"{text}\n    [MASK] = {listed} (was {answer})")
     print_on_main(
         f"\ncheckpoint {checkpoint}\n"
         f"metrics    {workdir / 'metrics.jsonl'}, {workdir / 'curves.png'}, "
-        f"{workdir / 'tensorboard'}\n"
+        f"{workdir / 'tensorboard'}",
+        Level.RESULTS,
+    )
+    print_on_main(
+        f"time       {console.time_spent()}\n"
         f"try        bert-jax fill-mask {console.quoted(workdir)} {_example(corpus, examples)}"
     )
 
@@ -271,16 +278,21 @@ def finetuning_end(
     workdir: Path,
 ) -> None:
     """Print the scores beside their baselines, and the files."""
-    print_on_main(f"\n{as_text(comparison)}\n")
+    print_on_main(f"\n{as_text(comparison)}\n", Level.RESULTS)
     for name, values in list(scores.items())[1:]:
         names = [name for name in comparison[0]["scores"] if name in values]
         listed = [f"{name} {values[name]:z.4f}" for name in names]
-        print_on_main(f"{name:<10} {', '.join(listed) or 'predicted; some labels are missing'}")
+        listed = ", ".join(listed) or "predicted; some labels are missing"
+        print_on_main(f"{name:<10} {listed}", Level.RESULTS)
     for name, count in truncated.items():
         if count:
             print_on_main(f"truncated  {count:,} texts of {name} to data.max_length tokens")
     print_on_main(
         f"results    {workdir / 'results.json'}, {workdir / 'predictions'}.*\n"
-        f"checkpoint {workdir / 'best'}\n"
+        f"checkpoint {workdir / 'best'}",
+        Level.RESULTS,
+    )
+    print_on_main(
+        f"time       {console.time_spent()}\n"
         f"try        bert-jax predict {console.quoted(workdir)} FILE"
     )

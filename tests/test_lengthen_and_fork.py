@@ -45,7 +45,7 @@ def stopped(tiny_config, tmp_path_factory) -> Path:
     workdir = tmp_path_factory.mktemp("stopped") / "run"
     run = pretraining.start(changed(tiny_config, steps=8), workdir)
     reasons = iter([""] * (STOPPED - 1) + ["a test"])
-    with console.quiet(True), pytest.raises(Interrupted):
+    with console.quiet(), pytest.raises(Interrupted):
         pretraining.train(run, lambda: next(reasons))
     return workdir
 
@@ -54,7 +54,8 @@ def stopped(tiny_config, tmp_path_factory) -> Path:
 def printed(monkeypatch) -> list[str]:
     """What a quiet run would print at its start."""
     lines = []
-    monkeypatch.setattr(report, "print_on_main", lambda text: lines.extend(text.splitlines()))
+    monkeypatch.setattr(report, "print_on_main", lambda text, *_: lines.extend(text.splitlines()))
+    monkeypatch.setattr(report, "warn_on_main", lambda text: lines.append(f"warning    {text}"))
     return lines
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from bert_jax import console
 from bert_jax.batches import Batch, packing
 from bert_jax.batches.full_blocks import FullBlocks
 from bert_jax.batches.packing import PackedPairs
@@ -93,7 +94,9 @@ def eval_batches(
     data = dataclasses.replace(config.data, packing=False)
     sequences = make_sequences(corpus.eval, corpus.tokenizer, data, phase.max_length, _EVAL_SEED)
     total = min(sequences.sequences_per_epoch, config.eval_rows)
-    for number in range(-(-total // size)):
+    count = -(-total // size)
+    for number in range(count):
+        console.advance(number, count)
         batch = dict(sequences.batch(number, size, process_indices(size)))
         batch["index"] = batch["index"] + np.int32(number * size)
         is_padding = batch["index"] >= total

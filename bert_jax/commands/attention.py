@@ -90,11 +90,11 @@ class _Lines:
 
     def __iter__(self) -> Iterator[str | tuple[str, str]]:
         size = self._path.stat().st_size
-        with console.progress_bar(total=size, unit="B", unit_scale=True, leave=False) as bar:
+        with console.working("reading", size, says_end=False) as work:
             self.count = 0
             for line, position in read_lines(self._path):
                 self.count += 1
-                bar.update(position - bar.n)
+                work.n = position
                 text, *pair = line.split("\t")
                 if len(pair) > 1:
                     raise UserError(

@@ -6,13 +6,11 @@ Prints its speed, MFU, memory and compile time, beside the speed of a matmul alo
 """
 
 import argparse
-import contextlib
 import json
-import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 
+from bert_jax import console
 from bert_jax.commands.flags import Parser, add_config, read_config
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig, phases, validate
@@ -51,13 +49,12 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
     from bert_jax.planning import benchmark
     from bert_jax.text import prepare
 
-    log = partial(print, file=sys.stderr, flush=True)
     phase, corpus = phases(config)[args.phase - 1][1], None
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
         if args.text:
-            log(f"reading {config.data.source}")
-            with contextlib.redirect_stdout(sys.stderr):
-                corpus = prepare.read(config, None, Path(folder))
+            console.show(f"reading {config.data.source}")
+            corpus = prepare.read(config, None, Path(folder))
         limits = {"steps": args.steps, "seconds": args.seconds, "trace_folder": args.profile}
-        result = benchmark.measure(config, phase, corpus, log, **limits)
+        with console.working("measuring", says_end=False):
+            result = benchmark.measure(config, phase, corpus, console.follow, **limits)
     print(json.dumps(result, indent=2) if args.json else benchmark.as_text(result, name))

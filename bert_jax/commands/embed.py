@@ -68,17 +68,14 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         for text, embedding in zip(chunk, embed(chunk), strict=True):
             texts.print_json({"text": text, **_plain(embedding)})
     if args.output:
-        size = 0 if path == STDIN else os.stat(path).st_size
-        bar = console.progress_bar(
-            is_shown=size > 0, total=size, unit="B", unit_scale=True, leave=False
-        )
+        size = None if path == STDIN else os.stat(path).st_size
 
         def read() -> Iterator[str]:
             for text, position in read_lines(path):
-                bar.update(position - bar.n)
+                work.n = position
                 yield text
 
-        with bar:
+        with console.working("embedding", size, says_end=False) as work:
             write_npz(Path(args.output), map(_arrays(), map(embed, chunks(read()))))
         print(f"{args.output}: {count:,} texts")
     if truncated:

@@ -5,14 +5,17 @@ import importlib
 import itertools
 import keyword
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from bert_jax import __version__
+from bert_jax import __version__, console
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser
+from bert_jax.console import Level
 from bert_jax.errors import UserError
 
+_STARTED = time.monotonic()
 # In the order of a project.
 TASKS = {
     "train": {
@@ -71,13 +74,23 @@ def _run(prog: str, words: list[str], name: str) -> None:
     module = import_command(command)
     parser = Parser(prog=name, description=module.__doc__)
     module.add_arguments(parser)
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("-q", "--quiet", action="store_true", help="print results, warnings and errors alone")
+    more = "print also what took time, libraries' warnings and the origin of errors"
+    add("-v", "--verbose", action="store_true", help=more)
     args, rest = parser.parse_known_args(words[1:], argparse.Namespace(parser=parser))
     if isinstance(getattr(args, "text", None), list) and not any(w[:1] == "-" for w in rest):
         # Words after a flag, which argparse adds to no list before Python 3.13.
         args.text, rest = [*args.text, *rest], []
     parser.check(rest)
     process.use_data_dir(getattr(args, "data_dir", None))
+    level = Level.RESULTS if args.quiet else Level.DETAILS if args.verbose else Level.PROGRESS
+    if args.verbose:
+        process.show_details()
+    # The output of the other commands is their result.
+    to_stderr = command not in TASKS["train"]
     try:
-        module.run(args, rest)
+        with console.output(level, to_stderr=to_stderr, started=_STARTED):
+            module.run(args, rest)
     except UserError as error:
         raise UserError(parser.in_its_words(str(error))) from error

@@ -8,9 +8,8 @@ time that a step takes. TPUs need `pip install libtpu`. The default config is BE
 
 import argparse
 import json
-import sys
-from functools import partial
 
+from bert_jax import console
 from bert_jax.commands.flags import Parser, add_config, read_config
 from bert_jax.config import TrainConfig
 
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
 
     topologies = read_topologies(args.topology)
     config = read_config(args.config, words, TrainConfig).config
-    log = partial(print, file=sys.stderr, flush=True)
     options = {"search": args.search, "with_largest": not args.quick}
-    plans = plan.make_plans(config, topologies, log, **options)
+    with console.working("planning", says_end=False):
+        plans = plan.make_plans(config, topologies, console.follow, **options)
     print(json.dumps(plans, indent=2) if args.json else plan.as_text(plans))

@@ -152,6 +152,20 @@ def quiet_libraries(name: str = "bert-jax") -> None:
     sys.unraisablehook = show_others
 
 
+def show_details() -> None:
+    """Show other libraries' warnings, and where an error comes from."""
+    global _end
+    logging.getLogger("absl").setLevel(logging.WARNING)
+    warnings.simplefilter("default")
+    end = _end
+
+    def with_origin(name: str, error: CommandError | KeyboardInterrupt) -> None:
+        traceback.print_exception(error)
+        end(name, error)
+
+    _end = with_origin
+
+
 def keep_host_memory() -> None:
     """Keep memory that XLA frees on a CPU for the next step, which saves a third of its time."""
     # Before JAX has devices: the C library fixes its arenas when the first thread allocates.

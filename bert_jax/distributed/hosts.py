@@ -25,6 +25,7 @@ import jaxlib.version
 from jax._src.distributed import global_state
 
 from bert_jax import console
+from bert_jax.console import Level
 from bert_jax.errors import CommandError, HostLost, Interrupted, UserError
 from bert_jax.settings import flatten
 
@@ -127,10 +128,16 @@ def is_main() -> bool:
     return global_state.process_id == 0
 
 
-def print_on_main(text: str) -> None:
+def print_on_main(text: str, level: Level = Level.PROGRESS) -> None:
     """Print a line on process 0."""
     if is_main():
-        console.show(text)
+        console.show(text, level)
+
+
+def warn_on_main(text: str) -> None:
+    """Print a warning on process 0."""
+    if is_main():
+        console.warn(text)
 
 
 def gather(value: Any) -> list[Any]:

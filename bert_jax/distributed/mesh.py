@@ -17,6 +17,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bert_jax import console
 from bert_jax.config import ModelConfig, ParallelConfig
 from bert_jax.distributed import fsdp
 from bert_jax.errors import UserError
@@ -126,9 +127,26 @@ def compile_step(
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
     """Compile a step of `training.step`; its outputs are "state", "per_example" or "metrics"."""
     if mode == "pmap":
-        return _pmap_step(step, layout.mesh, outputs)
-    compiled = jit_step(step, layout, outputs)
-    return lambda state, batch: compiled(state, shard_batch(layout.mesh, batch))
+        compiled = _pmap_step(step, layout.mesh, outputs)
+    else:
+        jitted = jit_step(step, layout, outputs)
+
+        def compiled(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
+            return jitted(state, shard_batch(layout.mesh, batch))
+
+    seen = set()
+
+    def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
+        shapes = tuple(x.shape for x in batch.values())
+        if shapes in seen:
+            return compiled(state, batch)
+        seen.add(shapes)
+        name = "the training step" if "state" in outputs else "the forward pass"
+        with console.working(f"compiling {name}") as work:
+            work.note = " × ".join(map(str, shapes[0]))
+            return compiled(state, batch)
+
+    return run
 
 
 def jit_step(step: Callable[..., Any], layout: Layout, outputs: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax import console
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets
@@ -55,6 +56,7 @@ def _means(name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
+@console.working("fitting the TF-IDF baseline")
 def tfidf_scores(task: Classification, datasets: Datasets) -> dict[str, float]:
     """Return the held-out scores of logistic regression on TF-IDF of words and pairs of words."""
     from sklearn.feature_extraction.text import TfidfVectorizer

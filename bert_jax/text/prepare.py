@@ -88,7 +88,8 @@ def prepare(
             sentences = (s for split, document in documents if split == "train" for s in document)
             # In a thread, since the libraries notice no signal, or take it for another error.
             train = partial(tokenizer_training.train, sentences, tokenizer, vocab_size)
-            tokenizer = background.start(train).result()
+            with console.working("training the tokenizer"):
+                tokenizer = background.start(train).result()
             if (size := tokenizer.vocab_size) < vocab_size:
                 console.show(f"vocabulary {size:,} tokens; the text has too little for more")
         with locked(folder):
@@ -198,8 +199,8 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
                 sums |= checksums.of_files(folder, (folder / name).glob("*.bin"))
     start_time, previous_characters = time.monotonic(), progress[store.CHARACTERS[0]]
     size = sum(source.size for source in sources)
-    bar = console.progress_bar(total=size, desc="tokenizing", unit_scale=True, leave=False)
-    with ThreadPoolExecutor(1) as reader, bar:
+    tokenizing = console.working("tokenizing", size, says_end=False)
+    with ThreadPoolExecutor(1) as reader, tokenizing as work:
         # Tokenizers release the interpreter's lock, so that the next batch is read meanwhile.
         next_batch = reader.submit(next, batches, None)
         while batch := next_batch.result():
@@ -215,7 +216,7 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
             for name, count in zip(store.CHARACTERS, counts, strict=True):
                 progress[name] += count
             store.write_record(path, progress)
-            bar.update(sum(source.position for source in sources) - bar.n)
+            work.n = sum(source.position for source in sources)
     source, num_documents = sources[0], progress.pop("documents")
     if not splits["train"]["tokens"]:
         raise UserError(f"{source.name} has no text to train on; give more text")

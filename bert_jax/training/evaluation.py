@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from bert_jax import console
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import FILL, Batcher, eval_batches
 from bert_jax.tasks.base import Example, Task
@@ -36,6 +37,7 @@ def predict(
     # In pairs, so that the logits of a batch are read while the device runs the next one.
     for (indices, logits, batch_metrics), _ in pairwise(chain[Any](outputs, [None])):
         metrics.append(jax.device_get(batch_metrics))
+        console.advance(len(metrics) * batch_size, len(features) + batch_size)
         host_logits = multihost_utils.process_allgather(logits, tiled=True)
         for index, values in zip(indices.tolist(), host_logits, strict=True):
             if index != FILL:

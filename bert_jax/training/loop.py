@@ -1,5 +1,6 @@
 """The training loop: steps, logs, evaluations and checkpoints."""
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -14,8 +15,9 @@ from bert_jax.batches import Batch
 from bert_jax.distributed import hosts
 from bert_jax.errors import Interrupted, TrainingError
 from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.metrics import Sums, Writer, add_up, describe, means, show
+from bert_jax.training.metrics import Sums, Writer, add_up, describe, describe_speed, means
 from bert_jax.training.objectives import TOKENS, Metrics
+from bert_jax.training.progress import Progress
 from bert_jax.training.step import TrainState
 
 
@@ -25,6 +27,7 @@ class Stage:
 
     end: int
     batch_size: int
+    cost: int  # of a step, compared with those of other stages
     train_step: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
     evaluate: Callable[[TrainState], dict[str, float]]
 
@@ -64,7 +67,8 @@ def fit(
     """
     step, last = int(state.step), stages[-1].end
     log = _Log(checkpoints, checkpoints.log_window(step))
-    started, first_step = time.monotonic(), step
+    costs = [(stage.end, stage.cost) for stage in stages]
+    progress = Progress(step, costs, {"evaluating": eval_every, "saving": save_every})
 
     def due(every: int) -> bool:
         return step % every == 0 or step == last
@@ -76,28 +80,30 @@ def fit(
     def ends_early() -> bool:
         return 0 < patience <= evaluations_since_best()
 
-    bar = console.progress_bar(
-        total=last, initial=step, unit="step", dynamic_ncols=True, is_shown=hosts.is_main()
-    )
-    with closing(checkpoints), bar:
+    with _closing(checkpoints), console.working(progress, says_end=False):
         for stage in stages:
-            compiles = True
             while step < stage.end and not ends_early():
-                state, metrics = stage.train_step(state, next(batches))
+                batch, inner_seconds = next(batches), progress.inner_seconds
+                state, metrics = stage.train_step(state, batch)
                 step += 1
+                compiles = progress.inner_seconds > inner_seconds
                 log.add(step, metrics, stage.batch_size, compiles=compiles)
-                compiles = False
-                bar.update()
+                progress.add(step, metrics, compiles=compiles)
 
                 if due(log_every):
                     verify(0)
                     values = log.values()
                     writer.write(step, "train", values)
-                    show(bar, step, values, (time.monotonic() - started) / (step - first_step))
+                    progress.note = describe_speed(values)
+                    hosts.print_on_main(
+                        f"step {step}/{last}  {describe(values)}  {progress.logged(step)}"
+                    )
 
                 held_out = None
                 if due(eval_every):
-                    held_out = stage.evaluate(state)
+                    with console.working("evaluating", says_end=False) as work:
+                        held_out = stage.evaluate(state)
+                    progress.took(work)
                     for name, value in held_out.items():
                         if name.endswith("loss"):
                             check_finite(f"held-out {name}", value, step, checkpoints)
@@ -107,15 +113,26 @@ def fit(
 
                 stop_reason, is_best = stop(), held_out and evaluations_since_best() == 0
                 if due(save_every) or is_best or ends_early() or stop_reason:
-                    sums = log.sums()
-                    verify(None)
-                    checkpoints.save(step, state, held_out, sums)
+                    with console.working("saving", says_end=False) as work:
+                        sums = log.sums()
+                        verify(None)
+                        checkpoints.save(step, state, held_out, sums)
+                    progress.took(work)
                 if stop_reason:
                     where = f"{stop_reason} after step {step}"
                     raise Interrupted(f"{where}: saved; the same command resumes from there")
                 if held_out or due(save_every):
                     log.restart_clock()
     return state
+
+
+@contextlib.contextmanager
+def _closing(checkpoints: Checkpoints) -> Iterator[None]:
+    """Wait at the end for checkpoints to be written."""
+    with closing(checkpoints):
+        yield
+        with console.working("saving", says_end=False):
+            checkpoints.close()
 
 
 def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -> None:

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from bert_jax import console, settings
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
@@ -114,7 +112,7 @@ class Writer:
             self._draws &= name != CURVES
             reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
             lost = f"{name} of {self._folder} is no longer written ({reason})"
-            hosts.print_on_main(f"warning    {lost}; the run continues, with metrics.jsonl")
+            hosts.warn_on_main(f"{lost}; the run continues, with metrics.jsonl")
 
     def draw(self, interval: float = 30.0) -> None:
         """Draw the run so far, unless that was done in the last `interval` seconds."""
@@ -183,13 +181,9 @@ def describe(values: Mapping[str, float]) -> str:
     return "  ".join(parts)
 
 
-def show(bar: tqdm, step: int, values: Mapping[str, float], seconds_per_step: float) -> None:
-    """Show the values of a log step in the bar or, where that is disabled, in a line."""
+def describe_speed(values: Mapping[str, float]) -> str:
+    """Return the speed of a log in words."""
     speed = f"{values['sequences_per_second']:.0f} sequences/s"
     if "tokens_per_second" in values:
         speed += f", {values['tokens_per_second']:,.0f} tokens/s"
-    if not bar.disable:
-        bar.set_postfix_str(f"loss {values['loss']:.4f}, {speed}")
-        return
-    left = bar.format_interval(seconds_per_step * (bar.total - step))
-    hosts.print_on_main(f"step {step}/{bar.total}  {describe(values)}  {speed}  {left} left")
+    return speed

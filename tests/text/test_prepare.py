@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.locks import locked
@@ -417,7 +418,8 @@ def test_text_that_is_unknown_to_the_tokenizer(tmp_path, capsys):
     config = TokenizerConfig(kind="wordpiece")
     assert prepare(data, config, 400, tmp_path / "store").unknown == 0
     capsys.readouterr()
-    corpus = prepare(data, TokenizerConfig(), 4000, tmp_path / "shrunk")
+    with console.output(console.Level.PROGRESS):
+        corpus = prepare(data, TokenizerConfig(), 4000, tmp_path / "shrunk")
     assert f"vocabulary {corpus.tokenizer.vocab_size} tokens" in capsys.readouterr().out
 
 

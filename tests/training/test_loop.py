@@ -33,7 +33,7 @@ def train(folder, losses: dict[int, float], keep: int = 1, **intervals) -> list[
 
     state = TrainState(jnp.int32(0), {"w": jnp.ones(2)}, {}, jnp.zeros(2, jnp.uint32))
     writer = Writer(folder, 0)
-    stages = [Stage(STEPS, 4, train_step, evaluate)]
+    stages = [Stage(STEPS, 4, 4, train_step, evaluate)]
     try:
         fit(state, stages, iter(range(STEPS)), checkpoints, writer, log_every=5, **intervals)
     finally:
