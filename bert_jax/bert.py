@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -22,13 +21,13 @@ from bert_jax.config import (
     validate_model,
 )
 from bert_jax.convert import google, hub, huggingface, model_card, names
-from bert_jax.embeddings import Encoder, tokenize
+from bert_jax.embeddings import Encoder, tokenize, warn_truncated
 from bert_jax.errors import UserError
 from bert_jax.locks import replacing
 from bert_jax.masked_lm import Guess, MaskFiller
 from bert_jax.models.bert import BertModel, BertOutput
 from bert_jax.models.heads import BertForPreTraining, TaskModel
-from bert_jax.predictions import Predictions, Predictor
+from bert_jax.predictions import Predictions, Predictor, predict_texts
 from bert_jax.settings import from_dict
 from bert_jax.tasks import make_task
 from bert_jax.text import tokenizer_loading
@@ -166,12 +165,7 @@ class Bert:
         layers = (layer,) if isinstance(layer, int) else tuple(layer)
         embeddings = list(self.encoder(layers, pooling)(texts))
         truncated = sum(embedding.is_truncated for embedding in embeddings)
-        if truncated:
-            warnings.warn(
-                f"{truncated} of {len(texts)} texts are longer than the model's "
-                f"{self.config.max_position_embeddings} positions and were truncated",
-                stacklevel=2,
-            )
+        warn_truncated(truncated, len(texts), self.config)
         vectors = [embedding.vectors for embedding in embeddings]
         if pooling in ("tokens", "words"):
             return vectors
@@ -241,20 +235,12 @@ class Bert:
                 f"{len(view.input_ids):,} tokens",
                 stacklevel=2,
             )
-        return dataclasses.replace(view, prediction=self._prediction(texts))
+        kind = self.task.kind if self.task else ""
+        return dataclasses.replace(view, prediction=predict_texts(self.predict, kind, texts))
 
     @functools.cached_property
     def _viewer(self) -> Viewer:
         return Viewer(self.config, self.tokenizer, self._encode)
-
-    def _prediction(self, texts: Sequence[str]) -> dict[str, Any] | None:
-        """Return the prediction of a fine-tuned model for a text or a pair, where it has one."""
-        kind = self.task.kind if self.task else ""
-        if kind == "question_answering" and len(texts) == 2:
-            return self.predict([{"question": texts[0], "context": texts[1]}])[0]
-        if kind == "token_classification":
-            return self.predict([" ".join(texts).split()])[0]
-        return self.predict([texts])[0] if kind in ("classification", "regression") else None
 
     def attention_patterns(self, texts: Iterable[str | tuple[str, str]]) -> Patterns:
         """Return where each attention head looks, over texts: the next token, [SEP], and so on.
@@ -273,12 +259,7 @@ class Bert:
         """
         texts = [texts] if isinstance(texts, str) else texts
         patterns = self._survey(repr(self), texts)
-        if patterns.num_truncated:
-            warnings.warn(
-                f"{patterns.num_truncated:,} of {patterns.num_texts:,} texts are longer than the "
-                f"model's {self.config.max_position_embeddings} positions and were truncated",
-                stacklevel=2,
-            )
+        warn_truncated(patterns.num_truncated, patterns.num_texts, self.config)
         return patterns
 
     @functools.cached_property
@@ -401,20 +382,11 @@ class Bert:
                 f"the checkpoint is a probe of {self.model.probe!r}, and no class of transformers "
                 "has such a head; export its encoder with head=none, or fine-tune without a probe"
             )
-        if hub.is_name(path):
-            with tempfile.TemporaryDirectory() as folder:
-                exported = self._write_export(Path(folder), str(path), head)
-                hub.upload(Path(folder), str(path), force=force, private=private)
-                return exported
-        with replacing(path, huggingface.is_export if force else None) as new:
-            new.mkdir()
-            return self._write_export(new, Path(path).name, head)
-
-    def _write_export(self, folder: Path, name: str, head: str | None) -> huggingface.Exported:
         model = self.config, self.params, self.tokenizer
-        exported = huggingface.save(*model, folder, head, self.task)
-        card = model_card.write(name, exported, self.config, self.tokenizer, self.task, self.source)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        with hub.destination(path, force=force, private=private) as new:
+            exported = huggingface.save(*model, new, head, self.task)
+            origin = self.config, self.tokenizer, self.task, self.source
+            model_card.write(new, str(path), exported, *origin)
         return exported
 
 

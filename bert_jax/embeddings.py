@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, TypeVar
@@ -232,6 +233,14 @@ def tokenize(
     sequences, second_starts = zip(*joined, strict=True)
     padded_length = max(map(len, sequences))
     return encoder_inputs(config, sequences, second_starts, padded_length, tokenizer.pad_id)
+
+
+def warn_truncated(number: int, of: int, config: ModelConfig) -> None:
+    """Warn the caller of the function that calls this of texts that were truncated."""
+    if number:
+        positions = f"the model's {config.max_position_embeddings} positions"
+        text = f"{number:,} of {of:,} texts are longer than {positions} and were truncated"
+        warnings.warn(text, stacklevel=3)
 
 
 def few_lengths(config: ModelConfig, length: int) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +100,12 @@ class Predictor:
         scores.pop("sequences_per_second")
         counts = features.truncated, skipped.total()
         return Predictions(task, examples, predictions, scores, *counts)
+
+
+def predict_texts(predict: Callable[[Any], Any], kind: str, texts: Sequence[str]) -> Any:
+    """Return the prediction of a kind of task for a text or a pair; None where it has none."""
+    if kind == "question_answering" and len(texts) == 2:
+        return predict([{"question": texts[0], "context": texts[1]}])[0]
+    if kind == "token_classification":
+        return predict([" ".join(texts).split()])[0]
+    return predict([texts])[0] if kind in ("classification", "regression") else None

@@ -240,6 +240,8 @@ def test_code_runs(page, folder, small_runs, bert_jax_main, monkeypatch, capsys)
     for block in blocks(page):
         if block.language == "bash":
             run_bash(block, bert_jax_main, monkeypatch)
+        elif "torch" in block.text:  # run by tests/convert/test_onnx.py, with the parity extra
+            assert block.language == "python"
         elif block.language == "python":
             capsys.readouterr()
             exec(compile(block.text, str(block), "exec"), names)

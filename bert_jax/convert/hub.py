@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from bert_jax import console, settings
 from bert_jax.convert import config_json, huggingface
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
+from bert_jax.locks import replacing
 from bert_jax.text import tokenizer_loading
 
 _PREFIX = "hf:"
@@ -56,7 +58,7 @@ def fetch(name: str, *, weights: bool = True) -> Path:
 
 
 def check_destination(name: str, *, force: bool) -> None:
-    """Refuse a name that `upload` would refuse."""
+    """Refuse the name of a model that cannot be uploaded."""
     repository, revision = _parse(name)
     if revision or "/" not in repository:
         raise UserError(f"{name} cannot be uploaded to; give hf:OWNER/NAME")
@@ -69,9 +71,7 @@ def check_destination(name: str, *, force: bool) -> None:
             raise UserError(f"{name} already exists; choose another name, or --force to replace it")
 
 
-def upload(folder: Path, name: str, *, force: bool, private: bool) -> None:
-    """Upload an export, with `force` also over an earlier one."""
-    check_destination(name, force=force)
+def _upload(folder: Path, name: str, *, force: bool, private: bool) -> None:
     repository, _ = _parse(name)
     with _errors_of(name, "uploaded", bars=True):
         from huggingface_hub import HfApi
@@ -84,6 +84,20 @@ def upload(folder: Path, name: str, *, force: bool, private: bool) -> None:
             commit_message="Upload a model of bert-jax",
             delete_patterns=[*huggingface.FILES] if force else None,  # of another tokenizer
         )
+
+
+@contextlib.contextmanager
+def destination(path: str | Path, *, force: bool, private: bool) -> Iterator[Path]:
+    """Yield an empty folder that becomes an export at `path`, or is uploaded to the hub."""
+    if is_name(path):
+        check_destination(str(path), force=force)
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+            _upload(Path(folder), str(path), force=force, private=private)
+    else:
+        with replacing(path, huggingface.is_export if force else None) as new:
+            new.mkdir()
+            yield new
 
 
 def address(name: str) -> str:

@@ -46,15 +46,16 @@ _MAX_LABELS = 20
 
 
 def write(
+    folder: Path,
     name: str,
     exported: Exported,
     config: ModelConfig,
     tokenizer: Tokenizer,
     task: TaskConfig | None,
     source: str | Path | None,
-) -> str:
-    """Return the card of a model that was exported under a name from a checkpoint, `source`."""
-    name = name.removeprefix("hf:")
+) -> None:
+    """Write the card of a model that was exported to a folder from a checkpoint, `source`."""
+    name = name.removeprefix("hf:") if name.startswith("hf:") else Path(name).name
     task = None if "classifier" in exported.dropped else task
     run, results = _records(source)
     origin = results.get("init") or (source if isinstance(source, str) else "")
@@ -76,7 +77,8 @@ def write(
         parts += _scores(source, run, results, exported.dropped)
         parts += ["## Training", _table(("", ""), _training(source, run, results, str(origin)))]
         parts += _settings(run)
-    return "\n\n".join([*parts, "## Use", *_use(name, exported, task)]) + "\n"
+    text = "\n\n".join([*parts, "## Use", *_use(name, exported, task)]) + "\n"
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _records(source: str | Path | None) -> tuple[TrainConfig | FinetuneConfig | None, Any]:

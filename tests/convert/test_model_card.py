@@ -130,7 +130,7 @@ def test_a_model_without_a_run(golden, tmp_path, monkeypatch):
     assert header["base_model"] == "a/b"
 
 
-def read_examples(model, params, tokenizer, config, data, examples, batch_size):
+def read_examples(config, data, examples, batch_size):
     return [make_task(config).example_from(x, i, data) for i, x in enumerate(examples)]
 
 
@@ -143,7 +143,8 @@ def test_each_task(task, golden, tmp_path, monkeypatch):
     expected = {"classification": "text-classification", "multiple-choice": None}.get(kind, kind)
     assert header.get("pipeline_tag") == expected
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bert_jax.bert.predict", read_examples)  # and compile nothing
+    # And compile nothing.
+    monkeypatch.setattr(bert_jax.Bert, "_predictor", property(lambda bert: read_examples))
     assert run_code(text, "bert_jax")["bert"].task == task
     header, text = card(bert, tmp_path, "none")
     assert header["pipeline_tag"] == "feature-extraction"
