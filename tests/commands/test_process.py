@@ -1,5 +1,6 @@
 """What commands set for their process: the cache of compiled programs, the allocator."""
 
+import gc
 import importlib
 import os
 import signal
@@ -118,6 +119,14 @@ def test_an_error_ends_with_its_line_and_exit_code(error, code, capsys, ends):
     process.run(command, "bert-jax export")
     assert ends == [code]
     assert capsys.readouterr().err == "bert-jax export: something is wrong; mend it\n"
+
+
+def test_garbage_is_collected_less_often(ends):
+    before = gc.get_threshold()
+    gc.set_threshold(700)
+    process.run(lambda: None, "train.py")
+    assert gc.get_threshold() == before  # as of the tests
+    assert before[0] > 700
 
 
 def test_an_interruption_by_hand(capsys, ends):
