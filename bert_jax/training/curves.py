@@ -46,8 +46,8 @@ def _metrics(runs: Sequence[Run]) -> list[str]:
     """Return the metrics that are drawn, by importance; the first one is the loss."""
     records = sorted((r for run in runs for r in run.records), key=lambda r: r["split"])
     names = dict.fromkeys(n for record in records for n in record if n not in _NOT_DRAWN)
-    if "mlm_loss" in names:
-        del names["loss"]  # the sum of the losses
+    if all(any("mlm_loss" in record for record in run.records) for run in runs):
+        names.pop("loss", None)  # the sum of their losses
     losses = [name for name in ("mlm_loss", "loss") if name in names]
     scores = [name for name in names if name not in (*losses, *_OF_OPTIMIZER)]
     scores.sort(key=lambda name: not any(name in run.baselines for run in runs))

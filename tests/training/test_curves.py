@@ -63,6 +63,10 @@ def test_runs_of_unequal_lengths_and_metrics(monkeypatch, tmp_path):
     assert names == [" _a", "…" + "b" * 60, "运行"]
     panels = {axes.get_title(): axes for axes in figure.axes}
     assert len(panels["NSP accuracy"].lines) == 2
+    assert "loss" not in panels
+    tuned = Run("tuned", [{"step": 1, "split": "eval", "loss": 1.0, "f1": 0.5}], {})
+    titles = [axes.get_title() for axes in drawn(monkeypatch, tmp_path, [*runs, tuned]).axes]
+    assert titles[:2] == ["MLM loss (nats)", "loss"]
     figure = drawn(monkeypatch, tmp_path, runs, by="tokens")
     assert len(figure.axes[0].lines) == 3
 
