@@ -226,10 +226,11 @@ def _draw(work: Work, ended: threading.Event) -> None:
     while not ended.wait(_TICK):
         text = work.text(with_share=False).replace("{", "{{").replace("}", "}}")
         form = f"{{percentage:3.0f}}%|{{bar}}| {text}" if work.total else text
-        bar = bar or tqdm(total=work.total, initial=work.n, bar_format=form, **options)
+        if bar is None:
+            bar = tqdm(total=work.total, initial=work.n, bar_format=form, **options)
         bar.n, bar.total, bar.bar_format = work.n, work.total, form
         bar.refresh()
-    if bar:
+    if bar is not None:  # one without a total has no truth value
         bar.close()
 
 

@@ -111,6 +111,18 @@ def test_lines_are_above_the_bar_of_a_terminal(hasty, terminal, monkeypatch):
     assert "\n" not in before
 
 
+def test_work_without_a_total_has_no_bar_on_a_terminal(hasty, terminal):
+    def work():
+        tqdm.get_lock()
+        with console.output(Level.PROGRESS), console.working("loading"):
+            time.sleep(0.2)
+
+    screen = terminal(80, work)
+    assert "loading: 0." in screen
+    assert "|" not in screen
+    assert "Error" not in screen
+
+
 def test_a_terminal_of_unknown_size_has_lines(hasty, terminal):
     screen = terminal(0, some_work)
     assert "|" not in screen
