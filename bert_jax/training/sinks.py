@@ -16,13 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from bert_jax import background, settings
+from bert_jax import background, console, settings
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.training import workdir
 
-_SILENCE = 2.0  # seconds after which a run says that it waits for a server
-_PATIENCE = 30.0  # seconds in which the server has to take the last records
+_PATIENCE = 30.0  # seconds in which a server has to take the last records of a run
 
 
 Values = Mapping[str, int | float]
@@ -174,8 +173,7 @@ class Service:
     def close(self, *, succeeded: bool) -> None:
         self._call(lambda sink: sink.close(succeeded=succeeded))
         self._call(None)
-        if not futures.wait([self._served], timeout=_SILENCE).done:
-            hosts.print_on_main(f"waiting    for {self._name}, {_PATIENCE:.0f} seconds at most")
-        if not futures.wait([self._served], timeout=_PATIENCE).done:
-            raise TimeoutError(f"no answer in {_PATIENCE:.0f} s")
+        with console.working(f"waiting for {self._name}, {_PATIENCE:.0f} seconds at most"):
+            if not futures.wait([self._served], timeout=_PATIENCE).done:
+                raise TimeoutError(f"no answer in {_PATIENCE:.0f} s")
         self._served.result()
