@@ -40,6 +40,14 @@ install_import_hook(
 gc.set_threshold(20_000, 10, 10)
 
 
+# Files that take longest, first: at the end of a run no worker waits for another's.
+_LONG = ("costs", "finetuning", "hosts", "mesh", "pretraining", "wheel")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in _LONG)
+
+
 def pytest_collection_finish():
     """Leaves the modules and tests to themselves, which live to the end."""
     gc.freeze()
