@@ -79,7 +79,8 @@ class FakeHub:
             if model in self.models:
                 return 409, {"error": "it is there", "url": f"{self.url}/{model}"}, {}
             self.models[model] = [{}]
-            self.private |= {model} if made.get("visibility") == "private" else set()
+            is_private = made.get("private") or made.get("visibility") == "private"
+            self.private |= {model} if is_private else set()
             return 200, {"url": f"{self.url}/{model}"}, {}
         if parts[:2] == ["api", "validate-yaml"]:
             return 200, {"errors": [], "warnings": []}, {}

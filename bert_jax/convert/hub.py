@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bert_jax import console, settings
+from bert_jax.console import Level
 from bert_jax.convert import config_json, huggingface
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
@@ -30,10 +31,11 @@ def fetch(name: str, *, weights: bool = True) -> Path:
 
     Each host has its own: a cache is shared or not, and processes that share one wait in turn.
     """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import DryRunError
+
     repository, revision = _parse(name)
     with _errors_of(name, "downloaded", bars=False):
-        from huggingface_hub import snapshot_download
-
         path = snapshot_download(repository, revision=revision, allow_patterns=[*_SMALL_FILES])
     folder = Path(path)
     if not weights:
@@ -42,18 +44,24 @@ def fetch(name: str, *, weights: bool = True) -> Path:
         raise UserError(f"{name} has no config.json, so it is no model of transformers")
     values = settings.read_json(folder / "config.json", "choose another model")
     config_json.read_config(values, f"{name}: config.json")  # before a long download
-    is_cached = huggingface.is_huggingface(folder)
-    if not is_cached and not console.is_quiet() and hosts.is_main():
-        # Not on stdout, which may have a command's result.
-        print(f"downloading {name} to {folder}", file=sys.stderr, flush=True)
-    with _errors_of(name, "downloaded", bars=not is_cached):
-        snapshot_download(repository, revision=folder.name, allow_patterns=[*_WEIGHTS])
-    if not huggingface.is_huggingface(folder):
+    found, wanted = None, {"revision": folder.name, "allow_patterns": [*_WEIGHTS]}
+    with _errors_of(name, "downloaded", bars=False), contextlib.suppress(DryRunError):  # offline
+        found = snapshot_download(repository, dry_run=True, **wanted)
+    if found == [] or (found is None and not huggingface.is_huggingface(folder)):
         raise UserError(
             f"{name} has no model.safetensors, and a pickle, which could run any code, is not "
             f"read; `hf download {repository} --local-dir=DIR`, and then load DIR, which says how "
             "to convert it"
         )
+    missing = [file.file_size or 0 for file in found or () if file.will_download]
+    if not missing:
+        return folder
+    size = f"{sum(missing) / 1e6:,.1f} MB"
+    hosts.print_on_main(f"downloading {name} ({size}) to {folder}", Level.RESULTS)
+    is_drawn = console.is_terminal(sys.stderr) and not console.is_quiet()
+    shown = contextlib.nullcontext() if is_drawn else console.working("downloading")
+    with shown, _errors_of(name, "downloaded", bars=is_drawn):
+        snapshot_download(repository, **wanted)
     return folder
 
 
@@ -73,7 +81,9 @@ def check_destination(name: str, *, force: bool) -> None:
 
 def _upload(folder: Path, name: str, *, force: bool, private: bool) -> None:
     repository, _ = _parse(name)
-    with _errors_of(name, "uploaded", bars=True):
+    is_drawn = console.is_terminal(sys.stderr) and not console.is_quiet()
+    shown = contextlib.nullcontext() if is_drawn else console.working("uploading")
+    with shown, _errors_of(name, "uploaded", bars=is_drawn):
         from huggingface_hub import HfApi
 
         api = HfApi()
@@ -124,13 +134,12 @@ def _parse(name: str) -> tuple[str, str | None]:
 
 @contextlib.contextmanager
 def _errors_of(name: str, done: str, *, bars: bool) -> Iterator[None]:
-    """Raise what goes wrong with the hub as a UserError; show no warnings, and bars to a person."""
+    """Raise what goes wrong with the hub as a UserError; show no warnings, and `bars` or none."""
     from huggingface_hub import constants, errors
     from huggingface_hub import utils as hub
 
     log = logging.getLogger("huggingface_hub")
-    level, is_shown = log.level, bars and sys.stderr.isatty() and not console.is_quiet()
-    is_silenced = not is_shown and not hub.are_progress_bars_disabled()
+    level, is_silenced = log.level, not bars and not hub.are_progress_bars_disabled()
     log.setLevel(logging.ERROR)
     if is_silenced:
         hub.disable_progress_bars()
