@@ -62,7 +62,6 @@ KNOWN = {
     "python benchmarks/": "minutes; the script is there",
     "bash examples/": "the same; tests/test_scripts.py",
     "sbatch examples/": "the same",
-    "hf download": "the network; leaves a small model where its would be",
     "cat ": "it feeds a command, which reads lines.txt here",
     "echo ": "the same",
     "tail ": "the same",
@@ -196,8 +195,6 @@ def run_bash(block: Block, bert_jax_main, monkeypatch) -> None:
                 assert set(name.split(",")) <= PROJECT["project"]["optional-dependencies"].keys()
             for name in re.findall(r"pytest.* -m (\w+)", line):
                 assert any(m.startswith(f"{name}:") for m in PYTEST["markers"]), line
-            if line.startswith("hf download"):
-                stand_in(options["--local-dir"], "huggingface")
             continue
         command_lines.check(ours, bert_jax_main, monkeypatch)
         if ours[0] in RUN:

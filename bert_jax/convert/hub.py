@@ -2,12 +2,13 @@
 
 import contextlib
 import logging
-import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import wait
+from functools import partial
 from pathlib import Path
 
-from bert_jax import console, settings
+from bert_jax import background, console, settings
 from bert_jax.console import Level
 from bert_jax.convert import config_json, huggingface
 from bert_jax.distributed import hosts
@@ -35,7 +36,7 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     from huggingface_hub.errors import DryRunError
 
     repository, revision = _parse(name)
-    with _errors_of(name, "downloaded", bars=False):
+    with _errors_of(name, "downloaded"):
         path = snapshot_download(repository, revision=revision, allow_patterns=[*_SMALL_FILES])
     folder = Path(path)
     if not weights:
@@ -45,7 +46,7 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     values = settings.read_json(folder / "config.json", "choose another model")
     config_json.read_config(values, f"{name}: config.json")  # before a long download
     found, wanted = None, {"revision": folder.name, "allow_patterns": [*_WEIGHTS]}
-    with _errors_of(name, "downloaded", bars=False), contextlib.suppress(DryRunError):  # offline
+    with _errors_of(name, "downloaded"), contextlib.suppress(DryRunError):  # offline
         found = snapshot_download(repository, dry_run=True, **wanted)
     if found == [] or (found is None and not huggingface.is_huggingface(folder)):
         raise UserError(
@@ -58,11 +59,20 @@ def fetch(name: str, *, weights: bool = True) -> Path:
         return folder
     size = f"{sum(missing) / 1e6:,.1f} MB"
     hosts.print_on_main(f"downloading {name} ({size}) to {folder}", Level.RESULTS)
-    is_drawn = console.is_terminal(sys.stderr) and not console.is_quiet()
-    shown = contextlib.nullcontext() if is_drawn else console.working("downloading")
-    with shown, _errors_of(name, "downloaded", bars=is_drawn):
-        snapshot_download(repository, **wanted)
+    with _errors_of(name, "downloaded"), console.working("downloading", sum(missing)) as work:
+        blobs = folder.parents[1] / "blobs"  # which is where they are written, then linked from
+        before = _bytes_in(blobs)
+        download = background.start(partial(snapshot_download, repository, **wanted))
+        while wait([download], timeout=0.25).not_done:
+            work.n = max(0, _bytes_in(blobs) - before)
+        download.result()
     return folder
+
+
+def _bytes_in(folder: Path) -> int:
+    with contextlib.suppress(OSError):  # a file that has got another name meanwhile
+        return sum(path.stat().st_size for path in folder.glob("*"))
+    return 0
 
 
 def check_destination(name: str, *, force: bool) -> None:
@@ -70,7 +80,7 @@ def check_destination(name: str, *, force: bool) -> None:
     repository, revision = _parse(name)
     if revision or "/" not in repository:
         raise UserError(f"{name} cannot be uploaded to; give hf:OWNER/NAME")
-    with _errors_of(name, "uploaded", bars=False):
+    with _errors_of(name, "uploaded"):
         from huggingface_hub import HfApi, get_token
 
         if not get_token():
@@ -81,9 +91,7 @@ def check_destination(name: str, *, force: bool) -> None:
 
 def _upload(folder: Path, name: str, *, force: bool, private: bool) -> None:
     repository, _ = _parse(name)
-    is_drawn = console.is_terminal(sys.stderr) and not console.is_quiet()
-    shown = contextlib.nullcontext() if is_drawn else console.working("uploading")
-    with shown, _errors_of(name, "uploaded", bars=is_drawn):
+    with _errors_of(name, "uploaded"), console.working("uploading"):
         from huggingface_hub import HfApi
 
         api = HfApi()
@@ -133,13 +141,13 @@ def _parse(name: str) -> tuple[str, str | None]:
 
 
 @contextlib.contextmanager
-def _errors_of(name: str, done: str, *, bars: bool) -> Iterator[None]:
-    """Raise what goes wrong with the hub as a UserError; show no warnings, and `bars` or none."""
+def _errors_of(name: str, done: str) -> Iterator[None]:
+    """Raise what goes wrong with the hub as a UserError; show no warnings and bars of its own."""
     from huggingface_hub import constants, errors
     from huggingface_hub import utils as hub
 
     log = logging.getLogger("huggingface_hub")
-    level, is_silenced = log.level, not bars and not hub.are_progress_bars_disabled()
+    level, is_silenced = log.level, not hub.are_progress_bars_disabled()
     log.setLevel(logging.ERROR)
     if is_silenced:
         hub.disable_progress_bars()
