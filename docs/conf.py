@@ -1,5 +1,6 @@
 """The documentation as a site: `sphinx-build -W -n docs docs/_build`, with the `docs` extra."""
 
+import json
 import os
 import re
 import sys
@@ -129,8 +130,29 @@ FIXTURES = {
 }
 
 
+def notebook(page: str) -> str:
+    """Return a page as a Jupyter notebook, whose cells have not been run."""
+    cells = []
+    shown = re.sub(r"^```text\n.*?^```\n", "", page, flags=re.M | re.S)  # output
+    for index, part in enumerate(re.split(r"^```python\n(.*?)^```\n", shown, flags=re.M | re.S)):
+        cell = {"cell_type": "markdown", "metadata": {}, "source": part.strip().splitlines(True)}
+        if index % 2:
+            cell |= {"cell_type": "code", "execution_count": None, "outputs": []}
+        cells += [cell] if part.strip() else []
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    version = {"nbformat": 4, "nbformat_minor": 4}
+    return json.dumps({"cells": cells, "metadata": {"kernelspec": kernel}, **version}, indent=1)
+
+
 def generate(app, name, source):
-    """Append what is generated to its page."""
+    """Append what is generated to its page, and offer a tutorial as a notebook."""
+    if name.startswith("tutorials/"):
+        path = DOCS / f"_build/notebooks/{Path(name).name}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(notebook(source[0]), encoding="utf-8")
+        title, _, rest = source[0].partition("\n")
+        link = f"{{download}}`This page as a notebook </_build/notebooks/{path.name}>`"
+        source[0] = f"{title}\n\n{link}\n{rest}"
     if name == "start":
         source[0] = readme()
     if name in GENERATED:
