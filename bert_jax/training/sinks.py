@@ -173,7 +173,8 @@ class Service:
     def close(self, *, succeeded: bool) -> None:
         self._call(lambda sink: sink.close(succeeded=succeeded))
         self._call(None)
-        with console.working(f"waiting for {self._name}, {_PATIENCE:.0f} seconds at most"):
+        with console.working(f"waiting for {self._name}") as work:
+            work.note = f"{_PATIENCE:.0f} s at most"
             if not futures.wait([self._served], timeout=_PATIENCE).done:
                 raise TimeoutError(f"no answer in {_PATIENCE:.0f} s")
         self._served.result()
