@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from bert_jax import console
 from bert_jax.commands.flags import Recipe
 from bert_jax.errors import CommandError
 
@@ -90,9 +91,10 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         options = {"init": args.init, "model_fields": recipe.model_fields}
         if "fork" in args:  # of pretraining alone
             options["fork"] = args.fork
-        run = module.start(recipe.config, workdir=workdir, **options)
-        with stop_signals(args.parser.prog) as reason:
-            module.train(run, reason)
+        with contextlib.nullcontext() if hosts.is_main() else console.quiet():
+            run = module.start(recipe.config, workdir=workdir, **options)
+            with stop_signals(args.parser.prog) as reason:
+                module.train(run, reason)
 
     hosts.run(connected)
 
