@@ -218,7 +218,7 @@ def open_tfds(source: str) -> Any:
         is_prepared = builder.is_prepared()
     except registered.DatasetNotFoundError as error:
         known = tfds.list_builders(with_community_datasets=False)
-        hint = nearest(re.split("[/:]", dataset)[0], known, "check the name")
+        hint = nearest(re.split("[/:]", dataset)[0], known, "check the name;")
         fault = f"is no dataset of TFDS, and is not in {folder}"
         raise UserError(f"{source} {fault}; {hint} {elsewhere}") from error
     except Exception as error:  # TFDS raises nearly every type for a name that it cannot serve

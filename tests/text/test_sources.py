@@ -238,7 +238,7 @@ def test_tfds_without_tensorflow(tmp_path, monkeypatch):
         ),
         ("tfds:spot_text@test", {}, "cannot be read from .*data .*; check the split; --data-dir"),
         ("tfds:spottext", {}, r"is not in .*data; did you mean spot_text\? --data-dir or TFDS"),
-        ("tfds:zzz", {}, "is no dataset of TFDS, and is not in .*; check the name"),
+        ("tfds:zzz", {}, "is no dataset of TFDS, and is not in .*; check the name; --d"),
     ):
         with pytest.raises(UserError, match=message):
             read(source, **changes)
