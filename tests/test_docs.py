@@ -170,8 +170,7 @@ def small_runs(tiny_config, tiny_finetuning_config, monkeypatch):
         validate_finetuning(config)
         data = dataclasses.replace(config.data, max_length=32, batch_size=8)
         examples = len(Path(data.train).read_text(encoding="utf-8").splitlines()) - 1
-        # Three steps, of whatever file: one program for all pages.
-        changes = {"task": config.task, "data": data, "epochs": 24 / examples}
+        changes = {"task": config.task, "data": data, "epochs": 24 / examples}  # three steps
         small = dataclasses.replace(tiny_finetuning_config, **changes)
         shutil.rmtree(workdir, ignore_errors=True)
         return finetune(small, init, workdir, **options)
@@ -331,6 +330,19 @@ def test_a_page_becomes_a_notebook():
         ("code", "a = 1\nb = 2"),
         ("markdown", "End."),
     ]
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    """Those of docs/ are checked by Sphinx."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            file, _, anchor = target.partition("#")
+            linked = ROOT / file if file else page
+            assert linked.exists(), target
+            titles = re.findall(r"^#+ (.*)", linked.read_text(), re.M) if anchor else []
+            slugs = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
+            assert not anchor or anchor in slugs, target
 
 
 if __name__ == "__main__":
