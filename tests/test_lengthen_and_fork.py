@@ -97,6 +97,7 @@ def test_a_fork_continues_from_the_whole_state(tiny_config, stopped, whole, tmp_
     assert_same_state(forked, whole, 9)
     assert without_speeds(forked) == without_speeds(whole)[-len(without_speeds(forked)) :]
     shutil.rmtree(parent)
+    assert json.loads((forked / "results.json").read_text())["init"].endswith("checkpoints/4")
     for fork in (None, parent):
         again = pretraining.start(longer, forked, fork=fork)
         assert again.corpus.tokenizer.fingerprint == load(stopped).tokenizer.fingerprint

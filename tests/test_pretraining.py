@@ -313,6 +313,10 @@ def test_modules_that_the_model_lacks_are_randomly_initialized(exported, store, 
     printed = capsys.readouterr().out
     assert "randomly initialized: mlm_head, nsp_head; dropped: none" in printed
     assert "from step 4; --init is not used again" in printed
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert results["init"] == str(exported / "encoder")
+    assert results["step"] == 4
+    assert results["scores"].keys() > results["baselines"].keys()
 
 
 def test_the_shape_is_that_of_the_model_whatever_the_recipes(exported, store, tmp_path):
