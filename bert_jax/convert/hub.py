@@ -96,12 +96,23 @@ def _upload(folder: Path, name: str, *, force: bool, private: bool) -> None:
 
         api = HfApi()
         api.create_repo(repository, private=private or None, exist_ok=force)
+        _keep_header(repository, folder / "README.md")
         api.upload_folder(
             repo_id=repository,
             folder_path=folder,
             commit_message="Upload a model of bert-jax",
             delete_patterns=[*huggingface.FILES] if force else None,  # of another tokenizer
         )
+
+
+def _keep_header(repository: str, card: Path) -> None:
+    """Keep what was added to the header of the card that is there, such as the license."""
+    from huggingface_hub import HfApi, metadata_load, metadata_save
+    from huggingface_hub.errors import EntryNotFoundError
+
+    with contextlib.suppress(EntryNotFoundError):
+        before = metadata_load(HfApi().hf_hub_download(repository, "README.md"))
+        metadata_save(card, {**(before or {}), **(metadata_load(card) or {})})
 
 
 @contextlib.contextmanager

@@ -159,8 +159,13 @@ def test_an_export_is_uploaded_and_downloaded_again(hub, tmp_path, monkeypatch, 
     assert hub.models["me/new"][-1] == files
     with pytest.raises(UserError, match=r"already exists; choose another name, or --force"):
         bert_jax_main("export", GOLDEN / "bert", "hf:me/new")
-    hub.models["me/new"][-1] |= {"merges.txt": b"of an earlier one", "mine.txt": b"kept"}
+    licensed = card.replace("library_name", "license: mit\nlibrary_name").encode()
+    others = {"merges.txt": b"of an earlier one", "mine.txt": b"kept"}
+    hub.models["me/new"][-1] |= {"README.md": licensed, **others}
     bert.export("hf:me/new", "none", force=True)
+    header = hub.models["me/new"][-1]["README.md"].decode().split("---\n")[1]
+    assert "license: mit\n" in header
+    assert "pipeline_tag: feature-extraction\n" in header
     assert {*hub.models["me/new"][-1]} == {*files, "README.md", "mine.txt"}
     assert bert_jax.load("hf:me/new").encode("a b").shape == (1, 12)
 
