@@ -109,7 +109,8 @@ def duration(seconds: float) -> str:
 def time_spent() -> str:
     """Return the time since the command or call began, and what most of it was spent on."""
     current = _OUTPUT.get(_DEFAULT)
-    parts = [f"{what} {duration(s)}" for what, s in current.spent.most_common(5) if s >= 1]
+    spent = sorted(current.spent.items(), key=lambda each: (each[0] != "training", -each[1]))
+    parts = [f"{what} {duration(s)}" for what, s in spent[:5] if s >= 1]
     whole = duration(time.monotonic() - current.started)
     return f"{whole}, of which {', '.join(parts)}" if parts else whole
 

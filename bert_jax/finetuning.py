@@ -77,6 +77,7 @@ class Run:
     datasets: Datasets
     mesh: Mesh
     claim: Callable[[], None]  # of the workdir, which is done once it is held
+    recipe: str = ""  # its name
 
     def __post_init__(self):
         config = self.config
@@ -162,6 +163,7 @@ def start(
     init: str | Path,
     workdir: Path,
     model_fields: Iterable[str] | None = None,
+    recipe: str = "",
 ) -> Run:
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     initial = load(init)
@@ -196,7 +198,7 @@ def start(
     labelled = dataclasses.replace(config, task=task.config)
     claim = partial(workdirs.claim, workdir, config, initial.tokenizer, fingerprint)
     shared = (params, initial.tokenizer, task, datasets, mesh, claim)
-    run = Run(labelled, workdir, str(init), *shared)
+    run = Run(labelled, workdir, str(init), *shared, recipe)
     if not config.probe:  # which needs no gradient of the layers
         costs.check_fits(config.model, run.largest, config.optimizer.microbatches, mesh)
     return run
@@ -212,7 +214,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     config, workdir, train_features = run.config, run.workdir, run.train.features
     run.claim()
     batches = run.batches(config.seed)
-    report.finetuning_start(config, run.datasets, run.train, batches, run.mesh, workdir)
+    report.finetuning_start(config, run.datasets, run.train, batches, run.mesh, workdir, run.recipe)
     report.initialized_from(run.init, run.abstract_state.params, run.params)
 
     seeds = range(config.seed, config.seed + config.seeds)

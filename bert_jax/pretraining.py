@@ -67,6 +67,7 @@ class Run:
     init_name: str
     corpus: Corpus
     fork: Path | None = None
+    recipe: str = ""  # its name
 
 
 def pretrain(
@@ -109,6 +110,7 @@ def start(
     init: str | Path | None = None,
     model_fields: Iterable[str] | None = None,
     fork: str | Path | None = None,
+    recipe: str = "",
 ) -> Run:
     """Check a run against its workdir and the devices, and prepare its text."""
     if init and fork:
@@ -158,7 +160,7 @@ def start(
             raise UserError(f"{wrong}; set data.pairs to none, or give more text")
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
-    return Run(config, workdir, initial, str(init), corpus, parent)
+    return Run(config, workdir, initial, str(init), corpus, parent, recipe)
 
 
 def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -> Corpus:
@@ -218,7 +220,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     workdirs.write_results(workdir, results)
     if run.fork:  # so that the run needs the other one no more
         checkpoints.save(step, state, None)
-    report.pretraining_start(config, corpus, mesh, state, batches, workdir)
+    report.pretraining_start(config, corpus, mesh, state, batches, workdir, run.recipe)
     if before:
         report.new_schedule(before, config, step)
 

@@ -12,19 +12,19 @@ import numpy as np
 from jax.sharding import Mesh
 from scipy import special
 
-from bert_jax import console
+from bert_jax import console, header
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
-from bert_jax.config import FinetuneConfig, TrainConfig, phases
+from bert_jax.config import FinetuneConfig, Phase, TrainConfig, phases
 from bert_jax.console import Level
 from bert_jax.convert.names import module_names
-from bert_jax.distributed import hosts
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
+from bert_jax.planning import machine
 from bert_jax.tasks.datasets import Datasets
-from bert_jax.tasks.results import as_text
+from bert_jax.tasks.results import as_text, no_better
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus
 from bert_jax.training.optimizer import schedule
@@ -43,6 +43,7 @@ def pretraining_start(
     state: TrainState,
     batches: TrainBatches,
     workdir: Path,
+    recipe: str,
 ) -> None:
     """Print what is about to be trained, on what, and where."""
     axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
@@ -51,19 +52,26 @@ def pretraining_start(
     c, step = config.model, int(state.step)
     unused = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
     resumes = f"; resuming from step {step:,}" if 0 < step < config.steps else ""
+    most = max((phase for _, phase in phases(config)), key=lambda p: p.batch_size * p.max_length)
     print_on_main(
-        f"devices    {_devices(mesh)}, {config.parallel.mode} ({axes})\n"
+        f"bert-jax   {header.versions()}\n"
+        f"config     {recipe or 'of the run'}, seed {config.seed}\n"
+        f"workdir    {workdir}\n"
+        f"devices    {header.devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.num_attention_heads} heads, {c.dtype}\n"
         f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{unused}\n"
         f"text       {len(corpus.train.tokens):,} tokens in {corpus.train.num_documents:,} "
         f"documents; held out {len(corpus.eval.tokens):,} in {corpus.eval.num_documents:,}; "
         f"{corpus.unknown:.2%} of the characters unknown\n"
-        f"{corpus.warning}"
         f"padding    {_padding(config, pairs)}\n"
-        f"steps      {config.steps:,}, which is {_epochs(batches.epochs())}{resumes}\n"
-        f"workdir    {workdir}"
+        f"batch      {header.batch(phases(config), config.optimizer.microbatches)}\n"
+        f"steps      {config.steps:,}, which is {header.epochs(batches.epochs())}{resumes}\n"
+        f"rate       {header.rate(config.optimizer, config.steps)}\n"
+        f"memory     {header.memory(config, most, mesh)}"
     )
+    if corpus.warning:
+        warn_on_main(corpus.warning)
     if reason := _unlearnable_pairs(config, corpus, pairs):
         name = config.data.pairs.upper()
         warn_on_main(f"{reason}; train without {name} by --config.data.pairs=none")
@@ -85,19 +93,6 @@ def new_schedule(before: TrainConfig, config: TrainConfig, step: int) -> None:
     if old < new and before.optimizer == config.optimizer:
         jump = f"the learning rate jumps at step {step:,} from {old:.3g} to {new:.3g}"
         warn_on_main(f"{jump}, as it had decayed for the earlier end")
-
-
-def _devices(mesh: Mesh) -> str:
-    device = mesh.devices.flat[0]
-    on_hosts = f" on {hosts.count()} hosts" if hosts.count() > 1 else ""
-    return f"{mesh.size} × {device.device_kind} ({device.platform}){on_hosts}"
-
-
-def _epochs(number: float) -> str:
-    text = f"{number:.1g}"
-    if number >= 0.1:
-        text = f"{number:,.{1 + (number < 10)}f}".rstrip("0").rstrip(".")
-    return "1 epoch" if text == "1" else f"{text} epochs"
 
 
 def _unlearnable_pairs(
@@ -175,7 +170,7 @@ def pretraining_end(
     for title, name, form, baseline in lines:
         value, other = format(scores[name], form), format(baselines[name], form)
         lead = baselines[name] - scores[name] if form == "z.3f" else scores[name] - baselines[name]
-        mark = "" if lead > 0 and value != other else ": no better than that"
+        mark = "" if lead > 0 and value != other else f": {no_better()}"
         print_on_main(f"{title:<18}{value:>8}{other:>10}  {baseline}{mark}", Level.RESULTS)
     examples = list(masked_examples(corpus, config.model.max_position_embeddings - 2))
     if bert and console.shows(Level.PROGRESS):
@@ -193,9 +188,16 @@ def pretraining_end(
         Level.RESULTS,
     )
     print_on_main(
-        f"time       {console.time_spent()}\n"
+        f"{_cost()}\n"
         f"try        bert-jax fill-mask {console.quoted(workdir)} {_example(corpus, examples)}"
     )
+
+
+def _cost() -> str:
+    """Return the time and the memory that a run took, in lines."""
+    peak = machine.peak_memory(jax.local_devices())
+    memory = f"\nmemory     {peak / 2**30:,.2f} GiB at its peak" if peak else ""
+    return f"time       {console.time_spent()}{memory}"
 
 
 def _example(corpus: Corpus, examples: Iterable[tuple[list[int], str]]) -> str:
@@ -245,6 +247,7 @@ def finetuning_start(
     batches: BucketedBatches,
     mesh: Mesh,
     workdir: Path,
+    recipe: str,
 ) -> None:
     """Print what is about to be learned, from which examples, and how they are padded."""
     task, length = config.task, config.data.max_length
@@ -252,15 +255,23 @@ def finetuning_start(
     labels = f": {len(task.labels)} labels: {names}" if names else ""
     counts = {"train": sets.train, **sets.evals, **sets.tests}
     listed = ", ".join(f"{name} {len(examples):,}" for name, examples in counts.items())
+    seeds = f"seed {config.seed}"
+    if config.seeds > 1:
+        seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}"
+    longest = Phase(max_length=train.longest, batch_size=config.data.batch_size)
     print_on_main(
-        f"devices    {_devices(mesh)}, {config.parallel.mode}\n"
+        f"bert-jax   {header.versions()}\n"
+        f"config     {recipe or 'of the call'}, {seeds}\n"
+        f"workdir    {workdir}\n"
+        f"devices    {header.devices(mesh)}, {config.parallel.mode}\n"
         f"task       {task.kind}{labels}\n"
         f"examples   {listed}\n"
         f"padding    {train.padding:.0%} at length {length}; {batches.padding:.0%} with lengths "
         f"{', '.join(map(str, batches.lengths))}\n"
-        f"steps      {len(batches):,} of {config.data.batch_size} examples, "
-        f"{_epochs(config.epochs)}\n"
-        f"workdir    {workdir}"
+        f"batch      {longest.batch_size} sequences of at most {longest.max_length} tokens\n"
+        f"steps      {len(batches):,}, which is {header.epochs(config.epochs)}\n"
+        f"rate       {header.rate(config.optimizer, len(batches))}\n"
+        f"memory     {header.memory(config, longest, mesh)}"
     )
     if train.features.truncated:
         print_on_main(f"truncated  {train.features.truncated:,} texts to {length} tokens")
@@ -292,7 +303,4 @@ def finetuning_end(
         f"checkpoint {workdir / 'best'}",
         Level.RESULTS,
     )
-    print_on_main(
-        f"time       {console.time_spent()}\n"
-        f"try        bert-jax predict {console.quoted(workdir)} FILE"
-    )
+    print_on_main(f"{_cost()}\ntry        bert-jax predict {console.quoted(workdir)} FILE")

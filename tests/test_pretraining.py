@@ -27,7 +27,7 @@ from runs import (
 )
 
 import bert_jax
-from bert_jax import PretrainingResult, TrainingError, UserError, pretraining, report
+from bert_jax import PretrainingResult, TrainingError, UserError, header, pretraining, report
 from bert_jax.batches.packing import PairStatistics
 from bert_jax.commands.flags import Recipe, read_config
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
@@ -123,7 +123,7 @@ def test_what_a_run_leaves_and_prints(finished):
         assert record["epoch"] == pytest.approx(logged[-1]["epoch"] * step / STEPS)
         decayed = 3e-3 * (1 - (step - 1) / STEPS)  # after two steps of warm-up
         assert record["learning_rate"] == pytest.approx(decayed)
-    assert f"which is {report._epochs(logged[-1]['epoch'])}" in printed
+    assert f"which is {header.epochs(logged[-1]['epoch'])}" in printed
     assert [r["seconds"] for r in logged] == sorted(r["seconds"] for r in logged)
     for record in train:  # only tokens of the text count: of 32, those that are not padding
         tokens = record["tokens_per_second"] / record["sequences_per_second"]

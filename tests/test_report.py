@@ -1,15 +1,30 @@
 """What a run prints fits its text: its warnings, its table and its examples."""
 
+import re
 import shlex
 import tracemalloc
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from batches.stores import store_of
 from helpers import FakeTokenizer
 
-from bert_jax import DataConfig, TokenizerConfig, TrainConfig, console, report
+import bert_jax
+from bert_jax import (
+    DataConfig,
+    OptimizerConfig,
+    Phase,
+    TokenizerConfig,
+    TrainConfig,
+    console,
+    header,
+    report,
+)
 from bert_jax.batches.loader import TrainBatches
+from bert_jax.distributed.mesh import make_mesh
+from bert_jax.tasks import results
 from bert_jax.text import tokenizer_training
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus, TokenStore
@@ -118,9 +133,38 @@ def test_baselines_do_not_copy_the_held_out_text(monkeypatch):
     ],
 )
 def test_epochs(number, text):
-    assert report._epochs(number) == text
+    assert header.epochs(number) == text
 
 
 @pytest.mark.parametrize("path", ["runs/a b", "$(touch pwned)", "a'b;c", "-x", "`id`"])
 def test_a_path_in_a_command_is_one_word(path):
     assert shlex.split(console.quoted(path)) == [f"./{path}" if path[0] == "-" else path]
+
+
+def test_the_header_has_the_batch_the_rate_and_the_memory():
+    first, then = Phase(batch_size=256, max_length=128), Phase(batch_size=32, max_length=512)
+    text = "256 sequences of 128 tokens, 32,768 in all"
+    assert header.batch([(0, first)], 4) == f"{text}, in 4 microbatches"
+    assert header.batch([(0, first), (900, then)], 1).startswith(f"{text}; from step 900 32 seq")
+    optimizer = OptimizerConfig(name="adamw", learning_rate=3e-3, warmup_fraction=0.1)
+    wanted = "0.003 after a warm-up of 400 steps, then falling to 0; adamw"
+    assert header.rate(optimizer, 4000) == wanted
+    mesh = make_mesh(devices=jax.devices()[:1])
+    found = header.memory(TrainConfig(), Phase(batch_size=64, max_length=512), mesh)
+    assert re.fullmatch(r"at least \d+\.\d\d GiB( of [\d,]+\.\d GiB)?", found)
+    assert header.versions().startswith(f"{bert_jax.__version__}, JAX {jax.__version__}, Python 3.")
+
+
+def test_a_baseline_that_a_fine_tuned_model_does_not_beat_is_marked(monkeypatch):
+    task = SimpleNamespace(metrics=("accuracy",), constant_score=lambda _: 0.50004)
+    monkeypatch.setattr(results, "Classification", SimpleNamespace)
+    monkeypatch.setattr(results, "tfidf_scores", lambda *_: {"accuracy": 0.7, "f1": 0.1})
+
+    def run(seed, accuracy):
+        return {"seed": seed, "best": {"accuracy": accuracy, "f1": 0.9}, "degenerate": False}
+
+    datasets = SimpleNamespace(evals={"eval": []})
+    runs, random = [run(0, 0.4), run(1, 0.6)], [run(0, 0.3)]
+    table = results.as_text(results.comparison(task, datasets, runs, random)).splitlines()
+    marked = {line.split("  ")[0] for line in table if line.endswith("  no better than that")}
+    assert marked == {"best constant prediction", "TF-IDF, logistic regression"}

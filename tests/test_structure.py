@@ -12,6 +12,7 @@ LAYERS = (
     ("__init__",),
     ("pretraining", "finetuning"),
     ("report", "initialization"),
+    ("header",),
     ("bert",),
     ("viewer",),
     ("masked_lm",),

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from bert_jax import locks
+from bert_jax import console, locks
 from bert_jax.commands.flags import Parser, add_data_dir, add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig, validate
 from bert_jax.console import counted
@@ -81,8 +81,9 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         sizes = len(split.tokens), split.num_sentences, split.num_documents
         counts = map(counted, sizes, ("token", "sentence", "document"))
         print(f"{name}: {', '.join(counts)}")
-    warning = args.parser.in_its_words(corpus.warning)
-    print(f"unknown: {corpus.unknown:.2%} of the characters\n{warning}", end="")
+    print(f"unknown: {corpus.unknown:.2%} of the characters")
+    if corpus.warning:
+        console.warn(args.parser.in_its_words(corpus.warning))
     source = shlex.quote(f"--config.data.source={args.store}")
     print(f"train on it with: bert-jax pretrain {source} --config.model.vocab_size=0")
 

@@ -41,4 +41,4 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
 
         own = workdir.own_config(Path(args.workdir), args.fork)
     recipe = read_config(args.config or _DEFAULT, words, TrainConfig, own)
-    process.train("pretraining", args, recipe)
+    process.train("pretraining", args, recipe._replace(name="") if own else recipe)

@@ -79,16 +79,22 @@ def _end(name: str, error: CommandError | KeyboardInterrupt) -> None:
 
 def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
     """Run `start` and `train` of a module, as one of several processes, which end together."""
-    keep_host_memory()
-    from bert_jax.distributed import hosts
+    with console.working("starting JAX", says_end=False):
+        keep_host_memory()
+        from bert_jax.distributed import hosts
 
     def connected() -> None:
         names = ("coordinator_address", "num_processes", "process_id", "connect_timeout")
         hosts.connect(**{name: getattr(args, name) for name in names})
         cache_compiled_programs()
-        module = importlib.import_module(f"bert_jax.{name}")
+        with console.working("starting", says_end=False):
+            module = importlib.import_module(f"bert_jax.{name}")
         workdir = Path(args.workdir or f"runs/{recipe.name}")
-        options = {"init": args.init, "model_fields": recipe.model_fields}
+        options = {
+            "init": args.init,
+            "model_fields": recipe.model_fields,
+            "recipe": recipe.name,
+        }
         if "fork" in args:  # of pretraining alone
             options["fork"] = args.fork
         with contextlib.nullcontext() if hosts.is_main() else console.quiet():

@@ -68,6 +68,12 @@ def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
 
 def check_fits(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) -> None:
     """Refuse sizes that certainly do not fit in the memory of the mesh's devices."""
+    with machine.out_of_memory_refused(phase, mesh.devices.flat[0]):
+        machine.check_memory(least_memory(model, phase, microbatches, mesh), mesh.local_devices)
+
+
+def least_memory(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) -> int:
+    """Return the bytes that a training step certainly needs on a device."""
     size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
     weights = layers * (4 * size**2 + 2 * size * model.intermediate_size) + model.vocab_size * size
     # A layer's input is kept for its gradient. So are the operands of its matmuls and its attention
@@ -79,9 +85,7 @@ def check_fits(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) 
     tokens = phase.batch_size * phase.max_length / (microbatches * num_batch_shards(mesh))
     kept = tokens * layers * width * jnp.dtype(model.dtype).itemsize
     # Float32 weights with their two moments.
-    state = 3 * _FLOAT32 * weights / (mesh.shape["fsdp"] * tensor)
-    with machine.out_of_memory_refused(phase, mesh.devices.flat[0]):
-        machine.check_memory(int(state + kept), mesh.local_devices)
+    return int(3 * _FLOAT32 * weights / (mesh.shape["fsdp"] * tensor) + kept)
 
 
 def abstract_parameters(config: TrainConfig) -> Any:

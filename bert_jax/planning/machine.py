@@ -101,13 +101,17 @@ def out_of_memory_refused(phase: Phase, device: Any) -> Iterator[None]:
         raise UserError(f"{wrong} of {whose}{sizes}; {advice}") from error
 
 
-def check_memory(needed: int, devices: Sequence[Any]) -> None:
-    """Refuse a program that needs more bytes per device than there are; CPU devices share them."""
+def memory(needed: int, devices: Sequence[Any]) -> tuple[int, int | None]:
+    """Return the bytes needed, of a device or of all CPU devices, which share them, and free."""
     if devices[0].platform == "cpu":
         kilobytes = _proc_field("meminfo", "MemAvailable").removesuffix(" kB")
-        needed, available = needed * len(devices), int(kilobytes) << 10 if kilobytes else None
-    else:
-        available = (devices[0].memory_stats() or {}).get("bytes_limit")
+        return needed * len(devices), int(kilobytes) << 10 if kilobytes else None
+    return needed, (devices[0].memory_stats() or {}).get("bytes_limit")
+
+
+def check_memory(needed: int, devices: Sequence[Any]) -> None:
+    """Refuse a program that needs more bytes per device than there are."""
+    needed, available = memory(needed, devices)
     if available is not None and needed > available:
         raise MemoryError(f"{needed / 2**30:,.1f} GiB of {available / 2**30:,.1f}")
 

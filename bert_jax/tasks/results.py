@@ -1,6 +1,7 @@
 """The comparison of fine-tuning runs and baselines: scores, means and deviations."""
 
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ def comparison(
     rows = [_row(name, run["best"]) for name, run in zip(names, runs, strict=True)]
     if len(runs) > 1:
         rows += _means("mean", runs)
+    num_own = len(rows)
     if len(task.metrics) == 1:  # otherwise the constant score is a mean of them
         constant = task.constant_score(next(iter(datasets.evals.values())))
         rows.append(_row("best constant prediction", {task.metrics[0]: constant}))
@@ -32,7 +34,18 @@ def comparison(
         rows += _means("random weights", random)
         if type(task) is Classification:
             rows.append(_row("TF-IDF, logistic regression", tfidf_scores(task, datasets)))
+    model = rows[len(runs) if len(runs) > 1 else 0]["scores"]
+    for row in rows[num_own:]:
+        leads = [
+            model[name] - score for name, score in row["scores"].items() if name in task.metrics
+        ]
+        row["is_beaten"] = round(statistics.fmean(leads), 4) > 0  # in the digits of the table
     return rows
+
+
+def no_better() -> str:
+    """Return the mark of a baseline that a model does not beat."""
+    return console.coloured("no better than that", 33, sys.stdout)
 
 
 def _row(name: str, scores: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -82,4 +95,6 @@ def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
         if row.get("runs", 1) > 1:
             cells = {name: f"{cells[name]} ± {x:.4f}" for name, x in row["deviation"].items()}
         lines.append(row["name"].ljust(width) + "".join(f"{cells.get(n, ''):>18}" for n in names))
+        if not row.get("is_beaten", True):
+            lines[-1] += f"  {no_better()}"
     return "\n".join(lines)

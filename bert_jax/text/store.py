@@ -73,7 +73,7 @@ class Corpus:
         """A line about unknown text, if it is more than one per cent."""
         if self.unknown <= 0.01:
             return ""
-        return f"warning    {self.unknown:.1%} of the characters are unknown; {UNKNOWN_REMEDY}\n"
+        return f"{self.unknown:.1%} of the characters are unknown; {UNKNOWN_REMEDY}"
 
 
 def is_store(path: str | Path) -> bool:

@@ -94,9 +94,10 @@ def fit(
                     verify(0)
                     values = log.values()
                     writer.write(step, "train", values)
-                    progress.note = describe_speed(values)
+                    if expected := progress.logged(step, describe_speed(values)):
+                        hosts.print_on_main(expected)
                     hosts.print_on_main(
-                        f"step {step}/{last}  {describe(values)}  {progress.logged(step)}"
+                        f"step {step}/{last}  {describe(values)}  {progress.speed_and_left()}"
                     )
 
                 held_out = None
@@ -108,7 +109,8 @@ def fit(
                         if name.endswith("loss"):
                             check_finite(f"held-out {name}", value, step, checkpoints)
                     writer.write(step, "eval", held_out)
-                    writer.draw()
+                    with console.working("drawing the curves", says_end=False):
+                        writer.draw()
                     hosts.print_on_main(f"step {step}/{last}  held-out: {describe(held_out)}")
 
                 stop_reason, is_best = stop(), held_out and evaluations_since_best() == 0

@@ -44,6 +44,7 @@ class Writer:
 
     # The first host writes them. The others keep the records too, so that every host decides alike.
 
+    @console.working("opening the metrics", says_end=False)
     def __init__(
         self,
         folder: Path,

@@ -1,5 +1,7 @@
 """The time that is left: by finished steps, without what is not training."""
 
+import re
+
 import pytest
 
 from bert_jax import console
@@ -41,16 +43,19 @@ def test_the_time_left_is_of_finished_steps_evaluations_and_saves(clock):
             clock[0] += 0.5
             step(progress, number)
         step(progress, 12, ready=False)
-        assert progress.n == 11
         assert progress.left() == pytest.approx(0.5 * 89)
+        assert progress.n == 11
         with console.working("evaluating", says_end=False) as work:
             clock[0] += 3
             with console.working("compiling", says_end=False):
                 clock[0] += 20
         progress.took(work)
         assert progress.left() == pytest.approx(0.5 * 89 + 2 * 3)
-        progress.note = "9 sequences/s"
-        assert progress.logged(60) == "9 sequences/s  6.4 s left"  # the evaluation at 100
+        for number in range(13, 61):
+            step(progress, number, ready=False)
+        progress.logged(60, "9 sequences/s")
+        # 5 s for 59 steps, and the evaluation at 100.
+        assert progress.speed_and_left() == "9 sequences/s  6.4 s left"
 
 
 def test_a_longer_stage_takes_longer(clock):
@@ -60,3 +65,15 @@ def test_a_longer_stage_takes_longer(clock):
         clock[0] += 4
         step(progress, 5)
         assert progress.left() == pytest.approx(5 + 4 * 10)
+
+
+def test_the_end_is_expected_once_a_speed_is_known(clock):
+    progress = Progress(0, [(100, 8)], {})
+    with console.working(progress, says_end=False):
+        step(progress, 1, compiles=True)
+        assert progress.left() is None
+        clock[0] += 10
+        step(progress, 11, ready=False)
+        first = progress.logged(11, "a speed")
+        assert re.fullmatch(r"expected   1 min 29 s more, until \d\d:\d\d", first)
+        assert progress.logged(12, "a speed") == ""
