@@ -131,7 +131,7 @@ def files(tmp_path_factory) -> Path:
     (folder / "lines.txt").write_text("The [MASK] is open.\n")
     (folder / "new.tsv").write_text("sentence\nA cat.\n")
     task = TaskConfig(labels=("bad", "good"))
-    config = model_config(vocab_size=64, max_position_embeddings=128)
+    config = model_config(vocab_size=64, max_position_embeddings=128, num_hidden_layers=1)
     tokenizer = tokenizer_training.train([sentences] * 9, TokenizerConfig(kind="wordpiece"), 64)
     models = {"tiny": (BertForPreTraining(config), {})}
     models["python"] = models["tiny"]  # of the tutorials
@@ -159,12 +159,17 @@ def folder(files, tmp_path, monkeypatch, hub) -> Path:
 def small_runs(tiny_config, tiny_finetuning_config, monkeypatch):
     """Makes runs of pages small: their config is checked, and a small one is trained."""
     pretrain, finetune = bert_jax.pretrain, bert_jax.finetune
+    first = jax.devices()[:1]  # a program for one device compiles in half the time
+    for name in ("devices", "local_devices"):
+        monkeypatch.setattr(jax, name, lambda: first)
 
     def small_pretrain(config, workdir, **options):
         validate(config)
         data = dataclasses.replace(config.data, max_length=32, batch_size=8, phases=())
         shutil.rmtree(workdir, ignore_errors=True)  # where bash has left one
-        return pretrain(dataclasses.replace(tiny_config, data=data), workdir, **options)
+        model = dataclasses.replace(tiny_config.model, num_hidden_layers=1)
+        small = dataclasses.replace(tiny_config, data=data, model=model)
+        return pretrain(small, workdir, **options)
 
     def small_finetune(config, init, workdir, **options):
         validate_finetuning(config)
