@@ -179,7 +179,7 @@ def working(
     ticks = _draw if is_terminal(sys.stderr) else _say
     context = contextvars.copy_context()
     ticker = threading.Thread(target=context.run, args=(ticks, work, ended), daemon=True)
-    if current.level >= Level.PROGRESS:
+    if not outer and current.level >= Level.PROGRESS:  # one thread shows all
         ticker.start()
     try:
         yield work
@@ -211,20 +211,23 @@ def advance(done: int, total: int) -> None:
 
 
 def _say(work: Work, ended: threading.Event) -> None:
-    """Print a line about work whenever nothing has been printed for some seconds."""
+    """Print a line about the innermost work whenever nothing has been printed for some seconds."""
     current = _OUTPUT.get(_DEFAULT)
     while not ended.wait(_TICK):
+        work = current.work or work
         silence = min(max(_SILENCE, work.seconds() / 30), _MOST_SILENCE)
-        if current.work is work and time.monotonic() - current.last_line >= silence:
+        if time.monotonic() - current.last_line >= silence:
             show(work.text(with_share=True))
 
 
 def _draw(work: Work, ended: threading.Event) -> None:
-    """Draw work below what is printed, as a bar if it has a total."""
+    """Draw the innermost work below what is printed, as a bar if it has a total."""
+    current = _OUTPUT.get(_DEFAULT)
     bar, columns = None, os.environ.get("COLUMNS", "")
     options: dict[str, Any] = {"ncols": int(columns), "nrows": 24} if columns.isdecimal() else {}
     options |= {"dynamic_ncols": not options, "leave": False, "disable": False}
     while not ended.wait(_TICK):
+        work = current.work or work
         text = work.text(with_share=False).replace("{", "{{").replace("}", "}}")
         form = f"{{percentage:3.0f}}%|{{bar}}| {text}" if work.total else text
         if bar is None:

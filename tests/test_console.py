@@ -123,10 +123,23 @@ def test_work_without_a_total_has_no_bar_on_a_terminal(hasty, terminal):
     assert "Error" not in screen
 
 
+def test_one_bar_at_a_time(hasty, terminal, monkeypatch):
+    def nested():
+        with console.output(Level.PROGRESS), console.working("outer"):
+            time.sleep(0.2)
+            with console.working("inner", says_end=False):
+                time.sleep(0.3)
+
+    monkeypatch.setattr(console, "_TICK", 0.05)
+    screen = terminal(80, nested)
+    assert "inner: " in screen
+    assert "\x1b[A" not in screen  # which goes up, to a second bar
+
+
 def test_a_terminal_of_unknown_size_has_lines(hasty, terminal):
     screen = terminal(0, some_work)
     assert "|" not in screen
-    assert screen.startswith("reading: 75%, ")
+    assert screen.startswith("reading: ")
 
 
 def test_colour_is_for_terminals_that_want_it(terminal, monkeypatch):
