@@ -8,7 +8,7 @@ over all texts of a file, as a page and as JSON.
 
 import argparse
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,33 +16,25 @@ from bert_jax import console
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
-from bert_jax.text.records import file_fault, read_lines
 
 if TYPE_CHECKING:
     from bert_jax.viewer.patterns import Patterns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's flags."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
     what = 'such as "The cat sat on the mat."'
-    parser.add_argument("text", metavar="TEXT", nargs="*", type=texts.argument, help=what)
-    parser.add_argument("--compare", metavar="WORD", help="a word that each of several texts has")
-    parser.add_argument(
-        "--texts",
-        metavar="FILE",
-        help="one text a line, or a pair with a tab between; plain, .gz or .xz",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        help="the page (attention.html; patterns.html for --texts, with its numbers as .json)",
-    )
-    parser.add_argument("--force", action="store_true", help="replace files that are there")
+    add("text", metavar="TEXT", nargs="*", type=texts.argument, help=what)
+    add("--compare", metavar="WORD", help="a word that each of several texts has")
+    what = "one text a line, or a pair with a tab between; plain, .gz or .xz; - for stdin"
+    add("--texts", metavar="FILE", help=what)
+    what = "the page (attention.html; patterns.html for --texts, with its numbers as .json)"
+    add("--output", metavar="FILE", help=what)
+    add("--force", action="store_true", help="replace files that are there")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    """Write the page."""
     if bool(args.text) == bool(args.texts):
         raise UserError("give a TEXT or two, or a file of them as --texts=FILE; not both")
     if args.texts and args.compare:
@@ -56,60 +48,42 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     outputs = patterns.files(output) if args.texts else (output,)
     for path in outputs:
         page.check_output(path, force=args.force)
-    lines = _Lines(Path(args.texts)) if args.texts else None
+    lines = texts.numbered(args.texts) if args.texts else None
     process.keep_host_memory()
     process.cache_compiled_programs()
     bert = load(args.checkpoint)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         if lines:
-            found = bert.attention_patterns(lines)
+            found = bert.attention_patterns(_texts_and_pairs(lines))
         elif args.compare:
             found = bert.compare(args.text, args.compare)
         else:
             found = bert.attention(*args.text)
     for each in caught:
         print(each.message)
-    if lines and isinstance(found, patterns.Patterns):
-        _print(found, lines.count)
+    if isinstance(found, patterns.Patterns):
+        _print(found)
     size = found.save(output, force=args.force)
     print(f"{output}: {size / 1e6:.1f} MB; open it in a browser")
     for path in outputs[1:]:
         print(f"{path}: its numbers")
 
 
-class _Lines:
-    """The texts and pairs of a file, with a progress bar; `count` is of the lines read."""
-
-    def __init__(self, path: Path):
-        if fault := file_fault(path):
-            raise UserError(f"{path} {fault}; give a file with a text a line")
-        if not any(line for line, _ in read_lines(path)):
-            raise UserError(f"{path} has no text; give a file with a text a line")
-        self._path, self.count = path, 0
-
-    def __iter__(self) -> Iterator[str | tuple[str, str]]:
-        size = self._path.stat().st_size
-        with console.working("reading", size, says_end=False) as work:
-            self.count = 0
-            for line, position in read_lines(self._path):
-                self.count += 1
-                work.n = position
-                text, *pair = line.split("\t")
-                if len(pair) > 1:
-                    raise UserError(
-                        f"{self._path}: line {self.count} has {len(pair)} tabs; a line is a text, "
-                        "or two with a tab between"
-                    )
-                if line:
-                    yield (text, pair[0]) if pair else text
+def _texts_and_pairs(lines: Iterable[tuple[str, str]]) -> Iterator[str | tuple[str, str]]:
+    """Yield the text of each line, or the two with a tab between, with a progress bar."""
+    with console.working("reading", says_end=False):
+        for where, line in lines:
+            text, *pair = line.split("\t")
+            if len(pair) > 1:
+                fault = f"has {len(pair)} tabs; a line is a text, or two with a tab between"
+                raise UserError(f"{where} {fault}")
+            yield (text, pair[0]) if pair else text
 
 
-def _print(found: "Patterns", lines: int) -> None:
+def _print(found: "Patterns") -> None:
     """Print the strongest heads of each kind."""
-    skipped = lines - found.num_texts
-    rest = f"; lines without text, which were skipped: {skipped:,}" if skipped else ""
-    print(f"{found.num_texts:,} texts of {found.num_tokens:,} tokens{rest}")
+    print(f"{found.num_texts:,} texts of {found.num_tokens:,} tokens")
     for name, uniform in found.uniform.items():
         heads = [f"layer {i} head {j:<2} {share:4.0%}" for i, j, share in found.strongest(name)]
         words = [*heads, f"(uniform {uniform:.0%})"] if heads else ["none in these texts"]

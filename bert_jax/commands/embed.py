@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from bert_jax import console
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
-from bert_jax.text.records import STDIN, read_lines
 
 if TYPE_CHECKING:
     from bert_jax.embeddings import Embedding
@@ -46,8 +45,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         raise UserError(f"--layer {args.layer}: numbers are wanted, such as -2 or -1,-2") from error
     if args.output:
         _check_output(Path(args.output))
-    path = args.file if args.json else texts.find(args.file)
-    lines: Any = texts.numbered(args.file, with_empty=True) if args.json else ()
+    lines = texts.numbered(args.file, with_empty=True)
     from bert_jax.bert import load
     from bert_jax.embeddings import chunks
 
@@ -63,20 +61,15 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         truncated += sum(embedding.is_truncated for embedding in embeddings)
         return embeddings
 
-    for some in texts.Ahead(lines) if args.json else ():
-        chunk = [line for _, line in some]
-        for text, embedding in zip(chunk, embed(chunk), strict=True):
-            texts.print_json({"text": text, **_plain(embedding)})
-    if args.output:
-        size = None if path == STDIN else os.stat(path).st_size
-
-        def read() -> Iterator[str]:
-            for text, position in read_lines(path):
-                work.n = position
-                yield text
-
-        with console.working("embedding", size, says_end=False) as work:
-            write_npz(Path(args.output), map(_arrays(), map(embed, chunks(read()))))
+    if args.json:
+        for some in texts.read_ahead(lines):
+            chunk = [line for _, line in some]
+            for text, embedding in zip(chunk, embed(chunk), strict=True):
+                texts.print_json({"text": text, **_plain(embedding)})
+    else:
+        with console.working("embedding", says_end=False):
+            embedded = map(embed, chunks(line for _, line in lines))
+            write_npz(Path(args.output), _arrays(embedded))
         print(f"{args.output}: {count:,} texts")
     if truncated:
         note = f"{truncated:,} of them are longer than the model's positions and were truncated"
@@ -101,20 +94,16 @@ def _plain(embedding: "Embedding") -> dict[str, Any]:
     return {"vectors": vectors, "spans": embedding.spans.tolist()}
 
 
-def _arrays() -> Callable[[list["Embedding"]], Mapping[str, np.ndarray]]:
-    """Return a function from the embeddings of a chunk to their arrays in the file."""
+def _arrays(chunks: Iterable[list["Embedding"]]) -> Iterator[Mapping[str, np.ndarray]]:
+    """Yield the arrays of the file, in a part for each chunk of embeddings."""
     end = 0
-
-    def arrays(embeddings: list["Embedding"]) -> Mapping[str, np.ndarray]:
-        nonlocal end
-        part = {"vectors": np.concatenate([np.atleast_2d(e.vectors) for e in embeddings])}
-        if spans := [e.spans for e in embeddings if e.spans is not None]:
+    for chunk in chunks:
+        part = {"vectors": np.concatenate([np.atleast_2d(each.vectors) for each in chunk])}
+        if spans := [each.spans for each in chunk if each.spans is not None]:
             ends = end + np.cumsum([len(each) for each in spans])
             end = int(ends[-1])
             part |= {"spans": np.concatenate(spans), "ends": ends}
-        return part
-
-    return arrays
+        yield part
 
 
 def write_npz(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
@@ -128,8 +117,6 @@ def write_npz(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
                     shapes[key] = array.dtype, array.shape[1:]
                     with (folder / key).open("ab") as file:
                         file.write(np.ascontiguousarray(array).data)
-            if not shapes:
-                raise UserError("the file has no lines; give a text a line")
             whole = {
                 key: np.memmap(folder / key, dtype, "r").reshape(-1, *shape)
                 for key, (dtype, shape) in shapes.items()

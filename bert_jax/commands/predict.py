@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         return predict(examples, batch_size=size)
 
     if lines is not None and not args.output:
-        parts = (predict_lines(some, _batch_size(len(some))) for some in texts.Ahead(lines))
+        parts = (predict_lines(some, _batch_size(len(some))) for some in texts.read_ahead(lines))
     else:
         parts = [predict(Path(args.file)) if lines is None else predict_lines(lines)]
     is_printed = args.json or (lines is not None and not args.output)

@@ -1,31 +1,20 @@
 """Texts for a command: the lines of a file or of standard input, as they come."""
 
+import itertools
 import json
 import os
 import queue
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from bert_jax import background
+from bert_jax import background, console
 from bert_jax.errors import UserError
 from bert_jax.text.records import STDIN, file_fault, read_lines
 
 _MOST = 256  # lines that are read ahead
 _WAIT = 0.01  # seconds, for lines that come together
-
-
-def find(source: str) -> Path | str:
-    """Return the path of a file of texts, or "-" for stdin; UserError without one."""
-    if source != STDIN:
-        if fault := file_fault(source):
-            raise UserError(f"{source} {fault}; give a file with a text a line, or - for stdin")
-        return Path(source)
-    if os.isatty(0):
-        print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
-    return STDIN
 
 
 def argument(text: str) -> str:
@@ -36,49 +25,54 @@ def argument(text: str) -> str:
 
 
 def numbered(source: str, *, with_empty: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield where each line is, for messages, and the line; UserError if there is none."""
-    path = find(source)  # at once, and not when the first line is wanted
-    name = "stdin" if path == STDIN else source
+    """Yield where each line of a file, or of stdin ("-"), is, for messages, and the line.
+
+    UserError if there is none. Work in progress shows how much of the file has been read.
+    """
+    if source == STDIN and os.isatty(0):
+        print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
+    if source != STDIN and (fault := file_fault(source)):
+        raise UserError(f"{source} {fault}; give a file with a text a line, or - for stdin")
 
     def lines() -> Iterator[tuple[str, str]]:
+        name, size = ("stdin", 0) if source == STDIN else (source, os.stat(source).st_size)
         where = ""
-        for number, (line, _) in enumerate(read_lines(path), start=1):
+        for number, (line, position) in enumerate(read_lines(source), start=1):
+            console.advance(position, size)
             if line or with_empty:
                 where = f"{name}:{number}"
                 yield where, line
         if not where:
             raise UserError(f"{name} has no text; give one a line")
 
-    return lines()
+    found = lines()
+    # The first line of a file at once, so that its faults come before long work.
+    return found if source == STDIN else itertools.chain([next(found)], found)
 
 
-class Ahead:
-    """Lines that a thread reads: iterating yields, at a time, those that have come, in order.
+def read_ahead(lines: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Yield the lines that a thread has read by then, in order.
 
     So the answer for a line does not wait for the next one, and a long text is read in batches.
     """
+    ready: queue.Queue[tuple[str, str] | None] = queue.Queue(_MOST)
 
-    def __init__(self, lines: Iterator[tuple[str, str]]):
-        self._lines: queue.Queue[tuple[str, str] | None] = queue.Queue(_MOST)
-        self._reading = background.start(lambda: self._read(lines))
-
-    def _read(self, lines: Iterator[tuple[str, str]]) -> None:
+    def read() -> None:
         try:
             for line in lines:
-                self._lines.put(line)
+                ready.put(line)
         finally:
-            self._lines.put(None)
+            ready.put(None)
 
-    def __iter__(self) -> Iterator[list[tuple[str, str]]]:
-        last: Any = ()
-        while last is not None:
-            some = [self._lines.get()]
-            time.sleep(_WAIT)
-            some += [self._lines.get() for _ in range(self._lines.qsize())]
-            last = some[-1]
-            if lines := [line for line in some if line is not None]:
-                yield lines
-        self._reading.result()  # or its error
+    reading, is_end = background.start(read), False
+    while not is_end:
+        some = [ready.get()]
+        time.sleep(_WAIT)
+        some += [ready.get() for _ in range(ready.qsize())]
+        is_end = some[-1] is None
+        if batch := [line for line in some if line is not None]:
+            yield batch
+    reading.result()  # or its error
 
 
 def print_json(values: Any) -> None:

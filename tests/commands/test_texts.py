@@ -41,7 +41,7 @@ def parse(printed: str) -> list[dict]:
 
 def test_lines_come_before_the_end(stdin):
     """An answer does not wait for the next line; empty lines are skipped."""
-    parts = iter(texts.Ahead(texts.numbered("-")))
+    parts = iter(texts.read_ahead(texts.numbered("-")))
     stdin.write(b"\xef\xbb\xbfone\r\n")
     assert next(parts) == [("stdin:1", "one")]
     feed(stdin, b"\n  \ntwo\nGr\xc3\xb6\xc3\x9fe")
@@ -50,7 +50,7 @@ def test_lines_come_before_the_end(stdin):
 
 def test_lines_before_a_fault(stdin):
     feed(stdin, b"one\n\xff\n")
-    parts = iter(texts.Ahead(texts.numbered("-")))
+    parts = iter(texts.read_ahead(texts.numbered("-")))
     assert next(parts) == [("stdin:1", "one")]
     with pytest.raises(UserError, match="stdin: line 2 is not UTF-8"):
         next(parts)

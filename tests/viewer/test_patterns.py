@@ -181,7 +181,7 @@ def test_the_command(tiny_run, tiny_bert, file, tmp_path, monkeypatch, bert_jax_
         expected = tiny_bert.attention_patterns([*TEXTS, "the " * 50])
     tokens = f"{expected.num_tokens} tokens"
     assert printed[0] == "1 of 6 texts are longer than the model's 32 positions and were truncated"
-    assert printed[1] == f"6 texts of {tokens}; lines without text, which were skipped: 1"
+    assert printed[1] == f"6 texts of {tokens}"
     assert [line.split("  ")[0] for line in printed[2:10]] == [
         name.replace("_", " ") for name in patterns.EXPLANATIONS
     ]
@@ -218,7 +218,7 @@ def test_a_file_without_pairs(tiny_run, tmp_path, bert_jax_main):
     ("words", "message"),
     [
         (["--texts=none"], "none does not exist; give a file with a text a line"),
-        (["--texts=empty"], "empty has no text; give a file with a text a line"),
+        (["--texts=empty"], "empty has no text; give one a line"),
         (["--texts=blank"], "blank has no text"),
         (["--texts=."], "is a folder, not a file"),
         (["--texts=binary"], "has a NUL byte"),
@@ -246,7 +246,7 @@ def test_mistakes_before_the_model_is_loaded(words, message, tmp_path, monkeypat
 def test_a_line_of_three_texts(tiny_run, tmp_path, monkeypatch, bert_jax_main):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").write_text("The river bank.\na\tb\tc\n")
-    with pytest.raises(UserError, match="texts: line 2 has 2 tabs"):
+    with pytest.raises(UserError, match="texts:2 has 2 tabs"):
         bert_jax_main("attention", tiny_run.checkpoint, "--texts=texts")
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
 
