@@ -16,28 +16,12 @@ from bert_jax.console import Level
 from bert_jax.errors import UserError
 
 _STARTED = time.monotonic()
-# In the order of a project.
+# By what they are for, in the order of a project.
 TASKS = {
-    "train": {
-        "prepare": "tokenize text into a store for pretraining",
-        "pretrain": "pretrain an encoder from text",
-        "finetune": "fine-tune an encoder for a task",
-    },
-    "use": {
-        "predict": "apply a fine-tuned model to new examples",
-        "fill-mask": "guess the masked words of a text",
-        "attention": "show what a model sees in a text, as a page for a browser",
-        "embed": "write embeddings of texts",
-    },
-    "exchange": {
-        "import": "make a checkpoint of a Hugging Face or Google directory",
-        "export": "make a Hugging Face directory of a checkpoint",
-    },
-    "measure": {
-        "curves": "draw the curves of runs in one picture",
-        "plan": "say what a training step will cost on devices that are not here",
-        "benchmark": "measure how fast the training step of a config is here",
-    },
+    "train": ("prepare", "pretrain", "finetune"),
+    "use": ("predict", "fill-mask", "attention", "embed"),
+    "exchange": ("import", "export"),
+    "measure": ("curves", "plan", "benchmark"),
 }
 COMMANDS = list(itertools.chain(*TASKS.values()))
 
@@ -57,11 +41,17 @@ def import_command(name: str) -> Any:
     return importlib.import_module(f"bert_jax.commands.{module}")
 
 
-def _run(prog: str, words: list[str], name: str) -> None:
+def _about(prog: str) -> str:
+    """Return what the program is, and the first line of what each command says of itself."""
     about = "Encoders in JAX: pretrain, fine-tune and use BERT.\n\n    bert-jax pretrain\n"
     for task, commands in TASKS.items():
-        about += f"\n{task}\n" + "".join(f"  {n:<10} {text}\n" for n, text in commands.items())
-    about += f"\n`{prog} COMMAND --help` explains each."
+        lines = (f"  {n:<10} {import_command(n).__doc__.splitlines()[0]}\n" for n in commands)
+        about += f"\n{task}\n{''.join(lines)}"
+    return f"{about}\n`{prog} COMMAND --help` explains each."
+
+
+def _run(prog: str, words: list[str], name: str) -> None:
+    about = "" if words[:1] and words[0] in COMMANDS else _about(prog)
     parser = Parser(prog=prog, usage="%(prog)s COMMAND ...", description=about)
     parser.add_argument("-V", "--version", action="version", version=f"bert-jax {__version__}")
     parser.add_argument("command", nargs="?", choices=COMMANDS, help=argparse.SUPPRESS)

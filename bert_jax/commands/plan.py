@@ -1,4 +1,4 @@
-"""Compile the train step of a config for devices that need not be attached, and print its cost.
+"""Say what a training step costs on devices that need not be attached, by compiling it.
 
     bert-jax plan --config=tiny --topology=cpu:8
 

@@ -1,6 +1,5 @@
 """Classification and regression of texts and pairs of texts."""
 
-import abc
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -110,14 +109,15 @@ class TextTask(Task):
         """Return the label for the loss: the number of the class, or the value."""
         return NO_LABEL if example.label is None else self.labels.index(example.label)
 
-    @abc.abstractmethod
-    def line(self, prediction: Any) -> dict[str, Any]:
-        """Return the fields of a prediction in its line of a file."""
-
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         lines = []
         for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
-            line = {"id": number if example.id is None else example.id, **self.line(prediction)}
+            result = self.to_json(example, prediction)
+            predicted = next(iter(result.values()))  # a value, the name of a class, or a choice
+            predicted = predicted if isinstance(predicted, float) else str(predicted)
+            line = {"id": number if example.id is None else example.id, "prediction": predicted}
+            if "probability" in result:
+                line["probability"] = round(result["probability"], 6)
             line |= {} if example.label is None else {"label": example.label}
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         return {".jsonl": "".join(lines)}
@@ -161,11 +161,6 @@ class Classification(TextTask):
             "probability": probabilities[best],
             "probabilities": dict(zip(self.labels, probabilities, strict=True)),
         }
-
-    def line(self, prediction: Any) -> dict[str, Any]:
-        best = int(prediction.argmax())
-        probability = round(float(softmax(prediction)[best]), 6)
-        return {"prediction": self.labels[best], "probability": probability}
 
     def draw(self, path: Path, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
         """Draw the confusion matrix, as shares of each actual class."""
@@ -228,6 +223,3 @@ class Regression(TextTask):
 
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         return {"value": prediction}
-
-    def line(self, prediction: Any) -> dict[str, Any]:
-        return {"prediction": prediction}

@@ -108,13 +108,8 @@ class FileSource(Source):
     def _first_lines(self) -> list[str]:
         paths = (path for path in self.paths if _reader(path) is not records.table_rows)
         lines = (line for path in paths for line, _ in read_lines(path) if line)
-        first, characters = [], 0
-        for line in itertools.islice(lines, 1000):
-            first.append(line)
-            characters += len(line)
-            if characters > sentences.MAX_DOCUMENT_CHARACTERS:
-                break
-        return first
+        # Their beginnings, to bound the memory.
+        return [s[: sentences.MAX_SENTENCE_CHARACTERS] for s in itertools.islice(lines, 1000)]
 
     def identity(self) -> dict[str, Any]:
         files = []
