@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 
 _FOLDER = Path(__file__).parent
@@ -18,9 +19,10 @@ _PROGRAM = ("page.js", *(f"page.{name}.js" for name in _VIEWS))
 MAX_BYTES = 200_000_000
 
 
-def check_size(layers: int, heads: int, hidden_size: int, length: int, texts: int) -> None:
+def check_size(config: ModelConfig, length: int, texts: int) -> None:
     """Refuse the page of some texts of so many tokens each, where it would be too large."""
-    size = texts * layers * ((heads + 2) * length**2 + 4 * hidden_size * length)
+    layer = (config.num_attention_heads + 2) * length**2 + 4 * config.hidden_size * length
+    size = texts * config.num_hidden_layers * layer
     if size > MAX_BYTES:
         raise UserError(
             f"the page of {texts * length:,} tokens would have {size / 1e6:,.0f} MB of numbers, "
