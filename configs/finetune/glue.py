@@ -1,6 +1,6 @@
 """One of GLUE's tasks: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.
 
-    bert-jax finetune --config=finetune/glue:mrpc --init=bert-base-uncased
+    bert-jax finetune --config=finetune/glue:mrpc --init=hf:google-bert/bert-base-uncased
 
 The data is read from TensorFlow Datasets or, with --config.data.train=glue/MRPC, from a folder with
 GLUE's own TSV files. The paper chose the best learning rate of 5e-5, 4e-5, 3e-5 and 2e-5 on the
