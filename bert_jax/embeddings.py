@@ -134,7 +134,7 @@ class BatchRunner:
     """
 
     def __init__(self, config: ModelConfig, params: Any, pad_id: int, function: Callable[..., Any]):
-        self._max_length, self._pad_id = config.max_position_embeddings, pad_id
+        self._config, self._pad_id = config, pad_id
         mesh = make_mesh(devices=jax.local_devices())
         layout = replicated_layout(mesh)
         self._num_devices = mesh.size
@@ -161,7 +161,7 @@ class BatchRunner:
         def outputs() -> Iterator[tuple[list[int], Any]]:
             start = 0
             while start < len(order):
-                length = min(_static_length(len(sequences[order[start]])), self._max_length)
+                length = padded_length(self._config, len(sequences[order[start]]))
                 indices = order[start : start + max(1, _BATCH_TOKENS // length)]
                 start += len(indices)
                 # All batches of a length have one size, but for the very last.
@@ -231,8 +231,8 @@ def tokenize(
         for example in zip(*encoded, strict=True)
     )
     sequences, second_starts = zip(*joined, strict=True)
-    padded_length = max(map(len, sequences))
-    return encoder_inputs(config, sequences, second_starts, padded_length, tokenizer.pad_id)
+    longest = max(map(len, sequences))
+    return encoder_inputs(config, sequences, second_starts, longest, tokenizer.pad_id)
 
 
 def warn_truncated(number: int, of: int, config: ModelConfig) -> None:
@@ -243,9 +243,10 @@ def warn_truncated(number: int, of: int, config: ModelConfig) -> None:
         warnings.warn(text, stacklevel=3)
 
 
-def few_lengths(config: ModelConfig, length: int) -> int:
-    """Return the padded length of a single sequence, a power of two: few programs are compiled."""
-    return min(max(16, 1 << (length - 1).bit_length()), config.max_position_embeddings)
+def padded_length(config: ModelConfig, length: int) -> int:
+    """Return what to pad sequences of a length to: one of few, as each compiles a program."""
+    fits = next((size for size in _LENGTHS if size >= length), -(-length // 256) * 256)
+    return min(fits, config.max_position_embeddings)
 
 
 _Text = TypeVar("_Text", bound=str | tuple[str, str])
@@ -263,10 +264,6 @@ def chunks(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
             chunk, characters = [], 0
     if chunk:
         yield chunk
-
-
-def _static_length(length: int) -> int:
-    return next((size for size in _LENGTHS if size >= length), -(-length // 256) * 256)
 
 
 def _pool_words(vectors: np.ndarray, tokens: np.ndarray, words: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.embeddings import encoder_inputs, few_lengths, pad
+from bert_jax.embeddings import encoder_inputs, pad, padded_length
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining, TaskModel
 from bert_jax.text.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ class MaskFiller:
             )
         positions = [i for i, token in enumerate(sequence) if token == tokenizer.mask_id]
         padded, _ = pad([positions], (1, -(-len(positions) // 16) * 16), 0)
-        length = few_lengths(self._config, count)
+        length = padded_length(self._config, count)
         inputs = encoder_inputs(self._config, [sequence], [count], length, tokenizer.pad_id)
         logits: Any = self._apply(self._variables, **inputs, positions=padded)
         guesses = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.embeddings import encoder_inputs, few_lengths
+from bert_jax.embeddings import encoder_inputs, padded_length
 from bert_jax.errors import UserError
 from bert_jax.masked_lm import MaskFiller
 from bert_jax.models.bert import BertOutput
@@ -110,7 +110,7 @@ def look(
     page.check_size(config, count, texts=1)
     masked = np.flatnonzero(ids == tokenizer.mask_id)
     filler = mask_filler() if masked.size else None
-    length = few_lengths(config, count)
+    length = padded_length(config, count)
     output = encode(
         **encoder_inputs(config, [ids], [second_start], length, tokenizer.pad_id),
         output_hidden_states=True,
