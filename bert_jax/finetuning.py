@@ -239,7 +239,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         "seeds": results,
         "random_weights": random,
         "padding": {"before": run.train.padding, "after": batches.padding},
-        "skipped": {"records": run.datasets.skipped, "training_examples": train_features.skipped},
+        "skipped": {"training_examples": train_features.skipped},
         "truncated": {"train": train_features.truncated, **truncated},
     }
     workdirs.write_results(workdir, summary)

@@ -1,7 +1,6 @@
 """What `Bert.predict` returns: labels and probabilities of examples, to be read or saved."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ class Predictions(Sequence[dict[str, Any]]):
       examples: of the task.
       scores: of the predictions, where all examples have labels; else empty.
       num_truncated: texts, or words of a sentence, that were truncated.
-      num_skipped: records of a file that the format's own readers skip.
 
     >>> predictions = getfixture("tiny_classifier").predict(["A river bank.", "A bank."])
     >>> [each["label"] in ("first", "second") for each in predictions]
@@ -44,7 +42,6 @@ class Predictions(Sequence[dict[str, Any]]):
     _predictions: Sequence[Any]
     scores: dict[str, float]
     num_truncated: int
-    num_skipped: int
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -82,9 +79,9 @@ class Predictor:
         self, config: TaskConfig, data: DataFiles, examples: Sequence[Any] | Path, batch_size: int
     ) -> Predictions:
         """Return what `Bert.predict` does, for examples of a task."""
-        task, skipped = make_task(config), Counter[str]()
+        task = make_task(config)
         if isinstance(examples, Path):
-            examples = read_examples(task, str(examples), data, skipped, labelled=False)
+            examples = read_examples(task, str(examples), data, labelled=False)
         examples = [
             value if isinstance(value, Example) else task.example_from(value, index, data)
             for index, value in enumerate(examples)
@@ -98,8 +95,7 @@ class Predictor:
         options = self._params, examples, batcher
         predictions, scores = evaluation.predict(self._step, task, size, np.arange, *options)
         scores.pop("sequences_per_second")
-        counts = features.truncated, skipped.total()
-        return Predictions(task, examples, predictions, scores, *counts)
+        return Predictions(task, examples, predictions, scores, features.truncated)
 
 
 def predict_texts(predict: Callable[[Any], Any], kind: str, texts: Sequence[str]) -> Any:

@@ -278,8 +278,6 @@ def finetuning_start(
     if train.features.skipped:
         skipped = f"{len(train.features.skipped):,} training examples, all in results.json"
         print_on_main(f"skipped    {skipped}; the first: {train.features.skipped[0]}")
-    for source, count in sets.skipped.items():
-        print_on_main(f"skipped    {count:,} records of {source}, as the format's own readers do")
 
 
 def finetuning_end(

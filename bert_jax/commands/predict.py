@@ -11,7 +11,7 @@ and its context, have a tab between, or are given as --text TEXT TEXT.
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,16 +91,10 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
             paths = predictions.save(args.output or _STEM)
             say(f"{count:,} examples: {', '.join(map(str, paths))}")
         if lines is None:
-            _say_scores(predictions, say)
+            scores = (f"{name} {value:z.4f}" for name, value in predictions.scores.items())
+            say(", ".join(scores) or "no scores: not every example has a label")
     if truncated:
         say(f"truncated {truncated:,} texts to {data.max_length} tokens")
-
-
-def _say_scores(predictions: "Predictions", say: Callable[[str], None]) -> None:
-    if predictions.num_skipped:
-        say(f"skipped {predictions.num_skipped:,} records, as the format's own readers do")
-    scores = (f"{name} {value:z.4f}" for name, value in predictions.scores.items())
-    say(", ".join(scores) or "no scores: not every example has a label")
 
 
 def _batch_size(examples: int) -> int:

@@ -4,12 +4,12 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
+from bert_jax import console
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import glue, make_task
@@ -25,7 +25,6 @@ class Datasets:
     train: list[Example]
     evals: dict[str, list[Example]]  # held out, by name; the first chooses the best checkpoint
     tests: dict[str, list[Example]]  # to predict, by name, with or without labels
-    skipped: dict[str, int]  # by source, the records that the format's own tools skip, too
 
     def fingerprint(self) -> str:
         """Return a hash of the training and held-out examples."""
@@ -39,10 +38,10 @@ class Datasets:
 
 def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[Task, Datasets]:
     """Read all files of a task; its labels are the config's, or `labels`, or those of training."""
-    data, skipped = config.data, Counter[str]()
+    data = config.data
     train_source, eval_sources, test_sources = _sources(config)
     task = make_task(config.task, config.task.labels or labels)
-    read = partial(read_examples, task, data=data, skipped=skipped)
+    read = partial(read_examples, task, data=data)
     train = read(train_source, labelled=True)
     evals = {name: read(source, labelled=True) for name, source in eval_sources.items()}
     tests = {name: read(source, labelled=False) for name, source in test_sources.items()}
@@ -59,7 +58,7 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
     task = make_task(task.config, names)
     for examples in (train, *evals.values(), *tests.values()):
         check_labels(task, examples)
-    return task, Datasets(train, evals, tests, skipped)
+    return task, Datasets(train, evals, tests)
 
 
 def _sources(config: FinetuneConfig) -> tuple[str, dict[str, str], dict[str, str]]:
@@ -75,19 +74,20 @@ def _sources(config: FinetuneConfig) -> tuple[str, dict[str, str], dict[str, str
     return train, evals, tests
 
 
-def read_examples(
-    task: Task, source: str, data: DataFiles, skipped: Counter[str], *, labelled: bool
-) -> list[Example]:
-    """Return the examples of a file, and count the records that the format's tools skip."""
-    examples = []
+def read_examples(task: Task, source: str, data: DataFiles, *, labelled: bool) -> list[Example]:
+    """Return the examples of a file, and show how many records the format's tools skip."""
+    examples, num_skipped = [], 0
     for record in task.read_records(source, data):
         example = task.make_example(record)
         if example is None:
-            skipped[source] += 1
+            num_skipped += 1
         elif labelled and example.label is None:
             raise UserError(f"{example.where} has no label; fill it in, or set data.label")
         else:
             examples.append(example)
+    if num_skipped:
+        skipped = console.counted(num_skipped, "record")
+        console.show(f"skipped    {skipped} of {source}, as the format's own readers do")
     if not examples:
         raise UserError(f"{source} has no examples; give a file that has")
     return examples

@@ -5,7 +5,6 @@ from typing import Any
 
 from scipy.special import softmax
 
-from bert_jax.config import DataFiles
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForMultipleChoice
 from bert_jax.tasks.base import Example
@@ -28,9 +27,6 @@ class MultipleChoice(Classification):
         columns = ["context", "start", *(f"choices[{i}]" for i in range(len(choices)))]
         texts = (value.get("context"), value.get("start", ""), *choices)
         return {"columns": columns, "texts": texts}
-
-    def line_value(self, line: str, where: str, data: DataFiles) -> Any:
-        raise UserError(f"{where}: a line has no choices; give a .csv or .jsonl with them")
 
     def make_example(self, record: Record) -> Example | None:
         texts, label, where = record.fields["texts"], record.fields.get("label"), record.where

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import math
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +39,7 @@ def labelled(*labels) -> list[Example]:
 
 def read(path, task=None, *, is_labelled=True, **fields):
     task, data = task or classes(), DataFiles(**fields)
-    return read_examples(task, str(path), data, Counter(), labelled=is_labelled)
+    return read_examples(task, str(path), data, labelled=is_labelled)
 
 
 def error_of(path, task=None, **fields):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from bert_jax import console
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import TASKS, make_task
@@ -46,7 +47,7 @@ def test_held_out_examples(table):
     task, sets = load_datasets(config(path, eval_fraction=0.15))
     held_out = sets.evals["eval"]
     assert list(sets.evals) == ["eval"]
-    assert sets.tests == sets.skipped == {}
+    assert sets.tests == {}
     assert len(held_out) == 6
     assert sorted(lines(sets.train) + lines(held_out)) == list(range(2, 42))
     for examples in (sets.train, held_out):
@@ -82,18 +83,22 @@ def test_several_files_by_name(table):
     assert [example.label for example in sets.tests["test"]] == [None, "a", None]
 
 
-def test_skipped_records_are_counted(tmp_path):
+def test_skipped_records_are_counted(tmp_path, capsys):
     header = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tgold_label\n"
     row = "0\t1\t1n\tg\tA\tB\t"
     (tmp_path / "train.tsv").write_text(f"{header}{row}neutral\n{row}-\n{row}entailment\n")
     for name in ("dev_matched.tsv", "dev_mismatched.tsv"):
         (tmp_path / name).write_text(f"{header}{row}contradiction\n")
     labels = ("contradiction", "entailment", "neutral")
-    task, sets = load_datasets(config(str(tmp_path), task=TaskConfig(glue="mnli", labels=labels)))
+    with console.output(console.Level.PROGRESS):
+        task, sets = load_datasets(
+            config(str(tmp_path), task=TaskConfig(glue="mnli", labels=labels))
+        )
     assert task.labels == labels
     assert lines(sets.train) == [2, 4]
     assert list(sets.evals) == ["matched", "mismatched"]
-    assert sets.skipped == {f"{tmp_path}/train.tsv": 1}
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == [f"skipped    1 record of {tmp_path}/train.tsv, as the format's own readers do"]
 
 
 def test_where_labels_come_from(table):
@@ -207,7 +212,7 @@ def test_fingerprint():
             return [Example(None, f"a:{n}", (text,), y) for n, (text, y) in enumerate(pairs)]
 
         named_tests = {"test": examples(tests)}
-        return Datasets(examples(train), {"eval": examples(evals)}, named_tests, {})
+        return Datasets(examples(train), {"eval": examples(evals)}, named_tests)
 
     base = [("x", "a"), ("y", "b")], [("z", "a")]
     fingerprint = sets(*base).fingerprint()

@@ -1,7 +1,6 @@
 """Multiple choice: features by hand, SWAG's columns, and refusals."""
 
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ def task(*labels, **fields) -> MultipleChoice:
 
 def read(path, task=None, *, is_labelled=True, text=SWAG):
     task, data = task or MultipleChoice(TaskConfig()), DataFiles(text=text)
-    return read_examples(task, str(path), data, Counter(), labelled=is_labelled)
+    return read_examples(task, str(path), data, labelled=is_labelled)
 
 
 def test_swag(tmp_path):

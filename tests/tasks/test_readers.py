@@ -8,7 +8,6 @@ import json
 import lzma
 import os
 import sys
-from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -227,9 +226,7 @@ def test_malformed_tables(tmp_path, name, content, message):
 )
 def test_files_without_examples(tmp_path, kind, name, content):
     path = write(tmp_path / name, content)
-    message = fails(
-        read_examples, make_task(TaskConfig(kind)), path, DataFiles(), Counter(), labelled=True
-    )
+    message = fails(read_examples, make_task(TaskConfig(kind)), path, DataFiles(), labelled=True)
     assert message == f"{path} has no examples; give a file that has"
 
 

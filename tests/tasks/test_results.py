@@ -9,7 +9,7 @@ from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, comparison
 
 EXAMPLES = [Example(None, "a:1", (f"fox {label}",), label) for label in "aab"]
-DATASETS = Datasets(EXAMPLES, {"eval": EXAMPLES}, {}, {})
+DATASETS = Datasets(EXAMPLES, {"eval": EXAMPLES}, {})
 
 
 def task(*metrics) -> Classification:

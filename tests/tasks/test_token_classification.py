@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ def sentence(words, tags=None) -> Example:
 
 
 def read(path, **fields):
-    return read_examples(task(), str(path), DataFiles(**fields), Counter(), labelled=False)
+    return read_examples(task(), str(path), DataFiles(**fields), labelled=False)
 
 
 def tagged(numbers):
