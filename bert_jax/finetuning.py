@@ -28,6 +28,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
 from bert_jax.planning import costs, machine
 from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
 from bert_jax.text import store
@@ -338,6 +339,8 @@ def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], di
         predictions, scores[name] = run.predict(params, examples, batcher)
         del scores[name]["sequences_per_second"]
         if name == main_set:
+            if type(task) is Classification and hosts.is_main() and not console.is_quiet():
+                task.draw(workdir / "confusion.png", examples, predictions)
             task.tune(scores[name])
             scores[name] |= task.score(examples, predictions)
         stem = "predictions" if name == main_set else f"predictions.{name}"

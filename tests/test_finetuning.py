@@ -122,6 +122,7 @@ def test_what_a_run_leaves_prints_and_returns(finished):
     assert "best constant prediction" in printed
     assert "randomly initialized: classifier" in printed
     assert results["padding"]["after"] < results["padding"]["before"]
+    assert (workdir / "confusion.png").read_bytes().startswith(b"\x89PNG")
     lines = list(map(json.loads, (workdir / "predictions.jsonl").read_text().splitlines()))
     right = [line["prediction"] == line["label"] for line in lines]
     assert np.mean(right) == pytest.approx(results["scores"]["eval"]["accuracy"])

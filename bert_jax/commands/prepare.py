@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from bert_jax import console
+from bert_jax import console, locks
 from bert_jax.commands.flags import Parser, add_data_dir, add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig, validate
 from bert_jax.console import counted
@@ -28,6 +28,7 @@ _FLAGS = {
     "tokenizer.model_type": "--model-type",
     "tokenizer.strip_accents": "--strip-accents",
     "--config=letters": "--model-type=char",
+    "or remove the folder to prepare it again": "or replace it with --force",
 }
 
 
@@ -46,9 +47,11 @@ def add_arguments(parser: Parser) -> None:
     add("--strip-accents", action="store_true", help="remove accents and marks")
     add_fields(parser, DataConfig(), _FIELDS)
     add_data_dir(parser)
+    add("--force", action="store_true", help="replace a store that is there, once this is whole")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
+    from bert_jax.text import store
     from bert_jax.text.prepare import prepare
 
     is_path = args.tokenizer not in _KINDS
@@ -63,8 +66,17 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     validate(TrainConfig(data=data, tokenizer=tokenizer, model=model))
     if is_path:
         tokenizer = _load_tokenizer(Path(args.tokenizer), lowercase=not args.cased)
-    corpus = prepare(data, tokenizer, args.vocab_size, Path(args.store))
+    folder = Path(args.store)
+    is_replaced = args.force and os.path.lexists(folder) and not store.is_store(args.source)
+    if is_replaced and not store.is_only_store(folder):
+        wrong = f"{folder} is not a store, or has other files too, and is not replaced"
+        raise UserError(f"{wrong}; choose another folder, or remove it")
+    # Beside it, so that the store that is there is complete until this one is.
+    new = folder.with_name(f".{folder.name}.new") if is_replaced else folder
+    corpus = prepare(data, tokenizer, args.vocab_size, new)
     corpus.verify()
+    if is_replaced:
+        locks.replace(new, folder)
     for name, split in (("training", corpus.train), ("held out", corpus.eval)):
         sizes = len(split.tokens), split.num_sentences, split.num_documents
         counts = map(counted, sizes, ("token", "sentence", "document"))

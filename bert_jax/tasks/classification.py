@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,31 @@ class Classification(TextTask):
             "probability": probabilities[best],
             "probabilities": dict(zip(self.labels, probabilities, strict=True)),
         }
+
+    def draw(self, path: Path, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
+        """Draw the confusion matrix, as shares of each actual class."""
+        # Imported here: it takes longer than reading the data.
+        from matplotlib.figure import Figure
+        from sklearn.metrics import ConfusionMatrixDisplay
+
+        size = 3 + 0.55 * len(self.labels)
+        figure = Figure(figsize=(size + 1, size), layout="constrained")
+        ConfusionMatrixDisplay.from_predictions(
+            [self.labels.index(example.label) for example in examples],
+            [int(logits.argmax()) for logits in predictions],
+            labels=range(len(self.labels)),
+            display_labels=[label.replace("$", r"\$") for label in self.labels],
+            normalize="true",
+            include_values=len(self.labels) <= 30,
+            values_format=".0%",
+            xticks_rotation="vertical",
+            cmap="Blues",
+            im_kw={"vmin": 0, "vmax": 1},
+            ax=figure.subplots(),
+        )
+        temporary = path.with_suffix(".tmp")
+        figure.savefig(temporary, format="png", dpi=120)
+        temporary.replace(path)
 
 
 class Regression(TextTask):

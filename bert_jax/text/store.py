@@ -82,6 +82,16 @@ def is_store(path: str | Path) -> bool:
     return any(os.path.exists(os.path.join(path, f"{name}.json")) for name in ("store", "progress"))
 
 
+def is_only_store(path: Path) -> bool:
+    """Return whether a folder is a store with its checksums, and nothing added."""
+    known = {f"{split}/{name}.bin" for split in ("train", "eval") for name in FILES} | {".lock"}
+    for name in ("store.json", "progress.json"):
+        if (path / name).exists():
+            known |= {name, *read_record(path / name).get("checksums", ())}
+    files = (file for file in path.rglob("*") if not file.is_dir())
+    return is_store(path) and {file.relative_to(path).as_posix() for file in files} <= known
+
+
 def unknown_share(record: Mapping[str, Any]) -> float:
     """Return the share of the characters that have become the unknown token."""
     number, unknown = (record.get(name, 0) for name in CHARACTERS)

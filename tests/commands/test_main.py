@@ -162,16 +162,27 @@ def test_prepare_prints_a_command_that_works(tmp_path, monkeypatch, bert_jax_mai
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_prepare_replaces_no_store(tmp_path, monkeypatch, bert_jax_main):
+def test_prepare_replaces_only_a_store(tmp_path, monkeypatch, bert_jax_main):
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
         (tmp_path / f"{name}.txt").write_text(f"A sentence of {name}.\nAnother.\n\n" * 40)
-    words = "store", "--tokenizer=wordpiece", "--vocab-size=40"
-    bert_jax_main("prepare", "one.txt", *words)
+    words = ("prepare", "two.txt", "store", "--tokenizer=wordpiece", "--vocab-size=40")
+    bert_jax_main(words[0], "one.txt", *words[2:])
     before = (tmp_path / "store/store.json").read_bytes()
-    with pytest.raises(UserError, match="other text; choose another folder, or remove the folder"):
-        bert_jax_main("prepare", "two.txt", *words)
+    with pytest.raises(UserError, match="other text; choose another folder, or replace it with"):
+        bert_jax_main(*words)
+    (tmp_path / "bad.txt").write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match="is not UTF-8"):
+        bert_jax_main(words[0], "bad.txt", *words[2:], "--force")
+    (tmp_path / "store/mine.txt").write_text("kept")
+    with pytest.raises(UserError, match="other files too, and is not replaced"):
+        bert_jax_main(*words, "--force")
     assert (tmp_path / "store/store.json").read_bytes() == before
+    (tmp_path / "store/mine.txt").unlink()
+    bert_jax_main(*words, "--force")
+    assert (tmp_path / "store/store.json").read_bytes() != before
+    assert {path.name for path in tmp_path.iterdir()} >= {"one.txt", "two.txt", "bad.txt", "store"}
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_fill_mask_separates_the_masks(tiny_run, bert_jax_main):

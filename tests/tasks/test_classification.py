@@ -160,6 +160,16 @@ def test_predictions_of_classes_as_json_lines():
     ]
 
 
+@pytest.mark.parametrize("names", ["ab", [f"class {n}" for n in range(31)], ["$x^$", "1_2"]])
+def test_the_confusion_matrix_is_drawn(tmp_path, names):
+    examples = labelled(names[0], names[1], names[1])
+    predictions = [logits_of(number, len(names)) for number in (0, 0, 1)]
+    classes(*names).draw(tmp_path / "picture", examples, predictions)
+    picture = (tmp_path / "picture").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    assert b"IEND" in picture[-12:]
+
+
 PAIRS = st.lists(
     st.tuples(st.integers(-8, 8), st.integers(-8, 8)).map(lambda pair: (pair[0] / 4, pair[1] / 4)),
     min_size=1,
