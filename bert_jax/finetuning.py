@@ -16,11 +16,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import console, initialization, report
+from bert_jax import console, initialization, locks, report
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert, load
-from bert_jax.config import CheckpointConfig, FinetuneConfig, Phase, validate_finetuning
+from bert_jax.config import CheckpointConfig, FinetuneConfig, Phase
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
@@ -33,7 +33,7 @@ from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
 from bert_jax.text import store
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, curves, evaluation, loop, sinks
+from bert_jax.training import checkpoint, evaluation, loop
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
@@ -167,10 +167,7 @@ def start(
 ) -> Run:
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     initial = load(init)
-    config = initialization.resolve(
-        config, workdir, init, initial, model_fields, validate_finetuning
-    )
-    hosts.run_on_all_hosts(lambda: sinks.check(config.log_to))
+    config = initialization.resolve(config, workdir, init, initial, model_fields)
     kinds = ("seed", "random") if config.compare else ("seed",)
     folders = (f"{k}-{config.seed + i}" for k in kinds for i in range(config.seeds))
     if all((workdir / folder / "result.json").exists() for folder in folders):
@@ -273,7 +270,7 @@ def _train_seed(
     if step:
         hosts.print_on_main(f"resuming from step {step:,}")
 
-    def evaluate(state: Any) -> dict[str, float]:
+    def evaluate(state: TrainState) -> dict[str, float]:
         name, batcher = next(iter(run.held_out.items()))
         return run.predict(state.params, run.datasets.evals[name], batcher)[1]
 
@@ -300,7 +297,6 @@ def _train_seed(
         records = writer.records
         seconds = time.monotonic() - started if step == 0 else None
         result = hosts.broadcast_from_main(lambda: _result(run, seed, records, seconds, folder))
-        writer.text(records[-1]["step"], "scores", curves.table(result["best"], baselines))
     if hosts.is_main():
         store.write_record(path, result)
     return result
@@ -351,15 +347,10 @@ def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], di
 @console.working("saving", says_end=False)
 def _write_best(bert: Bert, config: FinetuneConfig, workdir: Path) -> None:
     """Write the best model as a checkpoint; at any moment there is a complete one to load."""
-    new, best, old = (workdir / name for name in ("best.new", "best", "best.old"))
+    new = workdir / "best.new"  # which `checkpoint.find` takes where best is not there
     if hosts.is_main():
-        for path in (new, old):
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
     description = dataclasses.asdict(dataclasses.replace(config, task=bert.task))
     checkpoint.write_params(new, bert.params, description, bert.tokenizer)
     if hosts.is_main():
-        # `checkpoint.find` takes best.new where best is not there.
-        if best.exists():
-            best.rename(old)
-        new.rename(best)
-        shutil.rmtree(old, ignore_errors=True)
+        locks.replace(new, workdir / "best")

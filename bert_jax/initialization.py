@@ -13,14 +13,21 @@ from flax import traverse_util
 
 from bert_jax import console, settings
 from bert_jax.bert import Bert
-from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, validate_model
+from bert_jax.config import (
+    FinetuneConfig,
+    ModelConfig,
+    TrainConfig,
+    validate,
+    validate_finetuning,
+    validate_model,
+)
 from bert_jax.convert import names
 from bert_jax.distributed import hosts
 from bert_jax.distributed.mesh import Layout, init_sharded
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.training import checkpoint
+from bert_jax.training import checkpoint, sinks
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.step import TrainState
@@ -36,7 +43,6 @@ def resolve(
     init: str | Path | None,
     initial: Bert | None,
     model_fields: Iterable[str] | None,
-    validate: Callable[[_Config], None],
     fork: Path | None = None,
 ) -> _Config:
     """Return the config of a run with its model resolved, once it is valid on all hosts."""
@@ -45,7 +51,7 @@ def resolve(
         check_fork(config, fork, workdir)
     if initial:
         config.model = model_config(initial, config.model, model_fields)
-    validate(config)
+    validate(config) if isinstance(config, TrainConfig) else validate_finetuning(config)
     workdirs.check_path(workdir)
     workdirs.resume_settings(config, workdir)
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
@@ -54,6 +60,7 @@ def resolve(
     if hosts.count() > 1 and config.parallel.mode == "pmap":
         raise UserError("parallel.mode pmap runs on one host; set it to mesh")
     hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))
+    hosts.run_on_all_hosts(lambda: sinks.check(config.log_to))
     return config
 
 
@@ -67,13 +74,10 @@ def initial_state(
     fork: Path | None = None,
 ) -> tuple[int, TrainState]:
     """Return the step and state of the latest checkpoint or of `fork`, or new ones."""
-    step = checkpoints.latest()
-    if step is not None:
+    latest = checkpoints.latest()
+    if source := fork if latest is None else checkpoints.folder / str(latest):
         with console.working("restoring the checkpoint", says_end=False):
-            return step, checkpoints.restore(step, abstract_state)
-    if fork:
-        with console.working("restoring the checkpoint", says_end=False):
-            return int(fork.name), checkpoint.read_state(fork, abstract_state)
+            return int(source.name), checkpoint.read_state(source, abstract_state)
     with console.working("initializing", says_end=False):
         state = init_sharded(new_state, layout.state, jax.random.key(seed))
         if params:

@@ -15,7 +15,7 @@ import optax
 from bert_jax import console, initialization, report
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
-from bert_jax.config import TrainConfig, phases, validate
+from bert_jax.config import TrainConfig, phases
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
@@ -25,7 +25,7 @@ from bert_jax.planning import costs, machine
 from bert_jax.text import prepare, store, tokenizer_loading
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, curves, loop, sinks
+from bert_jax.training import checkpoint, loop
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.masking import make_masking
@@ -118,10 +118,9 @@ def start(
     initial = load(init) if init else None
     resumes = workdirs.has_checkpoint(workdir)
     parent = workdirs.fork_checkpoint(fork) if fork and not resumes else None
-    config = initialization.resolve(config, workdir, init, initial, model_fields, validate, parent)
+    config = initialization.resolve(config, workdir, init, initial, model_fields, parent)
     if fork and resumes:
         hosts.warn_on_main(f"{workdir} has a run, which resumes; --fork is not used again")
-    hosts.run_on_all_hosts(lambda: sinks.check(config.log_to))
     if (workdir / "checkpoints" / str(config.steps)).is_dir():
         report.finished(
             f"{workdir} has done its {config.steps:,} steps",
@@ -197,14 +196,9 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     checkpoints = Checkpoints(
         folder, config.checkpoint, description, corpus.tokenizer, lambda scores: -scores["loss"]
     )
+    params = run.init and run.init.params
     step, state = initialization.initial_state(
-        checkpoints,
-        new_state,
-        abstract_state,
-        layout,
-        config.seed,
-        run.init and run.init.params,
-        run.fork,
+        checkpoints, new_state, abstract_state, layout, config.seed, params, run.fork
     )
     if run.fork:
         hosts.print_on_main(f"forked     {run.fork}: its whole state, at step {step:,}")
@@ -244,14 +238,11 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             verify=corpus.verify,
         )
         # Not from the records, whose file could have been changed.
-        scores = checkpoints.held_out(config.steps)
-        if step == config.steps:  # the run had finished, perhaps with other eval_rows
-            saved = checkpoint.read_json(folder / str(step), "config")
-            scores = scores if saved.get("eval_rows") == config.eval_rows else None
-        if not scores:
+        last = folder / str(config.steps)
+        scores, saved = checkpoint.read_scores(last), checkpoint.read_json(last, "config")
+        if not scores or saved.get("eval_rows") != config.eval_rows:
             with console.working("evaluating", says_end=False):
                 scores = stages[-1].evaluate(state)
-        writer.text(config.steps, "scores", curves.table(scores, baselines))
     # Of several hosts none has all parameters; the checkpoint has.
     is_alone, latest = hosts.count() == 1, checkpoint.find(workdir)
     bert = Bert(config.model, state.params, corpus.tokenizer, model, source=latest)

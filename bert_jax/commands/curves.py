@@ -7,6 +7,7 @@ model. Runs of unequal batches are compared with `--by=sequences` or `--by=token
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,27 +51,23 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
 def _seeds(name: str) -> list[Path]:
     """Return the folder of a run as it is, or those of the seeds of fine-tuning."""
-    path = Path(name)
+    path, folders = Path(name), ("", "seed-*/", "random-*/")
     try:
-        found = [path, *sorted(path.glob("seed-*")), *sorted(path.glob("random-*"))]
-        found = [each for each in found if (each / "metrics.jsonl").exists()]
+        found = [file for folder in folders for file in sorted(path.glob(f"{folder}metrics.jsonl"))]
     except (OSError, ValueError) as error:  # ValueError for a NUL byte
         raise UserError(f"{path} cannot be read ({error}); give the workdir of a run") from error
     if not found:
         wrong = "has no metrics.jsonl" if path.is_dir() else file_fault(path) or "is a file"
         raise UserError(f"{path} {wrong}; give the workdir of a run")
-    for folder in found:
-        if fault := file_fault(folder / "metrics.jsonl"):
-            raise UserError(f"{folder / 'metrics.jsonl'} {fault}; restore it, or leave it out")
-    return [folder.resolve() for folder in found]
+    for file in found:
+        if fault := file_fault(file):
+            raise UserError(f"{file} {fault}; restore it, or leave it out")
+    return [file.parent.resolve() for file in found]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of paths that tell them apart; of a seed, with that of its run."""
-    names, depth = [""], 0
-    while depth == 0 or len(set(names)) < len(folders):
-        depth += 1
-        is_seed = [folder.name.startswith(("seed-", "random-")) for folder in folders]
-        parts = [f.parts[-depth - seed :] for f, seed in zip(folders, is_seed, strict=True)]
-        names = ["/".join(each) for each in parts]
-    return names
+    """Return the paths from the folder that has all runs; the seeds of a run are in the run."""
+    is_seed = (folder.name.startswith(("seed-", "random-")) for folder in folders)
+    runs = (f.parent if seed else f for f, seed in zip(folders, is_seed, strict=True))
+    shared = os.path.commonpath([run.parent for run in runs])
+    return [str(folder.relative_to(shared)) for folder in folders]

@@ -80,22 +80,10 @@ class Checkpoints:
         """Return the step of the latest complete checkpoint, as the first host sees it."""
         return hosts.broadcast_from_main(self._manager.latest_step)
 
-    def held_out(self, step: int) -> dict[str, float] | None:
-        """Return the scores that were saved with a checkpoint; None if that step has none."""
-        return read_scores(self.folder / str(step))
-
     def log_window(self, step: int) -> Sums:
         """Return the sums that were saved with a checkpoint; {} if an earlier version wrote it."""
         checkpoint = self.folder / str(step)
         return read_json(checkpoint, "log_window") if (checkpoint / "log_window").exists() else {}
-
-    def restore(self, step: int, like: TrainState) -> TrainState:
-        """Read a checkpoint's state onto the devices of `like`, an abstract state."""
-        folder = self.folder / str(step)
-        hosts.run_on_main(lambda: _verify(folder, "state"))
-        with _reading(folder):
-            items = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-            return self._manager.restore(step, args=items)["state"]
 
     def _check_steps(self) -> None:
         """Check what Orbax reads of every checkpoint at once: its metadata and its metrics."""
@@ -211,7 +199,7 @@ def read_scores(checkpoint: Path) -> dict[str, float] | None:
 
 
 def read_state(checkpoint: Path, like: TrainState) -> TrainState:
-    """Read the state of another run's checkpoint onto the devices of `like`."""
+    """Read a checkpoint's state onto the devices of `like`, an abstract state."""
     hosts.run_on_main(lambda: _verify(checkpoint, "state"))
     with _reading(checkpoint), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
         arguments = ocp.args.StandardRestore(like)

@@ -4,7 +4,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +66,10 @@ class Writer:
             lines = [json.dumps(record) + "\n" for record in self.records]
             workdir.write(self._path, "".join(lines))
             workdir.write(folder / BASELINES, json.dumps(self._baselines) + "\n")
-            self._open("TensorBoard's events", lambda: sinks.TensorBoard(folder, step))
-            for service in config.log_to if config else ():
-                new = partial(sinks.Service, service, folder, self._name, step, config)
-                self._open(service, new)
-        if config:
-            rows = [f"| {name} | {value} |" for name, value in settings.flatten(config).items()]
-            self.text(step, "config", "\n".join(["| field | value |", "|---|---|", *rows]))
+            with self._kept(events := "TensorBoard's events"):
+                self._sinks[events] = sinks.TensorBoard(folder, step, config)
+            for name in config.log_to if config else ():
+                self._sinks[name] = sinks.Service(name, folder, self._name, step, config)
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Record the values of a split, "train" or "eval", after `step` steps."""
@@ -89,14 +85,6 @@ class Writer:
         self._each(
             lambda sink: sink.write(step, {f"{split}/{k}": value for k, value in shown.items()})
         )
-
-    def text(self, step: int, name: str, markdown: str) -> None:
-        """Write a text to the sinks that take any."""
-        self._each(lambda sink: sink.text(step, name, markdown))
-
-    def _open(self, name: str, new: Callable[[], sinks.Sink]) -> None:
-        with self._kept(name):
-            self._sinks[name] = new()
 
     def _each(self, call: Callable[[sinks.Sink], None]) -> None:
         for name, sink in list(self._sinks.items()):

@@ -10,7 +10,7 @@ import queue
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent import futures
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,6 @@ from bert_jax.errors import UserError
 from bert_jax.training import workdir
 
 _PATIENCE = 30.0  # seconds in which a server has to take the last records of a run
-
-
 Values = Mapping[str, int | float]
 
 
@@ -33,19 +31,17 @@ class Sink(Protocol):
     def write(self, step: int, values: Values) -> None:
         """Keep values such as "train/loss" of a step."""
 
-    def text(self, step: int, name: str, markdown: str) -> None:
-        """Keep a text of a run, such as its config."""
-
     def close(self, *, succeeded: bool) -> None:
         """Keep whether the run has reached its end, and end."""
 
 
-class TensorBoard:
-    """TensorBoard's events in a folder, from `step` on."""
+class TensorBoard(Sink):
+    """TensorBoard's events in a folder, from `step` on; a config as a table of text."""
 
-    def __init__(self, folder: Path, step: int):
+    def __init__(self, folder: Path, step: int, config: Any):
         # Imported late: it imports PyTorch if that is installed, which takes seconds.
         from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore
+        from tensorboardX.summary import text
 
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
         self._path = folder / "tensorboard" / name
@@ -53,20 +49,16 @@ class TensorBoard:
         self._append(file_version="brain.Event:2")
         # TensorBoard drops what it has of later steps.
         self._append(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        if config:
+            rows = [f"| {name} | {value} |" for name, value in settings.flatten(config).items()]
+            table = "\n".join(["| field | value |", "|---|---|", *rows])
+            self._append(step=step, summary=text("config", table))
 
     def write(self, step: int, values: Values) -> None:
         from tensorboardX.summary import scalar
 
         for name, value in values.items():
             self._append(step=step, summary=scalar(name, value))
-
-    def text(self, step: int, name: str, markdown: str) -> None:
-        from tensorboardX.summary import text
-
-        self._append(step=step, summary=text(name, markdown))
-
-    def close(self, *, succeeded: bool) -> None:
-        del succeeded
 
     def _append(self, **event: Any) -> None:
         # Not by a SummaryWriter, whose thread dies when the disk is full; a run then waits for it.
@@ -95,9 +87,6 @@ class WeightsAndBiases:
     def write(self, step: int, values: Values) -> None:
         self._run.log(dict(values), step=step)  # steps that it has already are dropped there
 
-    def text(self, step: int, name: str, markdown: str) -> None:
-        self._run.summary[name] = markdown
-
     def close(self, *, succeeded: bool) -> None:
         self._run.finish(exit_code=int(not succeeded))
 
@@ -108,22 +97,18 @@ class MLflow:
     def __init__(self, folder: Path, name: str, config: Any, id: str | None):
         import mlflow  # pyright: ignore[reportMissingImports]
 
-        self._mlflow, self._resumes, self._done = mlflow, bool(id), dict[str, int]()
-        self.id = mlflow.start_run(run_id=id, run_name=None if id else name).info.run_id
-        self.address = mlflow.get_tracking_uri()
+        self._mlflow, self.address = mlflow, mlflow.get_tracking_uri()
+        run = mlflow.start_run(run_id=id, run_name=None if id else name)
+        self.id = run.info.run_id
+        history = partial(mlflow.MlflowClient().get_metric_history, self.id)
+        # The last step of each metric. MLflow would keep another value of a step beside it.
+        self._done = {name: max(each.step for each in history(name)) for name in run.data.metrics}
         if not id:  # no parameter can change
             mlflow.log_params({k: str(v)[:500] for k, v in settings.flatten(config).items()})
 
     def write(self, step: int, values: Values) -> None:
-        for name in values if self._resumes else ():
-            if name not in self._done:
-                history = self._mlflow.MlflowClient().get_metric_history(self.id, name)
-                self._done[name] = max((each.step for each in history), default=-1)
         new = {name: value for name, value in values.items() if step > self._done.get(name, -1)}
         self._mlflow.log_metrics(new, step=step)
-
-    def text(self, step: int, name: str, markdown: str) -> None:
-        self._mlflow.log_text(markdown, f"{name}.md")
 
     def close(self, *, succeeded: bool) -> None:
         self._mlflow.end_run("FINISHED" if succeeded else "FAILED")
@@ -145,8 +130,8 @@ class Service:
     """A sink in a thread of its own, so that no step waits for a server, however slow it is."""
 
     def __init__(self, service: str, folder: Path, name: str, step: int, config: Any):
-        self._name = service
-        self._calls: queue.SimpleQueue[Callable[[Sink], None] | None] = queue.SimpleQueue()
+        self._name, self._succeeded = service, False
+        self._records: queue.SimpleQueue[tuple[int, Values] | None] = queue.SimpleQueue()
 
         def serve() -> None:
             path = folder / f"{service}.id"  # of the run there, which a resumed one continues
@@ -154,25 +139,20 @@ class Service:
             sink = _SERVICES[service](folder, name, config, id)
             workdir.write(path, sink.id + "\n")
             hosts.print_on_main(f"{service:<10} {sink.address}")
-            while call := self._calls.get():
-                call(sink)
+            while record := self._records.get():
+                sink.write(*record)
+            sink.close(succeeded=self._succeeded)
 
         self._served = background.start(partial(contextvars.copy_context().run, serve))
 
-    def _call(self, call: Callable[[Sink], None] | None) -> None:
+    def write(self, step: int, values: Values) -> None:
         if self._served.done():
             self._served.result()  # raises what ended the thread
-        self._calls.put(call)
-
-    def write(self, step: int, values: Values) -> None:
-        self._call(lambda sink: sink.write(step, values))
-
-    def text(self, step: int, name: str, markdown: str) -> None:
-        self._call(lambda sink: sink.text(step, name, markdown))
+        self._records.put((step, values))
 
     def close(self, *, succeeded: bool) -> None:
-        self._call(lambda sink: sink.close(succeeded=succeeded))
-        self._call(None)
+        self._succeeded = succeeded
+        self._records.put(None)
         with console.working(f"waiting for {self._name}") as work:
             work.note = f"{_PATIENCE:.0f} s at most"
             if not futures.wait([self._served], timeout=_PATIENCE).done:

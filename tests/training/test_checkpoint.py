@@ -100,7 +100,7 @@ def test_restores_bit_for_bit(tmp_path, tokenizer):
         checkpoint.Checkpoints(tmp_path, CheckpointConfig(), {"seed": 7}, tokenizer, rank)
     ) as checkpoints:
         assert checkpoints.latest() == 5
-        found = checkpoints.restore(5, like)
+        found = checkpoint.read_state(tmp_path / "5", like)
     jax.tree.map(np.testing.assert_array_equal, found, state_at(5))
     params = checkpoint.read_params(tmp_path / "5", like.params)
     jax.tree.map(np.testing.assert_array_equal, params, state_at(5).params)
@@ -164,8 +164,8 @@ def test_a_flipped_bit_in_any_file_is_noticed(tmp_path, tokenizer):
     def read() -> None:
         with closing(
             checkpoint.Checkpoints(tmp_path, CheckpointConfig(), {"seed": 7}, tokenizer, rank)
-        ) as checkpoints:
-            checkpoints.restore(5, like)
+        ):
+            checkpoint.read_state(tmp_path / "5", like)
         for item in ("config", "tokenizer", "log_window"):
             checkpoint.read_json(tmp_path / "5", item)
 

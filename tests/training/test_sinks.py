@@ -18,7 +18,7 @@ class FakeRun:
     offline, url = False, "https://server/run"
 
     def __init__(self, options, fails_at):
-        self.options, self.fails_at, self.rows, self.summary = options, fails_at, [], {}
+        self.options, self.fails_at, self.rows = options, fails_at, []
         self.id, self.exit_code = options["id"] or "made-here", None
 
     def log(self, values, step):
@@ -54,7 +54,6 @@ def test_a_resumed_run_continues_the_run_of_the_service(wandb, tmp_path, capsys)
         with SHOWN(), Writer(tmp_path, first, CONFIG, lambda step: {"tokens": step * 8}) as writer:
             writer.write(first + 10, "train", {"loss": 1.0})
             writer.write(first + 10, "eval", {"loss": 2.0})
-            writer.text(first + 10, "scores", "| a |")
     begun, resumed, anew = wandb.runs
     assert [run.options["id"] for run in wandb.runs] == [None, "made-here", None]
     assert begun.options["config"]["optimizer"]["learning_rate"] == 1e-4
@@ -62,8 +61,7 @@ def test_a_resumed_run_continues_the_run_of_the_service(wandb, tmp_path, capsys)
     assert (step, trained["train/loss"], trained["train/tokens"]) == (20, 1.0, 160)
     assert trained["train/seconds"] > 0
     assert held_out == {"eval/loss": 2.0}
-    assert "| optimizer.learning_rate | 0.0001 |" in begun.summary["config"]
-    assert (anew.summary["scores"], anew.exit_code) == ("| a |", 0)
+    assert anew.exit_code == 0
     assert capsys.readouterr().out == "wandb      https://server/run\n" * 3
 
 
@@ -112,12 +110,10 @@ def test_mlflow_keeps_a_step_once(tmp_path, monkeypatch):
         with Writer(tmp_path, first, config) as writer:
             writer.write(10 + first, "train", {"loss": 1.0})
             writer.write(20, "train", {"loss": 2.0})
-            writer.text(20, "scores", "| a |")
     (run,) = mlflow.MlflowClient().search_runs(["0"])
     history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/loss")
     assert [(each.step, each.value) for each in history] == [(10, 1.0), (20, 2.0)]
     assert (run.info.status, run.data.params["optimizer.learning_rate"]) == ("FINISHED", "0.0001")
-    assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/scores.md") == "| a |"
 
 
 def test_wandb_offline(tmp_path, monkeypatch, capfd):
