@@ -20,11 +20,10 @@ from bert_jax import console, initialization, locks, report
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert, load
-from bert_jax.config import CheckpointConfig, FinetuneConfig, Phase
+from bert_jax.config import CheckpointConfig, FinetuneConfig, Phase, validate_finetuning
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
-from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
 from bert_jax.planning import costs, machine
 from bert_jax.tasks.base import Example, Task
@@ -167,7 +166,9 @@ def start(
 ) -> Run:
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     initial = load(init)
-    config = initialization.resolve(config, workdir, init, initial, model_fields)
+    config = initialization.resolve(
+        config, workdir, init, initial, model_fields, validate_finetuning
+    )
     kinds = ("seed", "random") if config.compare else ("seed",)
     folders = (f"{k}-{config.seed + i}" for k in kinds for i in range(config.seeds))
     if all((workdir / folder / "result.json").exists() for folder in folders):
@@ -276,11 +277,6 @@ def _train_seed(
 
     baselines = {task.metrics[0]: run.constant_score} if len(task.metrics) == 1 else {}
     with Writer(folder, step, config, run.progress, baselines) as writer:
-        # By its evaluations a run is stopped, and its best step chosen.
-        evaluated = {record["step"] for record in writer.records if record["split"] == "eval"}
-        if missing := set(range(run.eval_every, step + 1, run.eval_every)) - evaluated:
-            path = folder / "metrics.jsonl"
-            raise UserError(f"{path} lacks the evaluation of step {min(missing)}; {remedy}")
         size = config.data.batch_size
         loop.fit(
             state,
@@ -306,12 +302,11 @@ def _result(
     run: Run, seed: int, records: list[dict[str, Any]], seconds: float | None, folder: Path
 ) -> dict[str, Any]:
     """Return the best evaluation of a seed among those whose checkpoint was kept."""
-    task, kept = run.task, (folder / "checkpoints").iterdir()
-    steps = {int(path.name) for path in kept if path.name.isdigit()}
-    evaluations = [r for r in records if r["split"] == "eval" and r["step"] in steps]
-    best = max(evaluations, key=lambda record: (task.rank(record), record["step"]))
-    counters = {*run.progress(best["step"]), "seconds"}
-    best = {name: value for name, value in best.items() if name not in counters}
+    task, kept = run.task, workdirs.list_checkpoints(folder / "checkpoints")
+    # Not from the records, whose file could have been changed.
+    read = ((int(path.name), checkpoint.read_scores(path)) for path in kept)
+    evaluations = [{"step": step, "split": "eval", **scores} for step, scores in read if scores]
+    best = max(evaluations, key=lambda each: (task.rank(each), each["step"]))
     speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
     return {
         "seed": seed,

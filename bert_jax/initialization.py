@@ -13,14 +13,7 @@ from flax import traverse_util
 
 from bert_jax import console, settings
 from bert_jax.bert import Bert
-from bert_jax.config import (
-    FinetuneConfig,
-    ModelConfig,
-    TrainConfig,
-    validate,
-    validate_finetuning,
-    validate_model,
-)
+from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, validate_model
 from bert_jax.convert import names
 from bert_jax.distributed import hosts
 from bert_jax.distributed.mesh import Layout, init_sharded
@@ -43,6 +36,7 @@ def resolve(
     init: str | Path | None,
     initial: Bert | None,
     model_fields: Iterable[str] | None,
+    validate: Callable[[_Config], None],
     fork: Path | None = None,
 ) -> _Config:
     """Return the config of a run with its model resolved, once it is valid on all hosts."""
@@ -51,7 +45,7 @@ def resolve(
         check_fork(config, fork, workdir)
     if initial:
         config.model = model_config(initial, config.model, model_fields)
-    validate(config) if isinstance(config, TrainConfig) else validate_finetuning(config)
+    validate(config)
     workdirs.check_path(workdir)
     workdirs.resume_settings(config, workdir)
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
@@ -92,8 +86,8 @@ def check_fork(config: TrainConfig, fork: Path, workdir: Path) -> None:
     saved = settings.from_dict(TrainConfig, checkpoint.read_json(fork, "config"), f"{fork}/config")
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
     values, free = settings.flatten(saved), (*_COMPUTATION, *_DROPOUTS, "initializer_range")
-    names = [name for name in values if name.startswith("model.") and name[6:] not in free]
-    for name in (*names, "optimizer.name", "data.pairs"):
+    fixed = [name for name in values if name.startswith("model.") and name[6:] not in free]
+    for name in (*fixed, "optimizer.name", "data.pairs"):
         there, here = values[name], settings.flatten(config)[name]
         if there != here and (name != "data.pairs" or "none" in (there, here)):
             wrong = f"{name} is {there!r} there and {here!r} here"

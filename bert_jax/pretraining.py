@@ -15,7 +15,7 @@ import optax
 from bert_jax import console, initialization, report
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
-from bert_jax.config import TrainConfig, phases
+from bert_jax.config import TrainConfig, phases, validate
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
@@ -118,7 +118,7 @@ def start(
     initial = load(init) if init else None
     resumes = workdirs.has_checkpoint(workdir)
     parent = workdirs.fork_checkpoint(fork) if fork and not resumes else None
-    config = initialization.resolve(config, workdir, init, initial, model_fields, parent)
+    config = initialization.resolve(config, workdir, init, initial, model_fields, validate, parent)
     if fork and resumes:
         hosts.warn_on_main(f"{workdir} has a run, which resumes; --fork is not used again")
     if (workdir / "checkpoints" / str(config.steps)).is_dir():
@@ -264,16 +264,13 @@ def _make_stages(
     """Return a stage for each phase: the compiled steps of its length and batch size."""
     stages, (starts, each) = [], zip(*phases(config), strict=True)
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=layout)
+    indices = partial(meshes.process_indices, layout.mesh)
     for end, phase in zip((*starts[1:], config.steps), each, strict=True):
         objective = Pretraining(model, make_masking(corpus.tokenizer, phase, config.data))
         train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
-        indices = partial(meshes.process_indices, layout.mesh)
-        evaluate = partial(
-            loop.evaluate,
-            compiled(make_eval_step(objective), outputs="metrics"),
-            partial(loader.eval_batches, corpus, config, phase, indices),
-            phase.batch_size,
-        )
+        eval_step = compiled(make_eval_step(objective), outputs="metrics")
+        eval_batches = partial(loader.eval_batches, corpus, config, phase, indices)
+        evaluate = partial(loop.evaluate, eval_step, eval_batches, phase.batch_size)
         train_step = compiled(train_step, outputs=("state", "metrics"))
         tokens = phase.batch_size * phase.max_length
         stages.append(loop.Stage(end, phase.batch_size, tokens, train_step, evaluate))

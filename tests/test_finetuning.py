@@ -264,8 +264,9 @@ def test_a_mistake_is_refused_before_anything_is_written(task, tmp_path, change,
     assert not list(tmp_path.iterdir())
 
 
-def test_lost_and_damaged_records_are_refused(finished, task, tmp_path):
-    """They choose the best step and the best seed."""
+def test_damaged_results_are_refused_and_lost_ones_are_those_of_the_checkpoints(
+    finished, task, tmp_path
+):
     workdir = shutil.copytree(finished[0], tmp_path / "run")
     result = workdir / "seed-0/result.json"
     result.write_text(result.read_text().replace('"seed": 0', '"seed": 1'))
@@ -274,8 +275,11 @@ def test_lost_and_damaged_records_are_refused(finished, task, tmp_path):
         finetune(task, workdir, test)
     result.unlink()
     (workdir / "seed-0/metrics.jsonl").unlink()
-    with pytest.raises(UserError, match=r"lacks the evaluation of step 19; remove .*seed-0 to"):
-        finetune(task, workdir, test)
+    finetune(task, workdir, test)
+    lost, made = (
+        json.loads((w / "seed-0/result.json").read_text()) for w in (finished[0], workdir)
+    )
+    assert [made[name] for name in ("best", "checkpoint")] == [lost["best"], lost["checkpoint"]]
 
 
 def test_the_head_of_another_task_is_refused(finished, task, tmp_path, capsys):

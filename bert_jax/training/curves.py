@@ -69,24 +69,24 @@ def draw(path: Path, runs: Sequence[Run], by: str = "step") -> None:
     is_alone, figure, drawn = len(runs) == 1, Figure(layout="constrained"), set()
     palette = matplotlib.colormaps["tab10" if len(runs) <= 10 else "turbo"]
     colors = [palette(i if len(runs) <= 10 else i / len(runs)) for i in range(len(runs))]
+    colored = list(zip(runs, colors, strict=True))
     styles: dict[str, dict[str, Any]] = {
         "training": {"lw": 1.2, "alpha": 1 if is_alone else 0.4},
         "held-out": {"lw": 1.6, "marker": "o", "ms": 3.5},
         "without a model": {"lw": 1, "ls": "--"},
     }
     if is_alone:
-        styles["held-out"]["color"] = "C1"
+        styles["training"]["color"], styles["held-out"]["color"] = "C0", "C1"
     metrics = _metrics(runs)
     for metric, axes in zip(metrics, _panels(figure, len(metrics)), strict=True):
-        for run, color in zip(runs, colors, strict=True):
+        for run, color in colored:
             for split, style in (("train", "training"), ("eval", "held-out")):
                 kept = [r for r in run.records if r["split"] == split and {metric, by} <= r.keys()]
                 if kept and not (split == "eval" and metric in _OF_OPTIMIZER):
                     x, y = ([record[name] for record in kept] for name in (by, metric))
                     axes.plot(x, y, **{"color": color, **styles[style]})
                     drawn.add(style)
-        with_level = [(r, c) for r, c in zip(runs, colors, strict=True) if metric in r.baselines]
-        levels = {run.baselines[metric]: color for run, color in with_level}
+        levels = {r.baselines[metric]: color for r, color in colored if metric in r.baselines}
         for level, color in levels.items():
             axes.axhline(level, color="0.4" if len(levels) == 1 else color, lw=1, ls="--")
             drawn.add("without a model")
@@ -102,18 +102,14 @@ def draw(path: Path, runs: Sequence[Run], by: str = "step") -> None:
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         if by in ("step", "sequences", "tokens"):
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    names = [_plain(run.name) for run in runs]
-    lines = {label: Line2D([], [], **{"color": "0.4", **styles[label]}) for label in styles}
-    handles = [lines[label] for label in styles if label in drawn]
-    labels = [label for label in styles if label in drawn]
+    legend = {label: {"color": "0.4", **styles[label]} for label in styles if label in drawn}
+    entries = [] if is_alone else [(_plain(r.name), {"color": c, "lw": 3}) for r, c in colored]
+    entries += legend.items()
     if is_alone:
-        figure.suptitle(names[0])
-        lines["training"].set_color(colors[0])
-    else:
-        handles = [*(Line2D([], [], color=color, lw=3) for color in colors), *handles]
-        labels = [*names, *labels]
-    columns = max(1, 120 // (max(map(len, labels), default=0) + 8))
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, 6))
+        figure.suptitle(_plain(runs[0].name))
+    columns = max(1, 120 // (max((len(label) for label, _ in entries), default=0) + 8))
+    handles = [Line2D([], [], label=label, **style) for label, style in entries]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, 6))
     temporary = path.with_suffix(".tmp")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
