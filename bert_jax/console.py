@@ -9,7 +9,6 @@ import shlex
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, TextIO
 
@@ -35,7 +34,7 @@ class _Output:
     level: Level = Level.RESULTS  # of functions that are called from Python
     to_stderr: bool = False
     started: float = dataclasses.field(default_factory=time.monotonic)
-    spent: Counter[str] = dataclasses.field(default_factory=Counter)  # seconds by kind of work
+    spent: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds by kind of work
     work: "Work | None" = None  # the innermost that is in progress
     last_line: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -188,7 +187,7 @@ def working(
         if ticker.ident:
             ticker.join()
         work._seconds, whole = work.seconds(), time.monotonic() - work._started
-        current.spent[work.doing] += work._seconds
+        current.spent[work.doing] = current.spent.get(work.doing, 0.0) + work._seconds
         current.work = outer
         if outer:
             outer.inner_seconds += whole

@@ -131,7 +131,7 @@ def compile_step(
     else:
         jitted = jit_step(step, layout, outputs)
 
-        def compiled(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
+        def compiled(state: Any, batch: Mapping[str, np.ndarray], /) -> Any:
             return jitted(state, shard_batch(layout.mesh, batch))
 
     seen = set()

@@ -5,8 +5,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-
-import jax
+from typing import Any
 
 from bert_jax.console import Work, duration
 from bert_jax.training.objectives import Metrics
@@ -28,7 +27,7 @@ class Progress(Work):
         super().__init__("training", total=stages[-1][0])
         self.n, self._stages, self._every = step, stages, every
         self._seconds_each: dict[str, float] = {}
-        self._running: deque[tuple[int, jax.Array]] = deque()
+        self._running: deque[tuple[int, Any]] = deque()  # a type of JAX lacks is_ready
         self._lock = threading.Lock()
         self._marks: deque[tuple[float, int]] = deque(maxlen=_LOGS)  # seconds and steps
 
