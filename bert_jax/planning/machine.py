@@ -28,7 +28,7 @@ _MOST_TOKENS = 4096  # of a matmul of the model; with more it is no faster
 
 def compile_cold(compile_step: Callable[[], Any]) -> tuple[Any, float]:
     """Return a program, and the seconds that it takes to compile without a cache."""
-    before = jax.config.jax_enable_compilation_cache
+    before = jax.config.jax_enable_compilation_cache  # pyright: ignore
     try:
         _enable_cache(enabled=False)
         jax.clear_caches()  # of this process
