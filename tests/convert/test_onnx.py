@@ -1,5 +1,6 @@
 """The way to ONNX of docs/checkpoints.md: the same logits in onnxruntime."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from make_golden import GOLDEN
 from test_huggingface import TASKS, fine_tuned
 
 import bert_jax
+from bert_jax.models.heads import BertForPreTraining
 
 pytestmark = [
     pytest.mark.parity,
@@ -22,9 +24,17 @@ pytest.importorskip("onnxruntime")
 PAGE = Path(__file__).parents[2] / "docs/checkpoints.md"
 
 
+def one_layer(bert):
+    """A model's first layer, since the time of an export is that of its layers."""
+    config = dataclasses.replace(bert.config, num_hidden_layers=1)
+    encoder = {k: v for k, v in bert.params["bert"].items() if k != "layer_1"}
+    params = {**bert.params, "bert": encoder}
+    return dataclasses.replace(bert, config=config, params=params, model=BertForPreTraining(config))
+
+
 @pytest.mark.parametrize("kind", ["pretrained", "classifier"])
 def test_the_same_logits(kind, tmp_path, monkeypatch, capfd):
-    bert = bert_jax.load(GOLDEN / "bert")
+    bert = one_layer(bert_jax.load(GOLDEN / "bert"))
     bert = fine_tuned(bert, TASKS[0]) if kind == "classifier" else bert
     bert.export(tmp_path / "exported")
     monkeypatch.chdir(tmp_path)
