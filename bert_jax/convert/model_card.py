@@ -119,15 +119,12 @@ def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence
     else:
         summary = results.get("summary", [])
         columns = ("", *summary[0]["scores"]) if summary else ()
-        rows = [
-            (f"this model, on {_code(name)}", scores)
-            for name, scores in results.get("scores", {}).items()
-        ]
+        scored = {f"this model, on {_code(k)}": v for k, v in results.get("scores", {}).items()}
         # The runs of single seeds are this model, or no better.
-        rows += [(r["name"], r["scores"]) for r in summary if not r["name"].startswith("seed ")]
+        scored |= {r["name"]: r["scores"] for r in summary if not r["name"].startswith("seed ")}
         rows = [
             (title, *(f"{scores[key]:z.4f}" if key in scores else "" for key in columns[1:]))
-            for title, scores in rows
+            for title, scores in scored.items()
         ]
     if not rows:
         return []

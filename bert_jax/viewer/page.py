@@ -11,6 +11,7 @@ from typing import Any
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
+from bert_jax.locks import replacing
 
 _FOLDER = Path(__file__).parent
 _VIEWS = ("heads", "heatmap", "model", "neuron", "layers", "masked", "patterns")
@@ -73,12 +74,7 @@ def check_output(path: str | Path, *, force: bool) -> None:
 def write(path: str | Path, content: str, *, force: bool) -> int:
     """Write a file and return its bytes."""
     check_output(path, force=force)
-    path, data = Path(path), content.encode("utf-8", "replace")
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose another") from error
+    data = content.encode("utf-8", "replace")
+    with replacing(path, os.path.isfile if force else None) as new:
+        new.write_bytes(data)
     return len(data)
