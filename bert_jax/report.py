@@ -27,6 +27,7 @@ from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, no_better
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus
+from bert_jax.training.metrics import HELD_OUT
 from bert_jax.training.optimizer import schedule
 from bert_jax.training.step import TrainState
 
@@ -161,13 +162,11 @@ def pretraining_end(
     checkpoint: Path,
 ) -> None:
     """Print the held-out scores beside their baselines, some filled masks, and the files."""
-    lines = [("MLM loss (nats)", "mlm_loss", "z.3f", "unigram entropy")]
-    lines += [("MLM accuracy", "mlm_accuracy", ".1%", "most frequent token")]
-    if "nsp_accuracy" in scores:
-        name = f"{config.data.pairs.upper()} accuracy"
-        lines += [(name, "nsp_accuracy", ".1%", "majority class")]
     print_on_main(f"\n{'held-out text':<18}{'model':>8}{'baseline':>10}", Level.RESULTS)
-    for title, name, form, baseline in lines:
+    for title, name, form, baseline in HELD_OUT:
+        if name not in scores:
+            continue
+        title = title.format(pairs=config.data.pairs.upper())
         value, other = format(scores[name], form), format(baselines[name], form)
         lead = baselines[name] - scores[name] if form == "z.3f" else scores[name] - baselines[name]
         mark = "" if lead > 0 and value != other else f": {no_better()}"

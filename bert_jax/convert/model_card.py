@@ -12,6 +12,7 @@ from bert_jax.convert.huggingface import Exported
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.training import workdir as workdirs
+from bert_jax.training.metrics import HELD_OUT
 
 # By kind of task: the hub's name of it, an example for `predict`, and inputs for `transformers`.
 _TEXTS = '"A text.", return_tensors="pt"'
@@ -25,11 +26,6 @@ _TASKS = {
         '"Which text?", "A text.", return_tensors="pt"',
     ),
     "multiple_choice": ("", '{"context": "A text.", "choices": ["One end.", "Another."]}', ""),
-}
-_SCORES = {  # of pretraining: its name in the records, its format, and what its baseline is
-    "MLM loss (nats)": ("mlm_loss", "z.3f", "unigram entropy"),
-    "MLM accuracy": ("mlm_accuracy", ".1%", "most frequent token"),
-    "NSP accuracy": ("nsp_accuracy", ".1%", "majority class"),
 }
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
 _OBJECTIVES = {
@@ -110,9 +106,9 @@ def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence
         if scores is None and str(results.get("step")) == source.name:
             scores = results.get("scores")
         rows = []
-        for title, (key, form, baseline) in _SCORES.items():
+        for title, key, form, baseline in HELD_OUT:
             if scores and key in scores:
-                title = title.replace("NSP", run.data.pairs.upper())
+                title = title.format(pairs=run.data.pairs.upper())
                 other = f"{baselines[key]:{form}} ({baseline})" if key in baselines else ""
                 rows.append((title, f"{scores[key]:{form}}", other))
         columns = ("held-out text", "this model", "baseline")

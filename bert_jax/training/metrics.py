@@ -15,6 +15,12 @@ from bert_jax.training import curves, sinks, workdir
 from bert_jax.training.objectives import TOKENS, Metrics
 
 CURVES, BASELINES = "curves.png", "baselines.json"
+# Scores of pretraining: the title, the name, the format, and what the baseline is.
+HELD_OUT = (
+    ("MLM loss (nats)", "mlm_loss", "z.3f", "unigram entropy"),
+    ("MLM accuracy", "mlm_accuracy", ".1%", "most frequent token"),
+    ("{pairs} accuracy", "nsp_accuracy", ".1%", "majority class"),
+)
 Sums = dict[str, list[float]]  # the total and the weight of each metric
 
 

@@ -1,6 +1,7 @@
 """The card of an export is right for each kind of model, and its code runs."""
 
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -19,6 +20,20 @@ from bert_jax.training import checkpoint
 @pytest.fixture(scope="module")
 def golden():
     return bert_jax.load(GOLDEN / "bert")
+
+
+@pytest.fixture(scope="module")
+def exported(golden, tmp_path_factory):
+    """The model of a task, or None's, and the card and the folder of its export, made once."""
+
+    @functools.cache
+    def of(number):
+        bert, folder = golden, tmp_path_factory.mktemp("task")
+        if number is not None:
+            bert = fine_tuned(golden, TASKS[number])
+        return bert, *card(bert, folder), folder
+
+    return of
 
 
 def card(bert, tmp_path, head=None) -> tuple[dict, str]:
@@ -41,8 +56,8 @@ def copied_run(run, tmp_path):
     return shutil.copytree(run.checkpoint.parents[1], tmp_path / "run") / "checkpoints/2"
 
 
-def test_a_pretrained_model(tiny_run, tmp_path, monkeypatch):
-    header, text = card(bert_jax.load(tiny_run.checkpoint), tmp_path)
+def test_a_pretrained_model(tiny_run, tiny_bert, tmp_path, monkeypatch):
+    header, text = card(tiny_bert, tmp_path)
     tags = ["bert-jax", "jax", "bert"]
     assert header == {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": tags}
     scores, baselines = tiny_run.scores, tiny_run.baselines
@@ -76,7 +91,7 @@ def test_runs_of_another_kind(tiny_run, tmp_path):
 
     def text(**changes):
         (tmp_path / "run/results.json").write_text(json.dumps(results | changes))
-        return card(bert_jax.load(step), tmp_path)
+        return card(dataclasses.replace(tiny_run.bert, source=step), tmp_path)
 
     header, of_hub = text(init="hf:google-bert/bert-base-uncased@v1")
     assert header["base_model"] == "google-bert/bert-base-uncased"
@@ -85,7 +100,7 @@ def test_runs_of_another_kind(tiny_run, tmp_path):
     assert "base_model" not in header
     assert "| started from | `law` |" in of_run
     (tmp_path / "run/results.json").unlink()  # of an earlier version
-    _, earlier = card(bert_jax.load(step), tmp_path)
+    _, earlier = card(dataclasses.replace(tiny_run.bert, source=step), tmp_path)
     assert "started from" not in earlier
     assert re.search(r"\| NSP accuracy \| [\d.]+% \|  \|", earlier)
     assert "| text | `text.txt` |" in earlier
@@ -134,15 +149,14 @@ def read_examples(config, data, examples, batch_size):
     return [make_task(config).example_from(x, i, data) for i, x in enumerate(examples)]
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
-def test_each_task(task, golden, tmp_path, monkeypatch):
-    bert = fine_tuned(golden, task)
-    header, text = card(bert, tmp_path)
+@pytest.mark.parametrize("number", range(len(TASKS)), ids=lambda number: TASKS[number].kind)
+def test_each_task(number, exported, tmp_path, monkeypatch):
+    task, (bert, header, text, folder) = TASKS[number], exported(number)
     kind = {"regression": "classification"}.get(task.kind, task.kind)
     kind = kind.replace("_", "-").removeprefix("text-")
     expected = {"classification": "text-classification", "multiple-choice": None}.get(kind, kind)
     assert header.get("pipeline_tag") == expected
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     # And compile nothing.
     monkeypatch.setattr(bert_jax.Bert, "_predictor", property(lambda bert: read_examples))
     assert run_code(text, "bert_jax")["bert"].task == task
@@ -153,10 +167,10 @@ def test_each_task(task, golden, tmp_path, monkeypatch):
 
 @pytest.mark.parity
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("task", [None, *TASKS[2:]], ids=lambda task: task and task.kind)
-def test_the_code_for_transformers(task, golden, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [None, *range(2, len(TASKS))])
+def test_the_code_for_transformers(number, exported, monkeypatch):
     pytest.importorskip("transformers")
-    _, text = card(fine_tuned(golden, task) if task else golden, tmp_path)
-    monkeypatch.chdir(tmp_path)
+    _, _, text, folder = exported(number)
+    monkeypatch.chdir(folder)
     with warnings.catch_warnings(action="ignore"):
         assert run_code(text, "transformers")["outputs"][0].isfinite().all()
