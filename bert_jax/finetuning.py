@@ -217,9 +217,8 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
 
     seeds = range(config.seed, config.seed + config.seeds)
     results = [_train_seed(run, s, run.params, workdir / f"seed-{s}", stop) for s in seeds]
-    random = []
-    if config.compare:
-        random = [_train_seed(run, s, None, workdir / f"random-{s}", stop) for s in seeds]
+    others = seeds if config.compare else ()
+    random = [_train_seed(run, s, None, workdir / f"random-{s}", stop) for s in others]
     best = max(results, key=lambda result: run.task.rank(result["best"]))
     params = checkpoint.read_params(workdir / best["checkpoint"], run.abstract_state.params)
     params = initialization.copy_params(run.abstract_state.params, params)

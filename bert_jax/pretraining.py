@@ -238,15 +238,14 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             verify=corpus.verify,
         )
         # Not from the records, whose file could have been changed.
-        last = folder / str(config.steps)
-        scores, saved = checkpoint.read_scores(last), checkpoint.read_json(last, "config")
+        latest = folder / str(config.steps)
+        scores, saved = checkpoint.read_scores(latest), checkpoint.read_json(latest, "config")
         if not scores or saved.get("eval_rows") != config.eval_rows:
             with console.working("evaluating", says_end=False):
                 scores = stages[-1].evaluate(state)
     # Of several hosts none has all parameters; the checkpoint has.
-    is_alone, latest = hosts.count() == 1, checkpoint.find(workdir)
     bert = Bert(config.model, state.params, corpus.tokenizer, model, source=latest)
-    bert = bert if is_alone else None
+    bert = bert if hosts.count() == 1 else None
     text = {"tokens": len(corpus.train.tokens), "documents": corpus.train.num_documents}
     results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}
     workdirs.write_results(workdir, results)

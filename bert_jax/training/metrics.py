@@ -72,7 +72,7 @@ class Writer:
             lines = [json.dumps(record) + "\n" for record in self.records]
             workdir.write(self._path, "".join(lines))
             workdir.write(folder / BASELINES, json.dumps(self._baselines) + "\n")
-            with self._kept(events := "TensorBoard's events"):
+            with self._dropping_on_error(events := "TensorBoard's events"):
                 self._sinks[events] = sinks.TensorBoard(folder, step, config)
             for name in config.log_to if config else ():
                 self._sinks[name] = sinks.Service(name, folder, self._name, step, config)
@@ -94,11 +94,11 @@ class Writer:
 
     def _each(self, call: Callable[[sinks.Sink], None]) -> None:
         for name, sink in list(self._sinks.items()):
-            with self._kept(name):
+            with self._dropping_on_error(name):
                 call(sink)
 
     @contextlib.contextmanager
-    def _kept(self, name: str) -> Iterator[None]:
+    def _dropping_on_error(self, name: str) -> Iterator[None]:
         """Say that a sink cannot be written; continue without it."""
         try:
             yield
@@ -113,7 +113,7 @@ class Writer:
         """Draw the run so far, unless that was done in the last `interval` seconds."""
         is_recent = time.monotonic() - self._plotted < interval
         if self.records and self._draws and not is_recent and not console.is_quiet():
-            with self._kept(CURVES):
+            with self._dropping_on_error(CURVES):
                 run = curves.Run(self._name, self.records, self._baselines)
                 curves.draw(self._folder / CURVES, [run])
                 self._plotted = time.monotonic()
