@@ -306,19 +306,13 @@ class Bert:
         >>> len(predictions), sorted(predictions[0])
         (2, ['label', 'probabilities', 'probability'])
         """
-        config, data = self.reading(text, label)
-        return self._predictor(config, data, examples, batch_size)
-
-    def reading(
-        self, text: str | None = None, label: str | None = None
-    ) -> tuple[TaskConfig, DataFiles]:
-        """Return the task, and how its examples are read; the arguments are those of `predict`."""
         if self.task is None or not isinstance(self.model, TaskModel):
             raise UserError("the model has no head of a task; fine-tune it first")
         columns = {"text": text or self.data.text, "label": label or self.data.label}
         # Columns that are named are not those of GLUE's own files.
         config = dataclasses.replace(self.task, glue="") if text or label else self.task
-        return config, dataclasses.replace(self.data, **columns)
+        data = dataclasses.replace(self.data, **columns)
+        return self._predictor(config, data, examples, batch_size)
 
     @functools.cached_property
     def _predictor(self) -> Predictor:

@@ -59,9 +59,10 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     process.keep_host_memory()
     process.cache_compiled_programs()
     bert = load(args.checkpoint)
-    config, data = bert.reading(args.columns, args.label)
-    task = make_task(config)
-    if config.kind == "token_classification" and args.file and args.file != STDIN:
+    if not bert.task:
+        raise UserError("the model has no head of a task; fine-tune it first")
+    task, data = make_task(bert.task), bert.data
+    if bert.task.kind == "token_classification" and args.file and args.file != STDIN:
         lines = None  # but words in columns, whatever the file's name
     predict = partial(bert.predict, text=args.columns, label=args.label)
 
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
                 inputs = {} if "tokens" in result else {"texts": example.texts}
                 texts.print_json({"id": name, **inputs, **result})
             elif is_printed:
-                print(_as_line(config.kind, example, result), flush=True)
+                print(_as_line(task.config.kind, example, result), flush=True)
             count += 1
         truncated += predictions.num_truncated
         if args.output or not is_printed:
