@@ -34,7 +34,7 @@ from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.viewer.patterns import Patterns, Survey
-from bert_jax.viewer.view import AttentionView, WordComparison, compare, look
+from bert_jax.viewer.view import AttentionView, Viewer, WordComparison, compare
 
 # Tokens of a sequence of a foreign model's task, at most: those of google-research `run_squad.py`.
 _TASK_LENGTH = 384
@@ -228,8 +228,7 @@ class Bert:
         3
         """
         texts = [text] if text_pair is None else [text, text_pair]
-        model = repr(self), self.config, self.tokenizer, self._encode
-        view = look(*model, lambda: self.mask_filler, texts)
+        view = self._viewer(repr(self), texts, lambda: self.mask_filler)
         if view.is_truncated:
             warnings.warn(
                 "the text is longer than the model's positions and was truncated to "
@@ -238,6 +237,10 @@ class Bert:
             )
         kind = self.task.kind if self.task else ""
         return dataclasses.replace(view, prediction=predict_texts(self.predict, kind, texts))
+
+    @functools.cached_property
+    def _viewer(self) -> Viewer:
+        return Viewer(self.config, self.tokenizer, self._encode)
 
     def attention_patterns(self, texts: Iterable[str | tuple[str, str]]) -> Patterns:
         """Return where each attention head looks, over texts: the next token, [SEP], and so on.

@@ -38,6 +38,7 @@ _TOKENIZERS = {
     "sentencepiece": "SentencePiece",
     "byte_bpe": "byte-level BPE",
 }
+_MAX_LABELS = 20
 
 
 def write(
@@ -64,7 +65,9 @@ def write(
         "which trains encoders in JAX."
     )
     if task and task.labels and task.kind != "multiple_choice":
-        about += f" Its labels are {', '.join(map(_code, task.labels))}."
+        labels = ", ".join(_code(label) for label in task.labels[:_MAX_LABELS])
+        rest = len(task.labels) - _MAX_LABELS
+        about += f" Its labels are {labels}{f' and {rest:,} more' if rest > 0 else ''}."
     parts = [_header(exported, task, origin, config), f"# {name}", about]
     if run:
         parts += _scores(source, run, results, exported.dropped)

@@ -5,6 +5,7 @@ import os
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,23 +25,34 @@ from bert_jax.errors import UserError
 _ROUNDS, _ROUND_SECONDS = 7, 0.1
 _MATMUL_SIZES = {"cpu": (1024,), "gpu": (4096, 8192), "tpu": (4096, 8192)}
 _MOST_TOKENS = 4096  # of a matmul of the model; with more it is no faster
+_CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
 
-def compile_cold(compile_step: Callable[[], Any]) -> tuple[Any, float]:
-    """Return a program, and the seconds that it takes to compile without a cache."""
-    before = jax.config.jax_enable_compilation_cache  # pyright: ignore
-    try:
-        _enable_cache(enabled=False)
-        jax.clear_caches()  # of this process
-        started = time.perf_counter()
-        return compile_step(), time.perf_counter() - started
-    finally:
-        _enable_cache(enabled=before)
+def compile_twice(compile_step: Callable[[], Any]) -> tuple[Any, float, float | None]:
+    """Return a program, and its seconds to compile without a cache and with one, if cached."""
+    before = [getattr(jax.config, name) for name in _CACHE_SETTINGS]
+    with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
+        _configure_cache(folder, 0.0)
+        try:
+            program, cold = _timed(compile_step)
+            entries = set(os.listdir(folder))
+            _, cached = _timed(compile_step)
+            is_hit = entries and entries == set(os.listdir(folder))
+        finally:
+            _configure_cache(*before)
+    return program, cold, cached if is_hit else None
 
 
-def _enable_cache(*, enabled: bool) -> None:
-    jax.config.update("jax_enable_compilation_cache", enabled)
-    compilation_cache.reset_cache()  # it keeps the setting with which it was opened
+def _configure_cache(*values: Any) -> None:
+    for name, value in zip(_CACHE_SETTINGS, values, strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # it keeps the settings with which it was opened
+
+
+def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    jax.clear_caches()  # of this process
+    started = time.perf_counter()
+    return function(), time.perf_counter() - started
 
 
 def measure_matmul(model: ModelConfig, phase: Phase, mesh: Mesh) -> tuple[float, Sequence[int]]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.locks import replacing
 
@@ -20,10 +19,9 @@ _PROGRAM = ("page.js", *(f"page.{name}.js" for name in _VIEWS))
 MAX_BYTES = 200_000_000
 
 
-def check_size(config: ModelConfig, length: int, texts: int) -> None:
+def check_size(layers: int, heads: int, hidden_size: int, length: int, texts: int) -> None:
     """Refuse the page of some texts of so many tokens each, where it would be too large."""
-    layer = (config.num_attention_heads + 2) * length**2 + 4 * config.hidden_size * length
-    size = texts * config.num_hidden_layers * layer
+    size = texts * layers * ((heads + 2) * length**2 + 4 * hidden_size * length)
     if size > MAX_BYTES:
         raise UserError(
             f"the page of {texts * length:,} tokens would have {size / 1e6:,.0f} MB of numbers, "

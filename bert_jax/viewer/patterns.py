@@ -86,13 +86,17 @@ class Patterns:
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers as plain values; null for NaN."""
+        values, uniform = (
+            {name: _plain(array) for name, array in arrays.items()}
+            for arrays in (self.values, self.uniform)
+        )
         return {
             "texts": self.num_texts,
             "tokens": self.num_tokens,
             "names": list(EXPLANATIONS),
             "explanations": EXPLANATIONS,
-            "values": {name: _plain(array) for name, array in self.values.items()},
-            "uniform": {name: _plain(array) for name, array in self.uniform.items()},
+            "values": values,
+            "uniform": uniform,
         }
 
     def save(self, path: str | Path, *, force: bool = False) -> int:
@@ -127,7 +131,9 @@ class Patterns:
 
 
 def _plain(array: np.ndarray) -> Any:
-    return np.where(np.isnan(array), np.array(None), np.round(array.astype(float), 4)).tolist()
+    if array.ndim:
+        return [_plain(each) for each in array]
+    return None if np.isnan(array) else round(float(array), 4)
 
 
 def files(path: str | Path) -> tuple[Path, Path]:
@@ -189,6 +195,21 @@ class Survey:
         types *= self._config.type_vocab_size > 1
         maps = encode(ids, types, mask, output_attentions=True).attentions
         return _sum(maps, ids, jnp.asarray(self._roles)[ids] * mask, second_start)
+
+
+def of_text(
+    model: str,
+    tokenizer: Tokenizer,
+    maps: np.ndarray,
+    input_ids: np.ndarray,
+    second_start: int,
+    *,
+    is_truncated: bool,
+) -> Patterns:
+    """Return the patterns of one text's maps [layers, heads, L, L]."""
+    batch = input_ids[None], _roles(tokenizer, input_ids)[None], np.array([second_start])
+    totals = (np.asarray(x[0], float) for x in jax.jit(_sum)(maps[:, None], *batch))
+    return _patterns(model, 1, int(is_truncated), *totals)
 
 
 def _patterns(

@@ -12,10 +12,10 @@ from bert_jax.config import ModelConfig
 from bert_jax.embeddings import encoder_inputs, padded_length
 from bert_jax.errors import UserError
 from bert_jax.masked_lm import MaskFiller
-from bert_jax.models.bert import BertOutput
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.viewer import page
+from bert_jax.viewer import page, patterns
+from bert_jax.viewer.patterns import Patterns
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -65,6 +65,17 @@ class AttentionView:
     def __repr__(self) -> str:
         return f"AttentionView({' '.join(self.tokens)!r} by {self.model})"
 
+    def patterns(self) -> Patterns:
+        """Return where each head looks in this text; see `Patterns`."""
+        return patterns.of_text(
+            self.model,
+            self.tokenizer,
+            self.maps,
+            self.input_ids,
+            self.second_start,
+            is_truncated=self.is_truncated,
+        )
+
     def similarities(self) -> np.ndarray:
         """Return the cosine of each two tokens' hidden states, [layers + 1, L, L] float32."""
         return cosines(self.hidden_states)
@@ -89,58 +100,57 @@ class AttentionView:
         return page.frame(_render([self]))
 
 
-def look(
-    model: str,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    encode: Callable[..., BertOutput],
-    mask_filler: Callable[[], MaskFiller],
-    texts: Sequence[str],
-) -> AttentionView:
-    """Return the view of a text or a pair, without a prediction; see `Bert.attention`.
+class Viewer:
+    """Compute views of texts by an encoder: `BertModel.apply` with its parameters, compiled."""
 
-    `encode` is `BertModel.apply` with the parameters of the model, compiled.
-    """
-    encoded = [tokenizer.encode_with_masks(text) for text in texts]
-    if not all(encoded):
-        raise UserError("a text is empty; give one with words")
-    kept = truncate(encoded, max_text_tokens(len(texts), config, config.max_position_embeddings))
-    ids, second_start = build_sequence(kept, tokenizer, config)
-    count = len(ids)
-    page.check_size(config, count, texts=1)
-    masked = np.flatnonzero(ids == tokenizer.mask_id)
-    filler = mask_filler() if masked.size else None
-    length = padded_length(config, count)
-    output = encode(
-        **encoder_inputs(config, [ids], [second_start], length, tokenizer.pad_id),
-        output_hidden_states=True,
-        output_attentions=True,
-        output_queries_keys=True,
-    )
+    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, encode: Callable[..., Any]):
+        self._config, self._tokenizer, self._encode = config, tokenizer, encode
 
-    def by_layer(arrays: Iterable[Any]) -> np.ndarray:
-        return np.stack([np.asarray(array[0], np.float32) for array in arrays])
+    def __call__(
+        self, model: str, texts: Sequence[str], mask_filler: Callable[[], MaskFiller]
+    ) -> AttentionView:
+        """Return the view of a text or a pair, without a prediction; see `Bert.attention`."""
+        c, tokenizer = self._config, self._tokenizer
+        encoded = [tokenizer.encode_with_masks(text) for text in texts]
+        if not all(encoded):
+            raise UserError("a text is empty; give one with words")
+        kept = truncate(encoded, max_text_tokens(len(texts), c, c.max_position_embeddings))
+        ids, second_start = build_sequence(kept, tokenizer, c)
+        count = len(ids)
+        page.check_size(c.num_hidden_layers, c.num_attention_heads, c.hidden_size, count, 1)
+        masked = np.flatnonzero(ids == tokenizer.mask_id)
+        filler = mask_filler() if masked.size else None
+        length = padded_length(c, count)
+        output = self._encode(
+            **encoder_inputs(c, [ids], [second_start], length, tokenizer.pad_id),
+            output_hidden_states=True,
+            output_attentions=True,
+            output_queries_keys=True,
+        )
 
-    states = by_layer(output.hidden_states)[:, :count]
-    layers = output.queries_keys
-    positions = None
-    if layers[0].position_scores is not None:
-        positions = by_layer(x.position_scores for x in layers)[..., :count, :count]
-    return AttentionView(
-        model=model,
-        tokenizer=tokenizer,
-        texts=texts,
-        input_ids=ids,
-        second_start=second_start,
-        maps=by_layer(output.attentions)[..., :count, :count],
-        queries=by_layer(x.query for x in layers)[..., :count, :],
-        keys=by_layer(x.key for x in layers)[..., :count, :],
-        position_scores=positions,
-        hidden_states=states,
-        guesses=filler.by_layer(states, masked) if filler else {},
-        prediction=None,
-        is_truncated=kept != encoded,
-    )
+        def by_layer(arrays: Iterable[Any]) -> np.ndarray:
+            return np.stack([np.asarray(array[0], np.float32) for array in arrays])
+
+        states = by_layer(output.hidden_states)[:, :count]
+        layers = output.queries_keys
+        positions = None
+        if layers[0].position_scores is not None:
+            positions = by_layer(x.position_scores for x in layers)[..., :count, :count]
+        return AttentionView(
+            model=model,
+            tokenizer=tokenizer,
+            texts=texts,
+            input_ids=ids,
+            second_start=second_start,
+            maps=by_layer(output.attentions)[..., :count, :count],
+            queries=by_layer(x.query for x in layers)[..., :count, :],
+            keys=by_layer(x.key for x in layers)[..., :count, :],
+            position_scores=positions,
+            hidden_states=states,
+            guesses=filler.by_layer(states, masked) if filler else {},
+            prediction=None,
+            is_truncated=kept != encoded,
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,7 +198,8 @@ def compare(
     if isinstance(texts, str) or len(texts) < 2 or not word.strip():
         raise UserError("there is nothing to compare; give a word and two texts or more")
     views = list(map(view_of, texts))
-    page.check_size(config, max(len(view.input_ids) for view in views), len(views))
+    sizes = config.num_hidden_layers, config.num_attention_heads, config.hidden_size
+    page.check_size(*sizes, max(len(view.input_ids) for view in views), len(views))
     indices, vectors = [], []
     for view in views:
         (text,) = view.texts

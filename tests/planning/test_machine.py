@@ -41,9 +41,9 @@ def test_an_allocation_that_fails():
         raise error
 
 
-def test_setting_of_the_cache_is_restored():
-    assert jax.config.jax_enable_compilation_cache
-    program, cold = machine.compile_cold(jax.jit(lambda x: x + 1).lower(1.0).compile)
+def test_settings_of_the_cache_are_restored():
+    before = [getattr(jax.config, name) for name in machine._CACHE_SETTINGS]
+    program, cold, _ = machine.compile_twice(jax.jit(lambda x: x + 1).lower(1.0).compile)
     assert program(1.0) == 2.0
     assert cold > 0
-    assert jax.config.jax_enable_compilation_cache
+    assert [getattr(jax.config, name) for name in machine._CACHE_SETTINGS] == before

@@ -92,9 +92,7 @@ def test_sums_are_those_of_loops(tiny_bert):
 def of_maps(bert, maps):
     ids, start = next(sequences(bert.tokenizer))
     maps = np.broadcast_to(np.float32(maps(len(ids))), (1, 1, len(ids), len(ids)))
-    roles = patterns._roles(bert.tokenizer, ids)[None]
-    sums = jax.jit(patterns._sum)(maps[:, None], ids[None], roles, np.array([start]))
-    found = patterns._patterns("model", 1, 0, *(np.asarray(x[0], float) for x in sums))
+    found = patterns.of_text("model", bert.tokenizer, maps, ids, start, is_truncated=False)
     return {name: float(values[0, 0]) for name, values in found.values.items()}
 
 
@@ -127,10 +125,14 @@ def test_streaming_is_the_mean_over_views(tiny_bert):
         ]
         sums = sums + np.array([[head[0] for head in layer] for layer in each])
         weights = weights + each[0][0][1]
-    for index, values in enumerate(found.values.values()):
+    for index, (name, values) in enumerate(found.values.items()):
         assert values.shape == (2, 2)
         np.testing.assert_allclose(values, sums[..., index] / weights[index], rtol=1e-5)
         assert ((values >= 0) & (values <= 1)).all()
+        one = views[1].patterns()
+        alone = tiny_bert.attention_patterns([TEXTS[1]])
+        np.testing.assert_allclose(one.values[name], alone.values[name], rtol=1e-5)
+        np.testing.assert_allclose(one.uniform[name], alone.uniform[name], rtol=1e-5)
     assert (found.num_texts, found.num_tokens) == (len(texts), 30 * weights[-1])
 
 
