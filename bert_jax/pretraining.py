@@ -243,6 +243,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         if not scores or saved.get("eval_rows") != config.eval_rows:
             with console.working("evaluating", says_end=False):
                 scores = stages[-1].evaluate(state)
+        writer.write_table(config.steps, scores)
     # Of several hosts none has all parameters; the checkpoint has.
     bert = Bert(config.model, state.params, corpus.tokenizer, model, source=latest)
     bert = bert if hosts.count() == 1 else None

@@ -26,8 +26,21 @@ class Run(NamedTuple):
 def title(metric: str) -> str:
     """Return the name of a metric in words, such as "MLM loss (nats)"."""
     unit = " (nats)" if metric in ("mlm_loss", "nsp_loss") else ""
-    words = metric.replace("mlm_", "MLM ").replace("nsp_", "NSP/SOP ")  # either has nsp_ metrics
+    words = metric.replace("mlm_", "MLM ").replace("nsp_", "NSP ")
     return words.replace("_", " ") + unit
+
+
+def table(scores: Mapping[str, Any], baselines: Mapping[str, float]) -> str:
+    """Return held-out scores beside their baselines, as Markdown."""
+
+    def cell(name: str, values: Mapping[str, Any]) -> str:
+        form = "z.1%" if _SHARES.search(name) else "z.3f"
+        return format(values[name], form) if name in values else ""
+
+    hidden = _NOT_DRAWN | ({"loss"} if "mlm_loss" in scores else set())  # it is a sum of losses
+    names = [name for name in scores if name not in hidden]
+    rows = [f"| {title(n)} | {cell(n, scores)} | {cell(n, baselines)} |" for n in names]
+    return "\n".join(["| held-out | model | baseline |", "|---|---:|---:|", *rows])
 
 
 def _metrics(runs: Sequence[Run]) -> list[str]:

@@ -15,6 +15,7 @@ from bert_jax.training import curves, sinks, workdir
 from bert_jax.training.objectives import TOKENS, Metrics
 
 CURVES, BASELINES = "curves.png", "baselines.json"
+_EVENTS = "TensorBoard's events"
 # Scores of pretraining: the title, the name, the format, and what the baseline is.
 HELD_OUT = (
     ("MLM loss (nats)", "mlm_loss", "z.3f", "unigram entropy"),
@@ -72,8 +73,8 @@ class Writer:
             lines = [json.dumps(record) + "\n" for record in self.records]
             workdir.write(self._path, "".join(lines))
             workdir.write(folder / BASELINES, json.dumps(self._baselines) + "\n")
-            with self._dropping_on_error(events := "TensorBoard's events"):
-                self._sinks[events] = sinks.TensorBoard(folder, step, config)
+            with self._dropping_on_error(_EVENTS):
+                self._sinks[_EVENTS] = sinks.TensorBoard(folder, step, config)
             for name in config.log_to if config else ():
                 self._sinks[name] = sinks.Service(name, folder, self._name, step, config)
 
@@ -91,6 +92,12 @@ class Writer:
         self._each(
             lambda sink: sink.write(step, {f"{split}/{k}": value for k, value in shown.items()})
         )
+
+    def write_table(self, step: int, scores: Mapping[str, float]) -> None:
+        """Write the scores at the end beside their baselines, as a text of TensorBoard."""
+        if isinstance(events := self._sinks.get(_EVENTS), sinks.TensorBoard):
+            with self._dropping_on_error(_EVENTS):
+                events.text(step, "scores", curves.table(scores, self._baselines))
 
     def _each(self, call: Callable[[sinks.Sink], None]) -> None:
         for name, sink in list(self._sinks.items()):

@@ -41,7 +41,6 @@ class TensorBoard(Sink):
     def __init__(self, folder: Path, step: int, config: Any):
         # Imported late: it imports PyTorch if that is installed, which takes seconds.
         from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore
-        from tensorboardX.summary import text
 
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
         self._path = folder / "tensorboard" / name
@@ -52,13 +51,19 @@ class TensorBoard(Sink):
         if config:
             rows = [f"| {name} | {value} |" for name, value in settings.flatten(config).items()]
             table = "\n".join(["| field | value |", "|---|---|", *rows])
-            self._append(step=step, summary=text("config", table))
+            self.text(step, "config", table)
 
     def write(self, step: int, values: Values) -> None:
         from tensorboardX.summary import scalar
 
         for name, value in values.items():
             self._append(step=step, summary=scalar(name, value))
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        """Keep a text, such as a table."""
+        from tensorboardX.summary import text
+
+        self._append(step=step, summary=text(name, markdown))
 
     def _append(self, **event: Any) -> None:
         # Not by a SummaryWriter, whose thread dies when the disk is full; a run then waits for it.

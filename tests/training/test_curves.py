@@ -37,7 +37,7 @@ def test_a_run(monkeypatch, tmp_path):
     assert list(panels) == [
         "MLM loss (nats)",
         "MLM accuracy",
-        "NSP/SOP accuracy",
+        "NSP accuracy",
         "learning rate",
         "gradient norm",
     ]
@@ -48,7 +48,7 @@ def test_a_run(monkeypatch, tmp_path):
     assert max(sizes, key=sizes.__getitem__) == "MLM loss (nats)"
     assert figure.get_suptitle() == r"runs/a \$b\$ ?"
     assert len(panels["MLM loss (nats)"].lines) == 3  # training, held-out, baseline
-    assert len(panels["NSP/SOP accuracy"].lines) == 2
+    assert len(panels["NSP accuracy"].lines) == 2
     figure.canvas.draw()
     labels = [label.get_text() for label in panels["MLM accuracy"].get_yticklabels()]
     assert all(label.endswith("%") for label in labels)
@@ -62,13 +62,22 @@ def test_runs_of_unequal_lengths_and_metrics(monkeypatch, tmp_path):
     names = [text.get_text() for text in figure.legends[0].get_texts()][:3]
     assert names == [" _a", "…" + "b" * 60, "运行"]
     panels = {axes.get_title(): axes for axes in figure.axes}
-    assert len(panels["NSP/SOP accuracy"].lines) == 2
+    assert len(panels["NSP accuracy"].lines) == 2
     assert "loss" not in panels
     tuned = Run("tuned", [{"step": 1, "split": "eval", "loss": 1.0, "f1": 0.5}], {})
     titles = [axes.get_title() for axes in drawn(monkeypatch, tmp_path, [*runs, tuned]).axes]
     assert titles[:2] == ["MLM loss (nats)", "loss"]
     figure = drawn(monkeypatch, tmp_path, runs, by="tokens")
     assert len(figure.axes[0].lines) == 3
+
+
+def test_the_end_table():
+    scores = {"mlm_loss": 1.5, "mlm_accuracy": 0.25, "matthews": 0.5, "sequences_per_second": 3.0}
+    assert curves.table(scores, {"mlm_loss": 6.0, "mlm_accuracy": 0.05}).splitlines()[2:] == [
+        "| MLM loss (nats) | 1.500 | 6.000 |",
+        "| MLM accuracy | 25.0% | 5.0% |",
+        "| matthews | 0.500 |  |",
+    ]
 
 
 @pytest.mark.parametrize("count", range(1, 9))

@@ -7,6 +7,7 @@ import struct
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
+from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.training.metrics import Writer, add_up, means
 from bert_jax.training.objectives import WeightedSum
@@ -84,6 +85,16 @@ def test_a_damaged_record_is_named(tmp_path, line):
     with pytest.raises(UserError, match=r"metrics\.jsonl line 2 is damaged") as caught:
         Writer(tmp_path, 0)
     assert "\n" not in str(caught.value)
+
+
+def test_tensorboard_has_the_config_and_the_scores_at_the_end(tmp_path):
+    baselines = {"mlm_accuracy": 0.05}
+    with Writer(tmp_path, 0, TrainConfig(seed=7), lambda step: {}, baselines) as writer:
+        writer.write_table(4, {"mlm_accuracy": 0.25, "tokens": 9})
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    content = path.read_bytes()
+    assert b"| seed | 7 |" in content
+    assert b"| MLM accuracy | 25.0% | 5.0% |" in content
 
 
 def test_tensorboard_reads_the_events_of_a_resumed_run(tmp_path):
