@@ -292,7 +292,7 @@ def _train_seed(
         records = writer.records
         seconds = time.monotonic() - started if step == 0 else None
         result = hosts.broadcast_from_main(lambda: _result(run, seed, records, seconds, folder))
-        writer.write_table(records[-1]["step"], result["best"])
+        writer.write_table(result["best"]["step"], result["best"])
     if hosts.is_main():
         store.write_record(path, result)
     return result

@@ -93,7 +93,7 @@ class Writer:
             lambda sink: sink.write(step, {f"{split}/{k}": value for k, value in shown.items()})
         )
 
-    def write_table(self, step: int, scores: Mapping[str, float]) -> None:
+    def write_table(self, step: int, scores: Mapping[str, Any]) -> None:
         """Write the scores at the end beside their baselines, as a text of TensorBoard."""
         if isinstance(events := self._sinks.get(_EVENTS), sinks.TensorBoard):
             with self._dropping_on_error(_EVENTS):

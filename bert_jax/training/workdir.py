@@ -47,25 +47,28 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
     if (workdir / "state").exists():
         raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
     if has_checkpoint(workdir):
-        _check_same_run(config, workdir)
+        check_same_run(config, workdir / "config.json")
+        if isinstance(config, TrainConfig):
+            _check_steps_done(config, workdir)
 
 
-def _check_same_run(config: TrainConfig | FinetuneConfig, workdir: Path) -> None:
-    """Refuse a config that differs from that of a run in more than fields that are resumable."""
-    saved = _saved_config(type(config), workdir / "config.json")
-    there = settings.flatten(saved)
+def check_same_run(config: TrainConfig | FinetuneConfig, path: Path) -> None:
+    """Refuse to resume a run if its `config.json` differs in a field that is not resumable."""
+    saved = settings.flatten(_saved_config(type(config), path))
     for name, value, _, metadata in settings.fields(config):
-        if there[name] != value and not metadata["resumable"]:
-            wrong = f"{name} is {there[name]!r} there and {value!r} here"
+        if saved[name] != value and not metadata["resumable"]:
+            wrong = f"{name} is {saved[name]!r} there and {value!r} here"
             advice = "choose another --workdir or set the field back"
-            raise UserError(f"{workdir} belongs to another config: {wrong}; {advice}")
-    if isinstance(config, FinetuneConfig):
-        return
-    done = _steps_done(workdir)
+            raise UserError(f"{path.parent} belongs to another config: {wrong}; {advice}")
+
+
+def _check_steps_done(config: TrainConfig, workdir: Path) -> None:
+    """Refuse fewer steps than a run has done, and other phases than it did them with."""
+    done, saved = _steps_done(workdir), own_config(workdir)
     if config.steps < done:
         wrong = f"{workdir} has done {done:,} steps, and steps is {config.steps:,}"
         raise UserError(f"{wrong}; raise it or choose another --workdir")
-    if _begun(config, done) != _begun(saved, done):
+    if saved and _begun(config, done) != _begun(saved, done):
         wrong = f"{workdir} has done {done:,} steps with other data.phases"
         raise UserError(f"{wrong}; let new ones start at that step or later")
 
