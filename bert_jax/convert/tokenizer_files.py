@@ -34,6 +34,10 @@ def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
         # The model stays beside it, for SentencePiece and for an import.
         contents["tokenizer.json"] = _from_sentencepiece(tokenizer).to_str(pretty=True).encode()
     else:
+        if tokenizer.kind == "byte_bpe" and config.model_type != "roberta":
+            joined = tokenizers.Tokenizer.from_str(contents["tokenizer.json"].decode())
+            joined.post_processor = Tokenizer.template(tokenizer)  # as BERT joins two texts
+            contents["tokenizer.json"] = joined.to_str(pretty=True).encode()
         content = json.loads(contents["tokenizer.json"])
         contents |= _vocabulary(tokenizer, content)
         pre_tokenizer = content["pre_tokenizer"] or {}
