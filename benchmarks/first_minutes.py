@@ -50,7 +50,7 @@ def record(command: str, *, is_terminal: bool) -> tuple[str, str]:
             if now - last > silence:
                 silence = now - last
                 text = _ESCAPE.sub(b"", rest or (lines[-1][1] if lines else b"")).decode()
-                silent_after = text.strip()[:60] or "the start"
+                silent_after = text.split("\r")[-1].strip()[:60] or "the start"
             last = now
             *whole, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n")
             lines += [(now - started, line.split(b"\r")[-1]) for line in whole]
@@ -63,10 +63,9 @@ def record(command: str, *, is_terminal: bool) -> tuple[str, str]:
         f"[{seconds:6.1f}] {_ESCAPE.sub(b'', line).decode(errors='replace').rstrip()}"
         for seconds, line in lines
     ]
-    row = (
-        f"| `{command}` | {code} | {first or total:.1f} | {silence:.1f} | {silent_after} | "
-        f"{total:.1f} |"
-    )
+    cell = command.replace("|", "\\|")
+    times = f"{first or total:.1f} | {silence:.1f} | {silent_after} | {total:.1f}"
+    row = f"| `{cell}` | {code} | {times} |"
     return row, f"$ {command}\n" + "\n".join(shown)
 
 
