@@ -25,8 +25,8 @@ from bert_jax.embeddings import Encoder, tokenize, warn_truncated
 from bert_jax.errors import UserError
 from bert_jax.locks import replacing
 from bert_jax.masked_lm import Guess, MaskFiller
-from bert_jax.models.bert import BertModel, BertOutput
-from bert_jax.models.heads import BertForPreTraining, TaskModel
+from bert_jax.models.encoder import EncoderOutput
+from bert_jax.models.heads import BertForPreTraining, TaskModel, make_encoder
 from bert_jax.predictions import Predictions, Predictor, predict_texts
 from bert_jax.settings import from_dict
 from bert_jax.tasks import make_task
@@ -115,7 +115,7 @@ class Bert:
         max_length: int | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
-    ) -> BertOutput:
+    ) -> EncoderOutput:
         """Run the encoder on texts; `tokenize` says which are refused.
 
         Args:
@@ -134,8 +134,9 @@ class Bert:
         )
 
     @functools.cached_property
-    def _encode(self) -> Callable[..., BertOutput]:
-        model = BertModel(self.config, add_pooling_layer="pooler" in self.params["bert"])
+    def _encode(self) -> Callable[..., EncoderOutput]:
+        has_pooler = not {"pooler", "head"}.isdisjoint(self.params["bert"])
+        model = make_encoder(self.config, add_pooling_layer=has_pooler)
         flags = "output_hidden_states", "output_attentions", "output_queries_keys"
         encode = jax.jit(model.apply, static_argnames=flags)
         return functools.partial(encode, {"params": self.params["bert"]})

@@ -35,7 +35,9 @@ class ModelConfig:
     768
     """
 
-    model_type: Literal["bert", "roberta"] = setting("bert", "architecture; a roberta has no NSP")
+    model_type: Literal["bert", "roberta", "modernbert"] = setting(
+        "bert", "architecture; only a bert has NSP"
+    )
     vocab_size: int = setting(30522, "word embeddings; 0 for those of the tokenizer", SIZE_OR_ZERO)
     hidden_size: int = setting(768, "width of the encoder", SIZE)
     num_hidden_layers: int = setting(12, "layers", SIZE)
@@ -46,8 +48,13 @@ class ModelConfig:
     attention_probs_dropout_prob: float = setting(0.1, "dropout of attention weights", SHARE)
     max_position_embeddings: int = setting(512, "longest sequence, in tokens", SIZE)
     position_embedding_type: Literal[
-        "absolute", "sinusoidal", "relative_key", "relative_key_query"
+        "absolute", "sinusoidal", "relative_key", "relative_key_query", "rotary"
     ] = setting("absolute", "kind of positions; docs/positions.md compares them")
+    global_attn_every_n_layers: int = setting(3, "modernbert: layers from a global to the next")
+    local_attention: int = setting(128, "modernbert: tokens of the window of the other layers")
+    global_rope_theta: float = setting(160_000.0, "modernbert: rotary base of global layers")
+    local_rope_theta: float = setting(10_000.0, "modernbert: rotary base of local layers")
+    classifier_pooling: Literal["cls", "mean"] = setting("cls", "modernbert: features of a text")
     type_vocab_size: int = setting(2, "token types", SIZE)
     initializer_range: float = setting(0.02, "standard deviation of initial weights")
     layer_norm_eps: float = setting(1e-12, "epsilon of layer normalization")
@@ -310,8 +317,9 @@ def validate(config: TrainConfig) -> None:
     if not data.eval_fraction and not data.eval_source:
         raise UserError("data.eval_fraction is 0; raise it, or give data.eval_source")
     needs = f"data.pairs {data.pairs} needs"
-    if data.pairs != "none" and model.model_type == "roberta":
-        raise UserError(f"{needs} a head that a roberta does not have; set data.pairs to none")
+    if data.pairs != "none" and model.model_type != "bert":
+        lacks = f"a head that a {model.model_type} does not have"
+        raise UserError(f"{needs} {lacks}; set data.pairs to none")
     if data.pairs != "none" and model.type_vocab_size < 2:
         raise UserError(f"{needs} a model.type_vocab_size of 2; set it, or data.pairs to none")
     if data.packing and data.pairs == "none":
@@ -351,6 +359,13 @@ def validate_model(config: ModelConfig, where: str) -> None:
         wrong = f"{where}: model.hidden_size {config.hidden_size} is not a multiple of"
         heads = f"model.num_attention_heads {config.num_attention_heads}"
         raise UserError(f"{wrong} {heads}; change one of them")
+    is_rotary = config.position_embedding_type == "rotary"
+    if is_rotary != (config.model_type == "modernbert"):
+        kind = "rotary" if not is_rotary else "another kind, such as absolute"
+        raise UserError(
+            f"{where}: a {config.model_type} has no {config.position_embedding_type} positions; "
+            f"set model.position_embedding_type to {kind}"
+        )
 
 
 def _validate_parallel(config: ParallelConfig) -> None:

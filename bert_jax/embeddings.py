@@ -16,7 +16,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.distributed.fsdp import Collectives
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.errors import UserError
-from bert_jax.models.bert import BertModel
+from bert_jax.models.heads import make_encoder
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -139,7 +139,7 @@ class BatchRunner:
         layout = replicated_layout(mesh)
         self._num_devices = mesh.size
         self._params = jax.device_put(params, layout.params)
-        model = BertModel(config, add_pooling_layer=False)
+        model = make_encoder(config, add_pooling_layer=False)
 
         def run_shard(params: Any, _: Any, batch: Mapping[str, jax.Array]) -> Any:
             return function(functools.partial(model.apply, {"params": params}), batch)

@@ -13,15 +13,22 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.models import attention_tpu
 from bert_jax.models.attention_tpu import target_platform
-from bert_jax.models.layers import MASKED_SCORE, Dense, DropoutKey, apply_dropout, sequence_keys
-from bert_jax.models.matmul import attention_context, attention_scores, dense_group
-from bert_jax.models.positions import RelativePositions
+from bert_jax.models.layers import (
+    MASKED_SCORE,
+    Dense,
+    DropoutKey,
+    apply_dropout,
+    dense_layers,
+    sequence_keys,
+)
+from bert_jax.models.matmul import attention_context, attention_scores
+from bert_jax.models.positions import RelativePositions, rotate
 
 _MAX_CUDNN_HEAD_SIZE = 128  # of GPUs before Hopper, by JAX's own check
 
@@ -35,13 +42,24 @@ class AttentionMask:
 
     segment_ids: Any  # [B, L] int32
     packed: bool = struct.field(pytree_node=False, default=False)
+    window: Any = None  # the largest distance of a token from those it attends to, if limited
 
     def bias(self) -> Float[Array, "B 1 L_or_1 M"]:
         """Return the mask's term of the scores: 0, or -10000 where a token does not attend."""
         attends = self.segment_ids[:, None, None, :] > 0
         if self.packed:
             attends &= self.segment_ids[:, None, :, None] == self.segment_ids[:, None, None, :]
+        if self.window is not None:
+            attends &= self._is_in_window()
         return jnp.where(attends, 0.0, MASKED_SCORE)
+
+    def window_bias(self) -> Float[Array, "L M"]:
+        """Return the window's part of `bias`."""
+        return jnp.where(self._is_in_window(), 0.0, MASKED_SCORE)
+
+    def _is_in_window(self) -> Bool[Array, "L M"]:
+        index = jnp.arange(self.segment_ids.shape[1])
+        return jnp.abs(index[:, None] - index) <= self.window
 
 
 @struct.dataclass
@@ -51,8 +69,8 @@ class AttentionMaps:
     Attributes:
       probabilities: of each query, over the keys, [B, H, L, M].
       query, key: of each head, [B, H, L, K].
-      position_scores: the relative positions' term of the scores before scaling, [B, H, L, M]; None
-        without them.
+      position_scores: the term of the scores before scaling that relative positions add, or a
+        window, [B, H, L, M]; None without them.
     """
 
     probabilities: Any
@@ -61,10 +79,18 @@ class AttentionMaps:
     position_scores: Any
 
 
-class BertSelfAttention(nn.Module):
-    """Multi-head self-attention with its output projection."""
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with its output projection.
+
+    Attributes:
+      config: of the model.
+      use_bias: whether the projections have biases.
+      output_stddev: of the output's initial kernel; None for `config.initializer_range`.
+    """
 
     config: ModelConfig
+    use_bias: bool = True
+    output_stddev: float | None = None
 
     @nn.compact
     def __call__(
@@ -73,23 +99,29 @@ class BertSelfAttention(nn.Module):
         mask: AttentionMask,
         dropout_key: DropoutKey | None,
         output_maps: bool,
+        rotation: tuple[Array, Array] | None = None,
     ) -> tuple[Float[Array, "B L D"], AttentionMaps | None]:
-        """Return the output, and the attention maps if `output_maps`."""
+        """Return the output, and the attention maps if `output_maps`.
+
+        `rotation` is that of rotary positions, as `rotate` takes it.
+        """
         c = self.config
         length, size = hidden.shape[1:]
         names, axes = ("query", "key", "value"), ("embed", "heads")
-        layers = [Dense(c, (size, size), axes, name=name) for name in names]
-        projected = dense_group(hidden, [x.kernel for x in layers], [x.bias for x in layers])
+        dense = partial(Dense, c, (size, size), use_bias=self.use_bias)
+        query, key, value = dense_layers(hidden, [dense(axes, name=name) for name in names])
+        if rotation:
+            query, key = (rotate(x, rotation, c.num_attention_heads) for x in (query, key))
         relative = None
         if c.position_embedding_type.startswith("relative"):
             relative = RelativePositions(c, name="distance")
         options: Any = {"packed": mask.packed, "training": dropout_key is not None}
         is_fused = c.attention == "fused" and not output_maps
         if is_fused and not unsupported(c, target_platform(), length, **options):
-            context, maps = fused_attention(c, projected, mask, dropout_key), None
+            context, maps = fused_attention(c, (query, key, value), mask, dropout_key), None
         else:
-            context, maps = plain_attention(c, projected, mask, dropout_key, relative)
-        output = Dense(c, (size, size), ("heads", "embed"), name="output")(context)
+            context, maps = plain_attention(c, (query, key, value), mask, dropout_key, relative)
+        output = dense(("heads", "embed"), stddev=self.output_stddev, name="output")(context)
         return output, maps if output_maps else None
 
 
@@ -119,6 +151,9 @@ def plain_attention(
         attention, dropout_key, config.attention_probs_dropout_prob, (heads, most, most)
     )
     context = attention_context(kept.astype(value.dtype), value)
+    if mask.window is not None:  # what is not used is not computed
+        term = mask.window_bias() * (size // heads) ** 0.5
+        positions = jnp.broadcast_to(term, attention.shape)
     maps = AttentionMaps(attention, query, key, positions)
     return context.swapaxes(1, 2).reshape(batch, length, size), maps
 
@@ -197,6 +232,8 @@ def unsupported(
     head_size = config.hidden_size // config.num_attention_heads
     if platform not in ("tpu", "gpu"):
         return f"is for a TPU or a GPU, not for a {platform}; train on one"
+    if config.model_type == "modernbert":
+        return "has no window, as a modernbert's layers have"
     if config.position_embedding_type.startswith("relative"):
         kind = config.position_embedding_type
         return f"has no {kind} positions; set model.position_embedding_type to absolute"

@@ -11,20 +11,18 @@ Matrix products and the fused kernels have gradients written by hand: `jax.grad`
 model, and forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises a TypeError.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
-from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax import struct
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.attention import AttentionMaps, AttentionMask, BertSelfAttention
+from bert_jax.models.attention import AttentionMaps, AttentionMask, SelfAttention
+from bert_jax.models.encoder import EncoderOutput, Requested, gather_positions, run_layers
 from bert_jax.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -36,26 +34,6 @@ from bert_jax.models.layers import (
     truncated_normal,
 )
 from bert_jax.models.positions import sinusoidal_positions
-
-
-@struct.dataclass
-class BertOutput:
-    """The output of the encoder.
-
-    Attributes:
-      last_hidden_state: [B, L, D].
-      pooled: tanh of a dense layer on the first token, [B, D]; in packed sequences on the first
-        token of each segment, [B, T, D]; None without that layer.
-      hidden_states: if requested, the embeddings and the output of each layer, each [B, L, D].
-      attentions: if requested, the attention map of each layer before dropout, [B, H, L, M].
-      queries_keys: if requested, the queries and keys of each layer, as `AttentionMaps`.
-    """
-
-    last_hidden_state: Any
-    pooled: Any
-    hidden_states: Any = None
-    attentions: Any = None
-    queries_keys: Any = None
 
 
 class BertEmbeddings(nn.Module):
@@ -121,7 +99,7 @@ class BertLayer(nn.Module):
         c = self.config
         size, wide = c.hidden_size, c.intermediate_size
         keys = [key and key.fold(number) for number in range(3)]
-        attend = BertSelfAttention(c, name="attention")
+        attend = SelfAttention(c, name="attention")
         update, maps = attend(hidden, mask, keys[0], output_maps)
         update = apply_dropout(update, keys[1], c.hidden_dropout_prob)
         hidden = LayerNorm(c, name="attention_layer_norm")(hidden + update)
@@ -160,7 +138,7 @@ class BertModel(nn.Module):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
         output_queries_keys: bool = False,
-    ) -> BertOutput:
+    ) -> EncoderOutput:
         """Encode a batch.
 
         Args:
@@ -178,53 +156,23 @@ class BertModel(nn.Module):
           output_queries_keys: whether to return the queries and keys of every layer. Attention is
             plain where maps, queries or keys are returned.
         """
+        c = self.config
         mask = AttentionMask(attention_mask, packed=position_ids is not None)
-        embedding_key = dropout_key and dropout_key.fold(self.config.num_hidden_layers)
+        embedding_key = dropout_key and dropout_key.fold(c.num_hidden_layers)
         embedded = self.embeddings(input_ids, token_type_ids, embedding_key, position_ids)
+        requested = Requested(output_hidden_states, output_attentions, output_queries_keys)
 
-        def run(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
-            key = dropout_key and dropout_key.fold(index)
-            hidden, maps = layer(hidden, mask, key, output_attentions or output_queries_keys)
-            state = hidden if output_hidden_states else ()
-            attention = maps.probabilities if output_attentions else ()
-            rest = maps.replace(probabilities=None) if output_queries_keys else ()
-            return hidden, (state, attention, rest)
+        def call(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
+            return layer(hidden, mask, dropout_key and dropout_key.fold(index), requested.maps)
 
-        if self.config.scan_layers and not self.is_initializing():
-            hidden, outputs = self._scan(run, embedded)
-        else:
-            hidden, outputs = embedded, []
-            for index, layer in enumerate(self.layers):
-                hidden, output = run(layer, hidden, index)
-                outputs.append(output)
-        states, attentions, queries_keys = zip(*outputs, strict=True)
-        first = hidden[:, 0]
-        if segment_starts is not None:
-            first = gather_positions(hidden, segment_starts)
-        return BertOutput(
-            last_hidden_state=hidden,
-            pooled=jnp.tanh(self.pooler(first)) if self.add_pooling_layer else None,
-            hidden_states=(embedded, *states) if output_hidden_states else None,
-            attentions=attentions if output_attentions else None,
-            queries_keys=queries_keys if output_queries_keys else None,
-        )
+        scanned = self.any_layer if c.scan_layers and not self.is_initializing() else None
+        output = run_layers(call, self.layers, embedded, requested, scanned)
+        if not self.add_pooling_layer:
+            return output
+        hidden = output.last_hidden_state
+        first = hidden[:, 0] if segment_starts is None else gather_positions(hidden, segment_starts)
+        return dataclasses.replace(output, pooled=jnp.tanh(self.pooler(first)))
 
-    def _scan(
-        self, run: Callable[..., tuple[Array, Any]], hidden: Array
-    ) -> tuple[Array, list[Any]]:
-        """Run the layers by a scan over their stacked parameters, which compiles faster."""
-        params = [layer.variables["params"] for layer in self.layers]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-
-        def step(hidden: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
-            return run(partial(self.any_layer.apply, {"params": layer[0]}), hidden, layer[1])
-
-        hidden, outputs = jax.lax.scan(step, hidden, (stacked, jnp.arange(len(params))))
-        return hidden, [jax.tree.map(itemgetter(i), outputs) for i in range(len(params))]
-
-
-def gather_positions(
-    hidden: Float[Array, "B L D"], positions: Int[Array, "B P"]
-) -> Float[Array, "B P D"]:
-    """Return the hidden states at some positions of each sequence."""
-    return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+    def token_features(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
+        """Return what the heads for tokens see of hidden states."""
+        return hidden

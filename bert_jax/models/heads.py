@@ -13,18 +13,29 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.bert import BertModel, gather_positions
+from bert_jax.models.bert import BertModel
+from bert_jax.models.encoder import gather_positions
 from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, apply_dropout, param
 from bert_jax.models.matmul import logits_from_embeddings
+from bert_jax.models.modernbert import ModernBertModel
+
+ENCODERS = {"bert": BertModel, "roberta": BertModel, "modernbert": ModernBertModel}
+
+
+def make_encoder(config: ModelConfig, *, add_pooling_layer: bool) -> BertModel | ModernBertModel:
+    """Return the encoder of a model type."""
+    return ENCODERS[config.model_type](config, add_pooling_layer)
 
 
 class MaskedLMHead(nn.Module):
     """Scores of every token of the vocabulary, by the product with its embedding.
 
-    Source: `get_masked_lm_output` in google-research/bert `run_pretraining.py`.
+    Source: `get_masked_lm_output` in google-research/bert `run_pretraining.py`. An encoder that has
+    a dense layer for all its heads needs no `transform`.
     """
 
     config: ModelConfig
+    has_transform: bool = True
 
     @nn.compact
     def __call__(
@@ -32,9 +43,10 @@ class MaskedLMHead(nn.Module):
     ) -> Float[Array, "B P V"]:
         """Return float32 logits."""
         c = self.config
-        transform = Dense(c, (c.hidden_size, c.hidden_size), ("embed", "hidden"), name="transform")
-        hidden = ACTIVATIONS[c.hidden_act](transform(hidden))
-        hidden = LayerNorm(c, name="layer_norm")(hidden)
+        if self.has_transform:
+            shape, axes = (c.hidden_size, c.hidden_size), ("embed", "hidden")
+            hidden = ACTIVATIONS[c.hidden_act](Dense(c, shape, axes, name="transform")(hidden))
+            hidden = LayerNorm(c, name="layer_norm")(hidden)
         bias = param(self, "bias", nn.initializers.zeros, (c.vocab_size,), ("vocab",))
         return jnp.add(logits_from_embeddings(hidden, word_embeddings), bias)
 
@@ -60,8 +72,8 @@ class BertForPreTraining(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.bert = BertModel(c, add_pooling_layer=self.next_sentence)
-        self.mlm_head = MaskedLMHead(c)
+        self.bert = make_encoder(c, add_pooling_layer=self.next_sentence)
+        self.mlm_head = MaskedLMHead(c, has_transform=c.model_type != "modernbert")
         if self.next_sentence:
             self.nsp_head = Dense(c, (c.hidden_size, 2), ("embed", "label"))
 
@@ -82,7 +94,8 @@ class BertForPreTraining(nn.Module):
 
     def mlm_logits(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P V"]:
         """Return the score of every token for hidden states, in float32."""
-        return self.mlm_head(hidden, self.bert.embeddings.word_embeddings)
+        features = self.bert.token_features(hidden)
+        return self.mlm_head(features, self.bert.embeddings.word_embeddings)
 
     def init_params(self, key: Array) -> Any:
         """Return random parameters, boxed with their logical axes."""
@@ -113,8 +126,10 @@ class TaskModel(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.bert = BertModel(c, add_pooling_layer=self.uses_pooler and not self.probe)
-        self.classifier = Dense(c, (c.hidden_size, self.num_labels), ("embed", "label"))
+        self.bert = make_encoder(c, add_pooling_layer=self.uses_pooler and not self.probe)
+        stddev = c.hidden_size**-0.5 if c.model_type == "modernbert" else None
+        shape, axes = (c.hidden_size, self.num_labels), ("embed", "label")
+        self.classifier = Dense(c, shape, axes, stddev=stddev)
         if self.probe == "mix":
             layers = (c.num_hidden_layers + 1,)
             self.mix = param(self, "mix", nn.initializers.zeros, layers, ("hidden",))
@@ -135,7 +150,9 @@ class TaskModel(nn.Module):
                 hidden = (hidden * mask).sum(1) / jnp.maximum(mask.sum(1), 1)
         else:
             output = self.bert(input_ids, token_type_ids, attention_mask, dropout_key)
-            hidden = output.pooled if self.uses_pooler else output.last_hidden_state
+            hidden = output.pooled
+            if not self.uses_pooler:
+                hidden = self.bert.token_features(output.last_hidden_state)
         if self.has_dropout:
             key = dropout_key and dropout_key.fold(self.config.num_hidden_layers + 1)
             hidden = apply_dropout(hidden, key, self.config.hidden_dropout_prob)

@@ -6,7 +6,7 @@ Shape letters are those of `models.bert`.
 import contextlib
 import contextvars
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,39 +81,58 @@ def truncated_normal(stddev: float) -> nn.initializers.Initializer:
 
 
 class Dense(nn.Module):
-    """A dense layer over the last axis, computed in `config.dtype`."""
+    """A dense layer over the last axis, computed in `config.dtype`.
+
+    Attributes:
+      config: of the model.
+      shape: inputs and outputs.
+      axes: logical names of the two.
+      use_bias: whether it has a bias.
+      stddev: of the initial kernel; None for `config.initializer_range`.
+    """
 
     config: ModelConfig
     shape: tuple[int, int]
     axes: tuple[str, str]
+    use_bias: bool = True
+    stddev: float | None = None
 
     def setup(self) -> None:
-        c = self.config
-        init, zeros = truncated_normal(c.initializer_range), nn.initializers.zeros
+        c, zeros = self.config, nn.initializers.zeros
+        init = truncated_normal(self.stddev or c.initializer_range)
         self.kernel = param(self, "kernel", init, self.shape, self.axes, c.dtype)
-        self.bias = param(self, "bias", zeros, self.shape[1:], self.axes[1:], c.dtype)
+        if self.use_bias:
+            self.bias = param(self, "bias", zeros, self.shape[1:], self.axes[1:], c.dtype)
 
     def __call__(self, x: Float[Array, "*any I"]) -> Float[Array, "*any O"]:
-        """Return `x @ kernel + bias`."""
-        (output,) = dense_group(x.astype(self.config.dtype), [self.kernel], [self.bias])
-        return output
+        """Return `x @ kernel`, plus the bias."""
+        return dense_layers(x.astype(self.config.dtype), [self])[0]
+
+
+def dense_layers(x: Float[Array, "*any I"], layers: Sequence[Dense]) -> tuple[Array, ...]:
+    """Return the output of several dense layers, all with a bias or none, for one input."""
+    biases = [layer.bias for layer in layers if layer.use_bias]
+    return dense_group(x, [layer.kernel for layer in layers], biases)
 
 
 class LayerNorm(nn.Module):
     """Layer normalization over the last axis, with statistics in float32."""
 
     config: ModelConfig
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "*any D"]) -> Float[Array, "*any D"]:
         """Return `x` normalized, scaled and shifted, in `config.dtype`."""
         scale = param(self, "scale", nn.initializers.ones, x.shape[-1:], ("embed",))
-        bias = param(self, "bias", nn.initializers.zeros, x.shape[-1:], ("embed",))
         centered = x.astype(jnp.float32)
         centered -= centered.mean(-1, keepdims=True)
         variance = jnp.square(centered).mean(-1, keepdims=True)
         normalized = centered * jax.lax.rsqrt(variance + self.config.layer_norm_eps)
-        return (normalized * scale + bias).astype(self.config.dtype)
+        normalized *= scale
+        if self.use_bias:
+            normalized += param(self, "bias", nn.initializers.zeros, x.shape[-1:], ("embed",))
+        return normalized.astype(self.config.dtype)
 
 
 @struct.dataclass

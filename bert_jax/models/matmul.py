@@ -26,22 +26,26 @@ def dense_group(
 ) -> tuple[Array, ...]:
     """Return `x @ kernel + bias` for several kernels [I, O], in the dtype of `x`.
 
+    Without biases, `biases` is empty.
+
     Kernels and biases are float32, and so are their gradients: JAX alone would round these to the
     dtype of `x` before they are summed over devices. The gradient by `x` is one product for all
     kernels, so that tensor parallelism sums it once.
     """
-    outputs = (_einsum("...I,IO->...O", x, kernel.astype(x.dtype)) for kernel in kernels)
+    outputs = tuple(_einsum("...I,IO->...O", x, kernel.astype(x.dtype)) for kernel in kernels)
+    if not biases:
+        return outputs
     return tuple(y + bias.astype(x.dtype) for y, bias in zip(outputs, biases, strict=True))
 
 
 def _dense_group_backward(saved: Any, gradients: tuple[Array, ...]) -> tuple[Array, Any, Any]:
-    x, kernels, _ = saved
+    x, kernels, biases = saved
     # Without the barrier a CPU's compiler casts the kernels again inside the loop that stacks them.
     cast = optimization_barrier(tuple(kernel.astype(x.dtype) for kernel in kernels))
     stacked = jnp.stack(gradients, axis=-2), jnp.stack(cast, axis=1)
     kernel_gradients = [weight_gradient(x, gradient) for gradient in gradients]
     flat = [gradient.reshape(-1, gradient.shape[-1]) for gradient in gradients]
-    bias_gradients = [gradient.astype(jnp.float32).sum(0) for gradient in flat]
+    bias_gradients = [g.astype(jnp.float32).sum(0) for g, _ in zip(flat, biases, strict=False)]
     return _einsum("...GO,IGO->...I", *stacked), kernel_gradients, bias_gradients
 
 

@@ -1,12 +1,12 @@
-"""Position embeddings other than BERT's own: sinusoidal, and relative in the attention scores.
+"""Positions other than BERT's own: sinusoidal, rotary, and relative in the attention scores.
 
-Shape letters are those of `models.bert`; besides, R = 2 L - 1 distances.
+Shape letters are those of `models.bert`; besides, R = 2 L - 1 distances and K2 = K / 2.
 """
 
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
 from bert_jax.models.layers import param, truncated_normal
@@ -21,6 +21,32 @@ def sinusoidal_positions(length: int, size: int) -> np.ndarray:
     feature = np.arange(size)
     angles = np.arange(length)[:, None] / 10000.0 ** (feature // 2 * 2 / size)
     return np.where(feature % 2, np.cos(angles), np.sin(angles)).astype(np.float32)
+
+
+def rotation(
+    positions: Int[Array, "*B L"], head_size: int, theta: float | Array
+) -> tuple[Float[Array, "*B L K2"], Float[Array, "*B L K2"]]:
+    """Return the cosine and sine of each position's angles, for `rotate`.
+
+    Angle i of position p is `p / theta^(2i / K)`. Source: Su et al. 2021, section 3.2.2.
+    """
+    exponents = jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size
+    angles = positions[..., None] * (1.0 / jnp.asarray(theta, jnp.float32) ** exponents)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(
+    x: Float[Array, "B L D"], rotation: tuple[Array, Array], num_heads: int
+) -> Float[Array, "B L D"]:
+    """Return queries or keys, heads side by side, rotated by their positions (`rotation`).
+
+    Element i of a head is paired with element i + K/2, as in GPT-NeoX and `transformers`.
+    """
+    cos, sin = (angle[..., None, :] for angle in rotation)
+    heads = x.reshape(*x.shape[:2], num_heads, -1).astype(jnp.float32)
+    first, second = jnp.split(heads, 2, axis=-1)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate(rotated, axis=-1).reshape(x.shape).astype(x.dtype)
 
 
 class RelativePositions(nn.Module):

@@ -61,9 +61,15 @@ def _shard_bytes(tree: Any) -> int:
 def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
     """Return the operations of a sequence, forward and backward, by docs/speed.md's formula."""
     size, layers, length = model.hidden_size, model.num_hidden_layers, phase.max_length
-    layer = 24 * size**2 + 12 * size * model.intermediate_size + 12 * size * length
+    matrices, keys = 12 * model.intermediate_size, [length] * layers
+    if model.model_type == "modernbert":  # gated, and with a window in most layers
+        matrices *= 1.5
+        local = min(length, model.local_attention + 1)
+        keys = [local if i % model.global_attn_every_n_layers else length for i in range(layers)]
+    layer = 24 * size**2 + size * matrices
     head = 6 * phase.max_predictions * (size**2 + size * model.vocab_size)
-    return float(length * layers * layer + head + 6 * size**2 * pairs)
+    tokens = length * (layers * layer + 12 * size * sum(keys))
+    return float(tokens + head + 6 * size**2 * pairs)
 
 
 def check_fits(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) -> None:

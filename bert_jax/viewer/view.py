@@ -101,7 +101,7 @@ class AttentionView:
 
 
 class Viewer:
-    """Compute views of texts by an encoder: `BertModel.apply` with its parameters, compiled."""
+    """Compute views of texts by an encoder: its `apply` with its parameters, compiled."""
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer, encode: Callable[..., Any]):
         self._config, self._tokenizer, self._encode = config, tokenizer, encode

@@ -224,7 +224,7 @@ def test_an_attention_map_is_of_the_plain_form(changes, wanted, kernels, on_tpu)
     config = model_config(**{"attention": "fused", "num_hidden_layers": 1, **changes})
     params = jax.eval_shape(BertModel(config).init, jax.random.key(0), ids, ids, ids)
     hidden = jax.ShapeDtypeStruct((2, 16, 16), jnp.float32)
-    module = attention.BertSelfAttention(config)
+    module = attention.SelfAttention(config)
     variables = {"params": params["params"]["layer_0"]["attention"]}
     run = partial(module.apply, output_maps=wanted, dropout_key=None)
     _, found = jax.eval_shape(run, variables, hidden, AttentionMask(ids))

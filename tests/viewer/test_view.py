@@ -14,11 +14,13 @@ from bert_jax.models.heads import BertForPreTraining
 from bert_jax.tasks import make_task
 
 
-@pytest.fixture(scope="module", params=["absolute", "relative_key", "relative_key_query"])
+@pytest.fixture(scope="module", params=["absolute", "relative_key", "relative_key_query", "rotary"])
 def bert(request, tiny_bert) -> Bert:
     """A model of random weights, large enough that maps are uneven."""
     config = model_config(vocab_size=64, position_embedding_type=request.param)
-    model = BertForPreTraining(config)
+    if request.param == "rotary":
+        config = dataclasses.replace(config, model_type="modernbert", local_attention=4)
+    model = BertForPreTraining(config, next_sentence=request.param != "rotary")
     params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
     keys = iter(jax.random.split(jax.random.key(1), 1000))
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)

@@ -1,0 +1,106 @@
+"""What the encoders share: their output, and running their layers one after the other.
+
+Shape letters are those of `models.bert`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from bert_jax.models.attention import AttentionMaps
+
+
+@struct.dataclass
+class EncoderOutput:
+    """The output of an encoder.
+
+    Attributes:
+      last_hidden_state: [B, L, D].
+      pooled: the features of the whole sequence, [B, D]; in packed sequences of each segment,
+        [B, T, D]; None without a pooling layer.
+      hidden_states: if requested, the embeddings and the output of each layer, each [B, L, D].
+      attentions: if requested, the attention map of each layer before dropout, [B, H, L, M].
+      queries_keys: if requested, the queries and keys of each layer, as `AttentionMaps`.
+    """
+
+    last_hidden_state: Any
+    pooled: Any = None
+    hidden_states: Any = None
+    attentions: Any = None
+    queries_keys: Any = None
+
+
+class Requested(NamedTuple):
+    """What an encoder returns of each layer."""
+
+    hidden_states: bool
+    attentions: bool
+    queries_keys: bool
+
+    @property
+    def maps(self) -> bool:
+        """Whether the layers must compute attention maps."""
+        return self.attentions or self.queries_keys
+
+
+def run_layers(
+    call: Callable[..., tuple[Array, AttentionMaps | None]],
+    layers: Sequence[nn.Module],
+    hidden: Float[Array, "B L D"],
+    requested: Requested,
+    scanned: nn.Module | None = None,
+    first_scanned: int = 0,
+) -> EncoderOutput:
+    """Return the output of the layers, without pooling.
+
+    `call(layer, hidden, index)` returns a layer's output and maps. With `scanned`, a layer without
+    parameters, those from `first_scanned` on run by a scan over their stacked parameters, which
+    compiles faster; `index` is then an array.
+    """
+
+    def run(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
+        hidden, maps = call(layer, hidden, index)
+        state = hidden if requested.hidden_states else ()
+        attention = maps.probabilities if maps and requested.attentions else ()
+        rest: Any = ()
+        if maps and requested.queries_keys:
+            rest = dataclasses.replace(maps, probabilities=None)
+        return hidden, (state, attention, rest)
+
+    number = len(layers) if scanned is None else first_scanned
+    embedded, outputs = hidden, []
+    for index, layer in enumerate(layers[:number]):
+        hidden, output = run(layer, hidden, index)
+        outputs.append(output)
+    if scanned is not None and (rest := layers[number:]):
+        params = [layer.variables["params"] for layer in rest]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+
+        def step(hidden: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
+            return run(partial(scanned.apply, {"params": layer[0]}), hidden, layer[1])
+
+        indices = jnp.arange(number, len(layers))
+        hidden, several = jax.lax.scan(step, hidden, (stacked, indices))
+        outputs += [jax.tree.map(itemgetter(i), several) for i in range(len(rest))]
+    states, attentions, queries_keys = zip(*outputs, strict=True)
+    return EncoderOutput(
+        last_hidden_state=hidden,
+        hidden_states=(embedded, *states) if requested.hidden_states else None,
+        attentions=attentions if requested.attentions else None,
+        queries_keys=queries_keys if requested.queries_keys else None,
+    )
+
+
+def gather_positions(
+    hidden: Float[Array, "B L D"], positions: Int[Array, "B P"]
+) -> Float[Array, "B P D"]:
+    """Return the hidden states at some positions of each sequence."""
+    return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)

@@ -1,0 +1,176 @@
+"""The ModernBERT encoder. Source: Warner et al. 2024, and `modernbert` in `transformers`.
+
+Every third layer attends to the whole sequence, the others to a window. Positions are rotary, each
+layer normalizes its input rather than its output, the feed-forward is gated, and nothing has a
+bias. Shape letters are those of `models.bert`.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from bert_jax.config import ModelConfig
+from bert_jax.models.attention import AttentionMaps, AttentionMask, SelfAttention
+from bert_jax.models.encoder import EncoderOutput, Requested, gather_positions, run_layers
+from bert_jax.models.layers import (
+    ACTIVATIONS,
+    Dense,
+    DropoutKey,
+    LayerNorm,
+    apply_dropout,
+    dense_layers,
+    param,
+    round_to_dtype,
+    truncated_normal,
+)
+from bert_jax.models.positions import rotation
+
+
+class ModernBertEmbeddings(nn.Module):
+    """Word embeddings, normalized."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        c = self.config
+        init, shape = truncated_normal(c.initializer_range), (c.vocab_size, c.hidden_size)
+        axes = ("vocab", "embed")
+        self.word_embeddings = param(self, "word_embeddings", init, shape, axes, c.dtype)
+        self.layer_norm = LayerNorm(c, use_bias=False)
+
+    def __call__(
+        self, input_ids: Int[Array, "B L"], key: DropoutKey | None
+    ) -> Float[Array, "B L D"]:
+        c = self.config
+        hidden = round_to_dtype(jnp.take(self.word_embeddings, input_ids, axis=0), c.dtype)
+        return apply_dropout(self.layer_norm(hidden), key, c.hidden_dropout_prob)
+
+
+class ModernBertLayer(nn.Module):
+    """Attention and a gated feed-forward, each on normalized input, with a residual connection."""
+
+    config: ModelConfig
+    is_first: bool = False  # its input is normalized already, as embeddings
+
+    @nn.compact
+    def __call__(
+        self,
+        hidden: Float[Array, "B L D"],
+        mask: AttentionMask,
+        rotation: tuple[Array, Array],
+        key: DropoutKey | None,
+        output_maps: bool,
+    ) -> tuple[Float[Array, "B L D"], AttentionMaps | None]:
+        """Return the layer's output, and its attention maps if `output_maps`."""
+        c = self.config
+        size, wide, narrow = c.hidden_size, c.intermediate_size, residual_stddev(c)
+        keys = [key and key.fold(number) for number in range(3)]
+        x = hidden
+        if not self.is_first:
+            x = LayerNorm(c, use_bias=False, name="attention_layer_norm")(x)
+        attend = SelfAttention(c, use_bias=False, output_stddev=narrow, name="attention")
+        update, maps = attend(x, mask, keys[0], output_maps, rotation)
+        hidden += apply_dropout(update, keys[1], c.attention_probs_dropout_prob)
+        x = LayerNorm(c, use_bias=False, name="feed_forward_layer_norm")(hidden)
+        inner, outer = ("embed", "feed_forward"), ("feed_forward", "embed")
+        gated = [Dense(c, (size, wide), inner, False, name=name) for name in ("up", "gate")]
+        up, gate = dense_layers(x, gated)
+        update = apply_dropout(ACTIVATIONS[c.hidden_act](up) * gate, keys[2], c.hidden_dropout_prob)
+        return hidden + Dense(c, (wide, size), outer, False, narrow, name="down")(update), maps
+
+
+class PredictionHead(nn.Module):
+    """The dense layer between the encoder and any head: of masked tokens, texts or tokens."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, hidden: Float[Array, "*any D"]) -> Float[Array, "*any D"]:
+        c = self.config
+        shape, axes = (c.hidden_size, c.hidden_size), ("embed", "hidden")
+        hidden = Dense(c, shape, axes, False, residual_stddev(c), name="dense")(hidden)
+        return LayerNorm(c, use_bias=False, name="layer_norm")(ACTIVATIONS[c.hidden_act](hidden))
+
+
+class ModernBertModel(nn.Module):
+    """Embeddings, encoder and the dense layer that all heads share."""
+
+    config: ModelConfig
+    add_pooling_layer: bool = True
+
+    def setup(self) -> None:
+        c = self.config
+        self.embeddings = ModernBertEmbeddings(c)
+        layer = ModernBertLayer
+        if c.remat:
+            layer = nn.remat(layer, static_argnums=(5,))
+        numbers = range(c.num_hidden_layers)
+        self.layers = [layer(c, is_first=i == 0, name=f"layer_{i}") for i in numbers]
+        self.any_layer = layer(c, parent=None)
+        self.final_layer_norm = LayerNorm(c, use_bias=False)
+        self.head = PredictionHead(c)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+        attention_mask: Int[Array, "B L"],
+        dropout_key: DropoutKey | None = None,
+        *,
+        position_ids: Int[Array, "B L"] | None = None,
+        segment_starts: Int[Array, "B T"] | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        output_queries_keys: bool = False,
+    ) -> EncoderOutput:
+        """Encode a batch; see `models.bert.BertModel`. Token types have no effect.
+
+        The last of the hidden states is normalized, and so is `last_hidden_state`.
+        """
+        c, length = self.config, input_ids.shape[1]
+        mask = AttentionMask(attention_mask, packed=position_ids is not None)
+        embedded = self.embeddings(input_ids, dropout_key and dropout_key.fold(c.num_hidden_layers))
+        positions = jnp.arange(length)[None] if position_ids is None else position_ids
+        head_size = c.hidden_size // c.num_attention_heads
+        requested = Requested(output_hidden_states, output_attentions, output_queries_keys)
+
+        def call(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
+            is_global = index % c.global_attn_every_n_layers == 0
+            window = jnp.where(is_global, length, c.local_attention // 2)
+            theta = jnp.where(is_global, c.global_rope_theta, c.local_rope_theta)
+            angles = rotation(positions, head_size, theta)
+            key = dropout_key and dropout_key.fold(index)
+            local = dataclasses.replace(mask, window=window)
+            return layer(hidden, local, angles, key, requested.maps)
+
+        scanned = self.any_layer if c.scan_layers and not self.is_initializing() else None
+        output = run_layers(call, self.layers, embedded, requested, scanned, first_scanned=1)
+        hidden = self.final_layer_norm(output.last_hidden_state)
+        states = output.hidden_states and (*output.hidden_states[:-1], hidden)
+        pooled = None
+        if self.add_pooling_layer:
+            pooled = self.head(self._pool(hidden, attention_mask, segment_starts))
+        return dataclasses.replace(
+            output, last_hidden_state=hidden, hidden_states=states, pooled=pooled
+        )
+
+    def _pool(self, hidden: Array, mask: Array, segment_starts: Array | None) -> Array:
+        if segment_starts is not None:
+            return gather_positions(hidden, segment_starts)
+        if self.config.classifier_pooling == "cls":
+            return hidden[:, 0]
+        weights = (mask > 0)[:, :, None].astype(hidden.dtype)
+        return (hidden * weights).sum(1) / jnp.maximum(weights.sum(1), 1)
+
+    def token_features(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
+        """Return what the heads for tokens see of hidden states."""
+        return self.head(hidden)
+
+
+def residual_stddev(config: ModelConfig) -> float:
+    """Return the initial standard deviation of what is added to the residual stream."""
+    return config.initializer_range / math.sqrt(2.0 * config.num_hidden_layers)

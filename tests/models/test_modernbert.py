@@ -1,0 +1,119 @@
+"""ModernBERT's encoder by its own properties; tests/convert/test_parity.py has its numbers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers import model_config
+
+from bert_jax.config import ModelConfig, Phase, validate_model
+from bert_jax.errors import UserError
+from bert_jax.models.attention import unsupported
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.models.modernbert import ModernBertModel
+from bert_jax.planning import costs
+
+CONFIG = dataclasses.replace(
+    model_config(num_hidden_layers=4, hidden_size=24, num_attention_heads=2),
+    model_type="modernbert",
+    position_embedding_type="rotary",
+    type_vocab_size=1,
+    max_position_embeddings=64,
+    local_attention=6,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+IDS = np.random.default_rng(0).integers(5, CONFIG.vocab_size, (2, 24)).astype(np.int32)
+ONES = np.ones_like(IDS)
+
+
+@pytest.fixture(scope="module")
+def params():
+    model = ModernBertModel(CONFIG, add_pooling_layer=False)
+    ids = jnp.asarray(IDS)
+    params = nn.unbox(model.init(jax.random.key(0), ids, ids, ids)["params"])
+    key = iter(jax.random.split(jax.random.key(1), 100))
+    # Larger than initial ones, so that what differs shows.
+    return jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(key), x.shape), params)
+
+
+def run(params, ids, mask, config=CONFIG, **options):
+    model = ModernBertModel(config, add_pooling_layer=False)
+    ids, mask = jnp.asarray(ids), jnp.asarray(mask)
+    output = jax.jit(lambda p: model.apply({"params": p}, ids, ids * 0, mask, **options))(params)
+    return np.asarray(output.last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ((22, 768, 12, 1152), 149_655_232),
+        ((28, 1024, 16, 2624), 395_881_664),
+    ],
+)
+def test_published_parameter_counts(sizes, count):
+    names = "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"
+    config = dataclasses.replace(CONFIG, vocab_size=50368, **dict(zip(names, sizes, strict=True)))
+    model = BertForPreTraining(config, next_sentence=False)
+    shapes = jax.eval_shape(model.init_params, jax.random.key(0))
+    assert sum(x.size for x in jax.tree.leaves(shapes)) == count
+
+
+def test_padding_changes_nothing(params):
+    mask = ONES.copy()
+    mask[:, 20:] = 0
+    padded = run(params, np.where(mask, IDS, 0).astype(np.int32), mask)[:, :20]
+    np.testing.assert_allclose(run(params, IDS[:, :20], ONES[:, :20]), padded, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("reaches", [True, False])
+def test_a_local_layer_sees_its_window(params, reaches):
+    """In the second layer a token changes those at most half a window away, and in a global all."""
+    every = 1 if reaches else 4
+    config = dataclasses.replace(CONFIG, num_hidden_layers=2, global_attn_every_n_layers=every)
+    names = ("layer_0", "layer_1", "embeddings", "final_layer_norm")
+    two = {name: params[name] for name in names}
+    # The first layer is global: without its attention, only the second mixes tokens.
+    two["layer_0"] = jax.tree.map(lambda x: x, two["layer_0"])
+    two["layer_0"]["attention"]["output"]["kernel"] *= 0
+    other = IDS.copy()
+    other[:, 10] = (IDS[:, 10] + 1) % CONFIG.vocab_size
+    changed = np.abs(run(two, IDS, ONES, config) - run(two, other, ONES, config)).max((0, 2)) > 1e-6
+    near = np.abs(np.arange(24) - 10) <= 3
+    np.testing.assert_array_equal(changed, ONES[0].astype(bool) if reaches else near)
+
+
+def test_segments_of_a_packed_sequence_are_alone(params):
+    positions = np.concatenate([np.arange(14), np.arange(10)])[None]
+    segments = np.repeat([1, 2], [14, 10])[None].astype(np.int32)
+    packed = run(params, IDS[:1], segments, position_ids=jnp.asarray(positions))
+    alone = [run(params, IDS[:1, a:b], ONES[:1, a:b]) for a, b in ((0, 14), (14, 24))]
+    np.testing.assert_allclose(packed, np.concatenate(alone, axis=1), rtol=0, atol=1e-5)
+
+
+def test_scan_and_remat_change_nothing(params):
+    config = dataclasses.replace(CONFIG, scan_layers=True, remat=True)
+    np.testing.assert_allclose(
+        run(params, IDS, ONES, config), run(params, IDS, ONES), rtol=0, atol=1e-5
+    )
+
+
+def test_operations_by_hand():
+    """Of 4 layers the first and the last are global: 8 keys a query, and 7 in the others."""
+    layer = 8 * 24**2 + 6 * 24 * CONFIG.intermediate_size
+    attention = 4 * 24 * (8 + 7 + 7 + 8)
+    head = 2 * (24**2 + 24 * CONFIG.vocab_size)
+    expected = 3 * (8 * (4 * layer + attention) + head)
+    phase = Phase(max_length=8, max_predictions=1)
+    assert costs.model_flops(CONFIG, phase, pairs=False) == expected
+
+
+def test_what_does_not_fit():
+    for changes in ({"position_embedding_type": "absolute"}, {"model_type": "bert"}):
+        with pytest.raises(UserError, match="positions; set model"):
+            validate_model(dataclasses.replace(CONFIG, **changes), "config")
+    assert "no window" in unsupported(CONFIG, "tpu", 24, packed=False, training=True)
+    assert ModelConfig().position_embedding_type == "absolute"
