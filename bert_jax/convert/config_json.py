@@ -16,7 +16,8 @@ _MAX_LABELS = 1 << 16  # a `num_labels` beyond it is damage
 
 
 def _classes(suffix: str) -> dict[str, str]:
-    return {"bert": f"Bert{suffix}", "roberta": f"Roberta{suffix}"}
+    prefixes = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert"}
+    return {model_type: prefix + suffix for model_type, prefix in prefixes.items()}
 
 
 # What can be exported: the modules, and the class of `transformers` by model type; tasks last.
@@ -30,6 +31,29 @@ HEADS = {
     "question_answering": (("classifier",), _classes("ForQuestionAnswering")),
     "multiple_choice": (("bert/pooler", "classifier"), _classes("ForMultipleChoice")),
 }
+# A ModernBERT's names of fields, and those of its switches whose other value is not supported.
+_MODERNBERT = {
+    "hidden_activation": "hidden_act",
+    "norm_eps": "layer_norm_eps",
+    "mlp_dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+}
+_MODERNBERT_SWITCHES = {
+    "norm_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "classifier_bias": False,
+    "decoder_bias": True,
+}
+_ROPES = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}
+# Fields of `ModelConfig` that a BERT does not have.
+_MODERNBERT_FIELDS = (
+    "global_attn_every_n_layers",
+    "local_attention",
+    "global_rope_theta",
+    "local_rope_theta",
+    "classifier_pooling",
+)
 # The `problem_type` of the kinds that share a class.
 _PROBLEM_TYPES = {"classification": "single_label_classification", "regression": "regression"}
 # Fields that only our exports have.
@@ -39,8 +63,9 @@ _VOCAB_SIZE, _TASK = "tokenizer_pieces", "bert_jax_task"
 def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     """Return the model that a `config.json` describes; refuse what is not supported."""
     model_type = values.get("model_type", "bert")  # the oldest files, and Google's, do not say
-    if model_type not in ("bert", "roberta"):
-        raise UserError(f"{where} is of model type {model_type!r}; only bert and roberta are read")
+    if model_type not in [*HEADS["none"][1]]:
+        known = ", ".join(HEADS["none"][1])
+        raise UserError(f"{where} is of model type {model_type!r}; only these are read: {known}")
     for name in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
         if values.get(name):
             raise UserError(f"{where} has {name}; only encoders are read")
@@ -51,6 +76,8 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
         size = repr(values[_VOCAB_SIZE])[:60]
         raise UserError(f"{where}: {_VOCAB_SIZE} is {size}, which is no number; fetch it again")
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    if model_type == "modernbert":
+        values = _from_modernbert(values, where)
     # A missing value is the default of `transformers`: the erf form of GELU, for one.
     known = {"hidden_act": "gelu", **{k: v for k, v in values.items() if k in fields}}
     config = from_dict(ModelConfig, {**known, "model_type": model_type, "dtype": "float32"}, where)
@@ -64,6 +91,39 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     return config
 
 
+def _from_modernbert(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields of a ModernBERT by the names of `ModelConfig`."""
+    for name, expected in _MODERNBERT_SWITCHES.items():
+        if values.get(name, expected) != expected:
+            raise UserError(f"{where} has {name} {values[name]}; only {expected} is read")
+    result = {_MODERNBERT.get(name, name): value for name, value in values.items()}
+    defaults = {"layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.0}
+    defaults["attention_probs_dropout_prob"] = 0.0
+    result = {**defaults, **result, "type_vocab_size": 1, "position_embedding_type": "rotary"}
+    if (kinds := values.get("layer_types")) is not None:  # the newer form
+        result["global_attn_every_n_layers"] = _global_every(kinds, where)
+    ropes = values.get("rope_parameters")
+    for field, kind in _ROPES.items():
+        rope = ropes.get(kind) if isinstance(ropes, dict) else None
+        rope = rope if isinstance(rope, dict) else {}
+        if rope.get("rope_type", "default") != "default":
+            raise UserError(f"{where} has rotary positions of type {rope['rope_type']!r}; not read")
+        result[field] = rope.get("rope_theta", values.get(field, getattr(ModelConfig, field)))
+    if result["local_rope_theta"] is None:  # then it is that of all layers
+        result["local_rope_theta"] = result["global_rope_theta"]
+    return result
+
+
+def _global_every(kinds: Any, where: str) -> int:
+    """Return the layers from one of global attention to the next."""
+    kinds = kinds if isinstance(kinds, list) else []
+    every = next((i for i, k in enumerate(kinds) if i and k == "full_attention"), len(kinds))
+    regular = ["sliding_attention" if i % every else "full_attention" for i in range(len(kinds))]
+    if not kinds or kinds != regular:
+        raise UserError(f"{where}: global layers are not at even distances; it is not read")
+    return every
+
+
 def write_config(
     config: ModelConfig, architecture: str, tokenizer: Tokenizer, task: TaskConfig | None
 ) -> dict[str, Any]:
@@ -73,6 +133,19 @@ def write_config(
         del values[name]
     values |= {"dtype": "float32", "pad_token_id": tokenizer.pad_id, "tie_word_embeddings": True}
     values |= {"position_embedding_type": "absolute", _VOCAB_SIZE: tokenizer.vocab_size}
+    if config.model_type == "modernbert":
+        for theirs, ours in _MODERNBERT.items():
+            values[theirs] = values.pop(ours)
+        values |= {**_MODERNBERT_SWITCHES, "embedding_dropout": config.hidden_dropout_prob}
+        values["classifier_dropout"] = config.hidden_dropout_prob
+        del values["position_embedding_type"], values["type_vocab_size"]
+        for role in ("bos", "cls"):
+            values[f"{role}_token_id"] = tokenizer.cls_id
+        for role in ("eos", "sep"):
+            values[f"{role}_token_id"] = tokenizer.sep_id
+    else:
+        for name in _MODERNBERT_FIELDS:
+            del values[name]
     if config.model_type == "roberta":
         values["max_position_embeddings"] += first_position(values)
         values |= {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}

@@ -64,7 +64,8 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     task = config_json.read_task(values, config, str(file))
     architecture = config_json.HEADS[task.kind][1][config.model_type] if task else ""
     weights = open_weights(path)
-    tensors = {names.standard_name(name, architecture): read for name, read in weights.items()}
+    standard = partial(names.standard_name, architecture=architecture, model_type=config.model_type)
+    tensors = {standard(name): read for name, read in weights.items()}
     if config.model_type == "roberta" and _POSITIONS in tensors:
         read_positions, first = tensors[_POSITIONS], config_json.first_position(values)
         tensors[_POSITIONS] = lambda: np.atleast_1d(read_positions())[first:]
@@ -90,7 +91,7 @@ def save(
     architecture = exported.architecture
     task = None if "classifier" in exported.dropped else task
     values = config_json.write_config(config, architecture, tokenizer, task)
-    tensors = dict(names.to_foreign(params, exported.dropped))
+    tensors = dict(names.to_foreign(params, exported.dropped, config.model_type))
     if config.position_embedding_type == "sinusoidal":
         sizes = config.max_position_embeddings, config.hidden_size
         tensors[_POSITIONS] = sinusoidal_positions(*sizes)
@@ -114,18 +115,29 @@ def _choose_class(
         if head in TASKS and head != task.kind:
             raise UserError(f"head={head} does not fit a checkpoint of {task.kind}; remove it")
     if head is None:
-        fits = (h for h, (m, c) in heads.items() if model_type in c and present >= {*m})
+        fits = (
+            h for h in heads if model_type in heads[h][1] and present >= _modules(h, model_type)
+        )
         head = next(fits, "none")
-    modules, classes = heads[head]
+    classes = heads[head][1]
     if model_type not in classes:
         raise UserError(f"head={head} does not fit a {model_type}; use head=masked-lm")
-    absent = sorted({*modules} - present)
+    modules = _modules(head, model_type)
+    absent = sorted(modules - present)
     if absent and head != "none":
         has = ", ".join(sorted(present)) or "the encoder only"
         raise UserError(
             f"the checkpoint has no {', '.join(absent)}, as head={head} has; it has {has}"
         )
-    return Exported(classes[model_type], sorted(present - {*modules}), absent)
+    return Exported(classes[model_type], sorted(present - modules), absent)
+
+
+def _modules(head: str, model_type: str) -> set[str]:
+    """Return the modules of a key of `HEADS`."""
+    modules = {*config_json.HEADS[head][0]}
+    if model_type == "modernbert":  # whose heads share a dense layer
+        modules = modules - {"bert/pooler"} | {"bert/head"} - {"bert/head" * (head == "none")}
+    return modules
 
 
 def open_weights(path: Path) -> Tensors:

@@ -56,7 +56,7 @@ def write(
     run, results = _records(source)
     origin = results.get("init") or (source if isinstance(source, str) else "")
     layers = counted(config.num_hidden_layers, "layer")
-    kind = {"bert": "BERT", "roberta": "RoBERTa"}[config.model_type]
+    kind = {"bert": "BERT", "roberta": "RoBERTa", "modernbert": "ModernBERT"}[config.model_type]
     about = (
         f"A {kind} encoder of {layers}, hidden size {config.hidden_size:,}, with "
         f"{exported.num_parameters:,} parameters (`{exported.architecture}`). It reads up to "

@@ -1,11 +1,16 @@
-"""Map tensor names to our parameters, both ways; standard names are those of Hugging Face's BERT.
+"""Map tensor names to our parameters, both ways.
+
+The standard names of a BERT and a RoBERTa are those of Hugging Face's BERT; a ModernBERT has its
+own.
 
 As in PyTorch, the matrix of a dense layer is [out, in] in all tensors that are read and written.
 """
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +24,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining, TaskModel
 from bert_jax.tasks import make_task
 
-_LAYER = {
+_BERT_LAYER = {
     "attention/query": "attention.self.query",
     "attention/key": "attention.self.key",
     "attention/value": "attention.self.value",
@@ -30,7 +35,7 @@ _LAYER = {
     "down": "output.dense",
     "feed_forward_layer_norm": "output.LayerNorm",
 }
-_OUTSIDE = {
+_BERT = {
     "bert/embeddings": "bert.embeddings",
     "bert/embeddings/layer_norm": "bert.embeddings.LayerNorm",
     "bert/pooler": "bert.pooler.dense",
@@ -40,10 +45,32 @@ _OUTSIDE = {
     "nsp_head": "cls.seq_relationship",
     "classifier": "classifier",
 }
+_MODERNBERT_LAYER = {
+    "attention/query": "attn.Wqkv.0",
+    "attention/key": "attn.Wqkv.1",
+    "attention/value": "attn.Wqkv.2",
+    "attention/output": "attn.Wo",
+    "attention_layer_norm": "attn_norm",
+    "up": "mlp.Wi.0",
+    "gate": "mlp.Wi.1",
+    "down": "mlp.Wo",
+    "feed_forward_layer_norm": "mlp_norm",
+}
+_MODERNBERT = {
+    "bert/embeddings": "model.embeddings",
+    "bert/embeddings/layer_norm": "model.embeddings.norm",
+    "bert/final_layer_norm": "model.final_norm",
+    "bert/head/dense": "head.dense",
+    "bert/head/layer_norm": "head.norm",
+    "mlm_head": "decoder",
+    "classifier": "classifier",
+}
+# Matrices that are several of ours, one after the other, and how many.
+_STACKED = {"attn.Wqkv": 3, "mlp.Wi": 2}
 _LEAVES = {"kernel": "weight", "scale": "weight", "embeddings": "weight", "bias": "bias"}
 TASK_MODULES = ("classifier", "mix")
 # Modules that a pretrained checkpoint may lack; it must have all others.
-OPTIONAL_MODULES = ("bert/pooler", "mlm_head", "nsp_head", *TASK_MODULES)
+OPTIONAL_MODULES = ("bert/pooler", "bert/head", "mlm_head", "nsp_head", *TASK_MODULES)
 
 _ROBERTA = {
     "lm_head.dense.": "cls.predictions.transform.dense.",
@@ -63,7 +90,27 @@ _CLASS_PREFIXES = {
 }
 # Some files store the word embeddings a second time, as the output matrix.
 _DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
-_WORDS = "bert.embeddings.word_embeddings.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """The standard names of a model type."""
+
+    modules: Mapping[str, str]
+    layers: str  # what the names of all layers begin with
+    layer_modules: Mapping[str, str]
+    decoder: str  # the output matrix
+    words: str = "word_embeddings"
+
+
+_BERT_NAMES = _Names(_BERT, "bert.encoder.layer.", _BERT_LAYER, _DECODER)
+_NAMES = {
+    "bert": _BERT_NAMES,
+    "roberta": _BERT_NAMES,
+    "modernbert": _Names(
+        _MODERNBERT, "model.layers.", _MODERNBERT_LAYER, "decoder.weight", "tok_embeddings"
+    ),
+}
 
 _FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -80,8 +127,11 @@ class Converted:
     task: TaskConfig | None = None
 
 
-def standard_name(name: str, architecture: str = "") -> str:
+def standard_name(name: str, architecture: str = "", model_type: str = "bert") -> str:
     """Return the standard name of a tensor in a file of some class of `transformers`."""
+    if model_type == "modernbert":
+        is_of_encoder = name.startswith(("embeddings.", "layers.", "final_norm."))
+        return f"model.{name}" if is_of_encoder else name
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
     name = name.replace("LayerNorm.beta", "LayerNorm.bias")
     for prefix, standard in {**_CLASS_PREFIXES.get(architecture, {}), **_ROBERTA}.items():
@@ -96,7 +146,7 @@ def standard_name(name: str, architecture: str = "") -> str:
 def name_in_class(name: str, architecture: str) -> str:
     """Return the name in a class of `transformers` of the tensor with this standard name."""
     if architecture.endswith("Model"):  # an encoder alone has no prefix of its own
-        return name.removeprefix("bert.")
+        return name.removeprefix("bert.").removeprefix("model.")
     roberta = _ROBERTA if architecture.startswith("Roberta") else {}
     for prefix, standard in {**_CLASS_PREFIXES.get(architecture, {}), **roberta}.items():
         if name.startswith(standard):
@@ -104,12 +154,36 @@ def name_in_class(name: str, architecture: str) -> str:
     return name
 
 
-def foreign_name(path: str) -> str:
+def foreign_name(path: str, model_type: str = "bert") -> str:
     """Return the standard name of a parameter, such as "bert/layer_0/up/kernel"."""
+    names = _NAMES[model_type]
     module, leaf = path.rsplit("/", 1)
     layer = re.fullmatch(r"bert/layer_(\d+)/(.*)", module)
-    name = f"bert.encoder.layer.{layer[1]}.{_LAYER[layer[2]]}" if layer else _OUTSIDE[module]
-    return f"{name}.{_LEAVES.get(leaf, f'{leaf}.weight')}"
+    name = f"{names.layers}{layer[1]}.{names.layer_modules[layer[2]]}" if layer else ""
+    leaf = names.words if leaf == "word_embeddings" else leaf
+    return f"{name or names.modules[module]}.{_LEAVES.get(leaf, f'{leaf}.weight')}"
+
+
+def _unstacked(tensors: Tensors) -> Tensors:
+    """Return tensors by name, with each stack of matrices as its matrices, by number."""
+    result: dict[str, Callable[[], np.ndarray]] = {}
+    for name, read in tensors.items():
+        number = next((n for suffix, n in _STACKED.items() if f".{suffix}.weight" in name), 0)
+        for index in range(number):
+            part = name.replace(".weight", f".{index}.weight")
+            result[part] = lambda r=read, i=index, n=number: np.split(r(), n)[i]
+        if not number:
+            result[name] = read
+    return result
+
+
+def _stacked(tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield tensors, with matrices that `_unstacked` has split joined again."""
+    for name, group in itertools.groupby(
+        tensors, lambda item: re.sub(r"(Wqkv|Wi)\.\d+", r"\1", item[0])
+    ):
+        arrays = [array for _, array in group]
+        yield name, arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def module_names(params: Mapping[str, Any]) -> set[str]:
@@ -119,28 +193,38 @@ def module_names(params: Mapping[str, Any]) -> set[str]:
 
 
 def to_foreign(
-    params: Mapping[str, Any], dropped: Sequence[str] = ()
+    params: Mapping[str, Any], dropped: Sequence[str] = (), model_type: str = "bert"
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the tensors by standard name, sorted, without the modules `dropped`."""
     flat: Any = traverse_util.flatten_dict(params, sep="/")
     prefixes = tuple(f"{module}/" for module in dropped)
-    kept = (path for path in flat if not f"{path}/".startswith(prefixes))
-    for path in sorted(kept, key=foreign_name):
-        value = np.asarray(flat[path])
-        yield foreign_name(path), value.T if path.endswith("/kernel") else value
+    paths = {foreign_name(p, model_type): p for p in flat if not f"{p}/".startswith(prefixes)}
+    arrays = ((name, np.asarray(flat[path])) for name, path in sorted(paths.items()))
+    kernels = (
+        (name, value.T if paths[name].endswith("/kernel") else value) for name, value in arrays
+    )
+    yield from _stacked(kernels)
 
 
 def from_foreign(
     tensors: Tensors, config: ModelConfig, where: str, task: TaskConfig | None = None
 ) -> Converted:
     """Build the parameters of a model, and all modules of a task, from tensors by their names."""
-    layers = {m[1] for n in tensors if (m := re.match(r"bert\.encoder\.layer\.(\d+)\.", n))}
+    standard = _NAMES[config.model_type]
+    prefix, foreign = (
+        re.escape(standard.layers),
+        partial(foreign_name, model_type=config.model_type),
+    )
+    layers = {m[1] for n in tensors if (m := re.match(rf"{prefix}(\d+)\.", n))}
     if len(layers) != config.num_hidden_layers:  # checked before that many layers are made
         sizes = f"{len(layers)} layers of BERT and its config {config.num_hidden_layers}"
         raise UserError(f"{where} has {sizes}; fetch both from the same source")
-    model = make_task(task).model(config) if task else BertForPreTraining(config)
+    tensors = _unstacked(tensors)
+    # The pooler of a RoBERTa is read, too.
+    has_pooler = config.model_type != "modernbert"
+    model = make_task(task).model(config) if task else BertForPreTraining(config, has_pooler)
     shapes = _param_shapes(model)
-    paths_present = [path for path in shapes if foreign_name(path) in tensors]
+    paths_present = [path for path in shapes if foreign(path) in tensors]
     prefixes = () if task else tuple(f"{module}/" for module in OPTIONAL_MODULES)
     absent = tuple(p for p in prefixes if not any(path.startswith(p) for path in paths_present))
     params: dict[str, Any] = {}
@@ -149,15 +233,18 @@ def from_foreign(
             continue
         transposed = path.endswith("/kernel")
         shape = expected.shape[::-1] if transposed else expected.shape
-        value = _read(tensors, foreign_name(path), shape, where)
+        value = _read(tensors, foreign(path), shape, where)
         # Copied at once, so that only one tensor is in memory twice.
         params[path] = jnp.asarray(value.T if transposed else value)
-    used = {foreign_name(path) for path in params}
-    if _DECODER in tensors and "mlm_head/bias" in params:
-        words = params["bert/embeddings/word_embeddings"]
-        if not np.array_equal(_read(tensors, _DECODER, words.shape, where), words):
-            raise UserError(f"{where}: {_DECODER} is not {_WORDS}; untied, it is not supported")
-    unused = sorted(set(tensors) - used - {_DECODER})
+    used = {foreign(path) for path in params}
+    if standard.decoder in tensors and "mlm_head/bias" in params:
+        path = "bert/embeddings/word_embeddings"
+        if not np.array_equal(
+            _read(tensors, standard.decoder, params[path].shape, where), params[path]
+        ):
+            tied = f"{standard.decoder} is not {foreign(path)}"
+            raise UserError(f"{where}: {tied}; untied, it is not supported")
+    unused = sorted(set(tensors) - used - {standard.decoder})
     return Converted(traverse_util.unflatten_dict(params, sep="/"), unused, task)
 
 

@@ -334,12 +334,20 @@ _INDEPENDENT = (
 
 
 class ByteLevelTokenizer(_FastTokenizer):
-    """RoBERTa's byte-level BPE, which encodes any text. Source: GPT-2 (Radford et al. 2019)."""
+    """Byte-level BPE, which encodes any text. Source: GPT-2 (Radford et al. 2019).
+
+    The special tokens are RoBERTa's, or BERT's in a vocabulary that has those, as a ModernBERT's.
+    """
 
     kind = "byte_bpe"
     special = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
     _continuation = re.compile("(?!Ġ)")
     _decoder, _mask_strips = decoders.ByteLevel(), True
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer):
+        if tokenizer.token_to_id("[MASK]") is not None:
+            self.special = WordPieceTokenizer.special
+        super().__init__(tokenizer)
 
     def _encode_rest(self, text: str) -> Sequence[int]:
         return self._without_prefix.encode(text, add_special_tokens=False).ids
@@ -356,6 +364,8 @@ class ByteLevelTokenizer(_FastTokenizer):
         return text.replace(" ", "Ġ") if is_readable else self.id_to_token(index)
 
     def template(self) -> processors.PostProcessor:
+        if self.special == WordPieceTokenizer.special:
+            return super().template()
         prefix = getattr(self._tokenizer.pre_tokenizer, "add_prefix_space", False)
         first, last = ("<s>", self.cls_id), ("</s>", self.sep_id)
         return processors.RobertaProcessing(last, first, add_prefix_space=prefix)

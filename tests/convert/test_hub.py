@@ -112,7 +112,7 @@ def test_a_model_of_no_use_is_not_downloaded(hub):
     hub.models["me/llama"] = [files("bert") | {"config.json": llama.encode()}]
     hub.models["me/pickle"] = [pickle | {"pytorch_model.bin": b"0"}]
     hub.models["me/data"] = [{"README.md": b"0"}]
-    refused("hf:me/llama", "hf:me/llama: config.json is of model type 'llama'; only bert and")
+    refused("hf:me/llama", "hf:me/llama: config.json is of model type 'llama'; only these are")
     refused("hf:me/pickle", "has no model.safetensors, and a pickle", "hf download me/pickle")
     refused("hf:me/data", "has no config.json, so it is no model of transformers")
     assert not any("safetensors" in r or ".bin" in r for r in hub.requests)

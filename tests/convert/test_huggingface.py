@@ -593,7 +593,18 @@ def test_position_table_of_a_roberta(shape, tmp_path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"model_type": "modernbert"}, "modernbert"),
+        ({"model_type": "deberta"}, "deberta"),
+        ({"model_type": "modernbert", "norm_bias": True}, "norm_bias True"),
+        ({"model_type": "modernbert", "layer_types": ["full_attention", "x"]}, "global layers"),
+        ({"model_type": "modernbert", "layer_types": 3}, "global layers"),
+        ({"model_type": "modernbert", "local_attention": "x"}, "local_attention"),
+        (
+            {
+                "model_type": "modernbert",
+                "rope_parameters": {"full_attention": {"rope_type": "yarn"}},
+            },
+            "'yarn'",
+        ),
         ({"model_type": ["bert"]}, "['bert']"),
         ({"hidden_act": "swiglu"}, "swiglu"),
         ({"hidden_act": ["gelu"]}, "hidden_act"),

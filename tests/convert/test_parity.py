@@ -14,7 +14,7 @@ from helpers import masking
 
 import bert_jax
 from bert_jax.convert import names
-from bert_jax.models.bert import BertModel
+from bert_jax.models.heads import make_encoder
 from bert_jax.training.masking import Predictions
 from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import decayed
@@ -56,6 +56,9 @@ SHAPES = {
     "roberta": dict(
         num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64
     ),
+    "modernbert": dict(
+        num_hidden_layers=5, hidden_size=48, num_attention_heads=3, intermediate_size=80
+    ),
 }
 
 
@@ -77,6 +80,16 @@ def write_model(kind: str, folder, seed: int = 0, head: str = "", **values):
             | values
         )
         model = getattr(transformers, f"Roberta{head or 'ForMaskedLM'}")(config)
+    elif kind == "modernbert":
+        del sizes["hidden_dropout_prob"], sizes["attention_probs_dropout_prob"]
+        values.pop("type_vocab_size", None)
+        special_ids = dict(pad_token_id=0, cls_token_id=2, bos_token_id=2)
+        special_ids |= dict(sep_token_id=3, eos_token_id=3)
+        # A window of three tokens to either side; the rows have up to seventeen.
+        config = transformers.ModernBertConfig(
+            **sizes, **special_ids, local_attention=6, global_rope_theta=1000.0, **values
+        )
+        model = getattr(transformers, f"ModernBert{head or 'ForMaskedLM'}")(config)
     else:
         config = transformers.BertConfig(**sizes, **values)
         model = getattr(transformers, f"Bert{head or 'ForPreTraining'}")(config)
@@ -104,6 +117,14 @@ def rows(bert):
     return ids, types, (ids != tokenizer.pad_id).astype(np.int64)
 
 
+def tensors(reference, ids, types, mask):
+    """The inputs of the reference; a ModernBERT has no token types."""
+    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+    if reference.config.model_type == "modernbert":
+        del inputs["token_type_ids"]
+    return {name: torch.from_numpy(value) for name, value in inputs.items()}
+
+
 @pytest.fixture(params=SHAPES, scope="module")
 def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
@@ -123,6 +144,19 @@ def close(actual, expected, tolerance=1e-5):
 def queries_and_keys(reference):
     """Yields a list to which each run adds (layer, "query" or "key", [B, H, L, K])."""
     found, size = [], reference.config.hidden_size // reference.config.num_attention_heads
+    if reference.config.model_type == "modernbert":  # of which they are rotated
+        module = transformers.models.modernbert.modeling_modernbert
+        plain = module.eager_attention_forward
+
+        def recording(layer, query, key, *args, **kwargs):
+            index = [x.attn for x in reference.base_model.layers].index(layer)
+            found.extend([(index, "query", query.detach()), (index, "key", key.detach())])
+            return plain(layer, query, key, *args, **kwargs)
+
+        module.eager_attention_forward = recording
+        yield found
+        module.eager_attention_forward = plain
+        return
 
     def record(layer, name):
         def hook(module, inputs, output):
@@ -144,11 +178,10 @@ def queries_and_keys(reference):
 def test_queries_and_keys(pair):
     reference, ours = pair
     ids, types, mask = rows(ours)
-    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
     with torch.no_grad(), queries_and_keys(reference) as expected:
-        reference(**{k: torch.from_numpy(v) for k, v in inputs.items()})
+        reference(**tensors(reference, ids, types, mask))
     ids, types, mask = (x.astype(np.int32) for x in (ids, types, mask))
-    encoder = BertModel(ours.config, add_pooling_layer=False)
+    encoder = make_encoder(ours.config, add_pooling_layer=False)
     run = jax.jit(partial(encoder.apply, output_queries_keys=True))
     actual = run({"params": ours.params["bert"]}, ids, types, mask).queries_keys
     assert len(expected) == 2 * len(actual)
@@ -163,9 +196,9 @@ def test_queries_and_keys(pair):
 def test_the_view_of_a_text(pair, texts):
     reference, ours = pair
     view = ours.attention(*texts)
-    ids = torch.from_numpy(view.input_ids[None].astype(np.int64))
-    types = (torch.arange(ids.shape[1]) >= view.second_start) * (ours.config.type_vocab_size > 1)
-    inputs = {"input_ids": ids, "token_type_ids": types.long()[None]}
+    ids = view.input_ids[None].astype(np.int64)
+    types = (np.arange(ids.shape[1]) >= view.second_start) * (ours.config.type_vocab_size > 1)
+    inputs = tensors(reference, ids, types[None].astype(np.int64), np.ones_like(ids))
     with torch.no_grad(), queries_and_keys(reference) as expected:
         output = reference(**inputs, output_attentions=True, output_hidden_states=True)
     close(view.maps, torch.cat(output.attentions))
@@ -179,17 +212,16 @@ def test_every_number_of_the_forward_pass(pair):
     reference, ours = pair
     ids, types, mask = rows(ours)
     assert mask.min() == 0
-    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
     with torch.no_grad():
         expected = reference(
-            **{k: torch.from_numpy(v) for k, v in inputs.items()},
+            **tensors(reference, ids, types, mask),
             output_hidden_states=True,
             output_attentions=True,
         )
-        pooler = reference.base_model.pooler
+        pooler = getattr(reference.base_model, "pooler", None)
         pooled = None if pooler is None else pooler(expected.hidden_states[-1])
     ids, types, mask = (x.astype(np.int32) for x in (ids, types, mask))
-    encoder = BertModel(ours.config, add_pooling_layer=pooler is not None)
+    encoder = make_encoder(ours.config, add_pooling_layer=pooler is not None)
     run = partial(encoder.apply, output_hidden_states=True, output_attentions=True)
     actual = jax.jit(run)({"params": ours.params["bert"]}, ids, types, mask)
     real = mask.astype(bool)  # outputs at padding have no meaning
@@ -237,8 +269,7 @@ def reference_loss(reference, ids, types, mask):
     chosen = np.nonzero(PREDICTED)
     indices = chosen[0], PREDICTED[chosen]
     labels[indices] = ids[indices]
-    tensors = (torch.from_numpy(x) for x in (ids, types, mask))
-    inputs = dict(zip(("input_ids", "token_type_ids", "attention_mask"), tensors, strict=True))
+    inputs = tensors(reference, ids, types, mask)
     inputs["labels"] = torch.from_numpy(labels)
     if hasattr(reference, "cls"):
         inputs["next_sentence_label"] = torch.from_numpy(NEXT.astype(np.int64))
@@ -250,7 +281,8 @@ POSITIONS = "bert.embeddings.position_embeddings.weight"  # a RoBERTa's have a r
 
 def tensors_of(reference) -> dict[str, np.ndarray]:
     """The reference's parameters by standard name, each once."""
-    actual = {names.standard_name(name): value for name, value in reference.named_parameters()}
+    standard = partial(names.standard_name, model_type=reference.config.model_type)
+    actual = {standard(name): value for name, value in reference.named_parameters()}
     actual.pop("cls.predictions.decoder.weight", None)
     return actual
 
@@ -263,7 +295,7 @@ def test_loss_and_every_gradient(pair):
     expected.backward()
     loss, gradients = jax.jit(jax.value_and_grad(our_loss(ours, *inputs)))(ours.params)
     assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
-    actual = dict(names.to_foreign(gradients))
+    actual = dict(names.to_foreign(gradients, model_type=ours.config.model_type))
     parameters = tensors_of(reference)
     assert set(actual) <= set(parameters)
     norm = np.sqrt(sum(float((p.grad**2).sum()) for p in parameters.values()))
@@ -283,7 +315,7 @@ def test_twenty_steps_of_training(pair):
     reference = copy.deepcopy(reference)  # the optimizer changes it, and other tests share it
     inputs = rows(ours)
     rate, decay = 1e-3, 0.01
-    no_decay = ("bias", "LayerNorm.weight", "layer_norm.weight")
+    no_decay = ("bias", "LayerNorm.weight", "norm.weight")
     groups = [
         {"params": [p for n, p in reference.named_parameters() if not n.endswith(no_decay)]},
         {
@@ -315,7 +347,7 @@ def test_twenty_steps_of_training(pair):
         stepper.step()
         params, state = step(params, state, ids)
     after = tensors_of(reference)
-    for name, value in names.to_foreign(params):
+    for name, value in names.to_foreign(params, model_type=ours.config.model_type):
         expected, start = (x[name].detach().numpy() for x in (after, before))
         if name == POSITIONS:
             expected, start = expected[-len(value) :], start[-len(value) :]
@@ -335,6 +367,8 @@ def test_exports_load_with_no_key_missing_or_unexpected(pair, head, tmp_path):
         "BertModel": "AutoModel",
         "RobertaForMaskedLM": "AutoModelForPreTraining",
         "RobertaModel": "AutoModel",
+        "ModernBertForMaskedLM": "AutoModelForMaskedLM",
+        "ModernBertModel": "AutoModel",
     }[exported.architecture]
     with warnings.catch_warnings(action="ignore"):
         loader = getattr(transformers, automatic)
@@ -360,7 +394,7 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
 @pytest.mark.parametrize("task", TASKS)
 def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
     head, values = TASKS[task]
@@ -374,12 +408,11 @@ def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
 
     ids, types, mask = rows(ours)
     assert mask.min() == 0
-    assert types.max() == 1
+    assert types.max() == (kind != "modernbert")
     if task == "multiple_choice":
         ids, types, mask = (x.reshape(2, 2, -1) for x in (ids, types, mask))
-    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
     with torch.no_grad():
-        expected = reference(**{name: torch.from_numpy(x) for name, x in inputs.items()})
+        expected = reference(**tensors(reference, ids, types, mask))
     ids, types, mask = (x.astype(np.int32) for x in (ids, types, mask))
     actual = np.asarray(jax.jit(ours.model.apply)({"params": ours.params}, ids, types, mask))
     real = mask.astype(bool)

@@ -234,6 +234,30 @@ def test_a_bert_joins_two_texts_as_a_bert_whatever_the_tokenizer():
     assert exported.encode(SENTENCES[0]).ids == [ours.cls_id, *a, ours.sep_id]
 
 
+def test_a_byte_level_bpe_may_have_berts_special_tokens():
+    """As that of ModernBERT."""
+    special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=letters, show_progress=False
+    )
+    bpe.train_from_iterator(SENTENCES * 3, trainer)
+    loaded = tokenizer_loading.from_files({"tokenizer.json": bpe.to_str().encode()}, "here")
+    roles = loaded.unk_id, loaded.cls_id, loaded.sep_id, loaded.pad_id, loaded.mask_id
+    assert [loaded.id_to_token(index) for index in roles] == special
+    ids = loaded.encode_with_masks("A [MASK] here.")
+    assert ids.count(loaded.mask_id) == 1
+    assert loaded.decode_with_masks(ids) == "A [MASK] here."
+    config = model_config(vocab_size=loaded.vocab_size)
+    exported = tokenizer_files.files(loaded, config)["tokenizer.json"].decode()
+    two = tokenizers.Tokenizer.from_str(exported).encode(SENTENCES[0], SENTENCES[1])
+    a, b = token_ids(loaded, SENTENCES[0]), token_ids(loaded, SENTENCES[1])
+    assert two.ids == [loaded.cls_id, *a, loaded.sep_id, *b, loaded.sep_id]
+
+
 @pytest.mark.parametrize("kind", MAKE)
 def test_masks_in_text(kind):
     ours, _, exported = converted(kind)
