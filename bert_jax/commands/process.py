@@ -79,8 +79,8 @@ def _end(name: str, error: CommandError | KeyboardInterrupt) -> None:
 
 def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
     """Run `start` and `train` of a module, as one of several processes, which end together."""
+    keep_host_memory()  # before any thread: that which shows work is one
     with console.working("starting JAX", says_end=False):
-        keep_host_memory()
         from bert_jax.distributed import hosts
 
     def connected() -> None:

@@ -185,3 +185,20 @@ def test_an_interruption_while_a_library_is_imported(capsys, ends, monkeypatch, 
         importlib.import_module("library")
     assert ends == [130]
     assert capsys.readouterr().err == "train.py: interrupted\n"
+
+
+def test_freed_memory_is_kept_before_a_thread_shows_work(monkeypatch):
+    """The C library fixes its arenas at the first thread; a step took a quarter longer."""
+    shown = []
+
+    class Kept(Exception):
+        pass
+
+    def keep() -> None:
+        raise Kept
+
+    monkeypatch.setattr(process, "keep_host_memory", keep)
+    monkeypatch.setattr(process.console, "working", shown.append)
+    with pytest.raises(Kept):
+        process.train("pretraining", None, None)
+    assert not shown
