@@ -148,7 +148,6 @@ def quiet_libraries(name: str = "bert-jax") -> None:
     csv.field_size_limit(1 << 26)  # a document may be longer than the csv module's 131,072
     # Orbax logs every file that it writes, and the traceback of each error that it raises.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # not each try to connect
     # A failed read of a damaged checkpoint closes Orbax's event loop before other reads end.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     # A server that does not answer is named in a line of this program's own.
