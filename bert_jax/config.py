@@ -7,9 +7,9 @@ checks here are those of fields against each other. Call `validate` before a con
 import dataclasses
 import functools
 import math
-from typing import Literal
+from typing import Any, Literal
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, nearest
 from bert_jax.settings import Range, check, setting
 
 STEPS = Range("a positive number below 2**31", lambda x: 0 < x < 1 << 31)
@@ -24,6 +24,31 @@ Service = Literal["wandb", "mlflow"]
 _resumable = functools.partial(setting, resumable=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class ModelType:
+    """An architecture, as `ModelConfig.model_type` names it.
+
+    Attributes:
+      encoder: the subclass of `models.encoder.Encoder`, or "module:Class", imported when it is
+        used: a config is checked without JAX.
+      positions: the values of `position_embedding_type` that it takes.
+      has_nsp: whether it may be pretrained on pairs of texts.
+    """
+
+    encoder: Any
+    positions: tuple[str, ...] = ("absolute",)
+    has_nsp: bool = False
+
+
+_BERT = "bert_jax.models.bert:BertModel"
+_BERT_POSITIONS = ("absolute", "sinusoidal", "relative_key", "relative_key_query")
+MODEL_TYPES = {
+    "bert": ModelType(_BERT, _BERT_POSITIONS, has_nsp=True),
+    "roberta": ModelType(_BERT, _BERT_POSITIONS),
+    "modernbert": ModelType("bert_jax.models.modernbert:ModernBertModel", ("rotary",)),
+}
+
+
 @dataclasses.dataclass
 class ModelConfig:
     """The encoder, in the names of BERT's own `config.json`.
@@ -35,9 +60,7 @@ class ModelConfig:
     768
     """
 
-    model_type: Literal["bert", "roberta", "modernbert"] = setting(
-        "bert", "architecture; only a bert has NSP"
-    )
+    model_type: str = setting("bert", f"architecture: {', '.join(MODEL_TYPES)}")
     vocab_size: int = setting(30522, "word embeddings; 0 for those of the tokenizer", SIZE_OR_ZERO)
     hidden_size: int = setting(768, "width of the encoder", SIZE)
     num_hidden_layers: int = setting(12, "layers", SIZE)
@@ -317,7 +340,7 @@ def validate(config: TrainConfig) -> None:
     if not data.eval_fraction and not data.eval_source:
         raise UserError("data.eval_fraction is 0; raise it, or give data.eval_source")
     needs = f"data.pairs {data.pairs} needs"
-    if data.pairs != "none" and model.model_type != "bert":
+    if data.pairs != "none" and not MODEL_TYPES[model.model_type].has_nsp:
         lacks = f"a head that a {model.model_type} does not have"
         raise UserError(f"{needs} {lacks}; set data.pairs to none")
     if data.pairs != "none" and model.type_vocab_size < 2:
@@ -355,16 +378,19 @@ def validate_finetuning(config: FinetuneConfig) -> None:
 def validate_model(config: ModelConfig, where: str) -> None:
     """Refuse what `validate` does in a model; the message begins with `where`."""
     check(config, f"{where}: model.")
+    if config.model_type not in MODEL_TYPES:
+        every = f"choose one of {', '.join(MODEL_TYPES)}, or import the file of your own"
+        hint = nearest(config.model_type, MODEL_TYPES, every)
+        raise UserError(f"{where}: model.model_type is {config.model_type!r}; {hint}")
     if config.hidden_size % config.num_attention_heads:
         wrong = f"{where}: model.hidden_size {config.hidden_size} is not a multiple of"
         heads = f"model.num_attention_heads {config.num_attention_heads}"
         raise UserError(f"{wrong} {heads}; change one of them")
-    is_rotary = config.position_embedding_type == "rotary"
-    if is_rotary != (config.model_type == "modernbert"):
-        kind = "rotary" if not is_rotary else "another kind, such as absolute"
+    positions = MODEL_TYPES[config.model_type].positions
+    if config.position_embedding_type not in positions:
         raise UserError(
             f"{where}: a {config.model_type} has no {config.position_embedding_type} positions; "
-            f"set model.position_embedding_type to {kind}"
+            f"set model.position_embedding_type to {' or '.join(positions)}"
         )
 
 

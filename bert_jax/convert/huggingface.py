@@ -110,6 +110,10 @@ def _choose_class(
     params: Mapping[str, Any], model_type: str, head: str | None, task: TaskConfig | None
 ) -> Exported:
     present, heads = names.module_names(params), config_json.HEADS
+    if model_type not in heads["none"][1]:
+        raise UserError(
+            f"a {model_type} cannot be exported: convert/names.py has none of its names"
+        )
     if task:
         head = head or task.kind
         if head in TASKS and head != task.kind:

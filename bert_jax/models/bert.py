@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
 from bert_jax.models.attention import AttentionMaps, AttentionMask, SelfAttention
-from bert_jax.models.encoder import EncoderOutput, Requested, gather_positions, run_layers
+from bert_jax.models.encoder import Encoder, EncoderOutput, Requested, gather_positions, run_layers
 from bert_jax.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -111,11 +111,8 @@ class BertLayer(nn.Module):
         return LayerNorm(c, name="feed_forward_layer_norm")(hidden + update), maps
 
 
-class BertModel(nn.Module):
+class BertModel(Encoder):
     """Embeddings, encoder and, unless `add_pooling_layer` is False, pooler."""
-
-    config: ModelConfig
-    add_pooling_layer: bool = True
 
     def setup(self) -> None:
         c = self.config
@@ -172,7 +169,3 @@ class BertModel(nn.Module):
         hidden = output.last_hidden_state
         first = hidden[:, 0] if segment_starts is None else gather_positions(hidden, segment_starts)
         return dataclasses.replace(output, pooled=jnp.tanh(self.pooler(first)))
-
-    def token_features(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
-        """Return what the heads for tokens see of hidden states."""
-        return hidden

@@ -1,4 +1,4 @@
-"""What the encoders share: their output, and running their layers one after the other.
+"""What the encoders share: what heads need of them, their output, and running their layers.
 
 Shape letters are those of `models.bert`.
 """
@@ -15,7 +15,34 @@ from flax import linen as nn
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
 from bert_jax.models.attention import AttentionMaps
+
+
+class Encoder(nn.Module):
+    """An encoder, and what its heads need of it.
+
+    A subclass is called as `models.bert.BertModel` is and returns an `EncoderOutput`. It has
+    `embeddings.word_embeddings`, [V, D], and names its layers `layer_0` and so on.
+
+    Attributes:
+      config: of the model.
+      add_pooling_layer: whether it returns `pooled`.
+    """
+
+    config: ModelConfig
+    add_pooling_layer: bool = True
+
+    has_own_transform = False  # `token_features` ends with the dense layer that an MLM head has
+
+    def token_features(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
+        """Return what the heads for tokens see of hidden states."""
+        return hidden
+
+    def classifier_stddev(self) -> float:
+        """Return the initial standard deviation of a classifier on the encoder."""
+        return self.config.initializer_range
 
 
 @struct.dataclass
@@ -68,6 +95,8 @@ def run_layers(
 
     def run(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
         hidden, maps = call(layer, hidden, index)
+        if maps is None and requested.maps:
+            raise UserError("the layers of this encoder return no attention maps")
         state = hidden if requested.hidden_states else ()
         attention = maps.probabilities if maps and requested.attentions else ()
         rest: Any = ()

@@ -3,6 +3,7 @@
 Shape letters and arguments are those of `models.bert`.
 """
 
+import pkgutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,19 +13,17 @@ from flax import linen as nn
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from bert_jax.config import ModelConfig
-from bert_jax.models.bert import BertModel
-from bert_jax.models.encoder import gather_positions
+from bert_jax.config import MODEL_TYPES, ModelConfig
+from bert_jax.models.encoder import Encoder, gather_positions
 from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, apply_dropout, param
 from bert_jax.models.matmul import logits_from_embeddings
-from bert_jax.models.modernbert import ModernBertModel
-
-ENCODERS = {"bert": BertModel, "roberta": BertModel, "modernbert": ModernBertModel}
 
 
-def make_encoder(config: ModelConfig, *, add_pooling_layer: bool) -> BertModel | ModernBertModel:
+def make_encoder(config: ModelConfig, *, add_pooling_layer: bool) -> Encoder:
     """Return the encoder of a model type."""
-    return ENCODERS[config.model_type](config, add_pooling_layer)
+    encoder = MODEL_TYPES[config.model_type].encoder
+    encoder = pkgutil.resolve_name(encoder) if isinstance(encoder, str) else encoder
+    return encoder(config, add_pooling_layer)
 
 
 class MaskedLMHead(nn.Module):
@@ -73,7 +72,7 @@ class BertForPreTraining(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.bert = make_encoder(c, add_pooling_layer=self.next_sentence)
-        self.mlm_head = MaskedLMHead(c, has_transform=c.model_type != "modernbert")
+        self.mlm_head = MaskedLMHead(c, has_transform=not self.bert.has_own_transform)
         if self.next_sentence:
             self.nsp_head = Dense(c, (c.hidden_size, 2), ("embed", "label"))
 
@@ -127,9 +126,8 @@ class TaskModel(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.bert = make_encoder(c, add_pooling_layer=self.uses_pooler and not self.probe)
-        stddev = c.hidden_size**-0.5 if c.model_type == "modernbert" else None
         shape, axes = (c.hidden_size, self.num_labels), ("embed", "label")
-        self.classifier = Dense(c, shape, axes, stddev=stddev)
+        self.classifier = Dense(c, shape, axes, stddev=self.bert.classifier_stddev())
         if self.probe == "mix":
             layers = (c.num_hidden_layers + 1,)
             self.mix = param(self, "mix", nn.initializers.zeros, layers, ("hidden",))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
 from bert_jax.models.attention import AttentionMaps, AttentionMask, SelfAttention
-from bert_jax.models.encoder import EncoderOutput, Requested, gather_positions, run_layers
+from bert_jax.models.encoder import Encoder, EncoderOutput, Requested, gather_positions, run_layers
 from bert_jax.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -96,11 +96,10 @@ class PredictionHead(nn.Module):
         return LayerNorm(c, use_bias=False, name="layer_norm")(ACTIVATIONS[c.hidden_act](hidden))
 
 
-class ModernBertModel(nn.Module):
+class ModernBertModel(Encoder):
     """Embeddings, encoder and the dense layer that all heads share."""
 
-    config: ModelConfig
-    add_pooling_layer: bool = True
+    has_own_transform = True
 
     def setup(self) -> None:
         c = self.config
@@ -169,6 +168,10 @@ class ModernBertModel(nn.Module):
     def token_features(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
         """Return what the heads for tokens see of hidden states."""
         return self.head(hidden)
+
+    def classifier_stddev(self) -> float:
+        """Return the initial standard deviation of a classifier on the encoder."""
+        return self.config.hidden_size**-0.5
 
 
 def residual_stddev(config: ModelConfig) -> float:
