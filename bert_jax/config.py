@@ -15,6 +15,10 @@ from bert_jax.settings import Range, check, setting
 STEPS = Range("a positive number below 2**31", lambda x: 0 < x < 1 << 31)
 NOT_NEGATIVE = Range("at least 0 and below 2**32", lambda x: 0 <= x < 1 << 32)
 SHARE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
+SHARE_OR_ALL = Range("at least 0 and at most 1", lambda x: 0 <= x <= 1)
+SHARE_OR_STEPS = Range(
+    "a share below 1 or a whole number of steps", lambda x: 0 <= x < 1 or 1 <= x == x // 1 < 1 << 31
+)
 POSITIVE_SHARE = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
 SIZE = Range("a positive number of at most 2**24", lambda x: 0 < x <= 1 << 24)
 SIZE_OR_ZERO = Range("at least 0 and at most 2**24", lambda x: 0 <= x <= 1 << 24)
@@ -110,7 +114,7 @@ class TokenizerConfig:
 
 @dataclasses.dataclass
 class Phase:
-    """A later part of a run, with sequences of another length.
+    """A later part of a run, with sequences of another length, batch size or share of masks.
 
     >>> Phase(start=0.9, max_length=512, batch_size=256).max_predictions
     0
@@ -120,6 +124,7 @@ class Phase:
     max_length: int = setting(512, "tokens a sequence")
     batch_size: int = setting(256, "sequences a step, over all devices")
     max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
+    mask_fraction: float = setting(0.0, "share of tokens to predict; 0: data's", SHARE_OR_ALL)
 
 
 @dataclasses.dataclass
@@ -156,19 +161,33 @@ class DataConfig:
 
 @dataclasses.dataclass
 class OptimizerConfig:
-    """Adam with decoupled weight decay, a linear warm-up and a linear decay to 0.
+    """Adam with decoupled weight decay, or Muon; a linear warm-up, and how the rate then decays.
 
-    Source: `optimization.py` in google-research/bert, and Devlin et al. 2019, appendix A.2.
+    Source: `optimization.py` in google-research/bert, and Devlin et al. 2019, appendix A.2; of
+    `wsd` (warm-up, stable, decay by 1 - sqrt) and `stable_adamw`, Warner et al. 2024.
 
     >>> OptimizerConfig(learning_rate=3e-5).name
     'bert_adamw'
     """
 
-    name: Literal["bert_adamw", "adamw"] = setting(
-        "bert_adamw", "bert_adamw: as released, without bias correction; adamw: Optax's"
+    name: Literal["bert_adamw", "adamw", "stable_adamw", "muon"] = setting(
+        "bert_adamw",
+        "bert_adamw: as released, without bias correction; adamw: Optax's; stable_adamw: with "
+        "Adafactor's update clipping; muon: for matrices of the layers, adamw for the rest",
     )
     learning_rate: float = setting(1e-4, "peak learning rate")
-    warmup_fraction: float = setting(0.01, "share of the steps that warm up", SHARE)
+    warmup_fraction: float = setting(
+        0.01, "steps that warm up: below 1 a share of all, from 1 on their number", SHARE_OR_STEPS
+    )
+    schedule: Literal["linear", "cosine", "constant", "wsd"] = setting(
+        "linear",
+        "after the warm-up: to 0 in a line or a cosine; constant; wsd: constant, then to 0",
+    )
+    decay_fraction: float = setting(
+        0.1,
+        "wsd: last steps, which decay to 0; a share or a number, as the warm-up",
+        SHARE_OR_STEPS,
+    )
     weight_decay: float = setting(0.01, "weight decay, of all but biases and LayerNorm", SHARE)
     b1: float = setting(0.9, "decay of Adam's first moment", SHARE)
     b2: float = setting(0.999, "decay of Adam's second moment", SHARE)
@@ -314,11 +333,28 @@ def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
     first = Phase(0.0, data.max_length, data.batch_size, data.max_predictions)
     result = []
     for phase in (first, *data.phases):
-        default = default_predictions(phase.max_length, data.mask_fraction)
-        start, most = phase.start, phase.max_predictions or default
-        first = round(start * config.steps) if start < 1 else int(start)
-        result.append((first, dataclasses.replace(phase, max_predictions=most)))
+        share = phase.mask_fraction or data.mask_fraction
+        most = phase.max_predictions or default_predictions(phase.max_length, share)
+        resolved = dataclasses.replace(phase, max_predictions=most, mask_fraction=share)
+        result.append((share_of_steps(phase.start, config.steps), resolved))
     return result
+
+
+def share_of_steps(share: float, steps: int) -> int:
+    """Return a number of steps that is a share of all below 1, and itself from 1 on."""
+    return round(share * steps) if share < 1 else int(share)
+
+
+def warmup_and_decay(config: OptimizerConfig, steps: int) -> tuple[int, int]:
+    """Return how many steps warm up, and how many of "wsd" decay; refuse more than there are."""
+    warmup = share_of_steps(config.warmup_fraction, steps)
+    decay = share_of_steps(config.decay_fraction, steps) if config.schedule == "wsd" else 0
+    if warmup + decay > steps + 1:  # of two shares, each is rounded
+        names, of = "optimizer.warmup_fraction", f"{warmup:,}"
+        if decay:
+            names, of = f"{names} and optimizer.decay_fraction", f"{warmup:,} + {decay:,}"
+        raise UserError(f"{names} are {of} steps of a run of {steps:,}; lower them or raise steps")
+    return warmup, min(decay, steps - warmup)
 
 
 def validate(config: TrainConfig) -> None:
@@ -327,13 +363,15 @@ def validate(config: TrainConfig) -> None:
     model, data = config.model, config.data
     validate_model(model, "config")
     _validate_parallel(config.parallel)
+    _validate_optimizer(config.optimizer)
+    warmup_and_decay(config.optimizer, config.steps)
     strips = not config.tokenizer.path and config.tokenizer.kind != "sentencepiece"
     if config.tokenizer.strip_accents and not strips:
         wrong = "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained"
         raise UserError(f"{wrong}; drop it, or train such a tokenizer")
     starts = [phase.start for phase in data.phases]
     steps = [start if start >= 1 else start * config.steps for start in starts]
-    is_whole = all(start < 1 or start.is_integer() for start in starts)
+    is_whole = all(start < 1 or start % 1 == 0 for start in starts)
     if not is_whole or steps != sorted(set(steps)) or not all(0 < s < config.steps for s in steps):
         wanted = f"they must rise, each a share between 0 and 1 or a step before {config.steps:,}"
         raise UserError(f"data.phases start at {starts}; {wanted}")
@@ -361,6 +399,7 @@ def validate_finetuning(config: FinetuneConfig) -> None:
     model, data, task = config.model, config.data, config.task
     validate_model(model, "config")
     _validate_parallel(config.parallel)
+    _validate_optimizer(config.optimizer)
     _validate_batches("data", data, model, config.optimizer)
     if config.probe and config.layer_decay < 1:
         raise UserError("layer_decay does nothing with probe, which freezes all layers; leave one")
@@ -400,6 +439,12 @@ def _validate_parallel(config: ParallelConfig) -> None:
     if config.mode == "pmap" and (config.fsdp, config.tensor) != (1, 1):
         advice = "set parallel.fsdp and parallel.tensor to 1, or parallel.mode to mesh"
         raise UserError(f"parallel.mode pmap keeps all parameters on each device; {advice}")
+
+
+def _validate_optimizer(config: OptimizerConfig) -> None:
+    if config.schedule != "wsd" and config.decay_fraction != OptimizerConfig.decay_fraction:
+        wrong = f"optimizer.decay_fraction does nothing with optimizer.schedule {config.schedule}"
+        raise UserError(f"{wrong}; set the schedule to wsd, or leave decay_fraction out")
 
 
 def _validate_batches(

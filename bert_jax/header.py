@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.config import FinetuneConfig, OptimizerConfig, Phase, TrainConfig
+from bert_jax.config import FinetuneConfig, OptimizerConfig, Phase, TrainConfig, warmup_and_decay
 from bert_jax.distributed import hosts
 from bert_jax.planning import costs, machine
 
@@ -50,9 +50,15 @@ def batch(phases: Sequence[tuple[int, Phase]], microbatches: int) -> str:
 
 def rate(config: OptimizerConfig, steps: int) -> str:
     """Return the schedule of the learning rate in words."""
-    warmup = round(config.warmup_fraction * steps)
+    warmup, decay = warmup_and_decay(config, steps)
     rises = f" after a warm-up of {warmup:,} steps" if warmup else ""
-    return f"{config.learning_rate:g}{rises}, then falling to 0; {config.name}"
+    then = {
+        "linear": "falling to 0",
+        "cosine": "falling to 0 as a cosine",
+        "constant": "constant",
+        "wsd": f"constant, falling to 0 from step {steps - decay:,} on",
+    }
+    return f"{config.learning_rate:g}{rises}, then {then[config.schedule]}; {config.name}"
 
 
 def memory(config: TrainConfig | FinetuneConfig, phase: Phase, mesh: Mesh) -> str:

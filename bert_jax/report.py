@@ -18,7 +18,7 @@ from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
-from bert_jax.config import FinetuneConfig, Phase, TrainConfig, phases
+from bert_jax.config import FinetuneConfig, Phase, TrainConfig, phases, warmup_and_decay
 from bert_jax.console import Level
 from bert_jax.convert.names import module_names
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
@@ -85,15 +85,29 @@ def finished(done: str, *remedies: str) -> None:
 
 def new_schedule(before: TrainConfig, config: TrainConfig, step: int) -> None:
     """Print how the schedule of a run differs from what it was, and whether its rate jumps."""
-    if (before.steps, before.data.phases) == (config.steps, config.data.phases):
+    runs = (before, config)
+    plans = [(c.steps, c.data.phases, warmup_and_decay(c.optimizer, c.steps)) for c in runs]
+    if plans[0] == plans[1] and before.optimizer.schedule == config.optimizer.schedule:
         return
+    (_, _, (warmup, _)), (steps, _, (_, decay)) = plans
     starts = (f"; length {p.max_length} from step {f:,}" for f, p in phases(config) if f >= step)
-    end = f"the rate now falls to 0 at step {config.steps:,}; it was {before.steps:,}"
-    print_on_main(f"schedule   {end}{''.join(starts)}")
-    old, new = (np.asarray(schedule(c.optimizer, c.steps)(step)) for c in (before, config))
-    if old < new and before.optimizer == config.optimizer:
-        jump = f"the learning rate jumps at step {step:,} from {old:.3g} to {new:.3g}"
-        warn_on_main(f"{jump}, as it had decayed for the earlier end")
+    ends = {
+        "constant": f"stays constant to step {steps:,}",
+        "wsd": f"falls from step {steps - decay:,} to 0 at step {steps:,}",
+    }
+    end = ends.get(config.optimizer.schedule, f"falls to 0 at step {steps:,}")
+    print_on_main(f"schedule   the rate now {end}; it was {before.steps:,}{''.join(starts)}")
+    old, new = (np.asarray(schedule(c.optimizer, c.steps)(step)) for c in runs)
+    if old == new or before.optimizer.learning_rate != config.optimizer.learning_rate:
+        return
+    change = f"at step {step:,} from {old:.3g} to {new:.3g}"
+    if old < new:
+        why = "its warm-up is shorter" if step < warmup else "it had decayed for the earlier end"
+        warn_on_main(f"the learning rate jumps {change}, as {why}")
+    elif steps - decay < step and config.optimizer.schedule == "wsd":
+        begins = f"its decay begins at step {steps - decay:,}"
+        advice = f"with --config.steps={step + decay} it begins here" if decay else ""
+        warn_on_main(f"the learning rate falls {change}, as {begins}; {advice}")
 
 
 def _unlearnable_pairs(

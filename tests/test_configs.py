@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -28,6 +29,8 @@ from bert_jax.models.heads import BertForPreTraining
 from bert_jax.recipes import recipe
 from bert_jax.settings import flatten, from_dict, override, to_json
 from bert_jax.tasks import glue, make_task
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.masking import make_masking
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
 from bert_jax.training.workdir import check_same_run
@@ -85,6 +88,18 @@ def test_phases_take_their_share_of_the_steps():
     assert found == [(0, 128, 20), (900, 512, 77)]
 
 
+def test_a_phase_has_its_own_share_of_masks_or_that_of_the_data():
+    config = TrainConfig(steps=1000)
+    config.data.mask_fraction = 0.3
+    config.data.phases = (Phase(500, 512, 64), Phase(900, 512, 64, mask_fraction=0.15))
+    validate(config)
+    found = [(p.mask_fraction, p.max_predictions) for _, p in phases(config)]
+    assert found == [(0.3, 39), (0.3, 154), (0.15, 77)]
+    tokenizer = Mock(spec=Tokenizer, vocab_size=9, special_ids=(), mask_id=4)
+    counts = [make_masking(tokenizer, p, config.data).counts[100] for _, p in phases(config)]
+    assert counts == [30, 30, 15]
+
+
 def set_field(config: TrainConfig, name: str, value) -> None:
     *parts, last = name.split(".")
     for part in parts:
@@ -116,6 +131,8 @@ def set_field(config: TrainConfig, name: str, value) -> None:
         ("data.eval_fraction", 1.5),
         ("data.eval_fraction", 0.0),
         ("data.mask_fraction", 0.0),
+        ("data.phases", (Phase(start=0.5, mask_fraction=-0.1),)),
+        ("data.phases", (Phase(start=0.5, mask_fraction=1.1),)),
         ("data.phases", (Phase(start=1.5, max_length=128, batch_size=8),)),
         ("data.phases", (Phase(start=0.5, max_length=1024, batch_size=8),)),
         ("optimizer.learning_rate", 0.0),

@@ -78,7 +78,8 @@ def make_masking(tokenizer: Tokenizer, phase: Phase, data: DataConfig) -> Maskin
     """Return the masking of a phase's sequences for a tokenizer."""
     most = phase.max_predictions
     lengths = range(phase.max_length + 1)
-    counts = [min(most, max(1, round(data.mask_fraction * n))) for n in lengths]
+    share = phase.mask_fraction or data.mask_fraction
+    counts = [min(most, max(1, round(share * n))) for n in lengths]
     return Masking(
         counts=np.array(counts, np.int32),
         max_predictions=most,

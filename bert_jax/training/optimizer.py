@@ -1,5 +1,6 @@
-"""AdamW as BERT was trained with it, and the learning rate schedule, in Optax."""
+"""Optimizers, BERT's AdamW among them, and learning rate schedules, in Optax."""
 
+import math
 import re
 from typing import Any, NamedTuple
 
@@ -9,22 +10,35 @@ import numpy as np
 import optax
 from flax import traverse_util
 from jax.typing import ArrayLike
+from optax import contrib
 
-from bert_jax.config import OptimizerConfig
+from bert_jax.config import OptimizerConfig, warmup_and_decay
 from bert_jax.errors import UserError
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Return the learning rate by step: linear warm-up, then linear decay to 0 at `steps`.
+    """Return the learning rate by step: linear warm-up, then what `config.schedule` says.
 
-    As in google-research/bert `optimization.py`, the decay counts from step 0, so that the rate
-    drops where warm-up ends, and the first step, at rate 0, changes nothing.
+    - "linear", to 0 at `steps`, as in google-research/bert `optimization.py`: the decay counts from
+      step 0, so that the rate drops where warm-up ends. The first step, at rate 0, changes nothing.
+    - "cosine", to 0 at `steps`. Source: Loshchilov and Hutter 2017, without restarts.
+    - "constant".
+    - "wsd": constant, and in the last steps 1 - sqrt of the share of them that is done. Source:
+      Hägele et al. 2024, section 4, and Warner et al. 2024.
+
+    Raises:
+      UserError: warm-up and decay take more steps than there are.
     """
-    warmup = round(config.warmup_fraction * steps)
+    warmup, decay = warmup_and_decay(config, steps)
 
     def rate(count: ArrayLike) -> jax.Array:
         step = jnp.asarray(count)
-        decayed = jnp.maximum(1.0 - step / steps, 0.0)
+        if config.schedule == "linear":
+            decayed = jnp.maximum(1.0 - step / steps, 0.0)
+        elif config.schedule == "cosine":
+            decayed = optax.cosine_decay_schedule(1.0, max(1, steps - warmup))(step - warmup)
+        else:
+            decayed = 1.0 - jnp.sqrt(jnp.clip((step - steps + decay) / max(decay, 1), 0.0, 1.0))
         return config.learning_rate * jnp.where(step < warmup, step / max(warmup, 1), decayed)
 
     return rate
@@ -62,6 +76,54 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
+def clip_updates(
+    adam: optax.GradientTransformation, b2: float, eps: float
+) -> optax.GradientTransformation:
+    """Divide the update of each tensor by max(1, RMS(g / sqrt(v))), weight decay included.
+
+    `adam` is a chain that begins with Optax's, and `v` its second moment with bias correction.
+    Source: StableAdamW, algorithm 2 of Wortsman et al. 2023, after Shazeer and Stern 2018.
+    """
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        steps, state = adam.update(updates, state, params)
+        second = optax.tree.bias_correction(state[0].nu, b2, state[0].count)
+
+        def clip(step: jax.Array, g: jax.Array, v: jax.Array) -> jax.Array:
+            return step / jnp.maximum(1.0, jnp.sqrt((g * g / jnp.maximum(v, eps**2)).mean()))
+
+        return jax.tree.map(clip, steps, updates, second), state
+
+    return optax.GradientTransformation(adam.init, update)
+
+
+def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """Orthogonalize the momentum of each matrix of the layers; Adam for everything else.
+
+    An orthogonal update is scaled to the size of Adam's, so that both have one learning rate and
+    one weight decay. Source: Jordan 2024 (momentum 0.95), as `optax.contrib` has it; of the scale,
+    Liu et al. 2025, section 2.2.
+    """
+
+    def scale(update: jax.Array) -> jax.Array:
+        return 0.2 * math.sqrt(max(update.shape)) * update
+
+    def dimensions(updates: optax.Updates) -> Any:
+        return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(), updates)
+
+    def labels(params: optax.Params) -> Any:
+        flat: Any = traverse_util.flatten_dict(params, sep="/")
+        is_matrix = re.compile(r"(.*/)?layer_\d+/.*/kernel").fullmatch
+        named = {name: "muon" if is_matrix(name) else "adam" for name in flat}
+        return traverse_util.unflatten_dict(named, sep="/")
+
+    muon = contrib.scale_by_muon(weight_dimension_numbers=dimensions)
+    scaled = optax.chain(muon, optax.stateless(lambda updates, _: jax.tree.map(scale, updates)))
+    return optax.partition({"muon": scaled, "adam": optax.scale_by_adam(b1, b2, eps)}, labels)
+
+
 def decayed(params: optax.Params) -> optax.Params:
     """Return which parameters are decayed: all but biases and LayerNorm scales."""
     kept = ("bias", "scale")
@@ -86,17 +148,20 @@ def layer_rates(params: optax.Params, decay: float) -> optax.Params:
 def make_optimizer(
     config: OptimizerConfig, steps: int, *, layer_decay: float = 1.0, freezes_encoder: bool = False
 ) -> optax.GradientTransformation:
-    """Return clipping by the global norm, Adam, decoupled weight decay and the schedule."""
+    """Return clipping by the global norm, an optimizer, decoupled weight decay and the schedule."""
     if steps >= 1 << 31:  # what the state counts in int32
         raise UserError(f"the run has {steps:,} steps, of at most 2**31 - 1; lower epochs or steps")
-    adam = scale_by_bert_adam if config.name == "bert_adamw" else optax.scale_by_adam
+    kinds = {"bert_adamw": scale_by_bert_adam, "muon": scale_by_muon}
+    adam = kinds.get(config.name, optax.scale_by_adam)(config.b1, config.b2, config.eps)
+    transforms = [adam, optax.add_decayed_weights(config.weight_decay, mask=decayed)]
+    if config.name == "stable_adamw":
+        transforms = [clip_updates(optax.chain(*transforms), config.b2, config.eps)]
     by_layer = optax.stateless(
         lambda updates, _: jax.tree.map(jnp.multiply, updates, layer_rates(updates, layer_decay))
     )
     optimizer = optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        adam(config.b1, config.b2, config.eps),
-        optax.add_decayed_weights(config.weight_decay, mask=decayed),
+        *transforms,
         by_layer if layer_decay < 1 else optax.identity(),
         optax.scale_by_learning_rate(schedule(config, steps)),
     )

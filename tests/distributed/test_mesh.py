@@ -8,10 +8,13 @@ import numpy as np
 import optax
 import pytest
 from helpers import batch, objective, params
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from bert_jax.config import ParallelConfig
+from bert_jax.config import OptimizerConfig, ParallelConfig
 from bert_jax.distributed.mesh import AXES, compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.models import attention
+from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
 STEPS, SEQUENCES = 3, 16
@@ -96,6 +99,40 @@ LAYOUTS = {
 def test_agrees_with_one_device(one_device, name):
     """Dropout and masks included: both are keyed to the sequence, not to the device."""
     check_same(train(*LAYOUTS[name], evaluates=name in ("all three", "pmap")), one_device)
+
+
+@pytest.mark.parametrize("name", ["muon", "stable_adamw"])
+def test_an_update_of_whole_tensors_is_the_same_on_a_mesh(name):
+    """Though each device has a shard of the matrix to orthogonalize, and of the mean square."""
+    config = OptimizerConfig(name=name, learning_rate=0.1, warmup_fraction=0.0, clip_norm=0.0)
+    optimizer, random = make_optimizer(config, 9), np.random.default_rng(0)
+    matrices = random.normal(size=(4, 16, 8)).astype(np.float32)
+
+    def update(params, opt_state, gradients):
+        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    results = []
+    for sharding in (P(), P("fsdp", "tensor")):
+        mesh = make_mesh(ParallelConfig(data=2, fsdp=2, tensor=2))
+        put = partial(jax.device_put, device=NamedSharding(mesh, sharding))
+        params, *gradients = ({"layer_0": {"up": {"kernel": put(m)}}} for m in matrices)
+        opt_state = optimizer.init(params)
+        for gradient in gradients:
+            params, opt_state = jax.jit(update)(params, opt_state, gradient)
+        results.append(params["layer_0"]["up"]["kernel"])
+    assert results[1].sharding.spec == P("fsdp", "tensor")
+    np.testing.assert_allclose(*results, atol=1e-6)
+    assert np.abs(results[0] - matrices[0]).max() > 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["all three", "ZeRO-1", "pmap"])
+def test_muon_has_the_losses_of_one_device(name, monkeypatch):
+    config = OptimizerConfig(name="muon", learning_rate=0.01, warmup_fraction=0.0)
+    monkeypatch.setattr(optax, "sgd", lambda _: make_optimizer(config, 9))
+    losses = [train(*layout)[1] for layout in ((ParallelConfig(), 1), LAYOUTS[name])]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
 def test_remat_and_scan_change_nothing():

@@ -1,14 +1,16 @@
-"""BERT's optimizer against NumPy, and its schedule against the published one."""
+"""Optimizers against NumPy, and schedules against the published ones."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import traverse_util
 
-from bert_jax.config import OptimizerConfig
+from bert_jax.config import OptimizerConfig, TrainConfig, validate
 from bert_jax.errors import UserError
 from bert_jax.training.optimizer import decayed, make_optimizer, schedule
 
@@ -64,6 +66,61 @@ def test_schedule_is_the_published_one():
         assert float(rate(step)) == pytest.approx(expected, rel=1e-5, abs=1e-12)
 
 
+def rates(steps: int, *at: int, **fields) -> list[float]:
+    rate = schedule(OptimizerConfig(learning_rate=2.0, **fields), steps)
+    return [float(rate(step)) for step in at]
+
+
+@pytest.mark.parametrize("warmup", [0.1, 100.0])
+def test_schedules_by_their_formulas(warmup):
+    """Of 1,000 steps: a warm-up of 100, said as a share or in steps, then the decay of each."""
+    warm = {"warmup_fraction": warmup}
+    for name in ("cosine", "constant", "wsd"):
+        assert rates(1000, 0, 50, 99, schedule=name, **warm) == pytest.approx([0, 1, 1.98])
+    wanted = [1 + math.cos(math.pi * (step - 100) / 900) for step in (100, 300, 550, 1000)]
+    found = rates(1000, 100, 300, 550, 1000, schedule="cosine", **warm)
+    assert found == pytest.approx(wanted, abs=1e-6)
+    assert rates(1000, 100, 500, 999, schedule="constant", **warm) == [2, 2, 2]
+    for decay in (0.2, 200.0):
+        found = rates(
+            1000, 100, 800, 850, 900, 999, 1000, schedule="wsd", **warm, decay_fraction=decay
+        )
+        wanted = [2, 2, 1, 2 - math.sqrt(2), 2 - 2 * math.sqrt(199 / 200), 0]
+        assert found == pytest.approx(wanted, abs=1e-6)
+        assert (found[0], found[1], found[-1]) == (2, 2, 0)
+
+
+def test_shares_that_fill_a_run_exactly():
+    """Rounded, half of 3 steps is 2: the decay has what the warm-up leaves."""
+    halves = {"schedule": "wsd", "warmup_fraction": 0.5, "decay_fraction": 0.5}
+    assert rates(3, 0, 1, 2, 3, **halves) == [0, 1, 2, 0]
+    assert rates(4, 0, 4, schedule="cosine", warmup_fraction=4.0) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"schedule": "wsd", "warmup_fraction": 0.3, "decay_fraction": 0.8},
+            "and optimizer.decay_fraction are 30 \\+ 80 steps of a run of 100; lower them or raise",
+        ),
+        ({"warmup_fraction": 200.0}, "warmup_fraction are 200 steps of a run of 100; lower them"),
+        ({"warmup_fraction": 1.5}, "a share below 1 or a whole number of steps"),
+        ({"decay_fraction": -0.1, "schedule": "wsd"}, "a share below 1 or a whole number"),
+        (
+            {"decay_fraction": 0.2},
+            "decay_fraction does nothing with optimizer.schedule linear; set",
+        ),
+        ({"schedule": "trapezoid"}, "optimizer.schedule is 'trapezoid'; choose one of linear, cos"),
+        ({"name": "muom"}, "optimizer.name is 'muom'; did you mean muon"),
+    ],
+)
+def test_impossible_schedules_are_refused(fields, message):
+    config = TrainConfig(steps=100, optimizer=OptimizerConfig(**fields))
+    with pytest.raises(UserError, match=message):
+        validate(config)
+
+
 def test_without_warmup_the_first_step_has_the_peak():
     rate = schedule(OptimizerConfig(learning_rate=1.0, warmup_fraction=0.0), 10)
     assert float(rate(0)) == 1.0
@@ -84,6 +141,116 @@ def test_adamw_is_optax_own():
             moved = optax.apply_updates(moved, updates)
         results.append(moved)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *results)
+
+
+SHAPES = {
+    "bert": {
+        "embeddings": {"word_embeddings": (9, 4)},
+        "layer_0": {"up": {"kernel": (4, 6), "bias": (6,)}, "down": {"kernel": (6, 4)}},
+    },
+    "mlm_head": {"transform": {"kernel": (4, 4)}},
+}
+
+
+def random_tree(seed: int, size: float = 1.0):
+    generator = np.random.default_rng(seed)
+
+    def draw(shape):
+        return (size * generator.normal(size=shape)).astype(np.float32)
+
+    return jax.tree.map(draw, SHAPES, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def run(config: OptimizerConfig, gradients, **options):
+    """Return the parameters after one step for each tree of gradients."""
+    optimizer, params = make_optimizer(config, STEPS, **options), random_tree(0)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for gradient in gradients:
+        updates, state = update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def flatten(tree) -> dict[str, np.ndarray]:
+    return {
+        k: np.asarray(v, np.float64) for k, v in traverse_util.flatten_dict(tree, sep="/").items()
+    }
+
+
+PLAIN = {"schedule": "constant", "warmup_fraction": 0.0, "clip_norm": 0.0, "weight_decay": 0.1}
+
+
+def test_stable_adamw_agrees_with_numpy():
+    """Algorithm 2 of Wortsman et al. 2023; a gradient that is suddenly large is clipped."""
+    gradients = [random_tree(seed, size=100.0 if seed == 4 else 1.0) for seed in range(1, 7)]
+    config = OptimizerConfig(name="stable_adamw", learning_rate=0.05, b2=0.98, **PLAIN)
+    found = flatten(run(config, gradients))
+    b1, b2, clipped = 0.9, 0.98, []
+    for name, value in flatten(random_tree(0)).items():
+        m = v = np.zeros_like(value)
+        for t, gradient in enumerate(gradients, 1):
+            g = flatten(gradient)[name]
+            share = (
+                b1 * (1 - b1 ** (t - 1)) / (1 - b1**t)
+            )  # moments that are corrected as they grow
+            m = share * m + (1 - share) * g
+            share = b2 * (1 - b2 ** (t - 1)) / (1 - b2**t)
+            v = share * v + (1 - share) * g * g
+            rms = np.sqrt(np.mean(g * g / np.maximum(v, 1e-12)))
+            rate = 0.05 / max(1.0, rms)
+            clipped.append(rms > 1.5)
+            decay = 0.0 if "bias" in name else 0.1
+            value = value - rate * decay * value - rate * m / (np.sqrt(v) + 1e-6)
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5)
+    assert 0 < sum(clipped) < len(clipped)
+
+
+def test_muon_orthogonalizes_the_matrices_of_the_layers():
+    """By the singular value decomposition; the size is Adam's. All else is AdamW, bit for bit."""
+    gradients = [random_tree(1)]
+    config = OptimizerConfig(name="muon", learning_rate=1.0, **PLAIN)
+    before, found = flatten(random_tree(0)), flatten(run(config, gradients))
+    adam = flatten(run(dataclasses.replace(config, name="adamw"), gradients))
+    for name, value in found.items():
+        if not ("layer_0" in name and "kernel" in name):
+            np.testing.assert_array_equal(value, adam[name])
+            continue
+        update = (0.9 * before[name] - value) / (0.2 * np.sqrt(max(value.shape)))
+        left, _, right = np.linalg.svd(flatten(gradients[0])[name], full_matrices=False)
+        core = left.T @ update @ right.T
+        assert np.all((np.diag(core) > 0.6) & (np.diag(core) < 1.3))
+        np.testing.assert_allclose(core - np.diag(np.diag(core)), 0, atol=1e-5)
+
+
+def test_muon_agrees_with_numpy():
+    """Jordan 2024: Nesterov momentum of 0.95, and five Newton-Schulz iterations."""
+    gradients = [random_tree(seed) for seed in range(1, 4)]
+    config = OptimizerConfig(name="muon", learning_rate=0.05, **PLAIN)
+    for name in ("bert/layer_0/up/kernel", "bert/layer_0/down/kernel"):
+        value, momentum = flatten(random_tree(0))[name], 0.0
+        for t, gradient in enumerate(gradients, 1):
+            g = flatten(gradient)[name]
+            momentum = 0.95 * momentum + 0.05 * g
+            x = 0.95 * momentum / (1 - 0.95 ** (t + 1)) + 0.05 * g / (1 - 0.95**t)
+            x = x / np.linalg.norm(x)
+            for _ in range(5):
+                x = 3.4445 * x - 4.7750 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
+            value = 0.995 * value - 0.05 * 0.2 * np.sqrt(6) * x
+        np.testing.assert_allclose(flatten(run(config, gradients))[name], value, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["stable_adamw", "muon"])
+def test_layers_and_probes_with_every_optimizer(name):
+    config = OptimizerConfig(name=name, learning_rate=1.0, **PLAIN)
+    gradients = [random_tree(1)]
+    before, whole = flatten(random_tree(0)), flatten(run(config, gradients))
+    lower = flatten(run(config, gradients, layer_decay=0.5))
+    frozen = flatten(run(config, gradients, freezes_encoder=True))
+    shares = {"mlm_head": 1.0, "bert/layer_0": 0.5, "bert/embeddings": 0.25}
+    for path, value in before.items():
+        share = next(share for prefix, share in shares.items() if path.startswith(prefix))
+        np.testing.assert_allclose(lower[path] - value, share * (whole[path] - value), atol=1e-6)
+        assert np.array_equal(frozen[path], value) == path.startswith("bert/")
 
 
 def test_no_buffer_is_in_the_state_twice():
