@@ -350,10 +350,10 @@ def warmup_and_decay(config: OptimizerConfig, steps: int) -> tuple[int, int]:
     warmup = share_of_steps(config.warmup_fraction, steps)
     decay = share_of_steps(config.decay_fraction, steps) if config.schedule == "wsd" else 0
     if warmup + decay > steps + 1:  # of two shares, each is rounded
-        names, of = "optimizer.warmup_fraction", f"{warmup:,}"
+        taken = f"optimizer.warmup_fraction is {warmup:,}"
         if decay:
-            names, of = f"{names} and optimizer.decay_fraction", f"{warmup:,} + {decay:,}"
-        raise UserError(f"{names} are {of} steps of a run of {steps:,}; lower them or raise steps")
+            taken += f" and optimizer.decay_fraction {decay:,}"
+        raise UserError(f"{taken} of a run of {steps:,} steps; lower them or raise steps")
     return warmup, min(decay, steps - warmup)
 
 

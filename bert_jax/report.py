@@ -96,7 +96,8 @@ def new_schedule(before: TrainConfig, config: TrainConfig, step: int) -> None:
         "wsd": f"falls from step {steps - decay:,} to 0 at step {steps:,}",
     }
     end = ends.get(config.optimizer.schedule, f"falls to 0 at step {steps:,}")
-    print_on_main(f"schedule   the rate now {end}; it was {before.steps:,}{''.join(starts)}")
+    was = f"; it was {before.steps:,}" if before.steps != steps else ""
+    print_on_main(f"schedule   the rate now {end}{was}{''.join(starts)}")
     old, new = (np.asarray(schedule(c.optimizer, c.steps)(step)) for c in runs)
     if old == new or before.optimizer.learning_rate != config.optimizer.learning_rate:
         return

@@ -1,15 +1,19 @@
 """A run that is lengthened, with more steps or phases, or forked into another workdir."""
 
 import copy
+import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from runs import assert_same_state, without_speeds
 
 from bert_jax import (
     Interrupted,
+    OptimizerConfig,
     Phase,
     TrainConfig,
     UserError,
@@ -19,6 +23,7 @@ from bert_jax import (
     pretraining,
     report,
 )
+from bert_jax.training import optimizer
 from bert_jax.training import workdir as workdirs
 
 STOPPED = 4
@@ -102,6 +107,90 @@ def test_a_fork_continues_from_the_whole_state(tiny_config, stopped, whole, tmp_
         again = pretraining.start(longer, forked, fork=fork)
         assert again.corpus.tokenizer.fingerprint == load(stopped).tokenizer.fingerprint
         assert ("--fork is not used again" in capsys.readouterr().out) == bool(fork)
+
+
+def test_a_fork_decays_from_its_first_step(tiny_config, stopped, tmp_path, printed):
+    """From the rate that the run had, to 0 at its end."""
+    config = changed(tiny_config, steps=9, log_every=1)
+    wsd = {"schedule": "wsd", "warmup_fraction": 4.0, "decay_fraction": 5.0}
+    config.optimizer = dataclasses.replace(config.optimizer, **wsd)
+    pretrain(config, tmp_path / "fork", fork=f"{stopped}@4", quiet=True)
+    rates = [r["learning_rate"] for r in without_speeds(tmp_path / "fork") if r["split"] == "train"]
+    assert rates == pytest.approx([1e-3 * (1 - math.sqrt(i / 5)) for i in range(5)])
+    assert "schedule   the rate now falls from step 4 to 0 at step 9; it was 8" in printed
+
+
+def plan(steps: int, decay: float = 100.0, **fields) -> TrainConfig:
+    fields = {"schedule": "wsd", "warmup_fraction": 10.0, **fields}
+    decays = {"decay_fraction": decay} if fields["schedule"] == "wsd" else {}
+    return TrainConfig(
+        steps=steps, optimizer=OptimizerConfig(learning_rate=1.0, **fields, **decays)
+    )
+
+
+def test_rates_of_a_run_that_is_lengthened_and_of_its_forks():
+    """Those of runs that were planned so, at every step; the step that ends a run would have 0."""
+
+    def rates(config):
+        return optimizer.schedule(config.optimizer, config.steps)(np.arange(1501)).tolist()
+
+    run, longer = rates(plan(1000)), rates(plan(1500))
+    assert run[:900] == longer[:900]
+    assert longer[10:1401] == [1.0] * 1391
+    for start in (10, 500, 900):
+        fork = rates(plan(start + 50, 50.0))
+        assert run[:start] == fork[:start]
+        assert (fork[start], fork[start + 50]) == (run[start], 0.0) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "step", "lines"),
+    [
+        (plan(1000), plan(2000), 900, ["falls from step 1,900 to 0 at step 2,000; it was 1,000"]),
+        (
+            plan(1000),
+            plan(2000),
+            925,
+            [
+                "falls from step 1,900 to 0 at step 2,000; it was 1,000",
+                "jumps at step 925 from 0.5 to 1, as it had decayed for the earlier end",
+            ],
+        ),
+        (
+            plan(1000),
+            plan(550),
+            475,
+            [
+                "falls from step 450 to 0 at step 550; it was 1,000",
+                "falls at step 475 from 1 to 0.5, as its decay begins at step 450; "
+                "with --config.steps=575 it begins here",
+            ],
+        ),
+        (
+            plan(100, schedule="linear", warmup_fraction=0.5),
+            plan(80, schedule="linear", warmup_fraction=0.5),
+            20,
+            [
+                "falls to 0 at step 80; it was 100",
+                "jumps at step 20 from 0.4 to 0.5, as its warm-up is shorter",
+            ],
+        ),
+        (
+            plan(1000, schedule="constant"),
+            plan(1000, 500.0),
+            500,
+            ["schedule   the rate now falls from step 500 to 0 at step 1,000"],
+        ),
+        (plan(19, 1.0), plan(20, schedule="constant"), 8, ["constant to step 20; it was 19"]),
+        (plan(1000, schedule="cosine"), plan(1000, schedule="cosine"), 500, []),
+        (plan(1000), plan(1000), 950, []),
+    ],
+)
+def test_what_is_said_of_another_schedule(before, after, step, lines, printed):
+    report.new_schedule(before, after, step)
+    assert len(printed) == len(lines)
+    for line, end in zip(printed, lines, strict=True):
+        assert line.endswith(end), line
 
 
 def test_a_fork_may_have_other_text_and_settings(tiny_config, stopped, tmp_path):

@@ -102,9 +102,9 @@ def test_shares_that_fill_a_run_exactly():
     [
         (
             {"schedule": "wsd", "warmup_fraction": 0.3, "decay_fraction": 0.8},
-            "and optimizer.decay_fraction are 30 \\+ 80 steps of a run of 100; lower them or raise",
+            "warmup_fraction is 30 and optimizer.decay_fraction 80 of a run of 100 steps; lower",
         ),
-        ({"warmup_fraction": 200.0}, "warmup_fraction are 200 steps of a run of 100; lower them"),
+        ({"warmup_fraction": 200.0}, "warmup_fraction is 200 of a run of 100 steps; lower them"),
         ({"warmup_fraction": 1.5}, "a share below 1 or a whole number of steps"),
         ({"decay_fraction": -0.1, "schedule": "wsd"}, "a share below 1 or a whole number"),
         (
