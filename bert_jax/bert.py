@@ -26,7 +26,12 @@ from bert_jax.errors import UserError
 from bert_jax.locks import replacing
 from bert_jax.masked_lm import Guess, MaskFiller
 from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.heads import BertForPreTraining, TaskModel, make_encoder
+from bert_jax.models.heads import (
+    PreTrainingModel,
+    TaskModel,
+    make_encoder,
+    make_pretraining_model,
+)
 from bert_jax.predictions import Predictions, Predictor, predict_texts
 from bert_jax.settings import from_dict
 from bert_jax.tasks import make_task
@@ -64,7 +69,7 @@ class Bert:
     config: ModelConfig
     params: Any
     tokenizer: Tokenizer
-    model: BertForPreTraining | TaskModel
+    model: PreTrainingModel | TaskModel
     unused: Sequence[str] = ()
     task: TaskConfig | None = None
     data: DataFiles = dataclasses.field(default_factory=DataFiles)
@@ -434,8 +439,9 @@ def _model(
     task: TaskConfig | None,
     probe: str = "",
     modules: Iterable[str] = names.OPTIONAL_MODULES,
-) -> BertForPreTraining | TaskModel:
+) -> PreTrainingModel | TaskModel:
     """Return the module whose parameters a checkpoint has, which has some optional modules."""
     if task:
         return make_task(task).model(config, probe)
-    return BertForPreTraining(config, next_sentence={"bert/pooler", "nsp_head"} <= set(modules))
+    has_pairs = {"bert/pooler", "nsp_head"} <= set(modules)
+    return make_pretraining_model(config, next_sentence=has_pairs)

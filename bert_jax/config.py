@@ -37,11 +37,13 @@ class ModelType:
         used: a config is checked without JAX.
       positions: the values of `position_embedding_type` that it takes.
       has_nsp: whether it may be pretrained on pairs of texts.
+      has_embedding_size: whether its embeddings may be of another width than its layers.
     """
 
     encoder: Any
     positions: tuple[str, ...] = ("absolute",)
     has_nsp: bool = False
+    has_embedding_size: bool = False
 
 
 _BERT = "bert_jax.models.bert:BertModel"
@@ -50,6 +52,9 @@ MODEL_TYPES = {
     "bert": ModelType(_BERT, _BERT_POSITIONS, has_nsp=True),
     "roberta": ModelType(_BERT, _BERT_POSITIONS),
     "modernbert": ModelType("bert_jax.models.modernbert:ModernBertModel", ("rotary",)),
+    "electra": ModelType(
+        "bert_jax.models.electra:ElectraModel", _BERT_POSITIONS, has_embedding_size=True
+    ),
 }
 
 
@@ -82,6 +87,10 @@ class ModelConfig:
     global_rope_theta: float = setting(160_000.0, "modernbert: rotary base of global layers")
     local_rope_theta: float = setting(10_000.0, "modernbert: rotary base of local layers")
     classifier_pooling: Literal["cls", "mean"] = setting("cls", "modernbert: features of a text")
+    embedding_size: int = setting(0, "electra: width of embeddings; 0: hidden_size", SIZE_OR_ZERO)
+    generator_hidden_size: float = setting(
+        0.25, "electra: size of the generator as a share; 0: the encoder itself", SHARE_OR_ALL
+    )
     type_vocab_size: int = setting(2, "token types", SIZE)
     initializer_range: float = setting(0.02, "standard deviation of initial weights")
     layer_norm_eps: float = setting(1e-12, "epsilon of layer normalization")
@@ -114,7 +123,7 @@ class TokenizerConfig:
 
 @dataclasses.dataclass
 class Phase:
-    """A later part of a run, with another length, batch size, share of masks or rotary base.
+    """A later part of a run, with sequences of another length, batch size or share of masks.
 
     >>> Phase(start=0.9, max_length=512, batch_size=256).max_predictions
     0
@@ -125,9 +134,6 @@ class Phase:
     batch_size: int = setting(256, "sequences a step, over all devices")
     max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
     mask_fraction: float = setting(0.0, "share of tokens to predict; 0: data's", SHARE_OR_ALL)
-    global_rope_theta: float = setting(
-        0.0, "modernbert: rotary base of global layers; 0: model's", NOT_NEGATIVE
-    )
 
 
 @dataclasses.dataclass
@@ -338,30 +344,9 @@ def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
     for phase in (first, *data.phases):
         share = phase.mask_fraction or data.mask_fraction
         most = phase.max_predictions or default_predictions(phase.max_length, share)
-        theta = phase.global_rope_theta or config.model.global_rope_theta
-        resolved = dataclasses.replace(
-            phase, max_predictions=most, mask_fraction=share, global_rope_theta=theta
-        )
+        resolved = dataclasses.replace(phase, max_predictions=most, mask_fraction=share)
         result.append((share_of_steps(phase.start, config.steps), resolved))
     return result
-
-
-def as_of_step(config: TrainConfig, step: int) -> TrainConfig:
-    """Return the config whose model has the rotary base with which a step was trained.
-
-    It is that of a checkpoint of the step. Its later phases name theirs, as a fork needs them.
-    """
-    if not any(phase.global_rope_theta for phase in config.data.phases):
-        return config
-    thetas = [(first, phase.global_rope_theta) for first, phase in phases(config)]
-    later = (
-        dataclasses.replace(phase, global_rope_theta=theta)
-        for phase, (_, theta) in zip(config.data.phases, thetas[1:], strict=True)
-    )
-    theta = next(theta for first, theta in reversed(thetas) if first < max(step, 1))
-    model = dataclasses.replace(config.model, global_rope_theta=theta)
-    data = dataclasses.replace(config.data, phases=tuple(later))
-    return dataclasses.replace(config, model=model, data=data)
 
 
 def share_of_steps(share: float, steps: int) -> int:
@@ -403,8 +388,10 @@ def validate(config: TrainConfig) -> None:
         raise UserError("data.eval_fraction is 0; raise it, or give data.eval_source")
     needs = f"data.pairs {data.pairs} needs"
     if data.pairs != "none" and not MODEL_TYPES[model.model_type].has_nsp:
-        lacks = f"a head that a {model.model_type} does not have"
+        lacks = f"a head that model.model_type {model.model_type} does not have"
         raise UserError(f"{needs} {lacks}; set data.pairs to none")
+    if model.model_type == "electra":
+        _validate_generator(model)
     if data.pairs != "none" and model.type_vocab_size < 2:
         raise UserError(f"{needs} a model.type_vocab_size of 2; set it, or data.pairs to none")
     if data.packing and data.pairs == "none":
@@ -412,16 +399,19 @@ def validate(config: TrainConfig) -> None:
     for number, (_, phase) in enumerate(phases(config)):
         where = f"data.phases[{number - 1}]" if number else "data"
         _validate_batches(where, phase, model, config.optimizer)
-        if (
-            number
-            and data.phases[number - 1].global_rope_theta
-            and model.position_embedding_type != "rotary"
-        ):
-            wrong = f"{where}.global_rope_theta is for rotary positions, and the model has"
-            raise UserError(f"{wrong} {model.position_embedding_type} ones; leave it out")
         if phase.max_predictions > phase.max_length:
             wrong = f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length"
             raise UserError(f"{wrong} {phase.max_length}; lower it, or set 0 for mask_fraction")
+
+
+def _validate_generator(model: ModelConfig) -> None:
+    share, every = model.generator_hidden_size, model.num_attention_heads
+    heads = share * every
+    # A third may be written as 0.333.
+    if share and (round(heads) < 1 or abs(heads - round(heads)) > 0.01):
+        wrong = f"model.generator_hidden_size {share} leaves {heads:.3g} of"
+        advice = f"set it to a multiple of 1/{every}, such as {max(1, round(heads)) / every:.3g}"
+        raise UserError(f"{wrong} model.num_attention_heads {every}; {advice}")
 
 
 def validate_finetuning(config: FinetuneConfig) -> None:
@@ -456,6 +446,9 @@ def validate_model(config: ModelConfig, where: str) -> None:
         wrong = f"{where}: model.hidden_size {config.hidden_size} is not a multiple of"
         heads = f"model.num_attention_heads {config.num_attention_heads}"
         raise UserError(f"{wrong} {heads}; change one of them")
+    if config.embedding_size and not MODEL_TYPES[config.model_type].has_embedding_size:
+        wrong = f"{where}: model.embedding_size is {config.embedding_size}, and a model.model_type"
+        raise UserError(f"{wrong} {config.model_type} projects no embeddings; set it to 0")
     positions = MODEL_TYPES[config.model_type].positions
     if config.position_embedding_type not in positions:
         raise UserError(

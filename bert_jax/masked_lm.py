@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.config import ModelConfig
 from bert_jax.embeddings import encoder_inputs, pad, padded_length
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForPreTraining, TaskModel
+from bert_jax.models.heads import PreTrainingModel, TaskModel
 from bert_jax.text.tokenizer import Tokenizer
 
 _GUESSES_BY_LAYER = 5  # for a masked token, in the view of a text
@@ -45,14 +45,18 @@ class MaskFiller:
         self,
         config: ModelConfig,
         params: Any,
-        model: BertForPreTraining | TaskModel,
+        model: PreTrainingModel | TaskModel,
         tokenizer: Tokenizer,
     ):
-        if "mlm_head" not in params:
+        if {"mlm_head", "generator_head"}.isdisjoint(params):
+            lacks = "masked LM head"
+            if config.model_type == "electra":
+                lacks = "generator, which is what fills masks in an electra"
             raise UserError(
-                "the checkpoint has no masked LM head; take one that was pretrained and not "
-                "fine-tuned, or pretrain from it to train a head"
+                f"the checkpoint has no {lacks}; take one that was pretrained and not "
+                "fine-tuned, or pretrain from it to train one"
             )
+        self._has_own_layers = "generator" in params
         self._config, self._tokenizer, self._variables = config, tokenizer, {"params": params}
         self._apply = jax.jit(model.apply)
         self._apply_head = jax.jit(partial(model.apply, method="mlm_logits"))
@@ -84,7 +88,12 @@ class MaskFiller:
     def by_layer(
         self, states: np.ndarray, positions: np.ndarray
     ) -> dict[int, list[list[tuple[str, float]]]]:
-        """Return the best tokens at masked positions by hidden states [layers + 1, L, D]."""
+        """Return the best tokens at masked positions by hidden states [layers + 1, L, D].
+
+        A generator with layers of its own cannot read those of the encoder: then there are none.
+        """
+        if self._has_own_layers:
+            return {}
         logits = self._apply_head(self._variables, states[:, positions])
         probabilities = self._probabilities(logits)
         best = np.argsort(-probabilities)[..., :_GUESSES_BY_LAYER]

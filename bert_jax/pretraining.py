@@ -15,12 +15,12 @@ import optax
 from bert_jax import console, initialization, report
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
-from bert_jax.config import TrainConfig, as_of_step, phases, validate
+from bert_jax.config import TrainConfig, phases, validate
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.models.heads import PreTrainingModel, make_pretraining_model
 from bert_jax.planning import costs, machine
 from bert_jax.text import prepare, store, tokenizer_loading
 from bert_jax.text.store import Corpus
@@ -29,8 +29,8 @@ from bert_jax.training import checkpoint, loop
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.masking import make_masking
-from bert_jax.training.metrics import Writer
-from bert_jax.training.objectives import Pretraining
+from bert_jax.training.metrics import Writer, with_moving
+from bert_jax.training.objectives import pretraining_objective
 from bert_jax.training.optimizer import learning_rate, make_optimizer
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
@@ -84,11 +84,10 @@ def pretrain(
       config: every setting of the run; `bert_jax.recipe("tiny")` returns one.
       workdir: folder of checkpoints, metrics and pictures. A run that is there resumes.
       init: a checkpoint whose weights, architecture and tokenizer to continue from. Of
-        `config.model`, its dtype, remat, scan_layers and attention still count, dropouts that
-        differ from their defaults, and more positions (learned ones are interpolated).
+        `config.model`, its dtype, remat, scan_layers and attention still count, and dropouts that
+        differ from their defaults.
       fork: a run, "RUN" or "RUN@STEP", whose state to continue from in a new workdir: parameters,
-        optimizer, step and random key. Its model, its tokenizer and its optimizer's name stay;
-        it may have more positions.
+        optimizer, step and random key. Its model, its tokenizer and its optimizer's name stay.
       quiet: whether to print nothing and draw nothing.
 
     Raises:
@@ -147,6 +146,7 @@ def start(
     mesh = meshes.make_mesh(config.parallel)
     lengths = [phase.max_length for _, phase in phases(config)]
     meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
+    meshes.check_generator(config.model, mesh)
     for _, phase in phases(config):
         meshes.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
         costs.check_fits(config.model, phase, config.optimizer.microbatches, mesh)
@@ -183,7 +183,7 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
 
 def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     config, workdir, corpus = run.config, run.workdir, run.corpus
-    model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
+    model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)
 
     def new_state(key: jax.Array) -> Any:
@@ -193,13 +193,9 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     abstract_state, layout = meshes.make_layout(new_state, mesh, config.parallel)
     stages = _make_stages(config, corpus, model, optimizer, layout)
     batches = loader.TrainBatches(corpus, config, partial(meshes.process_indices, mesh))
-    folder = workdir / "checkpoints"
-
-    def describe(step: int) -> dict[str, Any]:
-        return dataclasses.asdict(as_of_step(config, step))
-
+    folder, description = workdir / "checkpoints", dataclasses.asdict(config)
     checkpoints = Checkpoints(
-        folder, config.checkpoint, describe, corpus.tokenizer, lambda scores: -scores["loss"]
+        folder, config.checkpoint, description, corpus.tokenizer, lambda scores: -scores["loss"]
     )
     params = run.init and run.init.params
     step, state = initialization.initial_state(
@@ -249,10 +245,9 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             with console.working("evaluating", says_end=False):
                 scores = stages[-1].evaluate(state)
         writer.write_table(config.steps, scores)
+    baselines = with_moving(baselines, scores)
     # Of several hosts none has all parameters; the checkpoint has.
-    final = as_of_step(config, config.steps).model
-    trained = state.params, corpus.tokenizer, model.clone(config=final)
-    bert = Bert(final, *trained, source=latest)
+    bert = Bert(config.model, state.params, corpus.tokenizer, model, source=latest)
     bert = bert if hosts.count() == 1 else None
     text = {"tokens": len(corpus.train.tokens), "documents": corpus.train.num_documents}
     results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}
@@ -264,7 +259,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
 def _make_stages(
     config: TrainConfig,
     corpus: Corpus,
-    model: BertForPreTraining,
+    model: PreTrainingModel,
     optimizer: optax.GradientTransformation,
     layout: meshes.Layout,
 ) -> list[loop.Stage]:
@@ -273,9 +268,7 @@ def _make_stages(
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=layout)
     indices = partial(meshes.process_indices, layout.mesh)
     for end, phase in zip((*starts[1:], config.steps), each, strict=True):
-        theta = phase.global_rope_theta
-        model = model.clone(config=dataclasses.replace(config.model, global_rope_theta=theta))
-        objective = Pretraining(model, make_masking(corpus.tokenizer, phase, config.data))
+        objective = pretraining_objective(model, make_masking(corpus.tokenizer, phase, config.data))
         train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
         eval_step = compiled(make_eval_step(objective), outputs="metrics")
         eval_batches = partial(loader.eval_batches, corpus, config, phase, indices)

@@ -18,10 +18,18 @@ from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
-from bert_jax.config import FinetuneConfig, Phase, TrainConfig, phases, warmup_and_decay
+from bert_jax.config import (
+    FinetuneConfig,
+    ModelConfig,
+    Phase,
+    TrainConfig,
+    phases,
+    warmup_and_decay,
+)
 from bert_jax.console import Level
 from bert_jax.convert.names import module_names
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
+from bert_jax.models.electra import generator_config
 from bert_jax.planning import machine
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, no_better
@@ -60,7 +68,7 @@ def pretraining_start(
         f"workdir    {workdir}\n"
         f"devices    {header.devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
-        f"{c.num_attention_heads} heads, {c.dtype}\n"
+        f"{c.num_attention_heads} heads, {c.dtype}{_generator(c)}\n"
         f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{unused}\n"
         f"text       {len(corpus.train.tokens):,} tokens in {corpus.train.num_documents:,} "
         f"documents; held out {len(corpus.eval.tokens):,} in {corpus.eval.num_documents:,}; "
@@ -76,6 +84,13 @@ def pretraining_start(
     if reason := _unlearnable_pairs(config, corpus, pairs):
         name = config.data.pairs.upper()
         warn_on_main(f"{reason}; train without {name} by --config.data.pairs=none")
+
+
+def _generator(config: ModelConfig) -> str:
+    """Return what a header says of the generator of an electra."""
+    if generator := generator_config(config):
+        return f"; a generator of {generator.hidden_size}"
+    return ""
 
 
 def finished(done: str, *remedies: str) -> None:

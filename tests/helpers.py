@@ -8,9 +8,9 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.models.heads import make_pretraining_model
 from bert_jax.training.masking import Masking
-from bert_jax.training.objectives import Pretraining
+from bert_jax.training.objectives import Objective, pretraining_objective
 
 LENGTH, PREDICTIONS, VOCAB = 32, 6, 100
 SPECIAL = (0, 2, 3, 4)
@@ -56,12 +56,13 @@ def masking(continues: np.ndarray | None = None, length: int = LENGTH) -> Maskin
     return Masking(np.array(counts, np.int32), PREDICTIONS, VOCAB, SPECIAL, 4, continues)
 
 
-def objective(**changes) -> Pretraining:
+def objective(**changes) -> Objective:
     """The pretraining objective over a small model."""
-    return Pretraining(BertForPreTraining(model_config(**changes)), masking())
+    model = make_pretraining_model(model_config(**changes), next_sentence=True)
+    return pretraining_objective(model, masking())
 
 
-def params(objective: Pretraining, seed: int = 0):
+def params(objective: Objective, seed: int = 0):
     """Parameters large enough for every gradient to be well above rounding."""
     shapes = jax.eval_shape(objective.model.init_params, jax.random.key(0))
     generator = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ import signal
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from runs import (
@@ -388,6 +389,7 @@ MISTAKES = {
         "data.batch_size 12 is not a multiple of the 8 devices of parallel's data × fsdp; use 16",
     ),
     "a RoBERTa's pairs": ("--config.model.model_type=roberta", "data.pairs nsp needs"),
+    "an electra's pairs": ("--config.model.model_type=electra", "data.pairs nsp needs"),
     "no such text": ("--config.data.source=nowhere.txt", "nowhere.txt does not exist"),
 }
 
@@ -485,6 +487,40 @@ def test_it_learns(store, tmp_path):
     result = pretrain(store, tmp_path / "run", *words(changes, []), quiet=True)
     assert result.scores["mlm_loss"] < 1.2  # of 2.3, the entropy of ten words
     assert result.bert.fill_mask("two three four [MASK] six seven")[0].token == "five"
+
+
+ELECTRA = {
+    "steps": 12,
+    "data.pairs": "none",
+    "model.model_type": "electra",
+    "model.hidden_size": 32,
+    "model.embedding_size": 16,
+}
+
+
+def test_an_electra(store, tmp_path, monkeypatch):
+    first = jax.devices()[:1]  # a program for one device compiles in half the time
+    for name in ("devices", "local_devices"):
+        monkeypatch.setattr(jax, name, lambda: first)
+    result = pretrain(store, tmp_path / "run", *words(ELECTRA, []), quiet=True)
+    scores, baselines = result.scores, result.baselines
+    assert baselines["rtd_accuracy"] == scores["rtd_accuracy_baseline"] > 0.8
+    assert baselines["rtd_recall"] == 0
+    assert result.bert.fill_mask("two three four [MASK] six seven")
+    assert not result.bert.attention("two [MASK] four").guesses
+    assert records(tmp_path / "run")[-1]["rtd_loss"] == scores["rtd_loss"]
+
+
+@pytest.mark.slow
+def test_an_electra_resumes(store, tmp_path):
+    """What its generator samples depends on the step alone."""
+    run, again = tmp_path / "run", tmp_path / "again"
+    pretrain(store, run, *words(ELECTRA, []), quiet=True)
+    shutil.copytree(run, again)
+    shutil.rmtree(again / "checkpoints/12")
+    pretrain(store, again, *words(ELECTRA, []), quiet=True)
+    assert_same_state(run, again, 12)
+    assert without_speeds(run)[-1] == without_speeds(again)[-1]
 
 
 def test_letters_are_learned(tmp_path):

@@ -21,7 +21,7 @@ from flax import traverse_util
 
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForPreTraining, TaskModel
+from bert_jax.models.heads import PreTrainingModel, TaskModel, make_pretraining_model
 from bert_jax.tasks import make_task
 
 _BERT_LAYER = {
@@ -70,7 +70,8 @@ _STACKED = {"attn.Wqkv": 3, "mlp.Wi": 2}
 _LEAVES = {"kernel": "weight", "scale": "weight", "embeddings": "weight", "bias": "bias"}
 TASK_MODULES = ("classifier", "mix")
 # Modules that a pretrained checkpoint may lack; it must have all others.
-OPTIONAL_MODULES = ("bert/pooler", "bert/head", "mlm_head", "nsp_head", *TASK_MODULES)
+OPTIONAL_MODULES = ("bert/pooler", "bert/head", "mlm_head", "nsp_head", "generator")
+OPTIONAL_MODULES += ("generator_head", "discriminator_head", *TASK_MODULES)
 
 _ROBERTA = {
     "lm_head.dense.": "cls.predictions.transform.dense.",
@@ -222,7 +223,9 @@ def from_foreign(
     tensors = _unstacked(tensors)
     # The pooler of a RoBERTa is read, too.
     has_pooler = config.model_type != "modernbert"
-    model = make_task(task).model(config) if task else BertForPreTraining(config, has_pooler)
+    model = make_pretraining_model(config, next_sentence=has_pooler)
+    if task:
+        model = make_task(task).model(config)
     shapes = _param_shapes(model)
     paths_present = [path for path in shapes if foreign(path) in tensors]
     prefixes = () if task else tuple(f"{module}/" for module in OPTIONAL_MODULES)
@@ -248,7 +251,7 @@ def from_foreign(
     return Converted(traverse_util.unflatten_dict(params, sep="/"), unused, task)
 
 
-def _param_shapes(model: BertForPreTraining | TaskModel) -> Mapping[str, Any]:
+def _param_shapes(model: PreTrainingModel | TaskModel) -> Mapping[str, Any]:
     shapes: Any = jax.eval_shape(model.init_params, jax.random.key(0))
     return traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
 

@@ -22,6 +22,7 @@ from bert_jax.config import ModelConfig, ParallelConfig
 from bert_jax.distributed import fsdp
 from bert_jax.errors import UserError
 from bert_jax.models.attention import check_attention
+from bert_jax.models.electra import pretrained_encoders
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -47,14 +48,25 @@ def check_model(
     """Refuse a model that the mesh does not divide, or whose attention cannot take the lengths."""
     for length in lengths:
         check_attention(model, mesh.devices.flat[0].platform, length, packed=packed)
-    for name in ("num_attention_heads", "intermediate_size", "vocab_size", "hidden_size"):
-        axis = "fsdp" if name == "hidden_size" else "tensor"
+    _check_sizes(model, mesh, "model.")
+
+
+def check_generator(model: ModelConfig, mesh: Mesh) -> None:
+    """Refuse a model whose generator the mesh does not divide."""
+    for generator in pretrained_encoders(model)[1:]:
+        _check_sizes(generator, mesh, "the generator's ")
+
+
+def _check_sizes(model: ModelConfig, mesh: Mesh, owner: str) -> None:
+    split = dict.fromkeys(("num_attention_heads", "intermediate_size", "vocab_size"), "tensor")
+    split |= dict.fromkeys(("hidden_size", "embedding_size"), "fsdp")
+    for name, axis in split.items():
         size, parts = getattr(model, name), mesh.shape[axis]
         if size % parts:
             advice = f"set parallel.{axis} to {math.gcd(size, parts)}"
             if name == "vocab_size":
                 advice = f"set it to {-(-size // parts) * parts}"
-            wrong = f"model.{name} {size} is not a multiple of parallel.{axis} {parts}"
+            wrong = f"{owner}{name} {size} is not a multiple of parallel.{axis} {parts}"
             raise UserError(f"{wrong}; {advice}")
 
 

@@ -65,6 +65,19 @@ class EncoderOutput:
     queries_keys: Any = None
 
 
+@struct.dataclass
+class PreTrainingOutput:
+    """The output of the pretraining model, in float32.
+
+    Attributes:
+      mlm_logits: of each predicted position, [B, P, V].
+      nsp_logits: [B, 2], or [B, T, 2] of packed sequences; None without that head.
+    """
+
+    mlm_logits: Any
+    nsp_logits: Any
+
+
 class Requested(NamedTuple):
     """What an encoder returns of each layer."""
 

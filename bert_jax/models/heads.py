@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax import struct
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import MODEL_TYPES, ModelConfig
-from bert_jax.models.encoder import Encoder, gather_positions
+from bert_jax.models.electra import ElectraForPreTraining
+from bert_jax.models.encoder import Encoder, PreTrainingOutput, gather_positions
 from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, apply_dropout, param
 from bert_jax.models.matmul import logits_from_embeddings
 
@@ -48,19 +48,6 @@ class MaskedLMHead(nn.Module):
             hidden = LayerNorm(c, name="layer_norm")(hidden)
         bias = param(self, "bias", nn.initializers.zeros, (c.vocab_size,), ("vocab",))
         return jnp.add(logits_from_embeddings(hidden, word_embeddings), bias)
-
-
-@struct.dataclass
-class PreTrainingOutput:
-    """The output of the pretraining model, in float32.
-
-    Attributes:
-      mlm_logits: of each predicted position, [B, P, V].
-      nsp_logits: [B, 2], or [B, T, 2] of packed sequences; None without that head.
-    """
-
-    mlm_logits: Any
-    nsp_logits: Any
 
 
 class BertForPreTraining(nn.Module):
@@ -100,6 +87,16 @@ class BertForPreTraining(nn.Module):
         """Return random parameters, boxed with their logical axes."""
         ids = jnp.zeros((1, 1), jnp.int32)
         return self.init(key, ids, ids, ids, ids)["params"]
+
+
+PreTrainingModel = BertForPreTraining | ElectraForPreTraining
+
+
+def make_pretraining_model(config: ModelConfig, *, next_sentence: bool) -> PreTrainingModel:
+    """Return the encoder with the pretraining heads of a model type."""
+    if config.model_type == "electra":
+        return ElectraForPreTraining(config)
+    return BertForPreTraining(config, next_sentence)
 
 
 class TaskModel(nn.Module):

@@ -10,7 +10,8 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
 from bert_jax.distributed.fsdp import RULES, num_batch_shards
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.models.electra import embedding_size, pretrained_encoders
+from bert_jax.models.heads import make_pretraining_model
 from bert_jax.planning import machine
 from bert_jax.planning.synthetic import abstract_batch, set_up
 
@@ -60,16 +61,26 @@ def _shard_bytes(tree: Any) -> int:
 
 def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
     """Return the operations of a sequence, forward and backward, by docs/speed.md's formula."""
-    size, layers, length = model.hidden_size, model.num_hidden_layers, phase.max_length
+    size, length = model.hidden_size, phase.max_length
+    encoders = pretrained_encoders(model)
+    tokens = sum(_encoder_flops(each, length) for each in encoders)
+    if model.model_type == "electra":
+        tokens += 6 * length * (size**2 + size)  # of the discriminator's head
+    transform, embedded = encoders[-1].hidden_size, embedding_size(model)
+    head = 6 * phase.max_predictions * embedded * (transform + model.vocab_size)
+    return tokens + head + 6.0 * size**2 * pairs
+
+
+def _encoder_flops(model: ModelConfig, length: int) -> float:
+    size, layers, embedded = model.hidden_size, model.num_hidden_layers, embedding_size(model)
     matrices, keys = 12 * model.intermediate_size, [length] * layers
     if model.model_type == "modernbert":  # gated, and with a window in most layers
         matrices *= 1.5
         local = min(length, model.local_attention + 1)
         keys = [local if i % model.global_attn_every_n_layers else length for i in range(layers)]
     layer = 24 * size**2 + size * matrices
-    head = 6 * phase.max_predictions * (size**2 + size * model.vocab_size)
-    tokens = length * (layers * layer + 12 * size * sum(keys))
-    return float(tokens + head + 6 * size**2 * pairs)
+    projection = 6 * embedded * size * (embedded != size)
+    return float(length * (layers * layer + 12 * size * sum(keys) + projection))
 
 
 def check_fits(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) -> None:
@@ -81,7 +92,8 @@ def check_fits(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) 
 def least_memory(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) -> int:
     """Return the bytes that a training step certainly needs on a device."""
     size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
-    weights = layers * (4 * size**2 + 2 * size * model.intermediate_size) + model.vocab_size * size
+    weights = layers * (4 * size**2 + 2 * size * model.intermediate_size)
+    weights += model.vocab_size * embedding_size(model)
     # A layer's input is kept for its gradient. So are the operands of its matmuls and its attention
     # map, unless they are recomputed, as an accelerator's compiler may decide.
     width = size
@@ -96,7 +108,7 @@ def least_memory(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh
 
 def abstract_parameters(config: TrainConfig) -> Any:
     """Return the shapes of the model's parameters, with the names of their axes."""
-    module = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
+    module = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
     return jax.eval_shape(module.init_params, jax.random.key(0))
 
 
@@ -121,10 +133,11 @@ def sent_bytes(
         else:
             replicated += size * _FLOAT32
     sequences = phase.batch_size / (data * fsdp)
-    activations = sequences * phase.max_length * model.hidden_size
-    predictions = sequences * phase.max_predictions * model.hidden_size
-    summed = 4 * model.num_hidden_layers * activations * width
-    summed += activations * _FLOAT32 + predictions * width
+    tokens, encoders = sequences * phase.max_length, pretrained_encoders(model)
+    summed = sum(4 * c.num_hidden_layers * tokens * c.hidden_size * width for c in encoders)
+    embedded = embedding_size(model)
+    summed += len(encoders) * tokens * embedded * _FLOAT32
+    summed += sequences * phase.max_predictions * embedded * width
 
     def ring(devices: int) -> float:
         return (devices - 1) / devices  # an all-reduce is a reduce-scatter and an all-gather

@@ -1,6 +1,7 @@
 """Whether a config's train step fits on given devices, and the least time that it takes there."""
 
 import dataclasses
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from jax.sharding import Mesh
 from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig, phases, validate
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
+from bert_jax.models.electra import embedding_size, pretrained_encoders
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
 from bert_jax.planning.costs import abstract_parameters, compile_cost, model_flops, sent_bytes
 from bert_jax.planning.synthetic import make_checked_mesh
@@ -75,10 +77,13 @@ def _best_meshes(config: TrainConfig, phase: Phase, topology: Topology) -> list[
 
 def list_meshes(model: ModelConfig, devices: int) -> Iterator[ParallelConfig]:
     """Yield the meshes of some devices whose axes divide a model."""
-    split = math.gcd(model.num_attention_heads, model.intermediate_size, model.vocab_size)
+    encoders = pretrained_encoders(model)
+    sizes = ((c.num_attention_heads, c.intermediate_size, c.vocab_size) for c in encoders)
+    split = math.gcd(*itertools.chain(*sizes))
+    wide = math.gcd(embedding_size(model), *(c.hidden_size for c in encoders))
     for tensor in (n for n in range(1, devices + 1) if devices % n == 0 and split % n == 0):
         rest = devices // tensor
-        for fsdp in (n for n in range(1, rest + 1) if rest % n == 0 and model.hidden_size % n == 0):
+        for fsdp in (n for n in range(1, rest + 1) if rest % n == 0 and wide % n == 0):
             for zero in (1, 3) if fsdp > 1 else (3,):
                 yield ParallelConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor, zero=zero)
 

@@ -14,10 +14,10 @@ from bert_jax.config import Phase, TrainConfig
 from bert_jax.distributed import mesh as mesh_lib
 from bert_jax.distributed.fsdp import BATCH_AXES
 from bert_jax.distributed.precision import resolve_dtype
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.models.heads import make_pretraining_model
 from bert_jax.text.prepare import resolve_vocab_size
 from bert_jax.training.masking import Masking
-from bert_jax.training.objectives import Pretraining
+from bert_jax.training.objectives import pretraining_objective
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state, make_train_step
 
@@ -46,6 +46,7 @@ def make_checked_mesh(config: TrainConfig, phase: Phase, devices: Sequence[Any])
     """Return the mesh of a resolved config, or refuse a phase that does not divide over it."""
     mesh = mesh_lib.make_mesh(config.parallel, devices)
     mesh_lib.check_model(config.model, mesh, [phase.max_length], packed=config.data.packing)
+    mesh_lib.check_generator(config.model, mesh)
     mesh_lib.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
     return mesh
 
@@ -53,7 +54,7 @@ def make_checked_mesh(config: TrainConfig, phase: Phase, devices: Sequence[Any])
 def set_up(config: TrainConfig, phase: Phase, mesh: Mesh, masking: Masking | None = None) -> Setup:
     """Return the train step of a phase; without a tokenizer's masking, for random sequences."""
     vocab_size, predictions = config.model.vocab_size, phase.max_predictions
-    model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
+    model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)
 
     def new_state(key: jax.Array) -> Any:
@@ -65,7 +66,8 @@ def set_up(config: TrainConfig, phase: Phase, mesh: Mesh, masking: Masking | Non
         is_continuation = np.zeros(vocab_size, bool) if config.data.whole_word_masking else None
         mask_id = _SPECIAL_IDS[-1]
         masking = Masking(counts, predictions, vocab_size, _SPECIAL_IDS, mask_id, is_continuation)
-    step = make_train_step(Pretraining(model, masking), optimizer, config.optimizer.microbatches)
+    objective = pretraining_objective(model, masking)
+    step = make_train_step(objective, optimizer, config.optimizer.microbatches)
     jitted = mesh_lib.jit_step(step, layout, ("state", "metrics"))
     return Setup(new_state, abstract_state, layout, jitted)
 

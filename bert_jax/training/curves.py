@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 COUNTERS = ("step", "epoch", "sequences", "tokens", "seconds")
 _NOT_DRAWN = {*COUNTERS, "split", "token_share", "sequences_per_second", "tokens_per_second"}
 _OF_OPTIMIZER = ("learning_rate", "gradient_norm")
+BASELINE = "_baseline"  # the end of the name of a metric's baseline that changes during a run
 _SHARES = re.compile(r"(accuracy|f1|exact(_match)?|precision|recall)$")
 _MAX_SCORES = 5
 _LONGEST_NAME = 60
@@ -25,8 +26,8 @@ class Run(NamedTuple):
 
 def title(metric: str) -> str:
     """Return the name of a metric in words, such as "MLM loss (nats)"."""
-    unit = " (nats)" if metric in ("mlm_loss", "nsp_loss") else ""
-    words = metric.replace("mlm_", "MLM ").replace("nsp_", "NSP ")
+    unit = " (nats)" if metric in ("mlm_loss", "nsp_loss", "rtd_loss") else ""
+    words = re.sub("^(mlm|nsp|rtd)_", lambda match: f"{match[1].upper()} ", metric)
     return words.replace("_", " ") + unit
 
 
@@ -38,7 +39,7 @@ def table(scores: Mapping[str, Any], baselines: Mapping[str, float]) -> str:
         return format(values[name], form) if name in values else ""
 
     hidden = _NOT_DRAWN | ({"loss"} if "mlm_loss" in scores else set())  # it is a sum of losses
-    names = [name for name in scores if name not in hidden]
+    names = [name for name in scores if name not in hidden and not name.endswith(BASELINE)]
     rows = [f"| {title(n)} | {cell(n, scores)} | {cell(n, baselines)} |" for n in names]
     return "\n".join(["| held-out | model | baseline |", "|---|---:|---:|", *rows])
 
@@ -46,7 +47,8 @@ def table(scores: Mapping[str, Any], baselines: Mapping[str, float]) -> str:
 def _metrics(runs: Sequence[Run]) -> list[str]:
     """Return the metrics that are drawn, by importance; the first one is the loss."""
     records = sorted((r for run in runs for r in run.records), key=lambda r: r["split"])
-    names = dict.fromkeys(n for record in records for n in record if n not in _NOT_DRAWN)
+    every = dict.fromkeys(name for record in records for name in record)
+    names = {n: None for n in every if n not in _NOT_DRAWN and not n.endswith(BASELINE)}
     if all(any("mlm_loss" in record for record in run.records) for run in runs):
         names.pop("loss", None)  # the sum of their losses
     losses = [name for name in ("mlm_loss", "loss") if name in names]
@@ -93,10 +95,14 @@ def draw(path: Path, runs: Sequence[Run], by: str = "step") -> None:
     metrics = _metrics(runs)
     for metric, axes in zip(metrics, _panels(figure, len(metrics)), strict=True):
         for run, color in colored:
-            for split, style in (("train", "training"), ("eval", "held-out")):
-                kept = [r for r in run.records if r["split"] == split and {metric, by} <= r.keys()]
+            for split, style, name in (
+                ("train", "training", metric),
+                ("eval", "held-out", metric),
+                ("train", "without a model", metric + BASELINE),
+            ):
+                kept = [r for r in run.records if r["split"] == split and {name, by} <= r.keys()]
                 if kept and not (split == "eval" and metric in _OF_OPTIMIZER):
-                    x, y = ([record[name] for record in kept] for name in (by, metric))
+                    x, y = ([record[key] for record in kept] for key in (by, name))
                     axes.plot(x, y, **{"color": color, **styles[style]})
                     drawn.add(style)
         levels = {r.baselines[metric]: color for r, color in colored if metric in r.baselines}

@@ -35,8 +35,10 @@ class Masking:
     max_predictions: int  # the largest of them, P
     vocab_size: int  # of the tokenizer; a random replacement is any of its tokens
     special_ids: tuple[int, ...]  # tokens that are never chosen
-    mask_id: int  # replaces 80% of the chosen tokens
+    mask_id: int  # replaces `mask_share` of the chosen tokens
     is_continuation: np.ndarray | None  # [vocab_size] bool for whole words: tokens that continue
+    mask_share: float = 0.8
+    random_share: float = 0.1  # of the chosen tokens; the others stay as they are
 
     def __call__(
         self,
@@ -66,7 +68,9 @@ class Masking:
         valid = jnp.arange(self.max_predictions) < jnp.minimum(count, candidate.sum())
         labels = input_ids[positions]
         kind, random = _uniform(kind), random % jnp.uint32(self.vocab_size)
-        new = jnp.where(kind < 0.8, self.mask_id, jnp.where(kind < 0.9, random, labels))
+        changed = self.mask_share + self.random_share
+        new = jnp.where(kind < changed, random, labels)
+        new = jnp.where(kind < self.mask_share, self.mask_id, new)
         masked = input_ids.at[jnp.where(valid, positions, length)].set(
             new.astype(input_ids.dtype), mode="drop"
         )

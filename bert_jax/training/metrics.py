@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from scipy import special
+
 from bert_jax import console, settings
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.training import curves, sinks, workdir
-from bert_jax.training.objectives import TOKENS, Metrics
+from bert_jax.training.objectives import LOSS_WEIGHTS, TOKENS, Metrics
 
 CURVES, BASELINES = "curves.png", "baselines.json"
 _EVENTS = "TensorBoard's events"
@@ -21,6 +23,9 @@ HELD_OUT = (
     ("MLM loss (nats)", "mlm_loss", "z.3f", "unigram entropy"),
     ("MLM accuracy", "mlm_accuracy", ".1%", "most frequent token"),
     ("{pairs} accuracy", "nsp_accuracy", ".1%", "majority class"),
+    ("RTD loss (nats)", "rtd_loss", "z.3f", "entropy of replaced or not"),
+    ("RTD accuracy", "rtd_accuracy", ".1%", "every token is original"),
+    ("RTD recall", "rtd_recall", ".1%", "every token is original"),
 )
 Sums = dict[str, list[float]]  # the total and the weight of each metric
 
@@ -35,11 +40,20 @@ def add_up(batches: Iterable[Metrics], start: Sums | None = None) -> Sums:
     return sums
 
 
+def with_moving(baselines: Mapping[str, float], scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the baselines, and those that a run's own scores give: of an electra's generator."""
+    share = scores.get("rtd_accuracy" + curves.BASELINE)
+    if share is None:
+        return {**baselines}
+    entropy = float(special.entr([share, 1 - share]).sum())
+    return {**baselines, "rtd_accuracy": share, "rtd_recall": 0.0, "rtd_loss": entropy}
+
+
 def means(sums: Sums) -> dict[str, float]:
     """Return the mean of each metric of weight above 0, and as "loss" the sum of the losses."""
     result = {name: total / weight for name, (total, weight) in sums.items() if weight > 0}
-    losses = [mean for name, mean in result.items() if name.endswith("_loss")]
-    return {"loss": sum(losses), **result}
+    losses = (n for n in result if n.endswith("_loss"))
+    return {"loss": sum(LOSS_WEIGHTS.get(n, 1.0) * result[n] for n in losses), **result}
 
 
 class Writer:
@@ -97,7 +111,8 @@ class Writer:
         """Write the scores at the end beside their baselines, as a text of TensorBoard."""
         if isinstance(events := self._sinks.get(_EVENTS), sinks.TensorBoard):
             with self._dropping_on_error(_EVENTS):
-                events.text(step, "scores", curves.table(scores, self._baselines))
+                baselines = with_moving(self._baselines, scores)
+                events.text(step, "scores", curves.table(scores, baselines))
 
     def _each(self, call: Callable[[sinks.Sink], None]) -> None:
         for name, sink in list(self._sinks.items()):
@@ -174,11 +189,13 @@ _NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_p
 def describe(values: Mapping[str, float]) -> str:
     """Return the losses, accuracies and scores of a log or evaluation in one line."""
     parts = [f"loss {values['loss']:z.4f}"]
-    for name in ("mlm", "nsp"):
+    for name in ("mlm", "nsp", "rtd"):
         if f"{name}_loss" in values:
-            accuracy = values[f"{name}_accuracy"]
-            parts.append(f"{name} {values[f'{name}_loss']:z.4f} (accuracy {accuracy:.1%})")
-    scores = [name for name in values if not name.startswith(("mlm_", "nsp_"))]
+            shares = [f"accuracy {values[f'{name}_accuracy']:.1%}"]
+            if name == "rtd":
+                shares.append(f"recall {values.get('rtd_recall', 0.0):.1%}")
+            parts.append(f"{name} {values[f'{name}_loss']:z.4f} ({', '.join(shares)})")
+    scores = [name for name in values if not name.startswith(("mlm_", "nsp_", "rtd_"))]
     parts += [f"{name} {values[name]:z.4f}" for name in scores if name not in _NOT_SHOWN]
     return "  ".join(parts)
 

@@ -10,11 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import linen as nn
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from bert_jax.models.layers import DropoutKey
+from bert_jax.models.electra import ElectraForPreTraining
+from bert_jax.models.heads import PreTrainingModel
+from bert_jax.models.layers import DropoutKey, random_bits
 from bert_jax.training.masking import Masking
 
 # The MLM loss is Σ(w·CE) / (Σw + 1e-5), as in google-research/bert `run_pretraining.py`.
@@ -29,8 +32,14 @@ class WeightedSum:
     weight: Any
 
 
+_BLOCK = 128  # tokens of the vocabulary that are drawn from together
+
 # The metric whose total is the number of tokens without padding, and whose mean is their share.
 TOKENS = "token_share"
+
+# The weight of a loss in the sum that is minimized, where it is not 1. Source: `disc_weight` in
+# google-research/electra `configure_pretraining.py`.
+LOSS_WEIGHTS = {"rtd_loss": 50.0}
 
 Batch = Mapping[str, Any]
 Metrics = Mapping[str, WeightedSum]
@@ -107,6 +116,106 @@ class Pretraining(Objective):
             metrics |= _cross_entropy("nsp_", output.nsp_logits, labels, pair_weights)
             loss += metrics["nsp_loss"].total / jnp.maximum(weights["nsp"], 1.0)
         return loss, metrics
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReplacedTokenDetection(Objective):
+    """ELECTRA's: the masked LM of a generator, and which of its samples a discriminator finds."""
+
+    masking: Masking
+
+    def prepare(self, key: Array, batch: Batch) -> Batch:
+        """Mask the tokens, and add `predictions` and the key of the generator's samples."""
+        index = batch["index"]
+        # Source: `mask` in google-research/electra `pretrain_helpers.py`.
+        masking = dataclasses.replace(self.masking, mask_share=0.85, random_share=0.0)
+        input_ids, predictions = masking(key, batch["input_ids"], batch["attention_mask"], index)
+        # One for each sequence, as a batch is split.
+        keys = jnp.broadcast_to(jax.random.fold_in(key, 1), index.shape)
+        drawn = {"input_ids": input_ids, "predictions": predictions, "sampling_key": keys}
+        return {**batch, **drawn}
+
+    def weights(self, batch: Batch) -> Weights:
+        is_token = (batch["attention_mask"] > 0).astype(jnp.float32)
+        return {"mlm": batch["predictions"].weights.sum(), "rtd": is_token.sum()}
+
+    def loss(
+        self, params: Any, batch: Batch, weights: Weights, dropout_key: Array | None
+    ) -> tuple[Float[Array, ""], Metrics]:
+        predictions = batch["predictions"]
+        output = self.apply(params, batch, dropout_key, predictions.positions)
+        metrics = _cross_entropy("mlm_", output.mlm_logits, predictions.labels, predictions.weights)
+        input_ids, is_replaced = self._replace(batch, output.mlm_logits)
+        corrupted = {**batch, "input_ids": input_ids}
+        logits = self.apply(params, corrupted, dropout_key, method="discriminate")
+        metrics |= _detection(logits, is_replaced, batch["attention_mask"] > 0)
+        loss = metrics["mlm_loss"].total / jnp.maximum(weights["mlm"], 1.0)
+        rtd = metrics["rtd_loss"].total / jnp.maximum(weights["rtd"], 1.0)
+        return loss + LOSS_WEIGHTS["rtd_loss"] * rtd, metrics
+
+    def _replace(
+        self, batch: Batch, logits: Float[Array, "B P V"]
+    ) -> tuple[Int[Array, "B L"], Bool[Array, "B L"]]:
+        """Return the sequences with sampled tokens, and which tokens differ from the original."""
+        input_ids, predictions = batch["input_ids"], batch["predictions"]
+        size = self.masking.vocab_size
+        sampled = sample_tokens(batch["sampling_key"][0], batch["index"], logits, size)
+        is_prediction = predictions.weights > 0
+        # Out of the sequence where there is no prediction.
+        positions = jnp.where(is_prediction, predictions.positions, input_ids.shape[1])
+        where = jnp.arange(len(input_ids))[:, None], positions
+        replaced = input_ids.at[where].set(sampled.astype(input_ids.dtype), mode="drop")
+        differs = jnp.zeros(input_ids.shape, bool)
+        return replaced, differs.at[where].set(sampled != predictions.labels, mode="drop")
+
+
+def sample_tokens(
+    key: Array, indices: Int[Array, "B"], logits: Float[Array, "B P V"], size: int
+) -> Int[Array, "B P"]:
+    """Return a token below `size` for each position, drawn from the softmax without a gradient.
+
+    A block of the vocabulary is drawn, then a token of it, each as the argmax with Gumbel noise.
+    Noise for every token would take much longer. To invert a sum over the vocabulary would not, but
+    its rounding would give other devices other tokens.
+    """
+    logits = jax.lax.stop_gradient(logits[..., :size])
+    count = -(-size // _BLOCK)
+    padding = ((0, 0), (0, 0), (0, count * _BLOCK - size))
+    blocks = jnp.pad(logits, padding, constant_values=-jnp.inf)
+    blocks = blocks.reshape(*logits.shape[:2], count, _BLOCK)
+    bits = random_bits(key, indices, (logits.shape[1], count + _BLOCK))
+    # In (0, 1), and exact near 0, where the noise is largest.
+    noise = -jnp.log(-jnp.log1p(-(bits.astype(jnp.float32) + 0.5) * 2**-32))
+    block = (jax.nn.logsumexp(blocks, axis=-1) + noise[..., :count]).argmax(-1)
+    tokens = jnp.take_along_axis(blocks, block[..., None, None], axis=2)[:, :, 0]
+    return block * _BLOCK + (tokens + noise[..., count:]).argmax(-1)
+
+
+def _detection(
+    logits: Float[Array, "B L"], is_replaced: Bool[Array, "B L"], is_token: Bool[Array, "B L"]
+) -> dict[str, WeightedSum]:
+    """Return the binary cross-entropy in nats, and how well the replaced tokens are found."""
+    found, original = logits > 0, is_token & ~is_replaced
+    losses = optax.sigmoid_binary_cross_entropy(logits, is_replaced)
+    hits, replaced = found & is_replaced & is_token, is_replaced & is_token
+    sums = {
+        "loss": (jnp.where(is_token, losses, 0.0), is_token),
+        "accuracy": (hits | (original & ~found), is_token),
+        "accuracy_baseline": (original, is_token),  # that of calling every token original
+        "recall": (hits, replaced),
+        "precision": (hits, found & is_token),
+    }
+    return {
+        f"rtd_{name}": WeightedSum(*(x.sum(dtype=jnp.float32) for x in pair))
+        for name, pair in sums.items()
+    } | {TOKENS: WeightedSum(is_token.sum(dtype=jnp.float32), jnp.float32(is_token.size))}
+
+
+def pretraining_objective(model: PreTrainingModel, masking: Masking) -> Objective:
+    """Return the objective that a model is pretrained by."""
+    if isinstance(model, ElectraForPreTraining):
+        return ReplacedTokenDetection(model, masking)
+    return Pretraining(model, masking)
 
 
 def _cross_entropy(

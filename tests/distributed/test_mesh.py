@@ -21,8 +21,11 @@ STEPS, SEQUENCES = 3, 16
 MODEL = {"num_attention_heads": 8, "vocab_size": 104}
 
 
-def initial_params(layers: int):
-    return params(objective(num_hidden_layers=layers, **MODEL))
+ELECTRA = {"model_type": "electra", "hidden_size": 32, "embedding_size": 16}
+
+
+def initial_params(layers: int, **model):
+    return params(objective(num_hidden_layers=layers, **{**MODEL, **model}))
 
 
 def train(
@@ -35,8 +38,9 @@ def train(
     **model,
 ):
     """Train with plain SGD, which unlike Adam shows a gradient that is off by a factor."""
-    task = objective(num_hidden_layers=layers, **MODEL, **model)
-    optimizer = optax.sgd(0.1)
+    task = objective(num_hidden_layers=layers, **{**MODEL, **model})
+    # The weight of an electra's discriminator is 50.
+    optimizer = optax.sgd(0.1 if "model_type" not in model else 0.025)
     mesh = make_mesh(config, jax.devices()[:devices])
 
     def new_state(key):
@@ -44,7 +48,7 @@ def train(
 
     _, layout = make_layout(new_state, mesh, config)
     state = init_sharded(new_state, layout.state, jax.random.key(0))
-    state = state.replace(params=jax.device_put(initial_params(layers), layout.params))
+    state = state.replace(params=jax.device_put(initial_params(layers, **model), layout.params))
     compiled = partial(compile_step, mode=config.mode, layout=layout)
     train_step = make_train_step(task, optimizer, microbatches)
     step = compiled(train_step, outputs=("state", "metrics"))
@@ -59,8 +63,8 @@ def train(
     return jax.device_get(state.params), losses, evaluation
 
 
-def check_same(actual, expected, layers=1):
-    before = initial_params(layers)
+def check_same(actual, expected, layers=1, **model):
+    before = initial_params(layers, **model)
 
     def check(path, value, wanted, initial):
         name = jax.tree_util.keystr(path)
@@ -133,6 +137,18 @@ def test_muon_has_the_losses_of_one_device(name, monkeypatch):
     monkeypatch.setattr(optax, "sgd", lambda _: make_optimizer(config, 9))
     losses = [train(*layout)[1] for layout in ((ParallelConfig(), 1), LAYOUTS[name])]
     np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        (ParallelConfig(data=2, fsdp=2, tensor=2), 8, 2),
+        pytest.param(LAYOUTS["pmap"], marks=pytest.mark.slow),
+    ],
+)
+def test_an_electra_agrees_with_one_device(layout):
+    """The samples of its generator, too, are keyed to the sequence."""
+    check_same(train(*layout, **ELECTRA), train(ParallelConfig(), 1, **ELECTRA), **ELECTRA)
 
 
 def test_remat_and_scan_change_nothing():

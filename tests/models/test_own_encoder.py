@@ -38,7 +38,7 @@ def test_it_trains_and_is_read_again(tiny_config, tiny_finetuning_config, tmp_pa
         monkeypatch.setattr(jax, name, lambda: first)
     model = dataclasses.replace(tiny_config.model, model_type="parallel", num_hidden_layers=1)
     config = dataclasses.replace(tiny_config, model=model)
-    with pytest.raises(UserError, match="a head that a parallel does not have"):
+    with pytest.raises(UserError, match="model_type parallel does not have"):
         bert_jax.pretrain(config, tmp_path / "run", quiet=True)
     config.data = dataclasses.replace(config.data, pairs="none")
     run = bert_jax.pretrain(config, tmp_path / "run", quiet=True)
