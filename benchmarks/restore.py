@@ -94,7 +94,7 @@ def work(folder: Path, name: str) -> None:
     like, layout = make_layout(new_state, make_mesh(config), config)
     tokenizer = tokenizer_training.train(["a few words"] * 9, _tokenizer_config(), 25)
     where = folder / "checkpoints"
-    checkpoints = Checkpoints(where, CheckpointConfig(), {}, tokenizer, lambda _: 0.0)
+    checkpoints = Checkpoints(where, CheckpointConfig(), lambda _: {}, tokenizer, lambda _: 0.0)
     if name == "saved":
         checkpoints.save(1, init_sharded(new_state, layout.state, jax.random.key(0)), None)
         checkpoints.close()

@@ -123,7 +123,7 @@ class TokenizerConfig:
 
 @dataclasses.dataclass
 class Phase:
-    """A later part of a run, with sequences of another length, batch size or share of masks.
+    """A later part of a run, with another length, batch size, share of masks or rotary base.
 
     >>> Phase(start=0.9, max_length=512, batch_size=256).max_predictions
     0
@@ -134,6 +134,9 @@ class Phase:
     batch_size: int = setting(256, "sequences a step, over all devices")
     max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
     mask_fraction: float = setting(0.0, "share of tokens to predict; 0: data's", SHARE_OR_ALL)
+    global_rope_theta: float = setting(
+        0.0, "modernbert: rotary base of global layers; 0: model's", NOT_NEGATIVE
+    )
 
 
 @dataclasses.dataclass
@@ -344,9 +347,30 @@ def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
     for phase in (first, *data.phases):
         share = phase.mask_fraction or data.mask_fraction
         most = phase.max_predictions or default_predictions(phase.max_length, share)
-        resolved = dataclasses.replace(phase, max_predictions=most, mask_fraction=share)
+        theta = phase.global_rope_theta or config.model.global_rope_theta
+        resolved = dataclasses.replace(
+            phase, max_predictions=most, mask_fraction=share, global_rope_theta=theta
+        )
         result.append((share_of_steps(phase.start, config.steps), resolved))
     return result
+
+
+def as_of_step(config: TrainConfig, step: int) -> TrainConfig:
+    """Return the config whose model has the rotary base with which a step was trained.
+
+    It is that of a checkpoint of the step. Its later phases name theirs, as a fork needs them.
+    """
+    if not any(phase.global_rope_theta for phase in config.data.phases):
+        return config
+    thetas = [(first, phase.global_rope_theta) for first, phase in phases(config)]
+    later = (
+        dataclasses.replace(phase, global_rope_theta=theta)
+        for phase, (_, theta) in zip(config.data.phases, thetas[1:], strict=True)
+    )
+    theta = next(theta for first, theta in reversed(thetas) if first < max(step, 1))
+    model = dataclasses.replace(config.model, global_rope_theta=theta)
+    data = dataclasses.replace(config.data, phases=tuple(later))
+    return dataclasses.replace(config, model=model, data=data)
 
 
 def share_of_steps(share: float, steps: int) -> int:
@@ -399,6 +423,13 @@ def validate(config: TrainConfig) -> None:
     for number, (_, phase) in enumerate(phases(config)):
         where = f"data.phases[{number - 1}]" if number else "data"
         _validate_batches(where, phase, model, config.optimizer)
+        if (
+            number
+            and data.phases[number - 1].global_rope_theta
+            and model.position_embedding_type != "rotary"
+        ):
+            wrong = f"{where}.global_rope_theta is for rotary positions, and the model has"
+            raise UserError(f"{wrong} {model.position_embedding_type} ones; leave it out")
         if phase.max_predictions > phase.max_length:
             wrong = f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length"
             raise UserError(f"{wrong} {phase.max_length}; lower it, or set 0 for mask_fraction")

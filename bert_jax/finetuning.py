@@ -261,7 +261,7 @@ def _train_seed(
     started = time.monotonic()
     keep, description = CheckpointConfig(keep=1), dataclasses.asdict(config)
     checkpoints = Checkpoints(
-        folder / "checkpoints", keep, description, run.tokenizer, rank=task.rank
+        folder / "checkpoints", keep, lambda _: description, run.tokenizer, rank=task.rank
     )
     new_state = partial(run.new_state, seed)
     step, state = initialization.initial_state(

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.step import TrainState
 
 _COMPUTATION = ("dtype", "remat", "scan_layers", "attention")
+_POSITIONS = "position_embeddings"  # the parameter
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
 
@@ -40,13 +42,15 @@ def resolve(
     fork: Path | None = None,
 ) -> _Config:
     """Return the config of a run with its model resolved, once it is valid on all hosts."""
-    config = copy.deepcopy(config)
+    config, source = copy.deepcopy(config), initial and initial.config
     if fork and isinstance(config, TrainConfig):
-        check_fork(config, fork, workdir)
+        source = check_fork(config, fork, workdir)
     if initial:
         config.model = model_config(initial, config.model, model_fields)
     validate(config)
     workdirs.check_path(workdir)
+    if source and not workdirs.has_checkpoint(workdir):
+        _say_if_interpolated(source, config.model)
     workdirs.resume_settings(config, workdir)
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
     flags = {"init": init and str(init), "fork": fork and str(fork)}
@@ -71,7 +75,7 @@ def initial_state(
     latest = checkpoints.latest()
     if source := fork if latest is None else checkpoints.folder / str(latest):
         with console.working("restoring the checkpoint", says_end=False):
-            return int(source.name), checkpoint.read_state(source, abstract_state)
+            return int(source.name), _read_state(source, abstract_state, is_fork=latest is None)
     with console.working("initializing", says_end=False):
         state = init_sharded(new_state, layout.state, jax.random.key(seed))
         if params:
@@ -79,16 +83,53 @@ def initial_state(
         return 0, state
 
 
-def check_fork(config: TrainConfig, fork: Path, workdir: Path) -> None:
-    """Set the vocabulary of a fork; refuse a field with which its state would be another's."""
+def _read_state(source: Path, like: TrainState, *, is_fork: bool) -> TrainState:
+    """Read a state; interpolate the learned positions of a fork, with their moments, to more."""
+    if not is_fork:
+        return checkpoint.read_state(source, like)
+    count = checkpoint.read_json(source, "config")["model"]["max_position_embeddings"]
+
+    def stored(path: Any, leaf: Any) -> Any:
+        is_position = any(getattr(key, "key", None) == _POSITIONS for key in path)
+        return leaf.update(shape=(count, *leaf.shape[1:])) if is_position else leaf
+
+    def resize(value: jax.Array, leaf: Any) -> jax.Array:
+        if value.shape == leaf.shape:
+            return value
+        resized = partial(interpolate, count=leaf.shape[0])
+        return jax.jit(resized, out_shardings=leaf.sharding)(value)
+
+    state = checkpoint.read_state(source, jax.tree.map_with_path(stored, like))
+    return jax.tree.map(resize, state, like)
+
+
+def interpolate(positions: Any, count: int) -> jax.Array:
+    """Return a table of learned positions for longer sequences, linearly interpolated."""
+    return jax.image.resize(positions, (count, positions.shape[1]), "linear")
+
+
+def _say_if_interpolated(source: ModelConfig, model: ModelConfig) -> None:
+    few, many = source.max_position_embeddings, model.max_position_embeddings
+    if few < many and source.position_embedding_type == "absolute":
+        hosts.print_on_main(f"positions  {few:,} learned positions, interpolated to {many:,}")
+
+
+def check_fork(config: TrainConfig, fork: Path, workdir: Path) -> ModelConfig:
+    """Set the vocabulary of a fork; refuse a field with which its state would be another's.
+
+    Return the model that is forked.
+    """
     if workdir.resolve() in fork.resolve().parents:
         raise UserError(f"--fork begins a new run; choose another --workdir than {workdir}")
     saved = settings.from_dict(TrainConfig, checkpoint.read_json(fork, "config"), f"{fork}/config")
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
-    values, free = settings.flatten(saved), (*_COMPUTATION, *_DROPOUTS, "initializer_range")
+    values = settings.flatten(saved)
+    free = (*_COMPUTATION, *_DROPOUTS, "initializer_range", "global_rope_theta")
     fixed = [name for name in values if name.startswith("model.") and name[6:] not in free]
     for name in (*fixed, "optimizer.name", "data.pairs"):
         there, here = values[name], settings.flatten(config)[name]
+        if name == "model.max_position_embeddings" and _fits(saved.model, here):
+            continue
         if there != here and (name != "data.pairs" or "none" in (there, here)):
             wrong = f"{name} is {there!r} there and {here!r} here"
             advice = "set the field back, or take the weights alone by --init"
@@ -96,15 +137,25 @@ def check_fork(config: TrainConfig, fork: Path, workdir: Path) -> None:
     if config.steps < int(fork.name):
         wrong = f"--fork={fork} has done {int(fork.name):,} steps, and steps is {config.steps:,}"
         raise UserError(f"{wrong}; raise it, or fork an earlier one by RUN@STEP")
+    return saved.model
+
+
+def _fits(model: ModelConfig, positions: int) -> bool:
+    """Return whether the parameters of a model can be used with another number of positions."""
+    kind, is_longer = model.position_embedding_type, positions >= model.max_position_embeddings
+    return kind in ("rotary", "sinusoidal") or (kind == "absolute" and is_longer)
 
 
 def model_config(
     init: Bert, config: ModelConfig, fields: Iterable[str] | None = None
 ) -> ModelConfig:
     """Return the config of `init`, but for how it computes and for `fields` of `config`."""
-    if fields is None:  # of the command line; from Python, dropouts that are not the defaults
+    if fields is None:  # of the command line; from Python, what differs from the defaults
         default = ModelConfig()
         fields = [name for name in _DROPOUTS if getattr(config, name) != getattr(default, name)]
+        longest = config.max_position_embeddings
+        if max(default.max_position_embeddings, init.config.max_position_embeddings) < longest:
+            fields.append("max_position_embeddings")
     kept = {name: getattr(config, name) for name in {*_COMPUTATION, *fields}}
     if not kept.get("vocab_size"):  # 0 is the size that the checkpoint has
         kept.pop("vocab_size", None)
@@ -116,9 +167,12 @@ def model_config(
     params: Any = traverse_util.flatten_dict(init.params, sep="/")
     heads = tuple(f"{module}/" for module in names.OPTIONAL_MODULES)
     for name, param in params.items():
+        shape = wanted[name].shape if name in wanted else None
+        if name.endswith(_POSITIONS) and shape and shape[0] > len(param):
+            shape = param.shape  # they are interpolated
         # A head that only `init` has is left out: of a task, or of another objective.
         is_used = name in wanted or not f"{name}/".startswith(heads)
-        if is_used and (name not in wanted or wanted[name].shape != param.shape):
+        if is_used and shape != param.shape:
             wrong = f"--init has {name} of shape {param.shape}, which the config does not ask for"
             raise UserError(f"{wrong}; leave the shape of the model out of the command")
     return model
@@ -129,7 +183,9 @@ def copy_params(params: Any, source: Any) -> Any:
     sources: Any = traverse_util.flatten_dict(source, sep="/")
     copied: Any = traverse_util.flatten_dict(params, sep="/")
     for name in sources.keys() & copied.keys():
-        value = np.asarray(sources[name])
+        value, count = np.asarray(sources[name]), len(copied[name])
+        if name.endswith(_POSITIONS) and len(value) != count:
+            value = np.asarray(interpolate(value, count))
         # Copies, since a step reuses the memory of the state that it is given.
         copied[name] = jax.make_array_from_callback(
             value.shape, copied[name].sharding, lambda index, value=value: np.array(value[index])

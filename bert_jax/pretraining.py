@@ -15,7 +15,7 @@ import optax
 from bert_jax import console, initialization, report
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
-from bert_jax.config import TrainConfig, phases, validate
+from bert_jax.config import TrainConfig, as_of_step, phases, validate
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
@@ -84,10 +84,11 @@ def pretrain(
       config: every setting of the run; `bert_jax.recipe("tiny")` returns one.
       workdir: folder of checkpoints, metrics and pictures. A run that is there resumes.
       init: a checkpoint whose weights, architecture and tokenizer to continue from. Of
-        `config.model`, its dtype, remat, scan_layers and attention still count, and dropouts that
-        differ from their defaults.
+        `config.model`, its dtype, remat, scan_layers and attention still count, dropouts that
+        differ from their defaults, and more positions (learned ones are interpolated).
       fork: a run, "RUN" or "RUN@STEP", whose state to continue from in a new workdir: parameters,
-        optimizer, step and random key. Its model, its tokenizer and its optimizer's name stay.
+        optimizer, step and random key. Its model, its tokenizer and its optimizer's name stay;
+        it may have more positions.
       quiet: whether to print nothing and draw nothing.
 
     Raises:
@@ -193,9 +194,13 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     abstract_state, layout = meshes.make_layout(new_state, mesh, config.parallel)
     stages = _make_stages(config, corpus, model, optimizer, layout)
     batches = loader.TrainBatches(corpus, config, partial(meshes.process_indices, mesh))
-    folder, description = workdir / "checkpoints", dataclasses.asdict(config)
+    folder = workdir / "checkpoints"
+
+    def describe(step: int) -> dict[str, Any]:
+        return dataclasses.asdict(as_of_step(config, step))
+
     checkpoints = Checkpoints(
-        folder, config.checkpoint, description, corpus.tokenizer, lambda scores: -scores["loss"]
+        folder, config.checkpoint, describe, corpus.tokenizer, lambda scores: -scores["loss"]
     )
     params = run.init and run.init.params
     step, state = initialization.initial_state(
@@ -247,7 +252,9 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         writer.write_table(config.steps, scores)
     baselines = with_moving(baselines, scores)
     # Of several hosts none has all parameters; the checkpoint has.
-    bert = Bert(config.model, state.params, corpus.tokenizer, model, source=latest)
+    final = as_of_step(config, config.steps).model
+    trained = state.params, corpus.tokenizer, model.clone(config=final)
+    bert = Bert(final, *trained, source=latest)
     bert = bert if hosts.count() == 1 else None
     text = {"tokens": len(corpus.train.tokens), "documents": corpus.train.num_documents}
     results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}
@@ -268,6 +275,8 @@ def _make_stages(
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=layout)
     indices = partial(meshes.process_indices, layout.mesh)
     for end, phase in zip((*starts[1:], config.steps), each, strict=True):
+        theta = phase.global_rope_theta
+        model = model.clone(config=dataclasses.replace(config.model, global_rope_theta=theta))
         objective = pretraining_objective(model, make_masking(corpus.tokenizer, phase, config.data))
         train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
         eval_step = compiled(make_eval_step(objective), outputs="metrics")

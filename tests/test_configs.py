@@ -12,12 +12,14 @@ import pytest
 from flax import linen as nn
 
 from bert_jax.config import (
+    DataConfig,
     DataFiles,
     FinetuneConfig,
     ModelConfig,
     Phase,
     TaskConfig,
     TrainConfig,
+    as_of_step,
     default_predictions,
     phases,
     validate,
@@ -98,6 +100,42 @@ def test_a_phase_has_its_own_share_of_masks_or_that_of_the_data():
     tokenizer = Mock(spec=Tokenizer, vocab_size=9, special_ids=(), mask_id=4)
     counts = [make_masking(tokenizer, p, config.data).counts[100] for _, p in phases(config)]
     assert counts == [30, 30, 15]
+
+
+def modern(*later: Phase) -> TrainConfig:
+    model = ModelConfig(
+        model_type="modernbert", position_embedding_type="rotary", global_rope_theta=1e4
+    )
+    return TrainConfig(steps=100, model=model, data=DataConfig(pairs="none", phases=later))
+
+
+def test_a_checkpoint_has_the_rotary_base_of_its_own_step():
+    """A step is of the phase that ends with it; what is to come is as it was."""
+    plain = modern(Phase(50, 512, 64))
+    assert as_of_step(plain, 70) is plain
+    later = (Phase(40, 128, 64, global_rope_theta=160e3), Phase(60, 512, 64), Phase(80, 256, 64))
+    config = modern(*later)
+    validate(config)
+    for step, theta in ((0, 1e4), (40, 1e4), (41, 160e3), (60, 160e3), (61, 1e4), (100, 1e4)):
+        then = as_of_step(config, step)
+        assert then.model == dataclasses.replace(config.model, global_rope_theta=theta)
+        assert phases(then)[1:] == [
+            (first, dataclasses.replace(phase, global_rope_theta=each))
+            for (first, phase), each in zip(phases(config)[1:], (160e3, 1e4, 1e4), strict=True)
+        ]
+        assert (
+            as_of_step(then, max(step, 80)).model.global_rope_theta
+            == phases(config)[sum(first < max(step, 80) for first, _ in phases(config)) - 1][
+                1
+            ].global_rope_theta
+        )
+
+
+def test_a_rotary_base_of_learned_positions_is_refused():
+    config = TrainConfig()
+    config.data.phases = (Phase(start=0.5, global_rope_theta=160e3),)
+    with pytest.raises(UserError, match=r"phases\[0\].global_rope_theta is for rotary positions"):
+        validate(config)
 
 
 def set_field(config: TrainConfig, name: str, value) -> None:

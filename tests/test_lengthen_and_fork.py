@@ -7,9 +7,10 @@ import math
 import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import assert_same_state, without_speeds
+from runs import assert_same_state, read_state, without_speeds
 
 from bert_jax import (
     Interrupted,
@@ -18,11 +19,13 @@ from bert_jax import (
     TrainConfig,
     UserError,
     console,
+    initialization,
     load,
     pretrain,
     pretraining,
     report,
 )
+from bert_jax.distributed import hosts
 from bert_jax.training import optimizer
 from bert_jax.training import workdir as workdirs
 
@@ -59,7 +62,10 @@ def stopped(tiny_config, tmp_path_factory) -> Path:
 def printed(monkeypatch) -> list[str]:
     """What a quiet run would print at its start."""
     lines = []
-    monkeypatch.setattr(report, "print_on_main", lambda text, *_: lines.extend(text.splitlines()))
+    for module in (report, hosts):
+        monkeypatch.setattr(
+            module, "print_on_main", lambda text, *_: lines.extend(text.split("\n"))
+        )
     monkeypatch.setattr(report, "warn_on_main", lambda text: lines.append(f"warning    {text}"))
     return lines
 
@@ -118,6 +124,92 @@ def test_a_fork_decays_from_its_first_step(tiny_config, stopped, tmp_path, print
     rates = [r["learning_rate"] for r in without_speeds(tmp_path / "fork") if r["split"] == "train"]
     assert rates == pytest.approx([1e-3 * (1 - math.sqrt(i / 5)) for i in range(5)])
     assert "schedule   the rate now falls from step 4 to 0 at step 9; it was 8" in printed
+
+
+def interpolated(table: np.ndarray, count: int) -> np.ndarray:
+    """Between the centers of equal parts of the sequence; the ends are those of the table."""
+    centers = (np.arange(count) + 0.5) * len(table) / count - 0.5
+    return np.stack([np.interp(centers, np.arange(len(table)), row) for row in table.T], axis=1)
+
+
+def test_a_fork_with_more_positions_interpolates_those_of_the_run(
+    tiny_config, stopped, tmp_path, printed
+):
+    """Their moments too; all else is kept, and the fork trains on longer sequences."""
+    config = changed(tiny_config, steps=5)
+    config.checkpoint.keep, config.data.max_length = 2, 48
+    config.model.max_position_embeddings = 48
+    pretrain(config, tmp_path / "fork", fork=stopped, quiet=True)
+    assert "positions  32 learned positions, interpolated to 48" in printed
+    before, after = read_state(stopped, 4), read_state(tmp_path / "fork", 4)
+    for name, value in after.items():
+        wanted = before[name]
+        if "position_embeddings" in name:
+            assert value.shape == (48, 16)
+            wanted = interpolated(wanted, 48)
+        np.testing.assert_allclose(value, wanted, atol=1e-5 * np.abs(wanted).max(), err_msg=name)
+    assert sum("position_embeddings" in name for name in after) == 3
+    assert load(tmp_path / "fork").config.max_position_embeddings == 48
+
+
+def test_weights_with_more_positions(tiny_config, stopped, tmp_path, printed):
+    bert, config = load(stopped), changed(tiny_config, steps=5)
+    config.model.max_position_embeddings = 48
+    run = pretraining.start(config, tmp_path / "run", stopped, ["max_position_embeddings"])
+    assert "positions  32 learned positions, interpolated to 48" in printed
+    assert run.config.model.max_position_embeddings == 48
+    table = bert.params["bert"]["embeddings"]["position_embeddings"]
+    copied = initialization.copy_params(
+        {"position_embeddings": jnp.zeros((48, 16))}, {"position_embeddings": table}
+    )
+    np.testing.assert_allclose(copied["position_embeddings"], interpolated(table, 48), atol=1e-6)
+    config.model.max_position_embeddings = 600
+    assert initialization.model_config(bert, config.model).max_position_embeddings == 600
+    config.model.max_position_embeddings = 16
+    assert initialization.model_config(bert, config.model).max_position_embeddings == 32
+    for start in (
+        {"init": stopped, "model_fields": ["max_position_embeddings"]},
+        {"fork": stopped},
+    ):
+        with pytest.raises(UserError, match="position_embeddings"):
+            pretraining.start(config, tmp_path / "other", **start)
+
+
+@pytest.mark.slow
+def test_a_phase_with_another_rotary_base(tiny_config, tmp_path):
+    """Each checkpoint is loaded, exported and forked with the base of its own step."""
+    config = changed(tiny_config, steps=8)
+    config.model = dataclasses.replace(
+        config.model,
+        model_type="modernbert",
+        position_embedding_type="rotary",
+        type_vocab_size=1,
+        global_rope_theta=10.0,
+    )
+    config.data.pairs, config.eval_every = "none", 4
+    config.data.phases = (Phase(4, 32, 8, global_rope_theta=1e5),)
+    result = pretrain(config, tmp_path / "run", quiet=True)
+    assert result.bert
+    assert result.bert.config.global_rope_theta == 1e5
+    checkpoints, losses = tmp_path / "run/checkpoints", {}
+    for record in without_speeds(tmp_path / "run"):
+        losses |= {record["step"]: record["mlm_loss"]} if record["split"] == "eval" else {}
+    for step, theta in ((4, 10.0), (8, 1e5)):
+        bert = load(checkpoints / str(step))
+        assert bert.config.global_rope_theta == theta
+        bert.export(tmp_path / f"exported{step}")
+        values = json.loads((tmp_path / f"exported{step}/config.json").read_text())
+        assert values["global_rope_theta"] == theta
+        # Trained no further, its loss is that of its own base.
+        still = changed(tiny_config, steps=1)
+        still.data.pairs, still.optimizer.learning_rate = "none", 1e-12
+        pretrain(still, tmp_path / f"still{step}", init=checkpoints / str(step), quiet=True)
+        found = without_speeds(tmp_path / f"still{step}")[-1]["mlm_loss"]
+        assert found == pytest.approx(losses[step], rel=1e-6)
+    forked = workdirs.own_config(tmp_path / "fork", f"{tmp_path / 'run'}@4")
+    assert forked
+    pretrain(forked, tmp_path / "fork", fork=f"{tmp_path / 'run'}@4", quiet=True)
+    assert_same_state(tmp_path / "fork", tmp_path / "run", 8)
 
 
 def plan(steps: int, decay: float = 100.0, **fields) -> TrainConfig:

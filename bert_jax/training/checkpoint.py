@@ -37,7 +37,7 @@ class Checkpoints:
         self,
         folder: Path,
         config: CheckpointConfig,
-        description: dict[str, Any],  # the run's config, as JSON
+        describe: Callable[[int], dict[str, Any]],  # the config of a step's checkpoint, as JSON
         tokenizer: Tokenizer,
         rank: Callable[[Mapping[str, float]], float],  # of an evaluation; the highest is kept
     ):
@@ -59,7 +59,7 @@ class Checkpoints:
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._add_checksums),
             ),
         )
-        self._json = {"config": description, "tokenizer": tokenizer.to_json()}
+        self._describe, self._tokenizer = describe, tokenizer.to_json()
 
     def save(
         self,
@@ -72,7 +72,9 @@ class Checkpoints:
         if hosts.broadcast_from_main(lambda: step in self._manager.all_steps()):
             return
         self._remove_deleted()
-        items = _items(ocp.args.StandardSave(state), {**self._json, "log_window": sums or {}})
+        content = {"config": self._describe(step), "tokenizer": self._tokenizer}
+        content["log_window"] = sums or {}
+        items = _items(ocp.args.StandardSave(state), content)
         with _writing(self.folder):
             self._manager.save(step, args=items, metrics=held_out)
 

@@ -203,7 +203,9 @@ def saved(tmp_path_factory):
     state = jax.tree.map(lambda value, x: jax.device_put(value, x.sharding), numbers, like)
     description = dataclasses.asdict(TrainConfig(model=SIZES))
     keep = CheckpointConfig()
-    with closing(Checkpoints(folder, keep, description, tokenizer, lambda _: 0.0)) as checkpoints:
+    with closing(
+        Checkpoints(folder, keep, lambda _: description, tokenizer, lambda _: 0.0)
+    ) as checkpoints:
         checkpoints.save(7, state, None)
     return folder, tokenizer, numbers
 

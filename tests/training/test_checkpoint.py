@@ -38,10 +38,20 @@ def rank(held_out: dict) -> float:
 
 def write(folder, tokenizer, losses: dict[int, float | None]) -> None:
     with closing(
-        checkpoint.Checkpoints(folder, CheckpointConfig(keep=2), {"seed": 7}, tokenizer, rank)
+        checkpoint.Checkpoints(
+            folder, CheckpointConfig(keep=2), lambda _: {"seed": 7}, tokenizer, rank
+        )
     ) as checkpoints:
         for step, loss in losses.items():
             checkpoints.save(step, state_at(step), None if loss is None else {"loss": loss})
+
+
+def test_each_checkpoint_has_the_config_of_its_step(tmp_path, tokenizer):
+    settings = CheckpointConfig(keep=2), lambda step: {"seed": 10 * step}
+    with closing(checkpoint.Checkpoints(tmp_path, *settings, tokenizer, rank)) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state_at(step), None)
+    assert [checkpoint.read_json(tmp_path / s, "config")["seed"] for s in "12"] == [10, 20]
 
 
 def test_the_latest_and_the_best_are_kept(tmp_path, tokenizer):
@@ -61,7 +71,9 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_no_half(tmp_path, toke
         else:
             rmtree(path, *args, **options)
 
-    checkpoints = checkpoint.Checkpoints(tmp_path, CheckpointConfig(keep=2), {}, tokenizer, rank)
+    checkpoints = checkpoint.Checkpoints(
+        tmp_path, CheckpointConfig(keep=2), lambda _: {}, tokenizer, rank
+    )
     monkeypatch.setattr(shutil, "rmtree", remove_a_file)
     for step in (10, 20, 30, 40):
         checkpoints.save(step, state_at(step), None)
@@ -75,7 +87,7 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_no_half(tmp_path, toke
 
 def test_a_write_that_fails_is_one_line(tmp_path, tokenizer):
     folder = tmp_path / "checkpoints"
-    checkpoints = checkpoint.Checkpoints(folder, CheckpointConfig(), {}, tokenizer, rank)
+    checkpoints = checkpoint.Checkpoints(folder, CheckpointConfig(), lambda _: {}, tokenizer, rank)
     folder.rmdir()
     folder.write_text("")
     wrong = pytest.raises(TrainingError, match=r"checkpoints cannot be written")
@@ -97,7 +109,7 @@ def test_restores_bit_for_bit(tmp_path, tokenizer):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), like)
     with closing(
-        checkpoint.Checkpoints(tmp_path, CheckpointConfig(), {"seed": 7}, tokenizer, rank)
+        checkpoint.Checkpoints(tmp_path, CheckpointConfig(), lambda _: {"seed": 7}, tokenizer, rank)
     ) as checkpoints:
         assert checkpoints.latest() == 5
         found = checkpoint.read_state(tmp_path / "5", like)
@@ -163,7 +175,9 @@ def test_a_flipped_bit_in_any_file_is_noticed(tmp_path, tokenizer):
 
     def read() -> None:
         with closing(
-            checkpoint.Checkpoints(tmp_path, CheckpointConfig(), {"seed": 7}, tokenizer, rank)
+            checkpoint.Checkpoints(
+                tmp_path, CheckpointConfig(), lambda _: {"seed": 7}, tokenizer, rank
+            )
         ):
             checkpoint.read_state(tmp_path / "5", like)
         for item in ("config", "tokenizer", "log_window"):

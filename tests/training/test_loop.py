@@ -21,7 +21,11 @@ def train(folder, losses: dict[int, float], keep: int = 1, **intervals) -> list[
     """Train for twelve steps with given held-out losses; return the steps of the checkpoints."""
     tokenizer = tokenizer_training.train(["a few words"] * 9, TokenizerConfig(kind="wordpiece"), 25)
     checkpoints = Checkpoints(
-        folder / "checkpoints", CheckpointConfig(keep=keep), {}, tokenizer, lambda h: -h["loss"]
+        folder / "checkpoints",
+        CheckpointConfig(keep=keep),
+        lambda _: {},
+        tokenizer,
+        lambda h: -h["loss"],
     )
 
     def train_step(state, _):
