@@ -15,7 +15,7 @@ import optax
 from bert_jax import console, initialization, report
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
-from bert_jax.config import TrainConfig, as_of_step, peaks, phases, validate
+from bert_jax.config import TrainConfig, as_of_step, phases, validate
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
@@ -25,7 +25,7 @@ from bert_jax.planning import costs, machine
 from bert_jax.text import prepare, store, tokenizer_loading
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, loop
+from bert_jax.training import checkpoint, collapse, loop
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.masking import make_masking
@@ -40,7 +40,7 @@ class PretrainingResult:
     """The result of a pretraining run.
 
     Attributes:
-      scores: losses (nats) and accuracies on the held-out text, by name.
+      scores: losses (nats), accuracies and hidden_similarity on the held-out text, by name.
       baselines: of "mlm_loss", "mlm_accuracy" and "nsp_accuracy": the unigram entropy of the
         held-out text, the share of its most frequent token, and that of the larger class.
       checkpoint: the latest checkpoint.
@@ -48,7 +48,7 @@ class PretrainingResult:
 
     >>> result = getfixture("tiny_run")
     >>> result.checkpoint.name, sorted(result.scores)[:3]
-    ('2', ['loss', 'mlm_accuracy', 'mlm_loss'])
+    ('2', ['hidden_similarity', 'loss', 'mlm_accuracy'])
     """
 
     scores: dict[str, float]
@@ -185,7 +185,7 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
 def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     config, workdir, corpus = run.config, run.workdir, run.corpus
     model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
-    optimizer = make_optimizer(config.optimizer, config.steps, peaks(config))
+    optimizer = make_optimizer(config.optimizer, config.steps)
 
     def new_state(key: jax.Array) -> Any:
         return init_state(model.init_params(key), optimizer, config.seed)
@@ -227,7 +227,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     baselines = report.baselines(corpus, config)
 
     def progress(step: int) -> dict[str, float]:
-        rate = learning_rate(config.optimizer, config.steps, step, peaks(config))
+        rate = learning_rate(config.optimizer, config.steps, step)
         return {"learning_rate": rate, **batches.progress(step)}
 
     with Writer(workdir, step, config, progress, baselines) as writer:
@@ -242,6 +242,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             save_every=config.checkpoint.every,
             stop=stop,
             verify=corpus.verify,
+            watch=collapse.watch(config, baselines),
         )
         # Not from the records, whose file could have been changed.
         latest = folder / str(config.steps)

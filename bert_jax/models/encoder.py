@@ -72,10 +72,12 @@ class PreTrainingOutput:
     Attributes:
       mlm_logits: of each predicted position, [B, P, V].
       nsp_logits: [B, 2], or [B, T, 2] of packed sequences; None without that head.
+      hidden: the last hidden state of each predicted position, [B, P, D]; None of a generator.
     """
 
     mlm_logits: Any
     nsp_logits: Any
+    hidden: Any = None
 
 
 class Requested(NamedTuple):

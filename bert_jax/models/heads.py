@@ -76,7 +76,7 @@ class BertForPreTraining(nn.Module):
         output = self.bert(input_ids, token_type_ids, attention_mask, dropout_key, **packing)
         hidden = gather_positions(output.last_hidden_state, positions)
         nsp = self.nsp_head(output.pooled).astype(jnp.float32) if self.next_sentence else None
-        return PreTrainingOutput(mlm_logits=self.mlm_logits(hidden), nsp_logits=nsp)
+        return PreTrainingOutput(self.mlm_logits(hidden), nsp, hidden)
 
     def mlm_logits(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P V"]:
         """Return the score of every token for hidden states, in float32."""

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -58,6 +58,7 @@ def fit(
     patience: int = 0,  # evaluations in a row without a new best that end training; 0: never
     stop: Callable[[], str] = lambda: "",  # returns a reason to save and raise Interrupted
     verify: Callable[[float | None], None] = lambda seconds: None,  # waits, raises for damaged data
+    watch: Callable[[int, Mapping[str, float]], str] = lambda step, values: "",  # what to warn of
 ) -> TrainState:
     """Train from the state's own step to the end of the last stage; close `checkpoints`.
 
@@ -72,6 +73,10 @@ def fit(
 
     def due(every: int) -> bool:
         return step % every == 0 or step == last
+
+    def warn(step: int, values: Mapping[str, float]) -> None:
+        if warning := watch(step, values):
+            hosts.warn_on_main(warning)
 
     def evaluations_since_best() -> int:
         ranks = [checkpoints.rank(r) for r in writer.records if r["split"] == "eval"]
@@ -96,9 +101,9 @@ def fit(
                     writer.write(step, "train", values)
                     if expected := progress.logged(step, describe_speed(values)):
                         hosts.print_on_main(expected)
-                    hosts.print_on_main(
-                        f"step {step}/{last}  {describe(values)}  {progress.speed_and_left()}"
-                    )
+                    line = f"step {step}/{last}  {describe(values, writer.baselines)}"
+                    hosts.print_on_main(f"{line}  {progress.speed_and_left()}")
+                    warn(step, values)
 
                 held_out = None
                 if due(eval_every):
@@ -111,7 +116,9 @@ def fit(
                     writer.write(step, "eval", held_out)
                     with console.working("drawing the curves", says_end=False):
                         writer.draw()
-                    hosts.print_on_main(f"step {step}/{last}  held-out: {describe(held_out)}")
+                    line = f"step {step}/{last}  held-out: {describe(held_out, writer.baselines)}"
+                    hosts.print_on_main(line)
+                    warn(step, held_out)
 
                 stop_reason, is_best = stop(), held_out and evaluations_since_best() == 0
                 if due(save_every) or is_best or ends_early() or stop_reason:

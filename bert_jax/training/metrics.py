@@ -73,7 +73,7 @@ class Writer:
         progress: Callable[[int], sinks.Values] = lambda step: {},
         baselines: Mapping[str, float] | None = None,
     ):
-        self._folder, self._progress, self._baselines = folder, progress, dict(baselines or {})
+        self._folder, self._progress, self.baselines = folder, progress, dict(baselines or {})
         self._path = folder / "metrics.jsonl"
         records = hosts.broadcast_from_main(lambda: read_records(self._path))
         self.records = [record for record in records if record["step"] <= step]
@@ -86,7 +86,7 @@ class Writer:
         if hosts.is_main():
             lines = [json.dumps(record) + "\n" for record in self.records]
             workdir.write(self._path, "".join(lines))
-            workdir.write(folder / BASELINES, json.dumps(self._baselines) + "\n")
+            workdir.write(folder / BASELINES, json.dumps(self.baselines) + "\n")
             with self._dropping_on_error(_EVENTS):
                 self._sinks[_EVENTS] = sinks.TensorBoard(folder, step, config)
             for name in config.log_to if config else ():
@@ -111,7 +111,7 @@ class Writer:
         """Write the scores at the end beside their baselines, as a text of TensorBoard."""
         if isinstance(events := self._sinks.get(_EVENTS), sinks.TensorBoard):
             with self._dropping_on_error(_EVENTS):
-                baselines = with_moving(self._baselines, scores)
+                baselines = with_moving(self.baselines, scores)
                 events.text(step, "scores", curves.table(scores, baselines))
 
     def _each(self, call: Callable[[sinks.Sink], None]) -> None:
@@ -136,7 +136,7 @@ class Writer:
         is_recent = time.monotonic() - self._plotted < interval
         if self.records and self._draws and not is_recent and not console.is_quiet():
             with self._dropping_on_error(CURVES):
-                run = curves.Run(self._name, self.records, self._baselines)
+                run = curves.Run(self._name, self.records, self.baselines)
                 curves.draw(self._folder / CURVES, [run])
                 self._plotted = time.monotonic()
 
@@ -186,15 +186,17 @@ def read_baselines(folder: Path) -> dict[str, float]:
 _NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_per_second"}
 
 
-def describe(values: Mapping[str, float]) -> str:
+def describe(values: Mapping[str, float], baselines: Mapping[str, float]) -> str:
     """Return the losses, accuracies and scores of a log or evaluation in one line."""
     parts = [f"loss {values['loss']:z.4f}"]
     for name in ("mlm", "nsp", "rtd"):
         if f"{name}_loss" in values:
-            shares = [f"accuracy {values[f'{name}_accuracy']:.1%}"]
+            notes = [f"accuracy {values[f'{name}_accuracy']:.1%}"]
+            if unigram := baselines.get(f"{name}_loss"):
+                notes.insert(0, f"unigram {unigram:.2f}")
             if name == "rtd":
-                shares.append(f"recall {values.get('rtd_recall', 0.0):.1%}")
-            parts.append(f"{name} {values[f'{name}_loss']:z.4f} ({', '.join(shares)})")
+                notes.append(f"recall {values.get('rtd_recall', 0.0):.1%}")
+            parts.append(f"{name} {values[f'{name}_loss']:z.4f} ({', '.join(notes)})")
     scores = [name for name in values if not name.startswith(("mlm_", "nsp_", "rtd_"))]
     parts += [f"{name} {values[name]:z.4f}" for name in scores if name not in _NOT_SHOWN]
     return "  ".join(parts)

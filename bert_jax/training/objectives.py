@@ -108,6 +108,8 @@ class Pretraining(Objective):
         packing = {name: batch.get(name) for name in ("position_ids", "segment_starts")}
         output = self.apply(params, batch, dropout_key, predictions.positions, **packing)
         metrics = _cross_entropy("mlm_", output.mlm_logits, predictions.labels, predictions.weights)
+        if dropout_key is None:  # in evaluations
+            metrics["hidden_similarity"] = hidden_similarity(output.hidden, predictions.weights)
         is_token = (batch["attention_mask"] > 0).astype(jnp.float32)
         metrics[TOKENS] = WeightedSum(is_token.sum(), jnp.float32(is_token.size))
         loss = metrics["mlm_loss"].total / (weights["mlm"] + _MLM_WEIGHT_FLOOR)
@@ -116,6 +118,15 @@ class Pretraining(Objective):
             metrics |= _cross_entropy("nsp_", output.nsp_logits, labels, pair_weights)
             loss += metrics["nsp_loss"].total / jnp.maximum(weights["nsp"], 1.0)
         return loss, metrics
+
+
+def hidden_similarity(hidden: Float[Array, "B P D"], weights: Float[Array, "B P"]) -> WeightedSum:
+    """Return the cosine of two hidden states of a sequence, over all pairs of positions."""
+    hidden = hidden.astype(jnp.float32)
+    norm = jnp.linalg.norm(hidden, axis=-1, keepdims=True)
+    unit = weights[..., None] * hidden / jnp.maximum(norm, 1e-9)
+    count = weights.sum(1)  # each position has a cosine of 1 with itself
+    return WeightedSum((jnp.square(unit.sum(1)).sum(-1) - count).sum(), (count * (count - 1)).sum())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.training.objectives import TaskObjective
+from bert_jax.training.objectives import TaskObjective, hidden_similarity
 
 
 def accuracy(logits, labels) -> float:
@@ -28,3 +28,20 @@ def test_accuracy_is_that_of_argmax():
 
 def test_logits_that_are_not_numbers_are_never_right():
     assert accuracy(np.full((2, 3), np.nan, np.float32), np.array([0, 2])) == 0
+
+
+def test_hidden_similarity_is_the_mean_cosine_of_the_pairs_of_a_sequence():
+    generator = np.random.default_rng(1)
+    hidden, counts = generator.normal(size=(3, 6, 5)).astype(np.float32), (6, 3, 1)
+    weights = (np.arange(6) < np.array(counts)[:, None]).astype(np.float32)
+    pairs = [
+        (s[i], s[j])
+        for s, n in zip(hidden, counts, strict=True)
+        for i in range(n)
+        for j in range(n)
+        if i != j
+    ]
+    expected = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in pairs]
+    metric = hidden_similarity(jnp.asarray(hidden), jnp.asarray(weights))
+    assert metric.weight == len(pairs)
+    np.testing.assert_allclose(metric.total / metric.weight, np.mean(expected), rtol=1e-5)
