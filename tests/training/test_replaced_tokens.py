@@ -136,8 +136,8 @@ def test_the_loss_is_that_of_both_parts_by_hand(detected):
     entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
     wanted = {"rtd_accuracy": share, "rtd_recall": 0.0, "rtd_loss": pytest.approx(entropy)}
     assert with_moving({}, found) == wanted
-    assert "recall" in describe(found)
-    assert "baseline" not in describe(found)
+    assert "recall" in describe(found, {})
+    assert "baseline" not in describe(found, {})
 
 
 def test_sampling_has_no_gradient(detected):
