@@ -123,7 +123,7 @@ class TokenizerConfig:
 
 @dataclasses.dataclass
 class Phase:
-    """A later part of a run, with another length, batch size, share of masks or rotary base.
+    """A later part of a run: its length and batch size, and what else is not that of the run.
 
     >>> Phase(start=0.9, max_length=512, batch_size=256).max_predictions
     0
@@ -134,6 +134,7 @@ class Phase:
     batch_size: int = setting(256, "sequences a step, over all devices")
     max_predictions: int = setting(0, "masked positions; 0 for mask_fraction of all", NOT_NEGATIVE)
     mask_fraction: float = setting(0.0, "share of tokens to predict; 0: data's", SHARE_OR_ALL)
+    learning_rate: float = setting(0.0, "peak learning rate; 0: optimizer's", NOT_NEGATIVE)
     global_rope_theta: float = setting(
         0.0, "modernbert: rotary base of global layers; 0: model's", NOT_NEGATIVE
     )
@@ -349,10 +350,20 @@ def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
         most = phase.max_predictions or default_predictions(phase.max_length, share)
         theta = phase.global_rope_theta or config.model.global_rope_theta
         resolved = dataclasses.replace(
-            phase, max_predictions=most, mask_fraction=share, global_rope_theta=theta
+            phase,
+            max_predictions=most,
+            mask_fraction=share,
+            global_rope_theta=theta,
+            learning_rate=phase.learning_rate or config.optimizer.learning_rate,
         )
         result.append((share_of_steps(phase.start, config.steps), resolved))
     return result
+
+
+def peaks(config: TrainConfig) -> list[tuple[int, float]]:
+    """Return the peak learning rates of later phases with their first steps, if any has its own."""
+    later = [(first, phase.learning_rate) for first, phase in phases(config)[1:]]
+    return later if any(phase.learning_rate for phase in config.data.phases) else []
 
 
 def as_of_step(config: TrainConfig, step: int) -> TrainConfig:

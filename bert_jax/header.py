@@ -48,8 +48,8 @@ def batch(phases: Sequence[tuple[int, Phase]], microbatches: int) -> str:
     return f"{'; '.join(sizes())}{parts}"
 
 
-def rate(config: OptimizerConfig, steps: int) -> str:
-    """Return the schedule of the learning rate in words."""
+def rate(config: OptimizerConfig, steps: int, peaks: Sequence[tuple[int, float]] = ()) -> str:
+    """Return the schedule of the learning rate in words; `peaks` are those of later phases."""
     warmup, decay = warmup_and_decay(config, steps)
     rises = f" after a warm-up of {warmup:,} steps" if warmup else ""
     then = {
@@ -58,7 +58,9 @@ def rate(config: OptimizerConfig, steps: int) -> str:
         "constant": "constant",
         "wsd": f"constant, falling to 0 from step {steps - decay:,} on",
     }
-    return f"{config.learning_rate:g}{rises}, then {then[config.schedule]}; {config.name}"
+    others = [f" ({rate:g} from step {first:,})" for first, rate in peaks]
+    rate = f"{config.learning_rate:g}{''.join(others)}"
+    return f"{rate}{rises}, then {then[config.schedule]}; {config.name}"
 
 
 def memory(config: TrainConfig | FinetuneConfig, phase: Phase, mesh: Mesh) -> str:

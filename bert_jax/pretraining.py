@@ -15,7 +15,7 @@ import optax
 from bert_jax import console, initialization, report
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
-from bert_jax.config import TrainConfig, as_of_step, phases, validate
+from bert_jax.config import TrainConfig, as_of_step, peaks, phases, validate
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
@@ -185,7 +185,7 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
 def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     config, workdir, corpus = run.config, run.workdir, run.corpus
     model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config.optimizer, config.steps, peaks(config))
 
     def new_state(key: jax.Array) -> Any:
         return init_state(model.init_params(key), optimizer, config.seed)
@@ -227,7 +227,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     baselines = report.baselines(corpus, config)
 
     def progress(step: int) -> dict[str, float]:
-        rate = learning_rate(config.optimizer, config.steps, step)
+        rate = learning_rate(config.optimizer, config.steps, step, peaks(config))
         return {"learning_rate": rate, **batches.progress(step)}
 
     with Writer(workdir, step, config, progress, baselines) as writer:

@@ -23,6 +23,7 @@ from bert_jax.config import (
     ModelConfig,
     Phase,
     TrainConfig,
+    peaks,
     phases,
     warmup_and_decay,
 )
@@ -76,7 +77,7 @@ def pretraining_start(
         f"padding    {_padding(config, pairs)}\n"
         f"batch      {header.batch(phases(config), config.optimizer.microbatches)}\n"
         f"steps      {config.steps:,}, which is {header.epochs(batches.epochs())}{resumes}\n"
-        f"rate       {header.rate(config.optimizer, config.steps)}\n"
+        f"rate       {header.rate(config.optimizer, config.steps, peaks(config))}\n"
         f"memory     {header.memory(config, most, mesh)}"
     )
     if corpus.warning:
@@ -113,8 +114,9 @@ def new_schedule(before: TrainConfig, config: TrainConfig, step: int) -> None:
     end = ends.get(config.optimizer.schedule, f"falls to 0 at step {steps:,}")
     was = f"; it was {before.steps:,}" if before.steps != steps else ""
     print_on_main(f"schedule   the rate now {end}{was}{''.join(starts)}")
-    old, new = (np.asarray(schedule(c.optimizer, c.steps)(step)) for c in runs)
-    if old == new or before.optimizer.learning_rate != config.optimizer.learning_rate:
+    old, new = (np.asarray(schedule(c.optimizer, c.steps, peaks(c))(step)) for c in runs)
+    peak = [[p.learning_rate for first, p in phases(c) if first <= step][-1] for c in runs]
+    if old == new or peak[0] != peak[1]:
         return
     change = f"at step {step:,} from {old:.3g} to {new:.3g}"
     if old < new:

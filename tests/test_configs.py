@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import jax
+import numpy as np
 import pytest
 from flax import linen as nn
 
@@ -21,9 +22,11 @@ from bert_jax.config import (
     TrainConfig,
     as_of_step,
     default_predictions,
+    peaks,
     phases,
     validate,
     validate_finetuning,
+    warmup_and_decay,
 )
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
@@ -33,7 +36,7 @@ from bert_jax.settings import flatten, from_dict, override, to_json
 from bert_jax.tasks import glue, make_task
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.masking import make_masking
-from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.optimizer import make_optimizer, schedule
 from bert_jax.training.step import init_state
 from bert_jax.training.workdir import check_same_run
 
@@ -42,7 +45,13 @@ RECIPES, FINETUNING = (
     sorted(p.stem for p in f.glob("*.py")) for f in (CONFIGS, CONFIGS / "finetune")
 )
 # RoBERTa's own count has two rows more in the table of positions, of no use to any text.
-PARAMETERS = {"base": 110_106_428, "large": 336_226_108, "roberta_base": 124_697_433 - 2 * 768}
+PARAMETERS = {
+    "base": 110_106_428,
+    "large": 336_226_108,
+    "roberta_base": 124_697_433 - 2 * 768,
+    "modernbert_base": 149_655_232,
+    "modernbert_large": 395_881_664,
+}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -136,6 +145,22 @@ def test_a_rotary_base_of_learned_positions_is_refused():
     config.data.phases = (Phase(start=0.5, global_rope_theta=160e3),)
     with pytest.raises(UserError, match=r"phases\[0\].global_rope_theta is for rotary positions"):
         validate(config)
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("base", 2019), ("large", 2000)])
+def test_modernbert_sees_the_published_tokens(name, tokens):
+    """In billions; table 3 of Warner et al. 2024. The rate falls in the last 50, to 0."""
+    config = recipe(f"modernbert_{name}")
+    starts, each = zip(*phases(config), strict=True)
+    seen = np.diff([*starts, config.steps]) * [p.batch_size * p.max_length / 1e9 for p in each]
+    assert seen.sum() == pytest.approx(tokens, abs=0.01)
+    assert seen[-1] == pytest.approx(300, abs=0.01)
+    warmup, decay = warmup_and_decay(config.optimizer, config.steps)
+    assert decay * each[-1].batch_size * 8192 / 1e9 == pytest.approx(50, abs=0.01)
+    rate = schedule(config.optimizer, config.steps, peaks(config))
+    found = [float(rate(step)) for step in (warmup, starts[-1], config.steps - decay, config.steps)]
+    peak, last = (8e-4, 3e-4) if name == "base" else (5e-4, 5e-5)
+    assert found == pytest.approx([peak, last, last, 0.0])
 
 
 def set_field(config: TrainConfig, name: str, value) -> None:

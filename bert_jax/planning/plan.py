@@ -53,6 +53,10 @@ def _choose_steps(config: TrainConfig, topology: Topology, search: bool) -> list
         longest = np.diff([*starts, config.steps]).argmax()
         chosen = [chosen[longest]]
         configs = _best_meshes(config, chosen[0], topology)
+    # Of phases with the same sequences, the largest batch needs most.
+    by_size = sorted(chosen, key=lambda phase: phase.batch_size)
+    largest = {(phase.max_length, phase.max_predictions): phase for phase in by_size}.values()
+    chosen = [phase for phase in chosen if any(phase is each for each in largest)]
     return [
         _Step(each, phase, topology, make_checked_mesh(each, phase, topology.devices))
         for each in configs

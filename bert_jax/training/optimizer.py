@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +16,10 @@ from optax import contrib
 from bert_jax.config import OptimizerConfig, warmup_and_decay
 from bert_jax.errors import UserError
 
+Peaks = Sequence[tuple[int, float]]  # learning rates, each with the first step that has it
 
-def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+
+def schedule(config: OptimizerConfig, steps: int, peaks: Peaks = ()) -> optax.Schedule:
     """Return the learning rate by step: linear warm-up, then what `config.schedule` says.
 
     - "linear", to 0 at `steps`, as in google-research/bert `optimization.py`: the decay counts from
@@ -25,6 +28,8 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     - "constant".
     - "wsd": constant, and in the last steps 1 - sqrt of the share of them that is done. Source:
       Hägele et al. 2024, section 4, and Warner et al. 2024.
+
+    `peaks` replace the learning rate from their steps on.
 
     Raises:
       UserError: warm-up and decay take more steps than there are.
@@ -39,14 +44,17 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
             decayed = optax.cosine_decay_schedule(1.0, max(1, steps - warmup))(step - warmup)
         else:
             decayed = 1.0 - jnp.sqrt(jnp.clip((step - steps + decay) / max(decay, 1), 0.0, 1.0))
-        return config.learning_rate * jnp.where(step < warmup, step / max(warmup, 1), decayed)
+        peak: Any = config.learning_rate
+        for first, value in peaks:
+            peak = jnp.where(step < first, peak, value)
+        return peak * jnp.where(step < warmup, step / max(warmup, 1), decayed)
 
     return rate
 
 
-def learning_rate(config: OptimizerConfig, steps: int, step: int) -> float:
+def learning_rate(config: OptimizerConfig, steps: int, step: int, peaks: Peaks = ()) -> float:
     """Return the learning rate of a step, of which the first is 1 and the last `steps`."""
-    return float(np.asarray(schedule(config, steps)(step - 1)))
+    return float(np.asarray(schedule(config, steps, peaks)(step - 1)))
 
 
 class _Moments(NamedTuple):
@@ -146,7 +154,12 @@ def layer_rates(params: optax.Params, decay: float) -> optax.Params:
 
 
 def make_optimizer(
-    config: OptimizerConfig, steps: int, *, layer_decay: float = 1.0, freezes_encoder: bool = False
+    config: OptimizerConfig,
+    steps: int,
+    peaks: Peaks = (),
+    *,
+    layer_decay: float = 1.0,
+    freezes_encoder: bool = False,
 ) -> optax.GradientTransformation:
     """Return clipping by the global norm, an optimizer, decoupled weight decay and the schedule."""
     if steps >= 1 << 31:  # what the state counts in int32
@@ -163,7 +176,7 @@ def make_optimizer(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         *transforms,
         by_layer if layer_decay < 1 else optax.identity(),
-        optax.scale_by_learning_rate(schedule(config, steps)),
+        optax.scale_by_learning_rate(schedule(config, steps, peaks)),
     )
     if not freezes_encoder:
         return optimizer

@@ -9,7 +9,7 @@ from helpers import FakeTokenizer
 from stores import make_store
 
 from bert_jax.batches import loader
-from bert_jax.config import Phase, TrainConfig
+from bert_jax.config import Phase, TrainConfig, peaks
 from bert_jax.text.store import Corpus
 
 flags.FLAGS.mark_as_parsed()  # Grain reads a flag
@@ -64,6 +64,23 @@ def test_phases_change_length_and_batch(corpus):
     assert shapes == [(16, 32)] * 30 + [(8, 64)] * 10
     per_epoch = [sequences.sequences_per_epoch for _, _, sequences in batches._phases]
     assert batches.epochs() == pytest.approx(30 * 16 / per_epoch[0] + 10 * 8 / per_epoch[1])
+
+
+def test_batches_that_grow_are_phases_of_one_length(corpus):
+    """The rate of a step is as it is without them."""
+    run = config()
+    run.data.phases = (Phase(10, 32, 32), Phase(20, 32, 64))
+    batches = loader.TrainBatches(corpus, run)
+    assert [len(batches[step]["index"]) for step in (0, 9, 10, 19, 20, 39)] == [
+        16,
+        16,
+        32,
+        32,
+        64,
+        64,
+    ]
+    assert batches.progress(40)["sequences"] == 10 * 16 + 10 * 32 + 20 * 64
+    assert peaks(run) == []
 
 
 @pytest.mark.parametrize("start", [0, 29, 30, 39])

@@ -64,9 +64,16 @@ def test_a_plan(compiled):
     assert 0 < made["mfu"] < 1
 
 
+def test_of_batches_that_grow_the_largest_is_planned(compiled):
+    config = small_config()
+    config.data.phases = (Phase(0.2, 32, 32), Phase(0.4, 32, 64), Phase(0.6, 16, 32))
+    plans = plan.make_plans(config, read_topologies("h100:2"), no_log, with_largest=False)
+    assert [(made["max_length"], made["batch_size"]) for made in plans] == [(32, 64), (16, 32)]
+
+
 def test_text(compiled):
     config = small_config()
-    config.data.phases = (Phase(0.5, 32, 1024),)
+    config.data.phases = (Phase(0.5, 16, 1024),)
     shown = plan.as_text(plan.make_plans(config, read_topologies("h100:2"), no_log))
     assert "h100:2: 2 devices as data 2 × fsdp 1 × tensor 1; 1,000 parameters\n" in shown
     assert "moments         2.000 GiB" in shown

@@ -10,7 +10,7 @@ import optax
 import pytest
 from flax import traverse_util
 
-from bert_jax.config import OptimizerConfig, TrainConfig, validate
+from bert_jax.config import OptimizerConfig, Phase, TrainConfig, peaks, validate
 from bert_jax.errors import UserError
 from bert_jax.training.optimizer import decayed, make_optimizer, schedule
 
@@ -88,6 +88,23 @@ def test_schedules_by_their_formulas(warmup):
         wanted = [2, 2, 1, 2 - math.sqrt(2), 2 - 2 * math.sqrt(199 / 200), 0]
         assert found == pytest.approx(wanted, abs=1e-6)
         assert (found[0], found[1], found[-1]) == (2, 2, 0)
+
+
+def test_phases_with_learning_rates_of_their_own():
+    """Warm-up and decay are those of the run; 0 is the rate of the optimizer."""
+    config = TrainConfig(steps=100, optimizer=OptimizerConfig(learning_rate=2.0, schedule="wsd"))
+    config.data.phases = (
+        Phase(40, 128, 8),
+        Phase(60, 128, 8, learning_rate=0.5),
+        Phase(95, 128, 8),
+    )
+    assert peaks(config) == [(40, 2.0), (60, 0.5), (95, 2.0)]
+    rate = schedule(config.optimizer, 100, peaks(config))
+    found = [float(rate(step)) for step in (1, 40, 59, 60, 90, 94, 95)]
+    wanted = [2, 2, 2, 0.5, 0.5, 0.5 * (1 - math.sqrt(0.4)), 2 * (1 - math.sqrt(0.5))]
+    assert found == pytest.approx(wanted)
+    config.data.phases = config.data.phases[:1]
+    assert peaks(config) == []
 
 
 def test_shares_that_fill_a_run_exactly():
