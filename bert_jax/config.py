@@ -361,9 +361,12 @@ def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
 
 
 def peaks(config: TrainConfig) -> list[tuple[int, float]]:
-    """Return the peak learning rates of later phases with their first steps, if any has its own."""
-    later = [(first, phase.learning_rate) for first, phase in phases(config)[1:]]
-    return later if any(phase.learning_rate for phase in config.data.phases) else []
+    """Return the learning rates of phases that have another than the one before, by first step."""
+    result, before = [], config.optimizer.learning_rate
+    for first, phase in phases(config):
+        if phase.learning_rate != before:
+            result.append((first, before := phase.learning_rate))
+    return result
 
 
 def as_of_step(config: TrainConfig, step: int) -> TrainConfig:
@@ -397,7 +400,7 @@ def warmup_and_decay(config: OptimizerConfig, steps: int) -> tuple[int, int]:
         taken = f"optimizer.warmup_fraction is {warmup:,}"
         if decay:
             taken += f" and optimizer.decay_fraction {decay:,}"
-        raise UserError(f"{taken} of a run of {steps:,} steps; lower them or raise steps")
+        raise UserError(f"{taken} of a run of {steps:,} steps; lower them, or train for more steps")
     return warmup, min(decay, steps - warmup)
 
 

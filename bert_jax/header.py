@@ -58,8 +58,8 @@ def rate(config: OptimizerConfig, steps: int, peaks: Sequence[tuple[int, float]]
         "constant": "constant",
         "wsd": f"constant, falling to 0 from step {steps - decay:,} on",
     }
-    others = [f" ({rate:g} from step {first:,})" for first, rate in peaks]
-    rate = f"{config.learning_rate:g}{''.join(others)}"
+    rates = [f"{config.learning_rate:g}", *(f"{x:g} from step {first:,}" for first, x in peaks)]
+    rate = ", ".join(rates)
     return f"{rate}{rises}, then {then[config.schedule]}; {config.name}"
 
 

@@ -1,5 +1,6 @@
 """What a run prints fits its text: its warnings, its table and its examples."""
 
+import dataclasses
 import re
 import shlex
 import tracemalloc
@@ -149,6 +150,9 @@ def test_the_header_has_the_batch_the_rate_and_the_memory():
     optimizer = OptimizerConfig(name="adamw", learning_rate=3e-3, warmup_fraction=0.1)
     wanted = "0.003 after a warm-up of 400 steps, then falling to 0; adamw"
     assert header.rate(optimizer, 4000) == wanted
+    optimizer = dataclasses.replace(optimizer, schedule="wsd", warmup_fraction=0.0)
+    wanted = "0.003, 0.001 from step 900, then constant, falling to 0 from step 3,600 on; adamw"
+    assert header.rate(optimizer, 4000, [(900, 1e-3)]) == wanted
     mesh = make_mesh(devices=jax.devices()[:1])
     found = header.memory(TrainConfig(), Phase(batch_size=64, max_length=512), mesh)
     assert re.fullmatch(r"at least \d+\.\d\d GiB( of [\d,]+\.\d GiB)?", found)
