@@ -4,6 +4,7 @@ Plain attention is the default. With `model.attention` "fused" a TPU runs the ke
 `attention_tpu` and an NVIDIA GPU those of cuDNN, where they can serve (`check_attention`).
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
@@ -31,6 +32,7 @@ from bert_jax.models.matmul import attention_context, attention_scores
 from bert_jax.models.positions import RelativePositions, rotate
 
 _MAX_CUDNN_HEAD_SIZE = 128  # of GPUs before Hopper, by JAX's own check
+_NEAR = 3  # blocks that the queries of a block see: its own, the one before and the one after
 
 
 @struct.dataclass
@@ -42,24 +44,34 @@ class AttentionMask:
 
     segment_ids: Any  # [B, L] int32
     packed: bool = struct.field(pytree_node=False, default=False)
-    window: Any = None  # the largest distance of a token from those it attends to, if limited
+    # The largest distance of a token from those it attends to; 0 for no limit.
+    window: int = struct.field(pytree_node=False, default=0)
 
     def bias(self) -> Float[Array, "B 1 L_or_1 M"]:
         """Return the mask's term of the scores: 0, or -10000 where a token does not attend."""
-        attends = self.segment_ids[:, None, None, :] > 0
+        return self._bias(self.segment_ids, self.segment_ids, 0)
+
+    def near_bias(self) -> Float[Array, "BN 1 W M"]:
+        """Return the term for blocks of queries as long as the window, and the keys `near` them."""
+        key_ids = near(self.segment_ids, self.window)
+        return self._bias(key_ids[:, self.window : -self.window], key_ids, self.window)
+
+    def _bias(self, query_ids: Any, key_ids: Any, first_query: int) -> Array:
+        attends = key_ids[:, None, None, :] > 0
         if self.packed:
-            attends &= self.segment_ids[:, None, :, None] == self.segment_ids[:, None, None, :]
-        if self.window is not None:
-            attends &= self._is_in_window()
+            attends &= query_ids[:, None, :, None] == key_ids[:, None, None, :]
+        if self.window:
+            attends &= self._is_in_window(query_ids.shape[1], key_ids.shape[1], first_query)
         return jnp.where(attends, 0.0, MASKED_SCORE)
 
     def window_bias(self) -> Float[Array, "L M"]:
         """Return the window's part of `bias`."""
-        return jnp.where(self._is_in_window(), 0.0, MASKED_SCORE)
+        length = self.segment_ids.shape[1]
+        return jnp.where(self._is_in_window(length, length, 0), 0.0, MASKED_SCORE)
 
-    def _is_in_window(self) -> Bool[Array, "L M"]:
-        index = jnp.arange(self.segment_ids.shape[1])
-        return jnp.abs(index[:, None] - index) <= self.window
+    def _is_in_window(self, queries: int, keys: int, first_query: int) -> Bool[Array, "L M"]:
+        query = first_query + jnp.arange(queries)
+        return jnp.abs(query[:, None] - jnp.arange(keys)) <= self.window
 
 
 @struct.dataclass
@@ -119,6 +131,8 @@ class SelfAttention(nn.Module):
         is_fused = c.attention == "fused" and not output_maps
         if is_fused and not unsupported(c, target_platform(), length, **options):
             context, maps = fused_attention(c, (query, key, value), mask, dropout_key), None
+        elif 0 < 4 * mask.window < length and not output_maps:  # then it is faster
+            context, maps = local_attention(c, (query, key, value), mask, dropout_key), None
         else:
             context, maps = plain_attention(c, (query, key, value), mask, dropout_key, relative)
         output = dense(("heads", "embed"), stddev=self.output_stddev, name="output")(context)
@@ -137,25 +151,70 @@ def plain_attention(
     `projected` are queries, keys and values, with the heads side by side. `relative` returns the
     positions' term of the scores from queries and keys.
     """
+    context, maps = _attend(config, projected, mask.bias(), dropout_key, relative)
+    if mask.window:  # what is not used is not computed
+        term = mask.window_bias() * maps.query.shape[-1] ** 0.5
+        positions = jnp.broadcast_to(term, maps.probabilities.shape)
+        maps = dataclasses.replace(maps, position_scores=positions)
+    return context, maps
+
+
+def local_attention(
+    config: ModelConfig,
+    projected: Sequence[Float[Array, "B L D"]],
+    mask: AttentionMask,
+    dropout_key: DropoutKey | None,
+) -> Float[Array, "B L D"]:
+    """Return the context of `plain_attention`, without the scores of keys far out of the window.
+
+    Blocks of queries, as long as the window's reach, see their own keys and those of the blocks on
+    either side. The same elements are dropped. Tokens of padding have other contexts.
+    """
     batch, length, size = projected[0].shape
+    query, key, value = (near(x, mask.window) for x in projected)
+    blocks, most = len(query) // batch, config.max_position_embeddings
+    # Where the scores of each block begin among those of all queries and keys.
+    first = (jnp.arange(blocks) * (most + 1) - 1) * mask.window
+    first = jnp.tile(first.astype(jnp.uint32), batch)
+    if dropout_key:
+        indices = jnp.repeat(dropout_key.indices, blocks)
+        dropout_key = DropoutKey(dropout_key.key, indices)
+    projected = query[:, mask.window : -mask.window], key, value
+    context, _ = _attend(config, projected, mask.near_bias(), dropout_key, first=first)
+    return context.reshape(batch, -1, size)[:, :length]
+
+
+def near(x: Shaped[Array, "B L *D"], size: int) -> Shaped[Array, "BN M *D"]:
+    """Return blocks of `size` tokens, padded with zeros, with the blocks before and after each."""
+    blocks, rest = -(-x.shape[1] // size), x.shape[2:]
+    ends = (size, (blocks + 1) * size - x.shape[1])
+    x = jnp.pad(x, ((0, 0), ends, *((0, 0) for _ in rest)))
+    x = x.reshape(len(x), blocks + 2, size, *rest)
+    several = jnp.stack([x[:, i : i + blocks] for i in range(_NEAR)], axis=2)
+    return several.reshape(-1, _NEAR * size, *rest)
+
+
+def _attend(
+    config: ModelConfig,
+    projected: Sequence[Array],
+    bias: Array,
+    dropout_key: DropoutKey | None,
+    relative: Callable[[Array, Array], Array] | None = None,
+    first: int | Array = 0,
+) -> tuple[Array, AttentionMaps]:
+    """Return the context, and the attention maps, of queries and keys that may differ in number."""
     heads, most = config.num_attention_heads, config.max_position_embeddings
-    query, key, value = (
-        x.reshape(batch, length, heads, size // heads).swapaxes(1, 2) for x in projected
-    )
+    query, key, value = (x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2) for x in projected)
     scores = attention_scores(query, key)
     positions = relative(query, key) if relative else None
     if positions is not None:
         scores += positions
-    attention = jax.nn.softmax(scores * (size // heads) ** -0.5 + mask.bias(), axis=-1)
-    kept = apply_dropout(
-        attention, dropout_key, config.attention_probs_dropout_prob, (heads, most, most)
-    )
+    attention = jax.nn.softmax(scores * query.shape[-1] ** -0.5 + bias, axis=-1)
+    rate, bounds = config.attention_probs_dropout_prob, (heads, most, most)
+    kept = apply_dropout(attention, dropout_key, rate, bounds, first)
     context = attention_context(kept.astype(value.dtype), value)
-    if mask.window is not None:  # what is not used is not computed
-        term = mask.window_bias() * (size // heads) ** 0.5
-        positions = jnp.broadcast_to(term, attention.shape)
-    maps = AttentionMaps(attention, query, key, positions)
-    return context.swapaxes(1, 2).reshape(batch, length, size), maps
+    context = context.swapaxes(1, 2).reshape(projected[0].shape)
+    return context, AttentionMaps(attention, query, key, positions)
 
 
 def fused_attention(

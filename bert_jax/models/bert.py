@@ -162,7 +162,7 @@ class BertModel(Encoder):
         def call(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
             return layer(hidden, mask, dropout_key and dropout_key.fold(index), requested.maps)
 
-        scanned = self.any_layer if c.scan_layers and not self.is_initializing() else None
+        scanned = [self.any_layer] if c.scan_layers and not self.is_initializing() else []
         output = run_layers(call, self.layers, embedded, requested, scanned)
         if not self.add_pooling_layer:
             return output

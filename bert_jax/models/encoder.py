@@ -98,14 +98,14 @@ def run_layers(
     layers: Sequence[nn.Module],
     hidden: Float[Array, "B L D"],
     requested: Requested,
-    scanned: nn.Module | None = None,
+    scanned: Sequence[nn.Module] = (),
     first_scanned: int = 0,
 ) -> EncoderOutput:
     """Return the output of the layers, without pooling.
 
-    `call(layer, hidden, index)` returns a layer's output and maps. With `scanned`, a layer without
-    parameters, those from `first_scanned` on run by a scan over their stacked parameters, which
-    compiles faster; `index` is then an array.
+    `call(layer, hidden, index)` returns a layer's output and maps. With `scanned`, the layers from
+    `first_scanned` on run by a scan over their stacked parameters, which compiles faster; `index`
+    is then an array. `scanned` are layers without parameters, as many as a step of the scan has.
     """
 
     def run(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
@@ -119,21 +119,27 @@ def run_layers(
             rest = dataclasses.replace(maps, probabilities=None)
         return hidden, (state, attention, rest)
 
-    number = len(layers) if scanned is None else first_scanned
+    number = first_scanned if scanned else len(layers)
     embedded, outputs = hidden, []
     for index, layer in enumerate(layers[:number]):
         hidden, output = run(layer, hidden, index)
         outputs.append(output)
-    if scanned is not None and (rest := layers[number:]):
-        params = [layer.variables["params"] for layer in rest]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+    if params := [layer.variables["params"] for layer in layers[number:]]:
+        groups = [params[i : i + len(scanned)] for i in range(0, len(params), len(scanned))]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *groups)
 
-        def step(hidden: Array, layer: tuple[Any, Array]) -> tuple[Array, Any]:
-            return run(partial(scanned.apply, {"params": layer[0]}), hidden, layer[1])
+        def step(hidden: Array, group: tuple[Any, Array]) -> tuple[Array, Any]:
+            several = []
+            for offset, (layer, params) in enumerate(zip(scanned, group[0], strict=True)):
+                layer = partial(layer.apply, {"params": params})
+                hidden, output = run(layer, hidden, group[1] + offset)
+                several.append(output)
+            return hidden, several
 
-        indices = jnp.arange(number, len(layers))
+        indices = jnp.arange(number, len(layers), len(scanned))
         hidden, several = jax.lax.scan(step, hidden, (stacked, indices))
-        outputs += [jax.tree.map(itemgetter(i), several) for i in range(len(rest))]
+        for i in range(len(groups)):
+            outputs += jax.tree.map(itemgetter(i), several)
     states, attentions, queries_keys = zip(*outputs, strict=True)
     return EncoderOutput(
         last_hidden_state=hidden,

@@ -148,7 +148,11 @@ class DropoutKey:
 
 
 def apply_dropout(
-    x: Float[Array, "B *rest"], key: DropoutKey | None, rate: float, bounds: tuple[int, ...] = ()
+    x: Float[Array, "B *rest"],
+    key: DropoutKey | None,
+    rate: float,
+    bounds: tuple[int, ...] = (),
+    first: int | UInt32[Array, "B"] = 0,
 ) -> Float[Array, "B *rest"]:
     """Return `x` with a fraction `rate` of its elements zero and the others scaled up.
 
@@ -156,22 +160,30 @@ def apply_dropout(
     number of devices and in any part of the batch. A key of None turns dropout off.
 
     Positions are counted in `bounds`, the largest shape of a sequence, or in its own shape. So
-    padding does not change what is dropped. The first size of either has no effect.
+    padding does not change what is dropped. The first size of either has no effect. `first` is the
+    position, as so counted, of the first element of each part of a sequence.
     """
     if key is None or rate == 0.0:
         return x
-    return drop_elements(x, random_bits(key.key, key.indices, x.shape[1:], bounds), rate)
+    bits = random_bits(key.key, key.indices, x.shape[1:], bounds, first)
+    return drop_elements(x, bits, rate)
 
 
 def random_bits(
-    key: Array, indices: Int[Array, "B"], shape: tuple[int, ...], bounds: tuple[int, ...] = ()
+    key: Array,
+    indices: Int[Array, "B"],
+    shape: tuple[int, ...],
+    bounds: tuple[int, ...] = (),
+    first_position: int | UInt32[Array, "B"] = 0,
 ) -> UInt32[Array, "B *shape"]:
     """Return 32 random bits for each element of each sequence, a hash of key, index and position.
 
     A second word of the key is added between two passes of the mixer: otherwise two sequences with
-    close first words would have shifted copies of the same bits. `bounds` is as in `apply_dropout`.
+    close first words would have shifted copies of the same bits. `bounds` and `first_position` are
+    as in `apply_dropout`.
     """
     first, second = sequence_keys(key, indices)
+    first += jnp.uint32(first_position)
     counter = jnp.zeros((), jnp.uint32)
     for axis, size in enumerate(shape):
         stride = math.prod((bounds or shape)[axis + 1 :])

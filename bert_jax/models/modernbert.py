@@ -7,6 +7,8 @@ bias. Shape letters are those of `models.bert`.
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -54,18 +56,21 @@ class ModernBertLayer(nn.Module):
     """Attention and a gated feed-forward, each on normalized input, with a residual connection."""
 
     config: ModelConfig
-    is_first: bool = False  # its input is normalized already, as embeddings
+    is_first: bool  # its input is normalized already, as embeddings
+    is_local: bool
 
     @nn.compact
     def __call__(
         self,
         hidden: Float[Array, "B L D"],
-        mask: AttentionMask,
-        rotation: tuple[Array, Array],
+        kinds: Sequence[tuple[AttentionMask, tuple[Array, Array]]],
         key: DropoutKey | None,
         output_maps: bool,
     ) -> tuple[Float[Array, "B L D"], AttentionMaps | None]:
-        """Return the layer's output, and its attention maps if `output_maps`."""
+        """Return the layer's output, and its attention maps if `output_maps`.
+
+        `kinds` are mask and rotation of a global layer, and of a local one.
+        """
         c = self.config
         size, wide, narrow = c.hidden_size, c.intermediate_size, residual_stddev(c)
         keys = [key and key.fold(number) for number in range(3)]
@@ -73,6 +78,7 @@ class ModernBertLayer(nn.Module):
         if not self.is_first:
             x = LayerNorm(c, use_bias=False, name="attention_layer_norm")(x)
         attend = SelfAttention(c, use_bias=False, output_stddev=narrow, name="attention")
+        mask, rotation = kinds[self.is_local]
         update, maps = attend(x, mask, keys[0], output_maps, rotation)
         hidden += apply_dropout(update, keys[1], c.attention_probs_dropout_prob)
         x = LayerNorm(c, use_bias=False, name="feed_forward_layer_norm")(hidden)
@@ -106,10 +112,14 @@ class ModernBertModel(Encoder):
         self.embeddings = ModernBertEmbeddings(c)
         layer = ModernBertLayer
         if c.remat:
-            layer = nn.remat(layer, static_argnums=(5,))
-        numbers = range(c.num_hidden_layers)
-        self.layers = [layer(c, is_first=i == 0, name=f"layer_{i}") for i in numbers]
-        self.any_layer = layer(c, parent=None)
+            layer = nn.remat(layer, static_argnums=(4,))
+        count, every = c.num_hidden_layers, c.global_attn_every_n_layers
+        make = [partial(layer, c, i == 0, i % every > 0) for i in range(count)]
+        self.layers = [make(name=f"layer_{i}") for i, make in enumerate(make)]
+        # A step of a scan has a global layer and the local ones up to the next; the first layer,
+        # which has other parameters, and those too few for a step are not scanned.
+        self.first_scanned = 1 + (count - 1) % every
+        self.scanned = [make(parent=None) for make in make[self.first_scanned :][:every]]
         self.final_layer_norm = LayerNorm(c, use_bias=False)
         self.head = PredictionHead(c)
 
@@ -136,18 +146,17 @@ class ModernBertModel(Encoder):
         positions = jnp.arange(length)[None] if position_ids is None else position_ids
         head_size = c.hidden_size // c.num_attention_heads
         requested = Requested(output_hidden_states, output_attentions, output_queries_keys)
+        local = dataclasses.replace(mask, window=c.local_attention // 2)
+        kinds = [
+            (mask, rotation(positions, head_size, c.global_rope_theta)),
+            (local, rotation(positions, head_size, c.local_rope_theta)),
+        ]
 
         def call(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
-            is_global = index % c.global_attn_every_n_layers == 0
-            window = jnp.where(is_global, length, c.local_attention // 2)
-            theta = jnp.where(is_global, c.global_rope_theta, c.local_rope_theta)
-            angles = rotation(positions, head_size, theta)
-            key = dropout_key and dropout_key.fold(index)
-            local = dataclasses.replace(mask, window=window)
-            return layer(hidden, local, angles, key, requested.maps)
+            return layer(hidden, kinds, dropout_key and dropout_key.fold(index), requested.maps)
 
-        scanned = self.any_layer if c.scan_layers and not self.is_initializing() else None
-        output = run_layers(call, self.layers, embedded, requested, scanned, first_scanned=1)
+        scanned = self.scanned if c.scan_layers and not self.is_initializing() else []
+        output = run_layers(call, self.layers, embedded, requested, scanned, self.first_scanned)
         hidden = self.final_layer_norm(output.last_hidden_state)
         states = output.hidden_states and (*output.hidden_states[:-1], hidden)
         pooled = None

@@ -133,9 +133,10 @@ class Viewer:
 
         states = by_layer(output.hidden_states)[:, :count]
         layers = output.queries_keys
-        positions = None
-        if layers[0].position_scores is not None:
-            positions = by_layer(x.position_scores for x in layers)[..., :count, :count]
+        scores, positions = [x.position_scores for x in layers], None
+        if known := [x for x in scores if x is not None]:  # all, or those of layers with a window
+            whole = np.zeros(known[0].shape)
+            positions = by_layer(whole if x is None else x for x in scores)[..., :count, :count]
         return AttentionView(
             model=model,
             tokenizer=tokenizer,

@@ -127,6 +127,40 @@ def test_lowers_for_a_tpu_and_saves_no_scores(length):
     assert max(each.size for each in saved) == x.size
 
 
+@pytest.mark.parametrize(
+    ("length", "window", "packed", "rate"),
+    [(24, 4, False, 0.0), (50, 6, True, 0.3), (13, 1, True, 0.5), (30, 29, False, 0.1)],
+)
+def test_blocks_of_a_window_are_the_plain_form(length, window, packed, rate):
+    """With 1e-5, at lengths that are no multiple of a block; the same elements are dropped."""
+    config, generator = layer(2, 8, length, rate), np.random.default_rng(0)
+    *projected, cotangent = jnp.asarray(generator.normal(size=(4, SEQUENCES, length, 16)))
+    ids = segments(length, packed, generator)
+    mask = AttentionMask(jnp.asarray(ids), packed, window)
+    is_token = jnp.asarray(ids > 0)[:, :, None]  # padding has no meaning, and another context
+    check(
+        *(
+            value_and_gradients(lambda *x, f=f: f(*x) * is_token, projected, cotangent)
+            for f in (
+                lambda *x: attention.local_attention(config, x, mask, KEY),
+                lambda *x: attention.plain_attention(config, x, mask, KEY)[0],
+            )
+        ),
+        1e-5,
+    )
+
+
+def test_blocks_of_a_window_save_no_square_of_the_length():
+    config, x = layer(2, 8, 1024), jax.ShapeDtypeStruct((1, 1024, 16), jnp.float32)
+    mask = AttentionMask(jnp.ones((1, 1024), jnp.int32), window=8)
+
+    def pullback(*x):
+        return jax.vjp(lambda *x: attention.local_attention(config, x, mask, None), *x)[1]
+
+    saved = jax.tree.leaves(jax.eval_shape(pullback, x, x, x))
+    assert max(each.size for each in saved) == 2 * 1024 * 24
+
+
 @pytest.mark.parametrize("length", [24, 33])
 def test_the_layout_of_cudnn_is_the_plain_form(length):
     """The same call in XLA's own implementation; a sequence of padding alone may be any value."""

@@ -94,10 +94,13 @@ def test_segments_of_a_packed_sequence_are_alone(params):
     np.testing.assert_allclose(packed, np.concatenate(alone, axis=1), rtol=0, atol=1e-5)
 
 
-def test_scan_and_remat_change_nothing(params):
-    config = dataclasses.replace(CONFIG, scan_layers=True, remat=True)
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_scan_and_remat_change_nothing(params, every):
+    """Of 4 layers a step of the scan has two, three or none."""
+    plain = dataclasses.replace(CONFIG, global_attn_every_n_layers=every)
+    config = dataclasses.replace(plain, scan_layers=True, remat=True)
     np.testing.assert_allclose(
-        run(params, IDS, ONES, config), run(params, IDS, ONES), rtol=0, atol=1e-5
+        run(params, IDS, ONES, config), run(params, IDS, ONES, plain), rtol=0, atol=1e-5
     )
 
 
