@@ -38,12 +38,14 @@ class ModelType:
       positions: the values of `position_embedding_type` that it takes.
       has_nsp: whether it may be pretrained on pairs of texts.
       has_embedding_size: whether its embeddings may be of another width than its layers.
+      has_windows: whether some layers attend to a window.
     """
 
     encoder: Any
     positions: tuple[str, ...] = ("absolute",)
     has_nsp: bool = False
     has_embedding_size: bool = False
+    has_windows: bool = False
 
 
 _BERT = "bert_jax.models.bert:BertModel"
@@ -51,7 +53,9 @@ _BERT_POSITIONS = ("absolute", "sinusoidal", "relative_key", "relative_key_query
 MODEL_TYPES = {
     "bert": ModelType(_BERT, _BERT_POSITIONS, has_nsp=True),
     "roberta": ModelType(_BERT, _BERT_POSITIONS),
-    "modernbert": ModelType("bert_jax.models.modernbert:ModernBertModel", ("rotary",)),
+    "modernbert": ModelType(
+        "bert_jax.models.modernbert:ModernBertModel", ("rotary",), has_windows=True
+    ),
     "electra": ModelType(
         "bert_jax.models.electra:ElectraModel", _BERT_POSITIONS, has_embedding_size=True
     ),

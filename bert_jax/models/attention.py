@@ -16,7 +16,7 @@ from flax import struct
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Shaped
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import MODEL_TYPES, ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.models import attention_tpu
 from bert_jax.models.attention_tpu import target_platform
@@ -231,6 +231,10 @@ def fused_attention(
     if target_platform() == "gpu":
         function = partial(cudnn_attention, head_size=head_size)
         operands, specs = ((mask.segment_ids > 0).sum(1, dtype=jnp.int32),), (P(),)
+    elif _needs_splash(config, mask.segment_ids.shape[1]):
+        options = {"head_size": head_size, "window": mask.window}
+        function = partial(attention_tpu.splash_attention, **options)
+        operands, specs = (mask.segment_ids,), (P(),)
     else:
         rate = config.attention_probs_dropout_prob if dropout_key else 0.0
         head_keys = jnp.zeros((len(mask.segment_ids), heads, 2), jnp.uint32)
@@ -284,6 +288,12 @@ def check_attention(config: ModelConfig, platform: str, length: int, *, packed: 
         raise UserError(f"model.attention fused {reason}, or set model.attention to plain")
 
 
+def _needs_splash(config: ModelConfig, length: int) -> bool:
+    """Return whether a TPU's fused attention is splash attention, not our own kernel."""
+    has_windows = MODEL_TYPES[config.model_type].has_windows
+    return has_windows or not attention_tpu.supports_length(length)
+
+
 def unsupported(
     config: ModelConfig, platform: str, length: int, *, packed: bool, training: bool
 ) -> str:
@@ -291,18 +301,26 @@ def unsupported(
     head_size = config.hidden_size // config.num_attention_heads
     if platform not in ("tpu", "gpu"):
         return f"is for a TPU or a GPU, not for a {platform}; train on one"
-    if config.model_type == "modernbert":
-        return "has no window, as a modernbert's layers have"
     if config.position_embedding_type.startswith("relative"):
         kind = config.position_embedding_type
         return f"has no {kind} positions; set model.position_embedding_type to absolute"
     if platform == "tpu":
-        if attention_tpu.supports_length(length):
+        if not _needs_splash(config, length):
             return ""
-        return (
-            "takes up to 512 tokens, or a multiple of 128 up to 2048, on a TPU, not "
-            f"{length}; set data.max_length to such a length"
-        )
+        if length % attention_tpu.LANES:
+            few = "" if MODEL_TYPES[config.model_type].has_windows else "up to 512 tokens, or "
+            return (
+                f"takes {few}a multiple of {attention_tpu.LANES} tokens on a TPU, not {length}; "
+                "set data.max_length to such a length"
+            )
+        if training and config.attention_probs_dropout_prob:
+            return (
+                f"has no dropout with windows, or above {attention_tpu.MAX_LENGTH} tokens, on a "
+                "TPU; set model.attention_probs_dropout_prob to 0"
+            )
+        return ""
+    if MODEL_TYPES[config.model_type].has_windows:
+        return f"has no windows on a GPU, as a {config.model_type} has; train on a TPU"
     if config.dtype == "float32":
         return "needs bfloat16 on a GPU; set model.dtype to bfloat16"
     if packed:

@@ -2,7 +2,8 @@
 
 They compute what `attention.plain_attention` does and drop the same elements. A step of a kernel
 takes a group of heads of one sequence, a tile of its queries and all of its keys, and keeps the
-scores in the core's memory. The backward kernel computes the probabilities again.
+scores in the core's memory. The backward kernel computes the probabilities again. Windows, and
+sequences whose keys do not fit, are left to JAX's splash attention, which has no dropout.
 """
 
 import dataclasses
@@ -14,13 +15,18 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask import (
+    LocalMask,
+    MultiHeadMask,
+)
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.models.layers import MASKED_SCORE, drop_elements, hash_counter
 
-_LANES = 128  # of a TPU's vector unit, which the last axis of a block fills
+LANES = 128  # of a TPU's vector unit, which the last axis of a block fills
 _MAX_SCORES = 512 * 512  # float32 elements of a tile; several such arrays fit in a core's memory
-_MAX_LENGTH = 2048  # so many keys and values, their gradients and a tile of scores fit
+MAX_LENGTH = 2048  # so many keys and values, their gradients and a tile of scores fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +47,37 @@ def target_platform() -> str:
 
 def supports_length(length: int) -> bool:
     """Return whether the kernels take sequences of a length."""
-    return length**2 <= _MAX_SCORES or (length <= _MAX_LENGTH and length % _LANES == 0)
+    return length**2 <= _MAX_SCORES or (length <= MAX_LENGTH and length % LANES == 0)
+
+
+def splash_attention(
+    query: Float[Array, "B L D"],
+    key: Float[Array, "B L D"],
+    value: Float[Array, "B L D"],
+    segment_ids: Int[Array, "B L"],
+    *,
+    head_size: int,
+    window: int,
+) -> Float[Array, "B L D"]:
+    """Return the context of each query, whose length is a multiple of 128; 0 for no window.
+
+    Tiles without a key in the window are skipped. Tokens of padding have other contexts.
+    """
+    batch, length, size = query.shape
+    tile = next(n for n in (4 * LANES, 2 * LANES, LANES) if length % n == 0)
+    reach = window or length
+    kernel = splash.make_splash_mha(
+        MultiHeadMask([LocalMask((length, length), (reach, reach), 0)] * (size // head_size)),
+        block_sizes=splash.BlockSizes(*[tile] * 8),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=target_platform() != "tpu",
+    )
+    by_head = (x.reshape(batch, length, -1, head_size).swapaxes(1, 2) for x in (query, key, value))
+    query, key, value = by_head
+    ids = splash.SegmentIds(segment_ids, segment_ids)
+    context = jax.vmap(kernel)(query * head_size**-0.5, key, value, ids)
+    return context.swapaxes(1, 2).reshape(batch, length, size)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -119,14 +155,14 @@ def _query_tile(length: int) -> int:
     """Return the queries of a tile: all, or the largest multiple of 128 that fits and divides."""
     if length**2 <= _MAX_SCORES:
         return length
-    tiles = range(_LANES, length, _LANES)
+    tiles = range(LANES, length, LANES)
     return max(n for n in tiles if length % n == 0 and n * length <= _MAX_SCORES)
 
 
 def _head_group(heads: int, head_size: int, scores: int) -> int:
     """Return the heads of a group: as many as fit, filling whole lanes."""
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
-    aligned = [n for n in divisors if n * head_size % _LANES == 0 or n == heads]
+    aligned = [n for n in divisors if n * head_size % LANES == 0 or n == heads]
     return max((n for n in aligned if n * scores <= _MAX_SCORES), default=aligned[0])
 
 
@@ -180,7 +216,7 @@ def _mask_bias(options: KernelOptions, segment_ids: Any, tile: int) -> Array:
         is_whole = tile == key_ids.shape[1]
         tile_ids = key_ids if is_whole else segment_ids[0, :, pl.ds(pl.program_id(2) * tile, tile)]
         # A transpose takes whole tiles of the vector unit, so the ids are broadcast first.
-        query_ids = jnp.broadcast_to(tile_ids, (_LANES, tile)).T[:, :1]
+        query_ids = jnp.broadcast_to(tile_ids, (LANES, tile)).T[:, :1]
         attends &= query_ids == key_ids
     return jnp.where(attends, 0.0, MASKED_SCORE)
 

@@ -107,11 +107,13 @@ def test_in_bfloat16(on_tpu):
     np.testing.assert_allclose(fused[0], plain[0], atol=2**-8 * np.abs(plain[0]).max())
 
 
-@pytest.mark.parametrize("length", [20, 384, 2048])
-def test_lowers_for_a_tpu_and_saves_no_scores(length):
+@pytest.mark.parametrize(("length", "window"), [(20, 0), (384, 0), (2048, 0), (8192, 64)])
+def test_lowers_for_a_tpu_and_saves_no_scores(length, window):
     """Lowering needs no TPU; what is saved for the gradients is as large as the operands."""
-    config, x = layer(4, 64, length), jax.ShapeDtypeStruct((2, length, 256), jnp.bfloat16)
-    mask = AttentionMask(jnp.ones((2, length), jnp.int32), packed=True)
+    rate, changes = (0.0, {"model_type": "modernbert"}) if window else (0.1, {})
+    config = layer(4, 64, length, rate, **changes)
+    x = jax.ShapeDtypeStruct((2, length, 256), jnp.bfloat16)
+    mask = AttentionMask(jnp.ones((2, length), jnp.int32), packed=True, window=window)
     key = DropoutKey(jax.random.key(0), jnp.arange(2))
 
     def pullback(*x):
@@ -125,6 +127,27 @@ def test_lowers_for_a_tpu_and_saves_no_scores(length):
         gradients.trace(x, x, x).lower(lowering_platforms=("tpu",))
         saved = jax.tree.leaves(jax.eval_shape(pullback, x, x, x))
     assert max(each.size for each in saved) == x.size
+
+
+@pytest.mark.parametrize(("length", "window"), [(256, 40), (384, 0)])
+def test_splash_attention_is_the_plain_form(length, window, on_tpu):
+    """With 1e-5, of a model with windows: its local and its global layers, in packed sequences."""
+    windows = {"model_type": "modernbert", "position_embedding_type": "rotary"}
+    config, generator = layer(2, 16, length, 0.0, **windows), np.random.default_rng(0)
+    assert not unsupported(config, "tpu", length, packed=True, training=True)
+    *projected, cotangent = jnp.asarray(generator.normal(size=(4, SEQUENCES, length, 32)))
+    ids = segments(length, True, generator)
+    mask, is_token = AttentionMask(jnp.asarray(ids), True, window), jnp.asarray(ids > 0)[:, :, None]
+    check(
+        *(
+            value_and_gradients(lambda *x, f=f: f(config, x) * is_token, projected, cotangent)
+            for f in (
+                lambda *x: attention.fused_attention(*x, mask, None),
+                lambda *x: attention.plain_attention(*x, mask, None)[0],
+            )
+        ),
+        1e-5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,17 +241,28 @@ def test_where_fused_attention_serves():
     drops = dataclasses.replace(config, dtype="bfloat16")
     bfloat16 = dataclasses.replace(drops, attention_probs_dropout_prob=0.0)
     odd = dataclasses.replace(bfloat16, hidden_size=24)
+    windows = dataclasses.replace(bfloat16, model_type="modernbert")
     for accepted in [
         (config, "tpu", 512, True),
         (config, "tpu", 1024, False),
+        (bfloat16, "tpu", 8192, True),
+        (windows, "tpu", 8192, True),
         (bfloat16, "gpu", 1000, False),
         (auto, "cpu", 512, True),
     ]:
         check_attention(*accepted[:3], packed=accepted[3])
     for model, platform, length, packed, message in [
         (config, "cpu", 32, False, "is for a TPU or a GPU, not for a cpu; .* to plain"),
-        (config, "tpu", 1000, False, "multiple of 128 up to 2048, on a TPU, not 1000; set"),
-        (config, "tpu", 4096, False, "not 4096"),
+        (config, "tpu", 1000, False, "up to 512 tokens, or a multiple of 128 .* not 1000; set"),
+        (
+            config,
+            "tpu",
+            4096,
+            False,
+            "no dropout with windows, or above 2048 tokens, on a TPU; set",
+        ),
+        (windows, "tpu", 200, False, "takes a multiple of 128 tokens on a TPU, not 200; set"),
+        (windows, "gpu", 256, False, "no windows on a GPU, as a modernbert has; train on a TPU"),
         (relative, "tpu", 32, False, "has no relative_key positions"),
         (config, "gpu", 32, False, "needs bfloat16 on a GPU; set model.dtype to bfloat16"),
         (bfloat16, "gpu", 32, True, "no packed sequences on a GPU; set data.packing to False"),

@@ -11,7 +11,6 @@ from helpers import model_config
 
 from bert_jax.config import ModelConfig, Phase, validate_model
 from bert_jax.errors import UserError
-from bert_jax.models.attention import unsupported
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.models.modernbert import ModernBertModel
 from bert_jax.planning import costs
@@ -118,5 +117,4 @@ def test_what_does_not_fit():
     for changes in ({"position_embedding_type": "absolute"}, {"model_type": "bert"}):
         with pytest.raises(UserError, match="positions; set model"):
             validate_model(dataclasses.replace(CONFIG, **changes), "config")
-    assert "no window" in unsupported(CONFIG, "tpu", 24, packed=False, training=True)
     assert ModelConfig().position_embedding_type == "absolute"
