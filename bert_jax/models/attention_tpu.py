@@ -9,7 +9,7 @@ sequences whose keys do not fit, are left to JAX's splash attention, which has n
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -65,10 +65,10 @@ def splash_attention(
     """
     batch, length, size = query.shape
     tile = next(n for n in (4 * LANES, 2 * LANES, LANES) if length % n == 0)
-    reach = window or length
+    reach, tiles = window or length, cast(Any, (tile,) * 8)
     kernel = splash.make_splash_mha(
         MultiHeadMask([LocalMask((length, length), (reach, reach), 0)] * (size // head_size)),
-        block_sizes=splash.BlockSizes(*[tile] * 8),
+        block_sizes=splash.BlockSizes(*tiles),
         head_shards=1,
         q_seq_shards=1,
         interpret=target_platform() != "tpu",
@@ -76,7 +76,7 @@ def splash_attention(
     by_head = (x.reshape(batch, length, -1, head_size).swapaxes(1, 2) for x in (query, key, value))
     query, key, value = by_head
     ids = splash.SegmentIds(segment_ids, segment_ids)
-    context = jax.vmap(kernel)(query * head_size**-0.5, key, value, ids)
+    context: Any = jax.vmap(kernel)(query * head_size**-0.5, key, value, ids)
     return context.swapaxes(1, 2).reshape(batch, length, size)
 
 
