@@ -8,6 +8,7 @@ from typing import Any
 
 from bert_jax.config import ModelConfig, TaskConfig, validate_model
 from bert_jax.errors import UserError
+from bert_jax.models.electra import embedding_size
 from bert_jax.settings import from_dict
 from bert_jax.tasks import TASKS
 from bert_jax.text.tokenizer import Tokenizer
@@ -17,12 +18,14 @@ _MAX_LABELS = 1 << 16  # a `num_labels` beyond it is damage
 
 def _classes(suffix: str) -> dict[str, str]:
     prefixes = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert"}
+    prefixes["electra"] = "Electra"
     return {model_type: prefix + suffix for model_type, prefix in prefixes.items()}
 
 
+_PRETRAINING = {"bert": "BertForPreTraining", "electra": "ElectraForPreTraining"}
 # What can be exported: the modules, and the class of `transformers` by model type; tasks last.
 HEADS = {
-    "pretraining": (("bert/pooler", "mlm_head", "nsp_head"), {"bert": "BertForPreTraining"}),
+    "pretraining": (("bert/pooler", "mlm_head", "nsp_head"), _PRETRAINING),
     "masked-lm": (("mlm_head",), _classes("ForMaskedLM")),
     "none": (("bert/pooler",), _classes("Model")),
     "classification": (("bert/pooler", "classifier"), _classes("ForSequenceClassification")),
@@ -54,6 +57,29 @@ _MODERNBERT_FIELDS = (
     "local_rope_theta",
     "classifier_pooling",
 )
+_ELECTRA_SWITCHES = {
+    "summary_type": "first",
+    "summary_use_proj": True,
+    "summary_activation": "gelu",
+}
+# Of an ELECTRA's `config.json` in `transformers`, where it says nothing.
+_ELECTRA_DEFAULTS = {"embedding_size": 128, "num_attention_heads": 4, "intermediate_size": 1024}
+_ELECTRA_FIELDS = ("embedding_size", "generator_hidden_size")
+# Fields of any `config.json` of `transformers` that change no result of an encoder.
+_OF_NO_EFFECT = (
+    *("architectures", "model_type", "transformers_version", "torch_dtype", "tokenizer_class"),
+    *(
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "finetuning_task",
+        "tie_word_embeddings",
+    ),
+    *("is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward"),
+    *("use_cache", "output_past", "output_attentions", "output_hidden_states", "return_dict"),
+    *("gradient_checkpointing", "summary_last_dropout", "classifier_dropout", "language"),
+)
 # The `problem_type` of the kinds that share a class.
 _PROBLEM_TYPES = {"classification": "single_label_classification", "regression": "regression"}
 # Fields that only our exports have.
@@ -78,6 +104,8 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
     if model_type == "modernbert":
         values = _from_modernbert(values, where)
+    elif model_type == "electra":
+        values = _from_electra(values, where)
     # A missing value is the default of `transformers`: the erf form of GELU, for one.
     known = {"hidden_act": "gelu", **{k: v for k, v in values.items() if k in fields}}
     config = from_dict(ModelConfig, {**known, "model_type": model_type, "dtype": "float32"}, where)
@@ -93,9 +121,7 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
 
 def _from_modernbert(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the fields of a ModernBERT by the names of `ModelConfig`."""
-    for name, expected in _MODERNBERT_SWITCHES.items():
-        if values.get(name, expected) != expected:
-            raise UserError(f"{where} has {name} {values[name]}; only {expected} is read")
+    _check_switches(values, _MODERNBERT_SWITCHES, where)
     result = {_MODERNBERT.get(name, name): value for name, value in values.items()}
     defaults = {"layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.0}
     defaults["attention_probs_dropout_prob"] = 0.0
@@ -112,6 +138,28 @@ def _from_modernbert(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     if result["local_rope_theta"] is None:  # then it is that of all layers
         result["local_rope_theta"] = result["global_rope_theta"]
     return result
+
+
+def _from_electra(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields of an ELECTRA; refuse those that it does not have here."""
+    _check_switches(values, _ELECTRA_SWITCHES, where)
+    known = {field.name for field in dataclasses.fields(ModelConfig)}.union(
+        _OF_NO_EFFECT, _ELECTRA_SWITCHES, (_VOCAB_SIZE, _TASK)
+    )
+    for name in values:
+        if name not in known and not name.startswith("_") and not name.endswith("_token_id"):
+            wrong = f"{where} has {name}, which is not known of an electra"
+            raise UserError(f"{wrong}; remove it if the model does not depend on it")
+    # Its encoder is the generator itself.
+    is_generator = values.get("architectures") == ["ElectraForMaskedLM"]
+    alone = {"generator_hidden_size": 0.0} if is_generator else {}
+    return {**_ELECTRA_DEFAULTS, **values, **alone}
+
+
+def _check_switches(values: Mapping[str, Any], switches: Mapping[str, Any], where: str) -> None:
+    for name, expected in switches.items():
+        if values.get(name, expected) != expected:
+            raise UserError(f"{where} has {name} {values[name]}; only {expected} is read")
 
 
 def _global_every(kinds: Any, where: str) -> int:
@@ -145,6 +193,12 @@ def write_config(
             values[f"{role}_token_id"] = tokenizer.sep_id
     else:
         for name in _MODERNBERT_FIELDS:
+            del values[name]
+    if config.model_type == "electra":
+        values |= {**_ELECTRA_SWITCHES, "summary_last_dropout": config.hidden_dropout_prob}
+        values["embedding_size"] = embedding_size(config)
+    else:
+        for name in _ELECTRA_FIELDS:
             del values[name]
     if config.model_type == "roberta":
         values["max_position_embeddings"] += first_position(values)

@@ -17,8 +17,15 @@ from bert_jax.locks import replacing
 from bert_jax.text import tokenizer_loading
 
 _PREFIX = "hf:"
-_SMALL_FILES = ("config.json", "*.model", *tokenizer_loading.NAMES)
+_SMALL_FILES = (
+    "config.json",
+    "generator/*.json",
+    "generator/*.txt",
+    "*.model",
+    *tokenizer_loading.NAMES,
+)
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
+_WEIGHTS += ("generator/model.safetensors",)
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 

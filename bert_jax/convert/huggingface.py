@@ -12,9 +12,10 @@ import numpy as np
 import safetensors
 
 from bert_jax.config import ModelConfig, TaskConfig
-from bert_jax.convert import config_json, names, tokenizer_files
+from bert_jax.convert import config_json, generator, names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensors
 from bert_jax.errors import UserError
+from bert_jax.models.electra import embedding_size
 from bert_jax.models.positions import sinusoidal_positions
 from bert_jax.settings import read_json
 from bert_jax.tasks import TASKS
@@ -53,7 +54,7 @@ def is_export(path: Path) -> bool:
             is_ours = (opened.metadata() or {}).get("written_by") == _WRITER
     except (OSError, safetensors.SafetensorError):
         return False
-    return is_ours and {*os.listdir(path)} <= {*FILES}
+    return is_ours and {file.name for file in path.rglob("*")} <= {*FILES, generator.FOLDER}
 
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
@@ -72,6 +73,11 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     converted = names.from_foreign(tensors, config, str(path), task)
     tokenizer = tokenizer_loading.load(path)
     config_json.check_tokenizer(path, tokenizer, config, values)
+    beside = path / generator.FOLDER
+    if config.model_type == "electra" and not task and is_huggingface(beside):
+        own, its, _ = load(beside)
+        config, params = generator.join(config, converted.params, own, its.params, str(beside))
+        converted = dataclasses.replace(converted, params=params)
     return config, converted, tokenizer
 
 
@@ -88,12 +94,20 @@ def save(
         kind = f"{config.position_embedding_type}, which transformers 5 has no more"
         raise UserError(f"model.position_embedding_type is {kind}; it cannot be exported")
     exported = _choose_class(params, config.model_type, head, task)
-    architecture = exported.architecture
-    task = None if "classifier" in exported.dropped else task
+    architecture, dropped = exported.architecture, exported.dropped
+    alone = generator.split(config, params) if config.model_type == "electra" else None
+    if alone and architecture == "ElectraForMaskedLM":
+        config, params = alone
+        exported = dataclasses.replace(exported, dropped=[*{*dropped} - {"generator"}])
+    elif alone and architecture == "ElectraForPreTraining":
+        (path / generator.FOLDER).mkdir()
+        save(*alone, tokenizer, path / generator.FOLDER, "masked-lm")
+        exported = dataclasses.replace(exported, dropped=())
+    task = None if "classifier" in dropped else task
     values = config_json.write_config(config, architecture, tokenizer, task)
-    tensors = dict(names.to_foreign(params, exported.dropped, config.model_type))
+    tensors = dict(names.to_foreign(params, dropped, config.model_type))
     if config.position_embedding_type == "sinusoidal":
-        sizes = config.max_position_embeddings, config.hidden_size
+        sizes = config.max_position_embeddings, embedding_size(config)
         tensors[_POSITIONS] = sinusoidal_positions(*sizes)
     if config.model_type == "roberta":
         padding = (config_json.first_position(values), 0), (0, 0)
@@ -139,6 +153,9 @@ def _choose_class(
 def _modules(head: str, model_type: str) -> set[str]:
     """Return the modules of a key of `HEADS`."""
     modules = {*config_json.HEADS[head][0]}
+    if model_type == "electra":  # whose heads for pretraining are others, and whose encoder alone
+        own = {"pretraining": {"discriminator_head"}, "masked-lm": {"generator_head"}}
+        return (own | {"none": set[str]()}).get(head, modules)  # has no pooler
     if model_type == "modernbert":  # whose heads share a dense layer
         modules = modules - {"bert/pooler"} | {"bert/head"} - {"bert/head" * (head == "none")}
     return modules

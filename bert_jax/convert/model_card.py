@@ -56,7 +56,9 @@ def write(
     run, results = _records(source)
     origin = results.get("init") or (source if isinstance(source, str) else "")
     layers = counted(config.num_hidden_layers, "layer")
-    kind = {"bert": "BERT", "roberta": "RoBERTa", "modernbert": "ModernBERT"}[config.model_type]
+    kind = {"bert": "BERT", "roberta": "RoBERTa", "modernbert": "ModernBERT", "electra": "ELECTRA"}[
+        config.model_type
+    ]
     about = (
         f"A {kind} encoder of {layers}, hidden size {config.hidden_size:,}, with "
         f"{exported.num_parameters:,} parameters (`{exported.architecture}`). It reads up to "
@@ -90,7 +92,7 @@ def _records(source: str | Path | None) -> tuple[TrainConfig | FinetuneConfig | 
 
 
 def _header(exported: Exported, task: TaskConfig | None, origin: Any, config: ModelConfig) -> str:
-    guesses = exported.architecture.endswith(("ForPreTraining", "ForMaskedLM"))
+    guesses = exported.architecture.endswith(("BertForPreTraining", "ForMaskedLM"))
     pipeline = "fill-mask" if guesses else "feature-extraction"
     pipeline = _TASKS[task.kind][0] if task else pipeline
     lines = ["# Add the license and the language, such as `license: mit` and `language: en`."]
@@ -153,10 +155,15 @@ def _training(source: Any, run: Any, results: Any, origin: str) -> list[tuple[st
             text += "; {tokens:,} tokens in {documents:,} documents".format(**counts)
         step = int(source.name)
         steps = f"{step:,} of {run.steps:,}" if step < run.steps else f"{step:,}"
-        rows += [("text", text), ("objective", _OBJECTIVES[run.data.pairs]), ("steps", steps)]
+        rows += [("text", text), ("objective", _objective(run)), ("steps", steps)]
     rows += [("batch", f"{data.batch_size:,} sequences of up to {data.max_length:,} tokens")]
     rate = f"{optimizer.name}, learning rate {optimizer.learning_rate:g}"
     return [*rows, ("optimizer", rate), ("seed", str(run.seed))]
+
+
+def _objective(run: TrainConfig) -> str:
+    is_electra = run.model.model_type == "electra"
+    return "replaced token detection (RTD)" if is_electra else _OBJECTIVES[run.data.pairs]
 
 
 def _settings(run: TrainConfig | FinetuneConfig) -> list[str]:
@@ -177,7 +184,7 @@ def _use(name: str, exported: Exported, task: TaskConfig | None) -> list[str]:
     result = 'print(bert.encode(["A text."]).shape)  # one embedding a text'
     if task:
         result = f"print(bert.predict([{_TASKS[task.kind][1]}])[0])"
-    elif architecture.endswith(("ForPreTraining", "ForMaskedLM")):
+    elif architecture.endswith(("BertForPreTraining", "ForMaskedLM")):
         result = 'for guess in bert.fill_mask("A text with a [MASK] in it."):\n'
         result += "    print(guess.token, guess.probability)"
     inputs = f"inputs = tokenizer({_TASKS[task.kind][2] if task else _TEXTS})"

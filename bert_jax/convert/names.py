@@ -38,11 +38,17 @@ _BERT_LAYER = {
 _BERT = {
     "bert/embeddings": "bert.embeddings",
     "bert/embeddings/layer_norm": "bert.embeddings.LayerNorm",
+    "bert/embeddings_project": "bert.embeddings_project",
     "bert/pooler": "bert.pooler.dense",
     "mlm_head": "cls.predictions",
     "mlm_head/transform": "cls.predictions.transform.dense",
     "mlm_head/layer_norm": "cls.predictions.transform.LayerNorm",
     "nsp_head": "cls.seq_relationship",
+    "generator_head": "generator_lm_head",
+    "generator_head/dense": "generator_predictions.dense",
+    "generator_head/layer_norm": "generator_predictions.LayerNorm",
+    "discriminator_head/dense": "discriminator_predictions.dense",
+    "discriminator_head/output": "discriminator_predictions.dense_prediction",
     "classifier": "classifier",
 }
 _MODERNBERT_LAYER = {
@@ -73,12 +79,14 @@ TASK_MODULES = ("classifier", "mix")
 OPTIONAL_MODULES = ("bert/pooler", "bert/head", "mlm_head", "nsp_head", "generator")
 OPTIONAL_MODULES += ("generator_head", "discriminator_head", *TASK_MODULES)
 
+# Prefixes of the classes of a model type, by the beginning of their names.
 _ROBERTA = {
     "lm_head.dense.": "cls.predictions.transform.dense.",
     "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
     "lm_head.": "cls.predictions.",
     "roberta.": "bert.",
 }
+_TYPE_PREFIXES = {"Roberta": _ROBERTA, "Electra": {"electra.": "bert."}}
 # Prefixes of single classes of `transformers`, which take precedence.
 _CLASS_PREFIXES = {
     "RobertaForSequenceClassification": {
@@ -88,6 +96,12 @@ _CLASS_PREFIXES = {
     },
     "RobertaForQuestionAnswering": {"qa_outputs.": "classifier."},
     "BertForQuestionAnswering": {"qa_outputs.": "classifier."},
+    "ElectraForSequenceClassification": {
+        "classifier.dense.": "bert.pooler.dense.",
+        "classifier.out_proj.": "classifier.",
+    },
+    "ElectraForMultipleChoice": {"sequence_summary.summary.": "bert.pooler.dense."},
+    "ElectraForQuestionAnswering": {"qa_outputs.": "classifier."},
 }
 # Some files store the word embeddings a second time, as the output matrix.
 _DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
@@ -108,6 +122,7 @@ _BERT_NAMES = _Names(_BERT, "bert.encoder.layer.", _BERT_LAYER, _DECODER)
 _NAMES = {
     "bert": _BERT_NAMES,
     "roberta": _BERT_NAMES,
+    "electra": dataclasses.replace(_BERT_NAMES, decoder="generator_lm_head.weight"),
     "modernbert": _Names(
         _MODERNBERT, "model.layers.", _MODERNBERT_LAYER, "decoder.weight", "tok_embeddings"
     ),
@@ -135,11 +150,12 @@ def standard_name(name: str, architecture: str = "", model_type: str = "bert") -
         return f"model.{name}" if is_of_encoder else name
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
     name = name.replace("LayerNorm.beta", "LayerNorm.bias")
-    for prefix, standard in {**_CLASS_PREFIXES.get(architecture, {}), **_ROBERTA}.items():
+    every = {**_CLASS_PREFIXES.get(architecture, {}), **_ROBERTA, **_TYPE_PREFIXES["Electra"]}
+    for prefix, standard in every.items():
         if name.startswith(prefix):
             name = standard + name.removeprefix(prefix)
             break
-    if name.startswith(("embeddings.", "encoder.", "pooler.")):
+    if name.startswith(("embeddings.", "embeddings_project.", "encoder.", "pooler.")):
         name = f"bert.{name}"
     return "cls.predictions.bias" if name == _DECODER_BIAS else name
 
@@ -148,8 +164,8 @@ def name_in_class(name: str, architecture: str) -> str:
     """Return the name in a class of `transformers` of the tensor with this standard name."""
     if architecture.endswith("Model"):  # an encoder alone has no prefix of its own
         return name.removeprefix("bert.").removeprefix("model.")
-    roberta = _ROBERTA if architecture.startswith("Roberta") else {}
-    for prefix, standard in {**_CLASS_PREFIXES.get(architecture, {}), **roberta}.items():
+    of_type = next((p for t, p in _TYPE_PREFIXES.items() if architecture.startswith(t)), {})
+    for prefix, standard in {**_CLASS_PREFIXES.get(architecture, {}), **of_type}.items():
         if name.startswith(standard):
             return prefix + name.removeprefix(standard)
     return name
@@ -226,7 +242,8 @@ def from_foreign(
     model = make_pretraining_model(config, next_sentence=has_pooler)
     if task:
         model = make_task(task).model(config)
-    shapes = _param_shapes(model)
+    # A generator is a checkpoint of its own.
+    shapes = {p: x for p, x in _param_shapes(model).items() if not p.startswith("generator/")}
     paths_present = [path for path in shapes if foreign(path) in tensors]
     prefixes = () if task else tuple(f"{module}/" for module in OPTIONAL_MODULES)
     absent = tuple(p for p in prefixes if not any(path.startswith(p) for path in paths_present))
@@ -240,7 +257,9 @@ def from_foreign(
         # Copied at once, so that only one tensor is in memory twice.
         params[path] = jnp.asarray(value.T if transposed else value)
     used = {foreign(path) for path in params}
-    if standard.decoder in tensors and "mlm_head/bias" in params:
+    if standard.decoder in tensors and not {"mlm_head/bias", "generator_head/bias"}.isdisjoint(
+        params
+    ):
         path = "bert/embeddings/word_embeddings"
         if not np.array_equal(
             _read(tensors, standard.decoder, params[path].shape, where), params[path]

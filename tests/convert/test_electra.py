@@ -1,0 +1,165 @@
+"""ELECTRA directories of `transformers`: with their generator or without, or refused."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import linen as nn
+from make_golden import GOLDEN
+
+import bert_jax
+from bert_jax import initialization
+from bert_jax.bert import Bert
+from bert_jax.config import ModelConfig
+from bert_jax.convert import huggingface
+from bert_jax.errors import UserError
+from bert_jax.models.heads import make_pretraining_model
+
+WEIGHTS = "model.safetensors"
+DISCRIMINATOR = "electra.encoder.layer.0.attention.self.query.weight"
+
+
+def random_params(config: ModelConfig):
+    model = make_pretraining_model(config, next_sentence=False)
+    shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
+    generator = np.random.default_rng(0)
+    return jax.tree.map(lambda x: generator.normal(size=x.shape).astype(np.float32), shapes)
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return bert_jax.load(GOLDEN / "bert")
+
+
+def electra_of(bert: Bert, **values) -> Bert:
+    sizes = dict(model_type="electra", embedding_size=8, generator_hidden_size=0.5)
+    config = dataclasses.replace(bert.config, **{**sizes, **values})
+    model = make_pretraining_model(config, next_sentence=False)
+    return Bert(config, random_params(config), bert.tokenizer, model)
+
+
+@pytest.fixture(scope="module")
+def electra(bert):
+    return electra_of(bert)
+
+
+@pytest.fixture(scope="module")
+def exported(electra, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("electra") / "exported"
+    assert electra.export(folder).dropped == ()
+    return folder
+
+
+def same(actual, expected) -> None:
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def change(folder, **values) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.0, 1.0])
+def test_round_trip_keeps_both_parts(bert, share, tmp_path):
+    ours = electra_of(bert, generator_hidden_size=share)
+    ours.export(tmp_path / "exported")
+    again = bert_jax.load(tmp_path / "exported")
+    assert not again.unused
+    expected = {"dtype": "float32", "attention": "auto"}
+    assert dataclasses.replace(again.config, **expected) == dataclasses.replace(
+        ours.config, **expected
+    )
+    same(again.params, ours.params)
+
+
+def test_an_export_is_replaced_as_a_whole(electra, exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "model")
+    assert huggingface.is_export(folder)
+    (folder / "generator/notes").write_text("mine")
+    assert not huggingface.is_export(folder)
+
+
+def test_a_generator_alone_fills_masks(electra, exported):
+    alone = bert_jax.load(exported / "generator")
+    assert alone.config.generator_hidden_size == 0
+    assert alone.config.hidden_size == electra.config.hidden_size // 2
+    same(alone.params["bert"]["embeddings"], electra.params["bert"]["embeddings"])
+    text = "the [MASK] bank"
+    guesses, both = alone.fill_mask(text), electra.fill_mask(text)
+    assert [g.token for g in guesses] == [g.token for g in both]
+    assert guesses[0].probability == pytest.approx(both[0].probability, rel=1e-5)
+
+
+def test_a_discriminator_alone(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "model")
+    shutil.rmtree(folder / "generator")
+    alone = bert_jax.load(folder)
+    assert set(alone.params) == {"bert", "discriminator_head"}
+    with pytest.raises(UserError, match="no generator, which is what fills masks") as caught:
+        alone.fill_mask("the [MASK] bank")
+    assert "\n" not in str(caught.value)
+    assert alone.export(tmp_path / "out").architecture == "ElectraForPreTraining"
+    assert not (tmp_path / "out/generator").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "values", "said"),
+    [
+        (".", {"num_key_value_heads": 1}, "num_key_value_heads"),
+        (".", {"summary_type": "mean"}, "summary_type mean"),
+        (".", {"is_decoder": True}, "is_decoder"),
+        ("generator", {"num_attention_heads": 6, "hidden_size": 24}, ""),
+        ("generator", {"layer_norm_eps": 1e-3}, "layer_norm_eps 0.001"),
+    ],
+)
+def test_what_is_not_read_is_named(exported, tmp_path, where, values, said):
+    folder = shutil.copytree(exported, tmp_path / "model")
+    change(folder / where, **values)
+    with pytest.raises(UserError) as caught:
+        bert_jax.load(folder)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_generator_with_other_embeddings_or_larger_than_its_model(bert, exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "untied")
+    weights = folder / "generator" / WEIGHTS
+    tensors = safetensors.numpy.load_file(weights)
+    tensors["electra.embeddings.position_embeddings.weight"][0, 0] += 1
+    safetensors.numpy.save_file(tensors, weights)
+    with pytest.raises(UserError, match="other embeddings than its model"):
+        bert_jax.load(folder)
+    folder = shutil.copytree(exported, tmp_path / "larger")
+    shutil.rmtree(folder / "generator")
+    heads = bert.config.num_attention_heads
+    sizes = {"hidden_size": 2 * bert.config.hidden_size, "num_attention_heads": 2 * heads}
+    electra_of(bert, **sizes, generator_hidden_size=0.0).export(folder / "generator", "masked-lm")
+    with pytest.raises(UserError, match="a generator larger than its model"):
+        bert_jax.load(folder)
+
+
+def test_the_encoder_of_a_bert_starts_a_discriminator(bert):
+    fields = ["model_type", "generator_hidden_size"]
+    wanted = ModelConfig(model_type="electra", generator_hidden_size=0.5)
+    config = initialization.model_config(bert, wanted, fields)
+    assert config.model_type == "electra"
+    new = jax.tree.map(jax.numpy.asarray, random_params(config))
+    copied = initialization.copy_params(new, bert.params)
+    encoder = {k: v for k, v in bert.params["bert"].items() if k != "pooler"}
+    same(copied["bert"], encoder)
+    for module in ("generator", "generator_head", "discriminator_head"):
+        same(copied[module], new[module])
+
+
+def test_an_electra_starts_from_its_discriminator_or_from_its_fine_tuned_encoder(electra):
+    for dropped in ("generator", "discriminator_head"):
+        params = {k: v for k, v in electra.params.items() if not k.startswith(dropped)}
+        params["classifier"] = {"kernel": np.zeros((12, 2), np.float32)}
+        found = initialization.model_config(
+            dataclasses.replace(electra, params=params), ModelConfig(), []
+        )
+        assert found == electra.config

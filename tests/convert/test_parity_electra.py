@@ -1,0 +1,258 @@
+"""An ELECTRA's numbers beside PyTorch `transformers`: both parts, and whole steps of training."""
+
+import copy
+import dataclasses
+import json
+import warnings
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import masking
+from test_parity import close, pytestmark, rows, torch, transformers, write_model
+
+import bert_jax
+from bert_jax.convert import generator, names
+from bert_jax.models.heads import make_encoder, make_pretraining_model
+from bert_jax.recipes import recipe
+from bert_jax.training.masking import Predictions
+from bert_jax.training.objectives import ReplacedTokenDetection
+from bert_jax.training.optimizer import decayed
+
+__all__ = ["pytestmark"]
+PREDICTED = np.array([[1, 4], [2, 0], [5, 7], [1, 2]], np.int32)  # 0: no prediction
+SMALLER = {"hidden_size": 48, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def tie(discriminator, generator):
+    generator.electra.embeddings = discriminator.electra.embeddings
+    generator.generator_lm_head.weight = discriminator.electra.embeddings.word_embeddings.weight
+
+
+@pytest.fixture(scope="module")
+def electra(tmp_path_factory):
+    """Both parts of the reference, and ours that has read them."""
+    folder = tmp_path_factory.mktemp("model")
+    beside = folder / "generator"
+    with warnings.catch_warnings(action="ignore"):
+        reference = write_model("electra", folder)
+        small = write_model("electra", beside, 1, "ForMaskedLM", **SMALLER)
+        tie(reference, small)
+        with torch.no_grad():
+            # No special token is sampled: PyTorch has no gradient of the padding's embedding.
+            small.generator_lm_head.bias[:5] = -15
+        small.save_pretrained(beside)
+    return reference, small, bert_jax.load(folder)
+
+
+@pytest.fixture(scope="module")
+def batch(electra):
+    ours = electra[-1]
+    ids, types, mask = (jnp.asarray(x, jnp.int32) for x in rows(ours))
+    labels = jnp.take_along_axis(ids, PREDICTED, 1)
+    weights = jnp.float32(PREDICTED > 0)
+    where = jnp.where(PREDICTED > 0, PREDICTED, ids.shape[1])
+    masked = ids.at[jnp.arange(len(ids))[:, None], where].set(ours.tokenizer.mask_id, mode="drop")
+    assert mask.min() == 0
+    return {
+        "input_ids": masked,
+        "token_type_ids": types,
+        "attention_mask": mask,
+        "index": jnp.arange(len(ids)),
+        "predictions": Predictions(jnp.asarray(PREDICTED), labels, weights),
+        "sampling_key": jnp.broadcast_to(jax.random.key(0), len(ids)),
+    }
+
+
+def tensors(batch):
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    return {name: torch.from_numpy(np.asarray(batch[name], np.int64)) for name in names}
+
+
+def test_every_number_of_both_parts(electra, batch):
+    reference, small, ours = electra
+    config, params = generator.split(ours.config, ours.params)
+    positions = jnp.broadcast_to(jnp.arange(batch["input_ids"].shape[1]), batch["input_ids"].shape)
+    inputs = [batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")]
+    real = np.asarray(inputs[2]).astype(bool)
+    assert config.hidden_size == 48
+    parts = ((reference, ours.config, ours.params), (small, config, params))
+    for theirs, own, weights in parts:
+        with torch.no_grad():
+            expected = theirs(**tensors(batch), output_hidden_states=True, output_attentions=True)
+        encoder = make_encoder(own, add_pooling_layer=False)
+        run = partial(encoder.apply, output_hidden_states=True, output_attentions=True)
+        actual = jax.jit(run)({"params": weights["bert"]}, *inputs)
+        for layer, wanted in zip(actual.hidden_states, expected.hidden_states, strict=True):
+            value = close(np.asarray(layer)[real], wanted[torch.from_numpy(real)])
+            assert 0.3 < np.abs(value).mean() < 3
+        for layer, wanted in zip(actual.attentions, expected.attentions, strict=True):
+            by_query = np.moveaxis(np.asarray(layer), 1, 2)[real]
+            close(by_query, wanted.movedim(1, 2)[torch.from_numpy(real)])
+        run = jax.jit(ours.model.apply, static_argnames="method")
+        if theirs is reference:
+            logits = run({"params": ours.params}, *inputs, method="discriminate")
+        else:
+            logits = run({"params": ours.params}, *inputs, positions).mlm_logits
+        value = close(np.asarray(logits)[real], expected.logits[torch.from_numpy(real)])
+        assert np.abs(value).mean() > 0.3
+
+
+def our_loss(ours, batch):
+    """The loss of our parameters, and what the discriminator sees."""
+    objective = ReplacedTokenDetection(ours.model, masking())
+    object.__setattr__(objective.masking, "vocab_size", ours.config.vocab_size)
+    weights = objective.weights(batch)
+
+    def loss(params):
+        output = objective.apply(params, batch, None, batch["predictions"].positions)
+        return objective.loss(params, batch, weights, None)[0], objective._replace(
+            batch, output.mlm_logits
+        )
+
+    return loss
+
+
+def reference_loss(reference, small, batch, replaced, differs):
+    predictions = batch["predictions"]
+    labels = np.full(batch["input_ids"].shape, -100)
+    chosen = np.nonzero(np.asarray(predictions.weights))
+    labels[chosen[0], np.asarray(predictions.positions)[chosen]] = np.asarray(predictions.labels)[
+        chosen
+    ]
+    mlm = small(**tensors(batch), labels=torch.from_numpy(labels)).loss
+    corrupted = tensors({**batch, "input_ids": replaced})
+    rtd = reference(**corrupted, labels=torch.from_numpy(np.asarray(differs, np.int64))).loss
+    return mlm + 50 * rtd
+
+
+def tensors_of(reference, small):
+    """The parameters of both by our path, each once."""
+    found = {names.standard_name(name): value for name, value in reference.named_parameters()}
+    for name, value in small.named_parameters():
+        if not name.startswith(("electra.embeddings.", "generator_lm_head.weight")):
+            found["generator/" + names.standard_name(name)] = value
+    return found
+
+
+def by_standard_name(ours, params):
+    """Our parameters as `tensors_of` names them."""
+    _, alone = generator.split(ours.config, params)
+    main = {k: v for k, v in params.items() if k in ("bert", "discriminator_head")}
+    found = dict(names.to_foreign(main, (), "electra"))
+    small = names.to_foreign(alone, (), "electra")
+    found |= {"generator/" + k: v for k, v in small if not k.startswith("bert.embeddings.")}
+    return found
+
+
+def test_loss_and_every_gradient_of_a_step(electra, batch):
+    reference, small, ours = electra
+    value_and_grad = jax.jit(jax.value_and_grad(our_loss(ours, batch), has_aux=True))
+    (loss, (replaced, differs)), gradients = value_and_grad(ours.params)
+    assert 0 < np.asarray(differs).sum() < (PREDICTED > 0).sum() + 1
+    reference.zero_grad()
+    small.zero_grad()
+    expected = reference_loss(reference, small, batch, replaced, differs)
+    expected.backward()
+    assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+    actual, parameters = by_standard_name(ours, gradients), tensors_of(reference, small)
+    assert actual.keys() == parameters.keys()
+    norm = np.sqrt(sum(float((p.grad**2).sum()) for p in parameters.values()))
+    for name, value in actual.items():
+        gradient = parameters[name].grad.numpy()
+        if name.endswith("self.key.bias"):  # zero but for rounding: it shifts all scores of a row
+            assert np.abs(value).max() < 1e-5 * norm
+            continue
+        error = np.linalg.norm(value - gradient) / np.linalg.norm(gradient)
+        assert error < 1e-5, (name, error)
+
+
+def test_twenty_steps_of_training(electra, batch):
+    """The reference is fed the samples of our generator."""
+    reference, small, ours = electra
+    reference, small = copy.deepcopy((reference, small))
+    rate, decay = 1e-3, 0.01
+    parameters = tensors_of(reference, small)
+    kept = ("bias", "LayerNorm.weight")
+    groups = [
+        {"params": [p for n, p in parameters.items() if not n.endswith(kept)]},
+        {"params": [p for n, p in parameters.items() if n.endswith(kept)], "weight_decay": 0.0},
+    ]
+    before = {name: value.detach().clone() for name, value in parameters.items()}
+    stepper = torch.optim.AdamW(groups, lr=rate, weight_decay=decay, eps=1e-6)
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(rate, eps=1e-6, weight_decay=decay, mask=decayed),
+    )
+    params, state = ours.params, optimizer.init(ours.params)
+
+    @jax.jit
+    def step(params, state, batch):
+        gradient, replaced = jax.grad(our_loss(ours, batch), has_aux=True)(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, replaced
+
+    for number in range(20):
+        keys = jnp.broadcast_to(jax.random.key(number), len(PREDICTED))
+        other = {**batch, "sampling_key": keys}
+        params, state, replaced = step(params, state, other)
+        stepper.zero_grad()
+        reference_loss(reference, small, other, *replaced).backward()
+        torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
+        stepper.step()
+    after = by_standard_name(ours, params)
+    assert after.keys() == parameters.keys()
+    for name, value in after.items():
+        expected, start = (x[name].detach().numpy() for x in (parameters, before))
+        size = np.linalg.norm(expected)
+        assert np.linalg.norm(value - expected) < 1e-4 * size, name
+        if not name.endswith("self.key.bias"):  # which nothing depends on
+            assert np.linalg.norm(expected - start) > 1e-3 * size, name
+
+
+@pytest.mark.parametrize("head", [None, "masked-lm", "none"])
+def test_exports_load_with_no_key_missing_or_unexpected(electra, head, tmp_path):
+    reference, small, ours = electra
+    exported = ours.export(tmp_path / "out", head)
+    classes = {None: "ElectraForPreTraining", "masked-lm": "ElectraForMaskedLM"}
+    assert exported.architecture == classes.get(head, "ElectraModel")
+    folders = {tmp_path / "out": small if head == "masked-lm" else reference}
+    if head is None:
+        folders[tmp_path / "out/generator"] = small
+        assert not exported.dropped
+    for folder, before in folders.items():
+        kind = json.loads((folder / "config.json").read_text())["architectures"][0]
+        with warnings.catch_warnings(action="ignore"):
+            loaded, report = getattr(transformers, kind).from_pretrained(
+                folder, output_loading_info=True
+            )
+        assert not report["missing_keys"]
+        assert not report["unexpected_keys"]
+        expected = dict((before if head != "none" else before.electra).named_parameters())
+        found = dict(loaded.named_parameters())
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(value, found[name]), name
+
+
+@pytest.mark.parametrize("name", ["electra_small", "electra_base"])
+def test_parameter_counts_of_the_recipes(name):
+    model = dataclasses.replace(recipe(name).model, dtype="float32")
+    module = make_pretraining_model(model, next_sentence=False)
+    shapes = jax.eval_shape(module.init_params, jax.random.key(0))
+    own = generator.generator_config(model)
+    counts = []
+    for config, kind in ((model, "ForPreTraining"), (own, "ForMaskedLM")):
+        sizes = {
+            field: getattr(config, field)
+            for field in (*SMALLER, "vocab_size", "num_hidden_layers", "max_position_embeddings")
+        }
+        sizes["embedding_size"] = model.embedding_size or model.hidden_size
+        with torch.device("meta"):
+            built = getattr(transformers, f"Electra{kind}")(transformers.ElectraConfig(**sizes))
+        counts.append(sum(p.numel() for p in built.parameters()))
+    shared = sum(p.numel() for p in built.electra.embeddings.parameters())
+    assert sum(x.size for x in jax.tree.leaves(shapes)) == sum(counts) - shared
