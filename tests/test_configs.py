@@ -30,7 +30,7 @@ from bert_jax.config import (
 )
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.models.heads import make_pretraining_model
 from bert_jax.recipes import recipe
 from bert_jax.settings import flatten, from_dict, override, to_json
 from bert_jax.tasks import glue, make_task
@@ -52,6 +52,8 @@ PARAMETERS = {
     "modernbert_base": 149_655_232,
     "modernbert_large": 395_881_664,
 }
+# Both parts, of which the embeddings are shared; tests/convert/test_parity_electra.py counts them.
+PARAMETERS |= {"electra_small": 14_196_219, "electra_base": 119_386_427}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -64,7 +66,7 @@ def test_recipe(name):
     config.model = resolve_dtype(config.model, jax.devices()[0])
     assert from_dict(TrainConfig, json.loads(to_json(config)), "here") == config
     config.model.vocab_size = config.model.vocab_size or 30  # 0 is as many as the text has letters
-    model = BertForPreTraining(config.model, next_sentence=config.data.pairs != "none")
+    model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps)
     state = jax.eval_shape(
         lambda key: nn.unbox(init_state(model.init_params(key), optimizer, 0)), jax.random.key(0)
