@@ -3,13 +3,13 @@
     bert-jax pretrain --config=modernbert_base --config.data.source=text/*.txt \
         --workdir=runs/modernbert
 
-For less text, give fewer steps, and steps of your own to the phases: their list is in the header
-of the run. Raise `optimizer.microbatches` (6 for 8 devices of 80 GB, as published) until a step's
-sequences fit into memory; the result stays the same.
+For less text, give fewer steps, and phases with steps of their own; the header of a run lists them.
+Raise `optimizer.microbatches`, to at most 24 on 8 devices, and set `model.remat`, until
+`bert-jax plan` says that a step fits: the memory of plain attention grows with the square of the
+length. The result stays the same.
 
 Batches grow during the first 50 B tokens, and the rate falls in the last 50 B. In the original the
-output of attention has a dropout of 0.1 at length 1,024, and the step count of the schedule and
-the moments of the optimizer begin anew at 8,192.
+output of attention has a dropout of 0.1 at length 1,024.
 
 Published: GLUE 88.4 on its development sets; 194 hours on 8 H100 for the 1.7 T tokens (Warner et
 al. 2024, "Smarter, Better, Faster, Longer", with the settings in table 3 and appendix A).

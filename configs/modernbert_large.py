@@ -3,12 +3,10 @@
     bert-jax pretrain --config=modernbert_large --config.data.source=text/*.txt \
         --workdir=runs/modernbert-large
 
-What `modernbert_base` says of fewer steps, memory and dropout holds here too; published was a
-microbatch of 56 sequences a device, so `optimizer.microbatches` of 7 fits every batch on 8 devices.
-Batches grow during the first 10 B tokens, and the rate falls in the last 50 B.
-
-In the original, the weights begin as copies of those of the base model, the weight decay is 1e-6
-from 900 B tokens on, and the last 50 B tokens have batches of 624.
+What `modernbert_base` says of fewer steps and of memory holds here too; on 8 devices every batch
+divides into 7 microbatches. Batches grow during the first 10 B tokens, and the rate falls in the
+last 50 B. In the original, the weights begin as copies of those of the base model, the weight decay
+is 1e-6 in parts of the training after 900 B tokens, and the last 50 B tokens have batches of 624.
 
 Published: GLUE 90.4 on its development sets (Warner et al. 2024, "Smarter, Better, Faster, Longer",
 with the settings in table 3 and appendix A).

@@ -2,17 +2,27 @@
 
 import dataclasses
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from flax import traverse_util
+from helpers import model_config
 
 from bert_jax.config import OptimizerConfig, Phase, TrainConfig, peaks, validate
 from bert_jax.errors import UserError
-from bert_jax.training.optimizer import decayed, make_optimizer, schedule
+from bert_jax.models.heads import BertForSequenceClassification
+from bert_jax.training.optimizer import (
+    decayed,
+    layer_rates,
+    make_optimizer,
+    scale_by_muon,
+    schedule,
+)
 
 STEPS = 100
 
@@ -254,6 +264,33 @@ def test_muon_agrees_with_numpy():
                 x = 3.4445 * x - 4.7750 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
             value = 0.995 * value - 0.05 * 0.2 * np.sqrt(6) * x
         np.testing.assert_allclose(flatten(run(config, gradients))[name], value, atol=1e-5)
+
+
+def test_what_a_modernbert_has_of_layer_rates_and_muon():
+    """Its final norm and its head are above the layers, and are no matrices of them."""
+    config = model_config(
+        model_type="modernbert", position_embedding_type="rotary", type_vocab_size=1
+    )
+    model = BertForSequenceClassification(config, num_labels=2)
+    shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
+    rates = traverse_util.flatten_dict(layer_rates(shapes, 0.5), sep="/")
+    found: dict[float, set[str]] = {}
+    for name, rate in rates.items():
+        found.setdefault(rate, set()).add("/".join(name.split("/")[:2]))
+    assert found == {
+        1.0: {"bert/final_layer_norm", "bert/head", "classifier/kernel", "classifier/bias"},
+        0.5: {"bert/layer_1"},
+        0.25: {"bert/layer_0"},
+        0.125: {"bert/embeddings"},
+    }
+    state = jax.eval_shape(scale_by_muon(0.9, 0.98, 1e-6).init, shapes)
+    held = [
+        name for name, _ in jax.tree.leaves_with_path(state.inner_states["muon"].inner_state[0].mu)
+    ]
+    names = ["/".join(key.key for key in path) for path in held]
+    wanted = [n for n in rates if re.fullmatch(r"bert/layer_\d/.*/kernel", n)]
+    assert sorted(names) == sorted(wanted)
+    assert len(names) == 2 * 7
 
 
 @pytest.mark.parametrize("name", ["stable_adamw", "muon"])
