@@ -56,11 +56,10 @@ def write(
     run, results = _records(source)
     origin = results.get("init") or (source if isinstance(source, str) else "")
     layers = counted(config.num_hidden_layers, "layer")
-    kind = {"bert": "BERT", "roberta": "RoBERTa", "modernbert": "ModernBERT", "electra": "ELECTRA"}[
-        config.model_type
-    ]
+    kinds = {"bert": "A BERT", "roberta": "A RoBERTa", "modernbert": "A ModernBERT"}
+    kind = {**kinds, "electra": "An ELECTRA"}[config.model_type]
     about = (
-        f"A {kind} encoder of {layers}, hidden size {config.hidden_size:,}, with "
+        f"{kind} encoder of {layers}, hidden size {config.hidden_size:,}, with "
         f"{exported.num_parameters:,} parameters (`{exported.architecture}`). It reads up to "
         f"{config.max_position_embeddings:,} tokens; its tokenizer is "
         f"{_TOKENIZERS[tokenizer.kind]} of {tokenizer.vocab_size:,} tokens. Written by bert-jax, "

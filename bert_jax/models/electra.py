@@ -91,7 +91,7 @@ class ElectraLayers(nn.Module):
         def call(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
             return layer(hidden, mask, dropout_key and dropout_key.fold(index), requested.maps)
 
-        scanned = self.any_layer if c.scan_layers and not self.is_initializing() else None
+        scanned = [self.any_layer] if c.scan_layers and not self.is_initializing() else []
         return run_layers(call, self.layers, embedded, requested, scanned)
 
 
@@ -204,7 +204,7 @@ class ElectraForPreTraining(nn.Module):
         embedded = self.bert.embed(input_ids, token_type_ids, key)
         output = (self.generator or self.bert).encode(embedded, AttentionMask(attention_mask), key)
         hidden = gather_positions(output.last_hidden_state, positions)
-        return PreTrainingOutput(mlm_logits=self.mlm_logits(hidden), nsp_logits=None)
+        return PreTrainingOutput(mlm_logits=self.mlm_logits(hidden))
 
     def mlm_logits(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P V"]:
         """Return the score of every token for the generator's hidden states, in float32."""
@@ -215,11 +215,13 @@ class ElectraForPreTraining(nn.Module):
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
         attention_mask: Int[Array, "B L"],
+        positions: Int[Array, "B P"],
         dropout_key: DropoutKey | None = None,
-    ) -> Float[Array, "B L"]:
-        """Return the logit of each token that it was replaced, in float32."""
-        output = self.bert(input_ids, token_type_ids, attention_mask, dropout_key)
-        return self.discriminator_head(output.last_hidden_state)
+    ) -> PreTrainingOutput:
+        """Return the logit of each token that it was replaced, and `hidden` of `positions`."""
+        hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout_key).last_hidden_state
+        logits = self.discriminator_head(hidden)
+        return PreTrainingOutput(rtd_logits=logits, hidden=gather_positions(hidden, positions))
 
     def init_params(self, key: Array) -> Any:
         """Return random parameters, boxed with their logical axes."""
@@ -227,6 +229,6 @@ class ElectraForPreTraining(nn.Module):
 
         def run(model: "ElectraForPreTraining") -> None:
             model(ids, ids, ids, ids)
-            model.discriminate(ids, ids, ids)
+            model.discriminate(ids, ids, ids, ids)
 
         return self.init(key, method=run)["params"]

@@ -158,8 +158,11 @@ class ReplacedTokenDetection(Objective):
         metrics = _cross_entropy("mlm_", output.mlm_logits, predictions.labels, predictions.weights)
         input_ids, is_replaced = self._replace(batch, output.mlm_logits)
         corrupted = {**batch, "input_ids": input_ids}
-        logits = self.apply(params, corrupted, dropout_key, method="discriminate")
-        metrics |= _detection(logits, is_replaced, batch["attention_mask"] > 0)
+        inputs = corrupted, dropout_key, predictions.positions
+        output = self.apply(params, *inputs, method="discriminate")
+        metrics |= _detection(output.rtd_logits, is_replaced, batch["attention_mask"] > 0)
+        if dropout_key is None:  # in evaluations
+            metrics["hidden_similarity"] = hidden_similarity(output.hidden, predictions.weights)
         loss = metrics["mlm_loss"].total / jnp.maximum(weights["mlm"], 1.0)
         rtd = metrics["rtd_loss"].total / jnp.maximum(weights["rtd"], 1.0)
         return loss + LOSS_WEIGHTS["rtd_loss"] * rtd, metrics

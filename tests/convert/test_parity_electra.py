@@ -94,7 +94,8 @@ def test_every_number_of_both_parts(electra, batch):
             close(by_query, wanted.movedim(1, 2)[torch.from_numpy(real)])
         run = jax.jit(ours.model.apply, static_argnames="method")
         if theirs is reference:
-            logits = run({"params": ours.params}, *inputs, method="discriminate")
+            logits = run({"params": ours.params}, *inputs, positions, method="discriminate")
+            logits = logits.rtd_logits
         else:
             logits = run({"params": ours.params}, *inputs, positions).mlm_logits
         value = close(np.asarray(logits)[real], expected.logits[torch.from_numpy(real)])

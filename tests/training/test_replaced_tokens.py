@@ -113,7 +113,9 @@ def test_the_loss_is_that_of_both_parts_by_hand(detected):
     run = jax.jit(TASK.model.apply, static_argnames="method")
     output = run(variables, examples["input_ids"], *rest, predictions.positions)
     replaced, differs = jax.jit(TASK._replace)(examples, output.mlm_logits)
-    logits = np.asarray(run(variables, replaced, *rest, method="discriminate"))
+    logits = np.asarray(
+        run(variables, replaced, *rest, predictions.positions, method="discriminate").rtd_logits
+    )
     differs = np.asarray(differs)
     assert differs.any()
     log_shares = special.log_softmax(np.asarray(output.mlm_logits), axis=-1)
@@ -132,6 +134,7 @@ def test_the_loss_is_that_of_both_parts_by_hand(detected):
     assert found["rtd_precision"] == pytest.approx(differs[is_token & (logits > 0)].mean())
     assert found["rtd_accuracy_baseline"] == pytest.approx(1 - differs[is_token].mean())
     assert found["token_share"] == pytest.approx(is_token.mean())
+    assert -1 <= found["hidden_similarity"] <= 1
     share = found["rtd_accuracy_baseline"]
     entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
     wanted = {"rtd_accuracy": share, "rtd_recall": 0.0, "rtd_loss": pytest.approx(entropy)}
