@@ -24,6 +24,7 @@ import jax
 from matplotlib.figure import Figure
 
 from bert_jax import config as config_lib
+from bert_jax import validation
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
 from bert_jax.commands.process import keep_host_memory
@@ -88,7 +89,7 @@ def main() -> None:
     global ARGS
     ARGS, words = parse()
     config = read_config(ARGS.config, words, TrainConfig).config
-    config_lib.validate(config)
+    validation.validate(config)
     if not os.access(Path(ARGS.output).absolute().parent, os.W_OK):
         raise UserError(f"--output {ARGS.output} cannot be written there; make the folder first")
     if ARGS.rounds < 1 or ARGS.seconds <= 0:

@@ -19,6 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bert_jax import config as config_lib
+from bert_jax import validation
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
@@ -71,7 +72,7 @@ def main() -> None:
     words = ["--config.data.max_length=512", "--config.data.batch_size=8", *words]
     keep_host_memory()
     config = read_config("small", words, TrainConfig).config
-    config_lib.validate(config)
+    validation.validate(config)
     config.model = resolve_dtype(config.model, jax.devices()[0])
     corpus = open_store(Path(store))
     runs, seconds_by_packing = {}, {}

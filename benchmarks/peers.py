@@ -32,6 +32,7 @@ import record
 from peer_worker import TECHNIQUES, Spec
 
 from bert_jax import config as config_lib
+from bert_jax import validation
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
 from bert_jax.config import TrainConfig
@@ -123,7 +124,7 @@ def main() -> None:
     global ARGS
     ARGS, words = parse()
     config = read_config(ARGS.config, words, TrainConfig).config
-    config_lib.validate(config)
+    validation.validate(config)
     unknown = set(ARGS.peers) - PEERS.keys()
     if unknown or OURS not in ARGS.peers:
         raise UserError(f"--peers are bert-jax and any of {', '.join(list(PEERS)[1:])}")

@@ -12,14 +12,7 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax import console
-from bert_jax.config import (
-    DataFiles,
-    FinetuneConfig,
-    ModelConfig,
-    TaskConfig,
-    TrainConfig,
-    validate_model,
-)
+from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
 from bert_jax.convert import google, hub, huggingface, model_card, names
 from bert_jax.embeddings import Encoder, tokenize, warn_truncated
 from bert_jax.errors import UserError
@@ -38,6 +31,7 @@ from bert_jax.tasks import make_task
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
+from bert_jax.validation import validate_model
 from bert_jax.viewer.patterns import Patterns, Survey
 from bert_jax.viewer.view import AttentionView, Viewer, WordComparison, compare
 

@@ -20,7 +20,7 @@ from bert_jax import console, initialization, locks, report
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert, load
-from bert_jax.config import CheckpointConfig, FinetuneConfig, Phase, validate_finetuning
+from bert_jax.config import CheckpointConfig, FinetuneConfig, Phase
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
@@ -39,6 +39,7 @@ from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import TaskObjective
 from bert_jax.training.optimizer import learning_rate, make_optimizer
 from bert_jax.training.step import TrainState, init_state, make_predict_step, make_train_step
+from bert_jax.validation import validate_finetuning
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from flax import traverse_util
 
 from bert_jax import console, settings
 from bert_jax.bert import Bert
-from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, validate_model
+from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig
 from bert_jax.convert import names
 from bert_jax.distributed import hosts
 from bert_jax.distributed.mesh import Layout, init_sharded
@@ -25,6 +25,7 @@ from bert_jax.training import checkpoint, sinks
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.step import TrainState
+from bert_jax.validation import validate_model
 
 _COMPUTATION = ("dtype", "remat", "scan_layers", "attention")
 _POSITIONS = "position_embeddings"  # the parameter

@@ -15,7 +15,7 @@ import optax
 from bert_jax import console, initialization, report
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
-from bert_jax.config import TrainConfig, as_of_step, peaks, phases, validate
+from bert_jax.config import TrainConfig, as_of_step, peaks, phases
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
@@ -33,6 +33,7 @@ from bert_jax.training.metrics import Writer, with_moving
 from bert_jax.training.objectives import pretraining_objective
 from bert_jax.training.optimizer import learning_rate, make_optimizer
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
+from bert_jax.validation import validate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,8 +24,6 @@ from bert_jax.config import (
     default_predictions,
     peaks,
     phases,
-    validate,
-    validate_finetuning,
     warmup_and_decay,
 )
 from bert_jax.distributed.precision import resolve_dtype
@@ -39,6 +37,7 @@ from bert_jax.training.masking import make_masking
 from bert_jax.training.optimizer import make_optimizer, schedule
 from bert_jax.training.step import init_state
 from bert_jax.training.workdir import check_same_run
+from bert_jax.validation import validate, validate_finetuning
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RECIPES, FINETUNING = (

@@ -33,17 +33,11 @@ import bert_jax
 from bert_jax import settings
 from bert_jax.bert import Bert
 from bert_jax.commands import main
-from bert_jax.config import (
-    FinetuneConfig,
-    TaskConfig,
-    TokenizerConfig,
-    TrainConfig,
-    validate,
-    validate_finetuning,
-)
+from bert_jax.config import FinetuneConfig, TaskConfig, TokenizerConfig, TrainConfig
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.tasks import make_task
 from bert_jax.text import tokenizer_training
+from bert_jax.validation import validate, validate_finetuning
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("*.md"))

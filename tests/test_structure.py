@@ -26,6 +26,7 @@ LAYERS = (
     ("models",),
     ("text",),
     ("recipes",),
+    ("validation",),
     ("config",),
     ("locks",),
     ("settings", "console", "checksums", "background"),

@@ -18,7 +18,6 @@ from bert_jax.config import (
     ParallelConfig,
     TokenizerConfig,
     TrainConfig,
-    validate,
 )
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import (
@@ -36,6 +35,7 @@ from bert_jax.training import checkpoint
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
+from bert_jax.validation import validate
 
 # The mesh axes over which each parameter's dimensions are split. Under ZeRO-1 "fsdp" splits the
 # moments alone.

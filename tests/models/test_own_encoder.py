@@ -11,7 +11,8 @@ import pytest
 
 import bert_jax
 from bert_jax import UserError
-from bert_jax.config import MODEL_TYPES, ModelConfig, validate_model
+from bert_jax.config import MODEL_TYPES, ModelConfig
+from bert_jax.validation import validate_model
 
 PAGE = Path(__file__).parents[2] / "docs/extending.md"
 

@@ -13,7 +13,7 @@ from flax import linen as nn
 from flax import traverse_util
 from helpers import model_config
 
-from bert_jax.config import OptimizerConfig, Phase, TrainConfig, peaks, validate
+from bert_jax.config import OptimizerConfig, Phase, TrainConfig, peaks
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
 from bert_jax.training.optimizer import (
@@ -23,6 +23,7 @@ from bert_jax.training.optimizer import (
     scale_by_muon,
     schedule,
 )
+from bert_jax.validation import validate
 
 STEPS = 100
 
