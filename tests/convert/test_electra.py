@@ -92,6 +92,8 @@ def test_a_generator_alone_fills_masks(electra, exported):
     guesses, both = alone.fill_mask(text), electra.fill_mask(text)
     assert [g.token for g in guesses] == [g.token for g in both]
     assert guesses[0].probability == pytest.approx(both[0].probability, rel=1e-5)
+    # It does not read the discriminator's hidden states, which a page shows.
+    assert not electra.mask_filler.by_layer(np.zeros((3, 5, 12), np.float32), np.array([2]))
 
 
 def test_a_discriminator_alone(exported, tmp_path):

@@ -140,15 +140,16 @@ def test_muon_has_the_losses_of_one_device(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "layout",
+    ("layout", "options"),
     [
-        (ParallelConfig(data=2, fsdp=2, tensor=2), 8, 2),
-        pytest.param(LAYOUTS["pmap"], marks=pytest.mark.slow),
+        (LAYOUTS["all three"], {}),
+        pytest.param(LAYOUTS["2 microbatches"], {"remat": True}, marks=pytest.mark.slow),
+        pytest.param(LAYOUTS["pmap"], {"scan_layers": True}, marks=pytest.mark.slow),
     ],
 )
-def test_an_electra_agrees_with_one_device(layout):
+def test_an_electra_agrees_with_one_device(layout, options):
     """The samples of its generator, too, are keyed to the sequence."""
-    sharded = train(*layout, **ELECTRA, remat=True, scan_layers=True)
+    sharded = train(*layout, **ELECTRA, **options)
     check_same(sharded, train(ParallelConfig(), 1, **ELECTRA), **ELECTRA)
 
 
