@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import warnings
 from functools import partial
 
@@ -13,11 +14,12 @@ import pytest
 from helpers import masking
 
 import bert_jax
+from bert_jax.batches import loader
 from bert_jax.convert import names
 from bert_jax.models.heads import make_encoder
 from bert_jax.training.masking import Predictions
 from bert_jax.training.objectives import Pretraining
-from bert_jax.training.optimizer import decayed
+from bert_jax.training.optimizer import decayed, learning_rate
 
 pytestmark = [
     pytest.mark.parity,
@@ -453,3 +455,77 @@ def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
     for name, value in before.items():
         first = kind == "roberta" and name.endswith("position_embeddings.weight")  # of padding
         assert torch.equal(value[first:], after[name][first:]), name
+
+
+def test_a_fine_tuning_beside_pytorchs(tmp_path, monkeypatch):
+    """A ModernBERT of random weights, by `bert_jax.finetune` and by a loop over its batches."""
+    folder, batches = tmp_path / "init", []
+    with warnings.catch_warnings(action="ignore"):
+        reference = write_model("modernbert", folder, 3, "ForSequenceClassification", **LABELS)
+    generator, lines = np.random.default_rng(0), ["sentence\tlabel", "it rains\tmaybe"]
+    for _ in range(95):
+        words = generator.choice(WORDS.split(), generator.integers(4, 30))
+        lines.append(f"{' '.join(words)}\t{'yes' if 'fox' in words else 'no'}")
+    for name, part in (("train", lines), ("dev", lines[:32])):
+        (tmp_path / f"{name}.tsv").write_text("\n".join(part) + "\n")
+    config = bert_jax.FinetuneConfig(
+        epochs=2.0,
+        log_every=1,
+        task=bert_jax.TaskConfig(labels=("no", "yes", "maybe")),
+        data=bert_jax.DataFiles(
+            train=str(tmp_path / "train.tsv"),
+            eval=str(tmp_path / "dev.tsv"),
+            max_length=32,
+            batch_size=8,
+        ),
+        optimizer=bert_jax.OptimizerConfig(name="adamw", learning_rate=1e-3, warmup_fraction=0.2),
+    )
+    prefetch = loader.prefetch
+
+    def recording(source, *args):
+        for batch in prefetch(source, *args):
+            batches.append(batch)
+            yield batch
+
+    monkeypatch.setattr(loader, "prefetch", recording)
+    first = jax.devices()[:1]  # a program for one device compiles in half the time
+    for name in ("devices", "local_devices"):
+        monkeypatch.setattr(jax, name, lambda: first)
+    result = bert_jax.finetune(config, folder, tmp_path / "task", quiet=True)
+    path = next((tmp_path / "task").glob("seed-*/metrics.jsonl"))
+    records = map(json.loads, path.read_text().splitlines())
+    losses = [record["loss"] for record in records if record["split"] == "train"]
+    steps, best = len(losses), json.loads((path.parent / "result.json").read_text())["best"]["step"]
+    assert steps == 24
+
+    c, no_decay = config.optimizer, ("bias", "norm.weight")
+    groups = [
+        {
+            "params": [p for n, p in reference.named_parameters() if n.endswith(no_decay) == kept],
+            "weight_decay": c.weight_decay * (not kept),
+        }
+        for kept in (True, False)
+    ]
+    stepper = torch.optim.AdamW(groups, betas=(c.b1, c.b2), eps=c.eps)
+    for step in range(steps):
+        for group in stepper.param_groups:
+            group["lr"] = learning_rate(c, steps, step + 1)
+        ids, mask, labels = (
+            torch.from_numpy(np.array(batches[step][name]).astype(np.int64))
+            for name in ("input_ids", "attention_mask", "labels")
+        )
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        loss = reference(**inputs, labels=labels).loss
+        assert losses[step] == pytest.approx(loss.item(), rel=1e-4), step
+        stepper.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), c.clip_norm)
+        stepper.step()
+        if step + 1 == best:
+            with torch.no_grad():
+                expected = reference(**inputs).logits
+            arrays = (x.numpy().astype(np.int32) for x in (ids, ids * 0, mask))
+            apply = jax.jit(result.bert.model.apply)
+            value = close(apply({"params": result.bert.params}, *arrays), expected, 1e-4)
+            assert np.abs(value).mean() > 0.3
+    assert losses[-1] < losses[0] / 2
