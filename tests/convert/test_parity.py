@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from helpers import masking
 
 import bert_jax
 from bert_jax.batches import loader
 from bert_jax.convert import names
-from bert_jax.models.heads import make_encoder
+from bert_jax.models.heads import BertForPreTraining, make_encoder
+from bert_jax.tasks import make_task
 from bert_jax.training.masking import Predictions
 from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import decayed, learning_rate
@@ -529,3 +531,31 @@ def test_a_fine_tuning_beside_pytorchs(tmp_path, monkeypatch):
             value = close(apply({"params": result.bert.params}, *arrays), expected, 1e-4)
             assert np.abs(value).mean() > 0.3
     assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("task", ["", "classification"])
+def test_a_modernbert_is_initialized_as_theirs(task):
+    """Standard deviation and truncation of each tensor: of 12,000 values, to 3%."""
+    head = TASKS[task][0] if task else "ForMaskedLM"
+    sizes = dict(hidden_size=120, num_hidden_layers=4, num_attention_heads=4, intermediate_size=100)
+    values = dict(vocab_size=130, initializer_range=0.03, **sizes)
+    theirs = transformers.ModernBertConfig(pad_token_id=0, **values)
+    torch.manual_seed(0)
+    reference = getattr(transformers, f"ModernBert{head}")(theirs)
+    ours = dict(model_type="modernbert", position_embedding_type="rotary", type_vocab_size=1)
+    config = bert_jax.ModelConfig(**ours, **values)
+    labels = bert_jax.TaskConfig(labels=("a", "b"))
+    model = make_task(labels).model(config, "") if task else BertForPreTraining(config, False)
+    params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
+    expected = tensors_of(reference)
+    actual = dict(names.to_foreign(params, model_type="modernbert"))
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
+        other = expected[name].detach().numpy()
+        assert value.shape == other.shape
+        if value.ndim == 1:
+            np.testing.assert_array_equal(value, other)
+            continue
+        few = 4 if value.size < 1000 else 1  # the classifier's
+        assert value.std() == pytest.approx(other.std(), rel=0.03 * few), name
+        assert np.abs(value).max() == pytest.approx(np.abs(other).max(), rel=0.02 * few), name
