@@ -87,7 +87,9 @@ class ModelConfig:
         "absolute", "sinusoidal", "relative_key", "relative_key_query", "rotary"
     ] = setting("absolute", "kind of positions; docs/positions.md compares them")
     global_attn_every_n_layers: int = setting(3, "modernbert: layers from a global to the next")
-    local_attention: int = setting(128, "modernbert: tokens of the window of the other layers")
+    local_attention: int = setting(
+        128, "modernbert: tokens of the window of the other layers; even"
+    )
     global_rope_theta: float = setting(160_000.0, "modernbert: rotary base of global layers")
     local_rope_theta: float = setting(10_000.0, "modernbert: rotary base of local layers")
     classifier_pooling: Literal["cls", "mean"] = setting("cls", "modernbert: features of a text")

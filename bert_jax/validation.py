@@ -110,6 +110,13 @@ def validate_model(config: ModelConfig, where: str) -> None:
         wrong = f"{where}: model.embedding_size is {config.embedding_size}, and a model.model_type"
         raise UserError(f"{wrong} {config.model_type} projects no embeddings; set it to 0")
     positions = MODEL_TYPES[config.model_type].positions
+    head_size = config.hidden_size // config.num_attention_heads
+    if config.position_embedding_type == "rotary" and head_size % 2:
+        wrong = f"{where}: rotary positions need heads of an even size, not of {head_size}"
+        raise UserError(f"{wrong}; change model.hidden_size or model.num_attention_heads")
+    if MODEL_TYPES[config.model_type].has_windows and config.local_attention % 2:
+        wrong = f"{where}: model.local_attention {config.local_attention} is odd"
+        raise UserError(f"{wrong}; make it even, as half of it lies on either side of a token")
     if config.position_embedding_type not in positions:
         raise UserError(
             f"{where}: a {config.model_type} has no {config.position_embedding_type} positions; "

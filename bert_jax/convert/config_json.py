@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,14 @@ _MODERNBERT_SWITCHES = {
     "mlp_bias": False,
     "classifier_bias": False,
     "decoder_bias": True,
+    "rope_scaling": None,
 }
+# What else its `config.json` may have: read below, or of no effect on a result.
+_MODERNBERT_OTHERS = (
+    *("layer_types", "rope_parameters", "classifier_activation", "embedding_dropout"),
+    *("initializer_cutoff_factor", "sparse_prediction", "sparse_pred_ignore_index"),
+    *("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
+)
 _ROPES = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}
 # Fields of `ModelConfig` that a BERT does not have.
 _MODERNBERT_FIELDS = (
@@ -122,19 +129,28 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
 
 def _from_modernbert(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the fields of a ModernBERT by the names of `ModelConfig`."""
-    _check_switches(values, _MODERNBERT_SWITCHES, where)
+    same = {"classifier_activation": "hidden_activation", "embedding_dropout": "mlp_dropout"}
+    of_head = {"classifier_activation": "gelu", "hidden_activation": "gelu", "mlp_dropout": 0.0}
+    whole = {**of_head, **values}
+    switches = {name: whole[other] for name, other in same.items()}
+    _check_switches(whole, _MODERNBERT_SWITCHES | switches, where)
+    _check_known(values, (*_MODERNBERT, *_MODERNBERT_SWITCHES, *_MODERNBERT_OTHERS), where)
     result = {_MODERNBERT.get(name, name): value for name, value in values.items()}
     defaults = {"layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.0}
     defaults["attention_probs_dropout_prob"] = 0.0
     result = {**defaults, **result, "type_vocab_size": 1, "position_embedding_type": "rotary"}
     if (kinds := values.get("layer_types")) is not None:  # the newer form
-        result["global_attn_every_n_layers"] = _global_every(kinds, where)
-    ropes = values.get("rope_parameters")
+        result["global_attn_every_n_layers"] = _global_every(
+            kinds, values.get("num_hidden_layers", 22), where
+        )
+    if isinstance(window := values.get("local_attention"), int):
+        result["local_attention"] = window // 2 * 2  # `transformers` halves it
+    ropes = values.get("rope_parameters") or {}
     for field, kind in _ROPES.items():
-        rope = ropes.get(kind) if isinstance(ropes, dict) else None
-        rope = rope if isinstance(rope, dict) else {}
-        if rope.get("rope_type", "default") != "default":
-            raise UserError(f"{where} has rotary positions of type {rope['rope_type']!r}; not read")
+        rope = (ropes.get(kind) or {}) if isinstance(ropes, dict) else ropes
+        plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": None}
+        if not isinstance(rope, dict) or {**plain, **rope, "rope_theta": None} != plain:
+            raise UserError(f"{where} has rope_parameters {rope!r}; only rope_theta is read")
         result[field] = rope.get("rope_theta", values.get(field, getattr(ModelConfig, field)))
     if result["local_rope_theta"] is None:  # then it is that of all layers
         result["local_rope_theta"] = result["global_rope_theta"]
@@ -144,13 +160,7 @@ def _from_modernbert(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _from_electra(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the fields of an ELECTRA; refuse those that it does not have here."""
     _check_switches(values, _ELECTRA_SWITCHES, where)
-    known = {field.name for field in dataclasses.fields(ModelConfig)}.union(
-        _OF_NO_EFFECT, _ELECTRA_SWITCHES, (_VOCAB_SIZE, _TASK)
-    )
-    for name in values:
-        if name not in known and not name.startswith("_") and not name.endswith("_token_id"):
-            wrong = f"{where} has {name}, which is not known of an electra"
-            raise UserError(f"{wrong}; remove it if the model does not depend on it")
+    _check_known(values, _ELECTRA_SWITCHES, where)
     # Its encoder is the generator itself.
     is_generator = values.get("architectures") == ["ElectraForMaskedLM"]
     alone = {"generator_hidden_size": 0.0} if is_generator else {}
@@ -163,9 +173,23 @@ def _check_switches(values: Mapping[str, Any], switches: Mapping[str, Any], wher
             raise UserError(f"{where} has {name} {values[name]}; only {expected} is read")
 
 
-def _global_every(kinds: Any, where: str) -> int:
+def _check_known(values: Mapping[str, Any], names: Iterable[str], where: str) -> None:
+    """Refuse a field that is none of `names`, of `ModelConfig`, or without effect."""
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    known = known.union(_OF_NO_EFFECT, names, (_VOCAB_SIZE, _TASK))
+    for name in values:
+        if name not in known and not name.startswith("_") and not name.endswith("_token_id"):
+            wrong = f"{where} has {name}, which is not known of a model of type"
+            advice = "remove it if the model does not depend on it"
+            raise UserError(f"{wrong} {values['model_type']}; {advice}")
+
+
+def _global_every(kinds: Any, layers: Any, where: str) -> int:
     """Return the layers from one of global attention to the next."""
     kinds = kinds if isinstance(kinds, list) else []
+    if kinds and len(kinds) != layers:
+        wrong = f"{where} has layer_types of {len(kinds)} layers, and num_hidden_layers {layers}"
+        raise UserError(f"{wrong}; fetch it again")
     every = next((i for i, k in enumerate(kinds) if i and k == "full_attention"), len(kinds))
     regular = ["sliding_attention" if i % every else "full_attention" for i in range(len(kinds))]
     if not kinds or kinds != regular:
@@ -187,6 +211,7 @@ def write_config(
             values[theirs] = values.pop(ours)
         values |= {**_MODERNBERT_SWITCHES, "embedding_dropout": config.hidden_dropout_prob}
         values["classifier_dropout"] = config.hidden_dropout_prob
+        values["classifier_activation"] = config.hidden_act
         del values["position_embedding_type"], values["type_vocab_size"]
         for role in ("bos", "cls"):
             values[f"{role}_token_id"] = tokenizer.cls_id

@@ -597,6 +597,15 @@ def test_position_table_of_a_roberta(shape, tmp_path):
         ({"model_type": "modernbert", "norm_bias": True}, "norm_bias True"),
         ({"model_type": "modernbert", "layer_types": ["full_attention", "x"]}, "global layers"),
         ({"model_type": "modernbert", "layer_types": 3}, "global layers"),
+        ({"model_type": "modernbert", "layer_types": ["full_attention"]}, "of 1 layers"),
+        ({"model_type": "modernbert", "classifier_activation": "relu"}, "classifier_activation"),
+        ({"model_type": "modernbert", "hidden_activation": "relu"}, "classifier_activation"),
+        ({"model_type": "modernbert", "embedding_dropout": 0.5}, "embedding_dropout"),
+        ({"model_type": "modernbert", "rope_scaling": {"factor": 2.0}}, "rope_scaling"),
+        ({"model_type": "modernbert", "rope_parameters": 3}, "rope_parameters 3"),
+        ({"model_type": "modernbert", "head_dim": 6}, "has head_dim, which is not known"),
+        ({"model_type": "modernbert", "local_attention": 1}, "local_attention is 0"),
+        ({"model_type": "modernbert", "num_attention_heads": 4}, "heads of an even size, not of 3"),
         ({"model_type": "modernbert", "local_attention": "x"}, "local_attention"),
         (
             {

@@ -96,9 +96,16 @@ def write_model(kind: str, folder, seed: int = 0, head: str = "", **values):
         values.pop("type_vocab_size", None)
         special_ids = dict(pad_token_id=0, cls_token_id=2, bos_token_id=2)
         special_ids |= dict(sep_token_id=3, eos_token_id=3)
+        kind = "gelu_new" if head else "gelu"
+        activations = dict(hidden_activation=kind, classifier_activation=kind)
         # A window of three tokens to either side; the rows have up to seventeen.
         config = transformers.ModernBertConfig(
-            **sizes, **special_ids, local_attention=6, global_rope_theta=1000.0, **values
+            **sizes,
+            **special_ids,
+            **activations,
+            local_attention=7,  # as 6: it is halved
+            global_rope_theta=1000.0,
+            **values,
         )
         model = getattr(transformers, f"ModernBert{head or 'ForMaskedLM'}")(config)
     elif kind == "electra":
@@ -430,6 +437,7 @@ def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
         ids, types, mask = (x.reshape(2, 2, -1) for x in (ids, types, mask))
     with torch.no_grad():
         expected = reference(**tensors(reference, ids, types, mask))
+        inputs = tensors(reference, ids, types, mask)
     ids, types, mask = (x.astype(np.int32) for x in (ids, types, mask))
     actual = np.asarray(jax.jit(ours.model.apply)({"params": ours.params}, ids, types, mask))
     real = mask.astype(bool)
@@ -452,6 +460,12 @@ def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
     assert not report["unexpected_keys"]
     assert again.config.id2label == reference.config.id2label
     assert again.config.label2id == reference.config.label2id
+    with torch.no_grad():
+        logits = again.eval()(**inputs)[0]
+    chosen = (
+        torch.from_numpy(real) if task in ("token_classification", "question_answering") else ...
+    )
+    close(logits[chosen], expected[0][chosen])
     before, after = reference.state_dict(), again.state_dict()
     assert before.keys() == after.keys()
     for name, value in before.items():

@@ -119,3 +119,10 @@ def test_what_does_not_fit():
         with pytest.raises(UserError, match="positions; set model"):
             validate_model(dataclasses.replace(CONFIG, **changes), "config")
     assert ModelConfig().position_embedding_type == "absolute"
+    for changes, said in (
+        ({"num_attention_heads": 8}, "need heads of an even size, not of 3; change model.hidden"),
+        ({"local_attention": 7}, "model.local_attention 7 is odd; make it even"),
+        ({"local_attention": 0}, "local_attention is 0; it must be a positive number"),
+    ):
+        with pytest.raises(UserError, match=said):
+            validate_model(dataclasses.replace(CONFIG, **changes), "config")
