@@ -162,7 +162,8 @@ def model_config(
         kept.pop("vocab_size", None)
     model = dataclasses.replace(init.config, **kept)
     validate_model(model, "config")
-    module = make_pretraining_model(model, next_sentence=True)
+    as_float32 = dataclasses.replace(model, dtype="float32")  # "auto" is not resolved yet
+    module = make_pretraining_model(as_float32, next_sentence=True)
     shapes = jax.eval_shape(module.init_params, jax.random.key(0))
     wanted: Any = traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
     params: Any = traverse_util.flatten_dict(init.params, sep="/")
