@@ -322,6 +322,11 @@ def test_a_tuple_is_set_by_commas_or_as_python(text):
         ("model.remat", "maybe", "--config.model.remat=maybe: a value of type bool is wanted"),
         ("data.pairs", "all", "--config.data.pairs is 'all'; choose one of nsp, sop, none"),
         ("parallel.zero", "2", "--config.parallel.zero is '2'; choose one of 1, 3"),
+        (
+            "data.phases",
+            "[{'mask_fracton': 0.3}]",
+            "field mask_fracton; did you mean mask_fraction",
+        ),
         ("data.phases", "(1", "--config.data.phases=(1: a value of type"),
     ],
 )
