@@ -97,7 +97,7 @@ def _read(cls: type, values: Any, prefix: str) -> Any:
     hints = typing.get_type_hints(cls)
     unknown = sorted(set(values) - set(hints))
     if unknown:
-        hint = nearest(unknown[0], hints, "it was written by another version")
+        hint = nearest(unknown[0], list(hints), "it was written by another version")
         raise UserError(f"{prefix}unknown field {unknown[0]}; {hint}")
     read = {name: _from_json(hints[name], v, prefix + name) for name, v in values.items()}
     for field in dataclasses.fields(cls):

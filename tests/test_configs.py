@@ -325,7 +325,7 @@ def test_a_tuple_is_set_by_commas_or_as_python(text):
         (
             "data.phases",
             "[{'mask_fracton': 0.3}]",
-            "field mask_fracton; did you mean mask_fraction",
+            "field mask_fracton; did you mean mask_fraction?",
         ),
         ("data.phases", "(1", "--config.data.phases=(1: a value of type"),
     ],
