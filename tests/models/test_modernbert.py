@@ -94,9 +94,9 @@ def test_segments_of_a_packed_sequence_are_alone(params):
     np.testing.assert_allclose(packed, np.concatenate(alone, axis=1), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("every", [2, 3, 5])
+@pytest.mark.parametrize("every", [2, 3])
 def test_scan_and_remat_change_nothing(params, every):
-    """Of 4 layers a step of the scan has two, three or none."""
+    """Of 4 layers a step of the scan has two or three."""
     plain = dataclasses.replace(CONFIG, global_attn_every_n_layers=every)
     config = dataclasses.replace(plain, scan_layers=True, remat=True)
     np.testing.assert_allclose(
