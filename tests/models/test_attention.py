@@ -129,25 +129,26 @@ def test_lowers_for_a_tpu_and_saves_no_scores(length, window):
     assert max(each.size for each in saved) == x.size
 
 
-@pytest.mark.parametrize(("length", "window"), [(256, 40), (384, 0)])
-def test_splash_attention_is_the_plain_form(length, window, on_tpu):
-    """With 1e-5, of a model with windows: its local and its global layers, in packed sequences."""
+@pytest.mark.parametrize(("length", "window", "devices"), [(256, 40, 2), (384, 0, 1)])
+def test_splash_attention_is_the_plain_form(length, window, devices, on_tpu):
+    """With 1e-5: local layers, on devices that have a head each, and global ones."""
     windows = {"model_type": "modernbert", "position_embedding_type": "rotary"}
     config, generator = layer(2, 16, length, 0.0, **windows), np.random.default_rng(0)
     assert not unsupported(config, "tpu", length, packed=True, training=True)
     *projected, cotangent = jnp.asarray(generator.normal(size=(4, SEQUENCES, length, 32)))
     ids = segments(length, True, generator)
     mask, is_token = AttentionMask(jnp.asarray(ids), True, window), jnp.asarray(ids > 0)[:, :, None]
-    check(
-        *(
-            value_and_gradients(lambda *x, f=f: f(config, x) * is_token, projected, cotangent)
-            for f in (
-                lambda *x: attention.fused_attention(*x, mask, None),
-                lambda *x: attention.plain_attention(*x, mask, None)[0],
-            )
-        ),
-        1e-5,
-    )
+    with jax.set_mesh(make_mesh(ParallelConfig(data=1, tensor=devices), jax.devices()[:devices])):
+        check(
+            *(
+                value_and_gradients(lambda *x, f=f: f(config, x) * is_token, projected, cotangent)
+                for f in (
+                    lambda *x: attention.fused_attention(*x, mask, None),
+                    lambda *x: attention.plain_attention(*x, mask, None)[0],
+                )
+            ),
+            1e-5,
+        )
 
 
 @pytest.mark.parametrize(
