@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
+from bert_jax.config import MODEL_TYPES, ModelConfig, ParallelConfig, Phase, TrainConfig
 from bert_jax.distributed.fsdp import RULES, num_batch_shards
 from bert_jax.models.electra import embedding_size, pretrained_encoders
 from bert_jax.models.heads import make_pretraining_model
@@ -73,14 +73,19 @@ def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
 
 def _encoder_flops(model: ModelConfig, length: int) -> float:
     size, layers, embedded = model.hidden_size, model.num_hidden_layers, embedding_size(model)
-    matrices, keys = 12 * model.intermediate_size, [length] * layers
-    if model.model_type == "modernbert":  # gated, and with a window in most layers
-        matrices *= 1.5
-        local = min(length, model.local_attention + 1)
-        keys = [local if i % model.global_attn_every_n_layers else length for i in range(layers)]
+    matrices = 12 * model.intermediate_size * (1.5 if model.model_type == "modernbert" else 1)
     layer = 24 * size**2 + size * matrices
     projection = 6 * embedded * size * (embedded != size)
-    return float(length * (layers * layer + 12 * size * sum(keys) + projection))
+    return float(length * (layers * layer + 12 * size * _keys(model, length) + projection))
+
+
+def _keys(model: ModelConfig, length: int) -> int:
+    """Return the keys that a token attends to at most, summed over the layers."""
+    layers, every = model.num_hidden_layers, model.global_attn_every_n_layers
+    if not MODEL_TYPES[model.model_type].has_windows:
+        return layers * length
+    local = min(length, model.local_attention + 1)
+    return sum(local if i % every else length for i in range(layers))
 
 
 def check_fits(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) -> None:
@@ -98,7 +103,7 @@ def least_memory(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh
     # map, unless they are recomputed, as an accelerator's compiler may decide.
     width = size
     if mesh.devices.flat[0].platform == "cpu" and not model.remat:
-        heads = 4 * size + model.num_attention_heads * phase.max_length
+        heads = 4 * size + model.num_attention_heads * _keys(model, phase.max_length) / layers
         width = 2 * size + (heads + model.intermediate_size) / tensor
     tokens = phase.batch_size * phase.max_length / (microbatches * num_batch_shards(mesh))
     kept = tokens * layers * width * jnp.dtype(model.dtype).itemsize
