@@ -100,7 +100,7 @@ def validate_model(config: ModelConfig, where: str) -> None:
     check(config, f"{where}: model.")
     if config.model_type not in MODEL_TYPES:
         every = f"choose one of {', '.join(MODEL_TYPES)}, or import the file of your own"
-        hint = nearest(config.model_type, MODEL_TYPES, every)
+        hint = nearest(config.model_type, [*MODEL_TYPES], every)
         raise UserError(f"{where}: model.model_type is {config.model_type!r}; {hint}")
     if config.hidden_size % config.num_attention_heads:
         wrong = f"{where}: model.hidden_size {config.hidden_size} is not a multiple of"

@@ -130,6 +130,7 @@ def test_what_does_not_fit():
     assert ModelConfig().position_embedding_type == "absolute"
     for changes, said in (
         ({"num_attention_heads": 8}, "need heads of an even size, not of 3; change model.hidden"),
+        ({"model_type": "modernbrt"}, "is 'modernbrt'; did you mean modernbert"),
         ({"local_attention": 7}, "model.local_attention 7 is odd; make it even"),
         ({"local_attention": 0}, "local_attention is 0; it must be a positive number"),
     ):
