@@ -2,7 +2,7 @@
 
     python benchmarks/packing.py STORE [--config.FIELD=VALUE …]
 
-STORE is a token store of `bert-jax prepare`. The default is the model of the recipe small with 8
+STORE is a token store of `bert-jax prepare`. The default is a BERT of 4 layers of 256 with 8
 sequences of 512 tokens. Steps with and without packing alternate, so that a change of the machine's
 speed affects both; reading the batches is not timed.
 """
@@ -69,9 +69,12 @@ def make(config: TrainConfig, corpus: Corpus):
 def main() -> None:
     """Print both speeds and their ratio."""
     store, *words = sys.argv[1:]
-    words = ["--config.data.max_length=512", "--config.data.batch_size=8", *words]
+    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+    model = [f"--config.model.{n}={v}" for n, v in {**sizes, "intermediate_size": 1024}.items()]
+    data = ["--config.data.max_length=512", "--config.data.batch_size=8", "--config.data.phases=()"]
+    words = [*model, *data, *words]
     keep_host_memory()
-    config = read_config("small", words, TrainConfig).config
+    config = read_config("base", words, TrainConfig).config
     validation.validate(config)
     config.model = resolve_dtype(config.model, jax.devices()[0])
     corpus = open_store(Path(store))
