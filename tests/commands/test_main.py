@@ -43,7 +43,7 @@ def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
         ),
         (
             "pretrain --help --config=small",
-            "--config.steps=100000\n        training steps (default",
+            "--config.steps=50000\n        training steps (default",
         ),
         ("finetune --config finetune/squad --help", "task.kind=question_answering"),
     ):
