@@ -127,9 +127,13 @@ class SelfAttention(nn.Module):
         relative = None
         if c.position_embedding_type.startswith("relative"):
             relative = RelativePositions(c, name="distance")
+        platform = target_platform()
         options: Any = {"packed": mask.packed, "training": dropout_key is not None}
-        is_fused = c.attention == "fused" and not output_maps
-        if is_fused and not unsupported(c, target_platform(), length, **options):
+        # cuDNN has no windows: on a GPU it serves the other layers.
+        is_fused = (
+            c.attention == "fused" and not output_maps and (not mask.window or platform == "tpu")
+        )
+        if is_fused and not unsupported(c, platform, length, **options):
             context, maps = fused_attention(c, (query, key, value), mask, dropout_key), None
         elif 0 < 4 * mask.window < length and not output_maps:  # then it is faster
             context, maps = local_attention(c, (query, key, value), mask, dropout_key), None
@@ -319,8 +323,6 @@ def unsupported(
                 "TPU; set model.attention_probs_dropout_prob to 0"
             )
         return ""
-    if MODEL_TYPES[config.model_type].has_windows:
-        return f"has no windows on a GPU, as a {config.model_type} has; train on a TPU"
     if config.dtype == "float32":
         return "needs bfloat16 on a GPU; set model.dtype to bfloat16"
     if packed:

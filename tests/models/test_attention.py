@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from bert_jax.models import attention, attention_tpu
 from bert_jax.models.attention import AttentionMask, check_attention, unsupported
 from bert_jax.models.bert import BertModel
 from bert_jax.models.layers import DropoutKey
+from bert_jax.models.modernbert import ModernBertModel
 
 SEQUENCES = 3
 KEY = DropoutKey(jax.random.key(0), jnp.array([7, 0, 300]))
@@ -249,6 +251,7 @@ def test_where_fused_attention_serves():
         (bfloat16, "tpu", 8192, True),
         (windows, "tpu", 8192, True),
         (bfloat16, "gpu", 1000, False),
+        (windows, "gpu", 8192, False),
         (auto, "cpu", 512, True),
     ]:
         check_attention(*accepted[:3], packed=accepted[3])
@@ -263,7 +266,6 @@ def test_where_fused_attention_serves():
             "no dropout with windows, or above 2048 tokens, on a TPU; set",
         ),
         (windows, "tpu", 200, False, "takes a multiple of 128 tokens on a TPU, not 200; set"),
-        (windows, "gpu", 256, False, "no windows on a GPU, as a modernbert has; train on a TPU"),
         (relative, "tpu", 32, False, "has no relative_key positions"),
         (config, "gpu", 32, False, "needs bfloat16 on a GPU; set model.dtype to bfloat16"),
         (bfloat16, "gpu", 32, True, "no packed sequences on a GPU; set data.packing to False"),
@@ -272,6 +274,28 @@ def test_where_fused_attention_serves():
     ]:
         with pytest.raises(UserError, match=f"model.attention fused .*{message}"):
             check_attention(model, platform, length, packed=packed)
+
+
+def test_on_a_gpu_cudnn_serves_the_layers_without_a_window(monkeypatch):
+    """The others are computed by blocks; together they are the plain form's."""
+    changes = {"num_hidden_layers": 4, "local_attention": 8, "position_embedding_type": "rotary"}
+    config = model_config(
+        model_type="modernbert", dtype="bfloat16", attention_probs_dropout_prob=0.0, **changes
+    )
+    ids = jnp.asarray(np.random.default_rng(0).integers(5, 60, (2, 40)), jnp.int32)
+    mask = jnp.ones((2, 40), jnp.int32).at[1, 30:].set(0)
+    params = ModernBertModel(config).init(jax.random.key(0), ids, ids, mask)
+    plain = ModernBertModel(config).apply(params, ids, ids, mask).last_hidden_state
+
+    kernel = Mock(side_effect=partial(attention.cudnn_attention, implementation="xla"))
+    monkeypatch.setattr(attention, "cudnn_attention", kernel)
+    monkeypatch.setattr(attention, "target_platform", lambda: "gpu")
+    fused = dataclasses.replace(config, attention="fused")
+    hidden = ModernBertModel(fused).apply(params, ids, ids, mask).last_hidden_state
+    assert kernel.call_count == 2  # layers 0 and 3
+    np.testing.assert_allclose(
+        *(x.astype(np.float32)[mask > 0] for x in (hidden, plain)), atol=0.03
+    )
 
 
 def test_dropout_is_no_obstacle_outside_training():
