@@ -45,6 +45,6 @@ def get_config() -> TrainConfig:
         ),
         tokenizer=TokenizerConfig(model_type="char", lowercase=False),
         data=DataConfig(sentences="documents", pairs="none", max_length=256, batch_size=64),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3, b2=0.98, warmup_fraction=500),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3, b2=0.98, warmup_fraction=0.025),
         checkpoint=CheckpointConfig(every=2000),
     )

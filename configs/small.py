@@ -2,9 +2,9 @@
 
     bert-jax pretrain --config=small --config.data.source=text/*.txt --workdir=runs/small
 
-docs/encoders.md has what it was chosen from, and how much it gains over random weights by time. It
-learns at twice this learning rate, too. Train it for longer with more `steps`: the rate is constant
-until the last fifth, so that a lengthened run repeats nothing but its decay.
+docs/encoders.md has what it was chosen from. It learns at twice this learning rate, too. The rate
+is constant until the last fifth of the steps: with `checkpoint.keep`, any checkpoint before it can
+be decayed into a finished model, or trained for longer (docs/runs.md).
 """
 
 from bert_jax.config import (
@@ -43,7 +43,7 @@ def get_config() -> TrainConfig:
             name="adamw",
             learning_rate=1e-3,
             b2=0.98,
-            warmup_fraction=1000,
+            warmup_fraction=0.02,
             schedule="wsd",
             decay_fraction=0.2,
         ),
