@@ -172,7 +172,7 @@ def model_config(
         shape = wanted[name].shape if name in wanted else None
         if name.endswith(_POSITIONS) and shape and shape[0] > len(param):
             shape = param.shape  # they are interpolated
-        # A head that only `init` has is left out: of a task, or of another objective.
+        # A head that only `init` has is dropped: of a task, or of another objective.
         is_used = name in wanted or not f"{name}/".startswith(heads)
         if is_used and shape != param.shape:
             wrong = f"--init has {name} of shape {param.shape}, which the config does not ask for"

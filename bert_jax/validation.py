@@ -116,7 +116,7 @@ def validate_model(config: ModelConfig, where: str) -> None:
         raise UserError(f"{wrong}; change model.hidden_size or model.num_attention_heads")
     if MODEL_TYPES[config.model_type].has_windows and config.local_attention % 2:
         wrong = f"{where}: model.local_attention {config.local_attention} is odd"
-        raise UserError(f"{wrong}; make it even, as half of it lies on either side of a token")
+        raise UserError(f"{wrong}; make it even, as half of it is on either side of a token")
     if config.position_embedding_type not in positions:
         raise UserError(
             f"{where}: a {config.model_type} has no {config.position_embedding_type} positions; "
