@@ -21,6 +21,7 @@ LAYERS = (
     ("convert",),
     ("training",),
     ("tasks",),
+    ("retrieval",),
     ("batches",),
     ("distributed",),
     ("models",),

@@ -1,0 +1,75 @@
+"""Search by words: BM25 and TF-IDF, the baselines of search by vectors.
+
+Shapes: N texts, Q queries, V words.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
+
+from bert_jax.errors import UserError
+from bert_jax.retrieval.search import TopK, best
+
+# Robertson and Zaragoza 2009, equation 3.15; the values are those of Lucene's BM25Similarity.
+K1, B = 1.2, 0.75
+_WORD = r"\b\w+\b"
+_SCORES = 1 << 24  # of a block of queries
+
+
+def baselines(texts: Sequence[str], queries: Sequence[str], k: int) -> dict[str, TopK]:
+    """Return the k best texts for each query, by "BM25" and by "TF-IDF".
+
+    A word is a run of letters, digits and underscores, in lower case.
+
+    Raises:
+      UserError: the texts have no words.
+
+    >>> found = baselines(["remove a file", "open a file", "a sum"], ["how to remove it"], k=1)
+    >>> {name: top.indices.tolist() for name, top in found.items()}
+    {'BM25': [[0]], 'TF-IDF': [[0]]}
+    """
+    vectorizer = CountVectorizer(token_pattern=_WORD)
+    try:
+        counts = vectorizer.fit_transform(texts)
+    except ValueError as error:  # no words
+        raise UserError(f"{len(texts):,} texts have no words to search for") from error
+    asked = vectorizer.transform(queries)
+    tfidf = TfidfTransformer().fit(counts)  # its vectors have unit length
+    return {
+        "BM25": _top_k(bm25_weights(counts), asked, k),
+        "TF-IDF": _top_k(tfidf.transform(counts), tfidf.transform(asked), k),
+    }
+
+
+def bm25_weights(counts: Any) -> sparse.csr_matrix:
+    """Return what each word of a text adds to its score, [N, V], from how often it occurs.
+
+    With N texts, of which n have the word, f times in a text of length l, where the mean is m:
+    log(1 + (N - n + 0.5) / (n + 0.5)) * f / (f + k1 * (1 - b + b * l / m)).
+    """
+    counts = sparse.csr_matrix(counts, dtype=np.float64)
+    number, lengths = counts.shape[0], np.asarray(counts.sum(1)).ravel()
+    having = np.bincount(counts.indices, minlength=counts.shape[1])
+    rarity = np.log(1 + (number - having + 0.5) / (having + 0.5))
+    damping = K1 * (1 - B + B * lengths / lengths.mean())
+    weights = counts.copy()
+    weights.data /= weights.data + np.repeat(damping, np.diff(counts.indptr))
+    weights.data *= rarity[counts.indices]
+    return weights
+
+
+def _top_k(weights: Any, queries: Any, k: int) -> TopK:
+    k, by_word = min(k, weights.shape[0]), weights.T.tocsr()
+    indices, scores = [], []
+    size = max(1, _SCORES // weights.shape[0])
+    for start in range(0, queries.shape[0], size):
+        for row in (queries[start : start + size] @ by_word).toarray():
+            indices.append(best(row, k))
+            scores.append(row[indices[-1]])
+    shape = -1, k
+    return TopK(
+        np.array(indices, np.int64).reshape(shape), np.array(scores, np.float32).reshape(shape)
+    )
