@@ -4,9 +4,9 @@
 
 TEXT and HELD_OUT are files of a sentence a line; REVIEWS a folder with train.tsv and dev.tsv, and
 ENTITIES one with train.conll, dev.conll and test.conll. Each NAME of ENCODERS is pretrained, with
-as many steps as the time allows by its speed in a trial, and then fine-tuned on both tasks with five
-seeds; the first of each architecture also from random weights. What is done is not done again: the
-same command resumes. `--table` prints the results.
+as many steps as the time allows by its speed in a trial, and then fine-tuned on both tasks with
+five seeds; the first of each architecture also from random weights. What is done is not done again:
+the same command resumes. `--table` prints the results.
 """
 
 import argparse
