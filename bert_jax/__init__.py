@@ -22,6 +22,7 @@ from bert_jax.recipes import recipe
 if TYPE_CHECKING:
     from bert_jax.bert import Bert, load
     from bert_jax.finetuning import FinetuningResult, finetune
+    from bert_jax.index import Hit, Index
     from bert_jax.masked_lm import Guess
     from bert_jax.predictions import Predictions
     from bert_jax.pretraining import PretrainingResult, pretrain
@@ -39,6 +40,8 @@ __all__ = [
     "FinetuneConfig",
     "FinetuningResult",
     "Guess",
+    "Hit",
+    "Index",
     "Interrupted",
     "ModelConfig",
     "OptimizerConfig",
@@ -64,6 +67,7 @@ __all__ = [
 _MODULES = {
     "bert": ("Bert", "load"),
     "finetuning": ("FinetuningResult", "finetune"),
+    "index": ("Hit", "Index"),
     "masked_lm": ("Guess",),
     "predictions": ("Predictions",),
     "pretraining": ("PretrainingResult", "pretrain"),

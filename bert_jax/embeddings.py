@@ -249,16 +249,19 @@ def padded_length(config: ModelConfig, length: int) -> int:
     return min(fits, config.max_position_embeddings)
 
 
-_Text = TypeVar("_Text", bound=str | tuple[str, str])
+_Text = TypeVar("_Text")
 
 
-def chunks(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
-    """Yield some thousands of texts or pairs at a time, fewer where they are long."""
+def chunks(texts: Iterable[_Text], length: Callable[[_Text], int] = len) -> Iterator[list[_Text]]:
+    """Yield some thousands of texts at a time, fewer where they are long.
+
+    `length` returns the characters of what is not a text by itself.
+    """
     chunk: list[_Text] = []
     characters = 0
     for text in texts:
         chunk.append(text)
-        characters += len(text) if isinstance(text, str) else sum(map(len, text))
+        characters += length(text)
         if len(chunk) == _CHUNK_TEXTS or characters >= _CHUNK_CHARACTERS:
             yield chunk
             chunk, characters = [], 0

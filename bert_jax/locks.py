@@ -42,18 +42,23 @@ def replace(new: Path, path: Path) -> None:
             raise
 
 
-@contextlib.contextmanager
-def replacing(
-    path: str | Path, may_replace: Callable[[Path], bool] | None = None
-) -> Iterator[Path]:
-    """Yield a temporary path that becomes `path`, in the place of only what `may_replace`."""
-    path = Path(path)
+def check_replaceable(path: Path, may_replace: Callable[[Path], bool] | None = None) -> None:
+    """Refuse a path that exists, but for what `may_replace`."""
     exists = os.path.lexists(path)
     if exists and not may_replace:
         raise UserError(f"{path} already exists; choose another path, or --force to replace it")
     if exists and may_replace and not may_replace(path):
         wrong = f"{path} is not what this writes, or has other files too, and is not replaced"
         raise UserError(f"{wrong}; choose another path, or remove it")
+
+
+@contextlib.contextmanager
+def replacing(
+    path: str | Path, may_replace: Callable[[Path], bool] | None = None
+) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path`, in the place of only what `may_replace`."""
+    path = Path(path)
+    check_replaceable(path, may_replace)
     try:
         parent = path.absolute().parent
         parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ LAYERS = (
     ("__init__",),
     ("pretraining", "finetuning"),
     ("report", "initialization"),
-    ("header",),
+    ("header", "index"),
     ("bert",),
     ("viewer",),
     ("masked_lm",),

@@ -3,8 +3,8 @@
     bert-jax embed runs/tiny README.md --output=vectors.npz
 
 The .npz holds `vectors`, one a line. For tokens and words there is one vector each; `spans` has
-their first and end character in the line, and `ends` the vector at which each line ends. --json
-prints the same as a line of JSON for each line, as they come.
+their first and end character in the line, and `ends` the vector at which each line ends. An .npy
+holds the vectors alone. --json prints the same as a line of JSON for each line, as they come.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from bert_jax import console
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
+from bert_jax.retrieval.search import normalize
 
 if TYPE_CHECKING:
     from bert_jax.embeddings import Embedding
@@ -31,11 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
     add("file", metavar="FILE", help="one text a line; plain, .gz or .xz; - for stdin")
     to = parser.add_mutually_exclusive_group(required=True).add_argument
-    to("--output", metavar="OUT.npz", help="the file to write")
+    to("--output", metavar="OUT", help="the file to write, .npz or .npy")
     to("--json", action="store_true", help="print JSON, a line for each text")
     add("--layer", default="-1", help="0 for the embeddings, -1 for the last; or a sum: -1,-2 (-1)")
     what = "mean or max over a text's tokens, its [CLS], or a vector a token or word (mean)"
     add("--pooling", choices=("mean", "cls", "max", "tokens", "words"), default="mean", help=what)
+    add("--normalize", action="store_true", help="make every vector one of unit length")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
@@ -44,7 +47,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     except ValueError as error:
         raise UserError(f"--layer {args.layer}: numbers are wanted, such as -2 or -1,-2") from error
     if args.output:
-        _check_output(Path(args.output))
+        _check_output(Path(args.output), args.pooling)
     lines = texts.numbered(args.file, with_empty=True)
     from bert_jax.bert import load
     from bert_jax.embeddings import chunks
@@ -57,6 +60,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     def embed(chunk: list[str]) -> list["Embedding"]:
         nonlocal count, truncated
         embeddings = encoder.encode_chunk(chunk)
+        if args.normalize:
+            embeddings = [replace(each, vectors=normalize(each.vectors)) for each in embeddings]
         count += len(embeddings)
         truncated += sum(embedding.is_truncated for embedding in embeddings)
         return embeddings
@@ -69,16 +74,19 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     else:
         with console.working("embedding", says_end=False):
             embedded = map(embed, chunks(line for _, line in lines))
-            write_npz(Path(args.output), _arrays(embedded))
+            write_arrays(Path(args.output), _arrays(embedded))
         print(f"{args.output}: {count:,} texts")
     if truncated:
         note = f"{truncated:,} of them are longer than the model's positions and were truncated"
         print(note, file=sys.stderr if args.json else sys.stdout)
 
 
-def _check_output(path: Path) -> None:
-    if path.suffix != ".npz" or os.path.isdir(path):
-        raise UserError(f"--output {path}: give a file that ends in .npz")
+def _check_output(path: Path, pooling: str) -> None:
+    if path.suffix not in (".npz", ".npy") or os.path.isdir(path):
+        raise UserError(f"--output {path}: give a file that ends in .npz or .npy")
+    if path.suffix == ".npy" and pooling in ("tokens", "words"):
+        wrong = f"an .npy cannot say which text the {pooling} are of"
+        raise UserError(f"--output {path}: {wrong}; give an .npz")
     if not os.access(path.absolute().parent, os.W_OK):
         raise UserError(f"--output {path} cannot be written there; make the folder first")
 
@@ -106,8 +114,11 @@ def _arrays(chunks: Iterable[list["Embedding"]]) -> Iterator[Mapping[str, np.nda
         yield part
 
 
-def write_npz(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
-    """Write arrays that come in parts into an `.npz`, by way of files, to bound the memory."""
+def write_arrays(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
+    """Write arrays that come in parts into an `.npz`, or `vectors` alone into an `.npy`.
+
+    By way of files, to bound the memory.
+    """
     shapes: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     try:
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".embed.") as name:
@@ -121,7 +132,10 @@ def write_npz(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
                 key: np.memmap(folder / key, dtype, "r").reshape(-1, *shape)
                 for key, (dtype, shape) in shapes.items()
             }
-            np.savez(folder / "whole.npz", **whole)  # pyright: ignore[reportArgumentType]
-            os.replace(folder / "whole.npz", path)
+            if path.suffix == ".npy":
+                np.save(folder / path.name, whole["vectors"])
+            else:
+                np.savez(folder / path.name, **whole)  # pyright: ignore[reportArgumentType]
+            os.replace(folder / path.name, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror})") from error

@@ -4,15 +4,16 @@ Shapes: N rows of D dimensions, Q queries, K results of each.
 """
 
 import dataclasses
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from bert_jax.errors import UserError
 
-# Numbers of a block of the matrix and of its scores, at most: small enough for a core's cache.
-_BLOCK, _SCORES = 1 << 20, 1 << 24
-# How far float32 rounds the inner product of vectors of unit length, at most.
-_ROUNDING = 1e-5
+_BLOCK = 1 << 20  # numbers of the matrix that a thread searches at once: few enough for its caches
+_THREAD = 1 << 22  # products that a thread should have to do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +28,7 @@ def top_k(matrix: np.ndarray, queries: np.ndarray, k: int) -> TopK:
     """Return the rows of a matrix with the largest inner products with each query.
 
     Args:
-      matrix: [N, D] float16 or float32, finite; it may be memory-mapped, and is read once. Scores
-        that differ by float32's rounding are told apart by float64 where rows have unit length, so
-        that equal rows have equal scores, wherever they are.
+      matrix: [N, D] float16 or float32, finite; it may be memory-mapped, and is read once.
       queries: [Q, D] float32.
       k: results of each query; all N where there are fewer.
 
@@ -40,33 +39,49 @@ def top_k(matrix: np.ndarray, queries: np.ndarray, k: int) -> TopK:
     >>> found.indices.tolist(), found.scores.tolist()
     ([[2, 0]], [[1.0, 0.0]])
     """
+    check_k(k)
+    count, size = matrix.shape
+    cores = min(os.cpu_count() or 1, 1 + count * size * len(queries) // _THREAD)
+    edges = [count * core // cores for core in range(cores + 1)]
+    with ThreadPoolExecutor(cores) as pool:
+        search = functools.partial(_search, matrix, np.asarray(queries, np.float32), k)
+        parts = list(pool.map(search, edges[:-1], edges[1:]))
+    indices = np.concatenate([part.indices for part in parts], axis=1)
+    scores = np.concatenate([part.scores for part in parts], axis=1)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return TopK(np.take_along_axis(indices, order, 1), np.take_along_axis(scores, order, 1))
+
+
+def _search(matrix: np.ndarray, queries: np.ndarray, k: int, first: int, end: int) -> TopK:
+    """Return the best of the rows from `first` to `end`."""
+    shape = len(queries), min(k, end - first)
+    found = TopK(np.zeros(shape, np.int64), np.full(shape, -np.inf, np.float32))
+    rows = max(1, _BLOCK // max(1, matrix.shape[1]))
+    buffer = np.empty((min(rows, end - first), matrix.shape[1]), np.float32)
+    for start in range(first, end, rows):
+        block = _as_float32(matrix[start : min(start + rows, end)], buffer)
+        for query, indices, scores in zip(queries, found.indices, found.scores, strict=True):
+            # Not a matrix product, whose threads wait for each other at every block, and which
+            # rounds equal rows differently, by where they are.
+            values = np.vecdot(block, query)
+            if len(new := np.flatnonzero(values > scores[-1])):
+                both = np.concatenate([scores, values[new]])
+                order = best(both, shape[1])
+                indices[:] = np.concatenate([indices, start + new])[order]
+                scores[:] = both[order]
+    return found
+
+
+def check_k(k: int) -> None:
+    """Refuse to search for no results."""
     if k < 1:
         raise UserError(f"top_k is {k}; ask for one result or more")
-    (count, size), k = matrix.shape, min(k, len(matrix))
-    number = len(queries)
-    rows = max(1, min(_BLOCK // max(1, size), _SCORES // max(1, number)))
-    buffer = np.empty((min(rows, count), size), np.float32)
-    slack = _ROUNDING * np.linalg.norm(queries, axis=1)
-    floors = np.full(number, -np.inf)
-    # Of each query, the indices that may be among the best, and their scores.
-    kept = [(np.empty(0, np.int64), np.empty(0, np.float32))] * number
-    for start in range(0, count, rows):
-        scores = queries @ _as_float32(matrix[start : start + rows], buffer).T
-        for query in np.flatnonzero(scores.max(1) >= floors):
-            new = np.flatnonzero(scores[query] >= floors[query])
-            indices = np.concatenate([kept[query][0], start + new])
-            values = np.concatenate([kept[query][1], scores[query, new]])
-            if len(values) > k:
-                floors[query] = np.partition(values, -k)[-k] - slack[query]
-                is_kept = values >= floors[query]
-                indices, values = indices[is_kept], values[is_kept]
-            kept[query] = indices, values
-    found = TopK(np.empty((number, k), np.int64), np.empty((number, k), np.float32))
-    for query, (indices, _) in enumerate(kept):
-        exact = (matrix[indices].astype(np.float64) * queries[query]).sum(1).astype(np.float32)
-        order = best(exact, k)
-        found.indices[query], found.scores[query] = indices[order], exact[order]
-    return found
+
+
+def normalize(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors, [..., D], of unit length; those of zeros stay zeros."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.where(lengths == 0, 1, lengths)
 
 
 def best(scores: np.ndarray, k: int) -> np.ndarray:

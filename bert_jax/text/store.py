@@ -167,12 +167,12 @@ def _find_disorder(splits: Mapping[str, TokenStore], vocab_size: int) -> str:
 
 
 @contextlib.contextmanager
-def refusing_damage(path: Path) -> Iterator[None]:
+def refusing_damage(path: Path, remedy: str = REMEDY) -> Iterator[None]:
     """Turn an error that a malformed record causes into a UserError."""
     try:
         yield
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error!r}); {REMEDY}") from error
+        raise UserError(f"{path} is damaged ({error!r}); {remedy}") from error
 
 
 def read_record(path: Path, remedy: str = REMEDY) -> dict[str, Any]:

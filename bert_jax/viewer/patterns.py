@@ -158,7 +158,7 @@ class Survey:
         """Return the patterns of texts and pairs of texts; those without tokens are skipped."""
         totals: list[Any] = [0.0] * 3
         num_texts = num_truncated = 0
-        for chunk in chunks(texts):
+        for chunk in chunks(texts, lambda text: sum(map(len, text))):
             sequences, second_starts = [], []
             for encoded in self._encode(chunk):
                 room = max_text_tokens(

@@ -1,12 +1,13 @@
 """`bert-jax embed`: what it writes, in bounded memory, and its mistakes."""
 
+import json
 import tracemalloc
 
 import numpy as np
 import pytest
 
 from bert_jax import UserError
-from bert_jax.commands.embed import write_npz
+from bert_jax.commands.embed import write_arrays
 from bert_jax.embeddings import word_spans
 
 TEXTS = ["The river bank.", "A model reads the (small) token.", "the"] * 3 + ["bank " * 100]
@@ -45,6 +46,19 @@ def test_words_are_written_with_their_spans(tiny_run, tiny_bert, file, tmp_path,
         np.testing.assert_array_equal(spans[index], word_spans(TEXTS[index]))
 
 
+def test_vectors_alone_and_of_unit_length(tiny_run, file, tmp_path, bert_jax_main):
+    arguments = tiny_run.checkpoint, file
+    bert_jax_main("embed", *arguments, f"--output={tmp_path}/x.npz")
+    bert_jax_main("embed", *arguments, f"--output={tmp_path}/x.npy", "--normalize")
+    vectors, unit = np.load(tmp_path / "x.npz")["vectors"], np.load(tmp_path / "x.npy")
+    assert unit.dtype == np.float32
+    np.testing.assert_allclose(unit, vectors / np.linalg.norm(vectors, axis=1)[:, None], atol=1e-6)
+    words = *arguments, "--pooling=words", "--normalize", "--json"
+    for line in bert_jax_main("embed", *words).splitlines():
+        found = [vector for vector in json.loads(line)["vectors"] if vector]
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -52,7 +66,8 @@ def test_words_are_written_with_their_spans(tiny_run, tiny_bert, file, tmp_path,
         ({"--layer": "x"}, "numbers are wanted"),
         ({"file": "none"}, "does not exist"),
         ({"file": "empty.txt"}, "empty.txt has no text"),
-        ({"--output": "texts.txt"}, "ends in .npz"),
+        ({"--output": "texts.txt"}, "ends in .npz or .npy"),
+        ({"--output": "x.npy", "--pooling": "words"}, "which text the words are of; give an .npz"),
         ({"--output": "no/x.npz"}, "make the folder first"),
     ],
 )
@@ -70,7 +85,7 @@ def test_mistakes(tiny_run, file, tmp_path, monkeypatch, bert_jax_main, change, 
 def test_written_in_bounded_memory(tmp_path):
     rows = np.ones((1000, 256), np.float32)
     tracemalloc.start()
-    write_npz(
+    write_arrays(
         tmp_path / "x.npz",
         ({"vectors": rows * number, "ends": np.array([number])} for number in range(150)),
     )
@@ -89,5 +104,5 @@ def test_nothing_is_left_behind_on_an_error(tmp_path):
         raise ValueError("stop")
 
     with pytest.raises(ValueError, match="stop"):
-        write_npz(tmp_path / "x.npz", parts())
+        write_arrays(tmp_path / "x.npz", parts())
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,39 @@
+"""Index the texts of files, to search them by their meaning.
+
+    bert-jax index runs/tiny notes.txt articles.csv --output=my.index --column=body
+
+INDEX is a folder with the texts and their embeddings. The same command again resumes one that was
+interrupted. Then: bert-jax search my.index "a question"
+"""
+
+import argparse
+
+from bert_jax.commands import process
+from bert_jax.commands.flags import CHECKPOINT, Parser
+from bert_jax.console import counted, quoted
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.flags = {"set column": "set --column"}
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    what = "a text a line; or .tsv, .csv, .jsonl, with a text in --column; plain, .gz or .xz"
+    add("files", metavar="FILE", nargs="+", help=what)
+    add("--output", metavar="INDEX", required=True, help="the folder to write")
+    add("--column", default="text", help="column of the text in tables (text)")
+    add("--force", action="store_true", help="replace an index that is there")
+
+
+def run(args: argparse.Namespace, _: list[str]) -> None:
+    from bert_jax.bert import load
+    from bert_jax.index import Index
+
+    process.keep_host_memory()
+    process.cache_compiled_programs()
+    options = {"column": args.column, "force": args.force}
+    index = Index.build(load(args.checkpoint), args.files, args.output, **options)
+    of = f"{counted(len(index), 'text')} of {counted(len(args.files), 'file')}"
+    print(f'{args.output}: {of}; to search: bert-jax search {quoted(args.output)} "a question"')
+    if index.num_truncated:
+        note = "of them are longer than the model's positions and were truncated"
+        print(f"{index.num_truncated:,} {note}")

@@ -1,0 +1,59 @@
+"""Print the texts of an index whose meaning is nearest to that of a query.
+
+    bert-jax search my.index "how to remove a file"
+
+Each line has a score, at most 1, then the file and the line of the text, and how the text begins.
+With - for QUERY, the queries are the lines of stdin.
+"""
+
+import argparse
+import dataclasses
+import sys
+import warnings
+
+from bert_jax.commands import process, texts
+from bert_jax.commands.flags import Parser
+from bert_jax.text.records import STDIN
+
+_SHOWN = 160  # characters of a text
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.flags = {"top_k": "--top-k"}
+    add = parser.add_argument
+    add("index", metavar="INDEX", help="what `bert-jax index` wrote")
+    what = 'such as "how to remove a file"; - for stdin, one a line'
+    add("query", metavar="QUERY", type=texts.argument, help=what)
+    add("--top-k", type=int, default=10, help="texts for each query (10)")
+    add("--json", action="store_true", help="print JSON, a line for each query, with whole texts")
+    what = "the model that the index was made with, if it is elsewhere now"
+    add("--checkpoint", metavar="CHECKPOINT", help=what)
+
+
+def run(args: argparse.Namespace, _: list[str]) -> None:
+    from bert_jax.bert import load
+    from bert_jax.index import Index
+
+    process.cache_compiled_programs()
+    index = Index.load(args.index, load(args.checkpoint) if args.checkpoint else None)
+    is_several = args.query == STDIN
+    parts = texts.read_ahead(texts.numbered(STDIN)) if is_several else [[("", args.query)]]
+    is_first = True
+    for part in parts:
+        queries = [query for _, query in part]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            found = index.search(queries, args.top_k)
+        for each in caught:
+            print(each.message, file=sys.stderr)
+        for query, hits in zip(queries, found, strict=True):
+            if args.json:
+                texts.print_json({"query": query, "hits": list(map(dataclasses.asdict, hits))})
+                continue
+            if is_several:
+                print(f"{'' if is_first else chr(10)}{query}")
+            is_first = False
+            for hit in hits:
+                text = " ".join(hit.text.split())
+                text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+                print(f"{hit.score:6.3f}  {hit.file}:{hit.line}  {text}", flush=True)

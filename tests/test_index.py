@@ -1,0 +1,281 @@
+"""An index: what it finds, what it keeps, how it resumes, and its mistakes."""
+
+import json
+import re
+import tracemalloc
+
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax import Hit, Index, UserError, embeddings, index
+from bert_jax.locks import locked
+from bert_jax.text import store
+
+WORDS = ["river", "bank", "token", "model", "layer", "head", "reads", "sees", "the", "small"]
+
+
+def sentences(number: int) -> list[str]:
+    generator = np.random.default_rng(0)
+    sizes = generator.integers(2, 9, number)
+    return [" ".join(generator.choice(WORDS, size)) for size in sizes]
+
+
+@pytest.fixture(scope="module")
+def built(tiny_bert, tmp_path_factory) -> tuple[Index, list[str]]:
+    folder, texts = tmp_path_factory.mktemp("index"), sentences(40)
+    (folder / "texts.txt").write_text("\n\n".join(texts) + "\n")
+    return Index.build(tiny_bert, folder / "texts.txt", folder / "my.index"), texts
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("\n".join(sentences(40)))
+    return tmp_path
+
+
+def test_hits_are_those_of_all_cosines(built, tiny_bert):
+    made, texts = built
+    vectors = tiny_bert.encode(texts)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(made.vectors, vectors, atol=5e-4)
+    queries = ["the small bank", "a layer of the model"]
+    asked = tiny_bert.encode(queries)
+    asked /= np.linalg.norm(asked, axis=1, keepdims=True)
+    hits = made.search(queries, top_k=7)
+    for found, scores in zip(hits, asked @ made.vectors.astype(np.float32).T, strict=True):
+        order = np.argsort(-scores, kind="stable")[:7]
+        assert [hit.text for hit in found] == [texts[i] for i in order]
+        assert [hit.line for hit in found] == [2 * i + 1 for i in order]
+        np.testing.assert_allclose([hit.score for hit in found], scores[order], atol=1e-5)
+    assert made.search(queries[0], 7) == hits[0]
+    assert len(made.search("bank", 1000)) == len(made) == 40
+    assert made.search([]) == []
+
+
+def test_on_disk(built, tiny_run):
+    made, texts = built
+    path = made._path
+    assert sorted(file.name for file in path.iterdir()) == sorted(
+        ["index.json", "vectors.npy", "texts.bin", "entries.npy"]
+    )
+    assert [each.name for each in path.parent.iterdir() if each.name[0] != "t"] == ["my.index"]
+    vectors = np.load(path / "vectors.npy", mmap_mode="r")
+    assert (vectors.dtype, vectors.shape) == (np.float16, (40, 16))
+    np.testing.assert_allclose(np.linalg.norm(vectors.astype(np.float32), axis=1), 1, atol=1e-3)
+    again = Index.load(path)  # with the model that it names
+    assert [again.text(number) for number in (0, 17, 39)] == [texts[i] for i in (0, 17, 39)]
+    assert again.search("the bank", 3) == made.search("the bank", 3)
+    assert again.bert.source == tiny_run.checkpoint
+
+
+def test_tables_and_text_in_any_script(tiny_bert, folder):
+    (folder / "a.tsv").write_text("id\ttext\n1\tthe bank\n2\t\n3\tthe river\n")
+    (folder / "b.csv").write_text('text,id\n"two\nlines",1\n,2\nhead,3\n')
+    lines = [{"text": "größer als 文字"}, {"text": None}, {"text": " "}, {"text": "layer"}]
+    (folder / "c.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    files = ["a.tsv", "b.csv", "c.jsonl"]
+    made = Index.build(tiny_bert, files, "my.index")
+    hits = sorted(made.search("x", 10), key=lambda hit: hit.number)
+    expected = [("the bank", 0, 2), ("the river", 0, 4), ("two\nlines", 1, 2), ("head", 1, 5)]
+    expected += [("größer als 文字", 2, 1), ("layer", 2, 4)]
+    assert [(hit.text, files.index(hit.file), hit.line) for hit in hits] == expected
+    assert made.search("größer als 文字", 1)[0].text == "größer als 文字"
+
+
+def test_a_model_of_another_folder_is_the_same_if_its_parameters_are(built, tiny_bert, tmp_path):
+    made, _ = built
+    tiny_bert.save(tmp_path / "copy")
+    copy = bert_jax.load(tmp_path / "copy")
+    assert Index.load(made._path, copy).search("the", 3) == made.search("the", 3)
+    params = jax.tree.map(lambda x: x * 1.001, tiny_bert.params)
+    other = bert_jax.Bert(tiny_bert.config, params, tiny_bert.tokenizer, tiny_bert.model)
+    with pytest.raises(UserError, match=r"my.index is of another model, .*; search with that"):
+        Index.load(made._path, other)
+
+
+def interrupt(monkeypatch, after: int) -> list[int]:
+    """Raises in the middle of the next build; returns how many texts each chunk has."""
+    embed, calls = index._embed, []
+
+    def failing(bert, texts):
+        if len(calls) == after:
+            raise KeyboardInterrupt
+        calls.append(len(texts))
+        return embed(bert, texts)
+
+    monkeypatch.setattr(index, "_embed", failing)
+    return calls
+
+
+def test_an_interrupted_build_resumes_to_the_same_bytes(tiny_bert, folder, monkeypatch, capsys):
+    monkeypatch.setattr(embeddings, "_CHUNK_TEXTS", 8)
+    Index.build(tiny_bert, "texts.txt", "whole.index")
+    with monkeypatch.context() as patch:
+        calls = interrupt(patch, after=2)
+        with pytest.raises(KeyboardInterrupt):
+            Index.build(tiny_bert, "texts.txt", "my.index")
+        assert calls == [8, 8]
+    with pytest.raises(UserError, match=r"my.index is unfinished; repeat the command"):
+        Index.load("my.index")
+    # What a chunk that was not recorded has left.
+    with open("my.index.partial/vectors.npy", "ab") as file:
+        file.write(b"half a chunk")
+    calls = interrupt(monkeypatch, after=9)
+    Index.build(tiny_bert, "texts.txt", "my.index")
+    assert calls == [8, 8, 8]
+    for name in ("vectors.npy", "texts.bin", "entries.npy", "index.json"):
+        assert (folder / "my.index" / name).read_bytes() == (
+            folder / "whole.index" / name
+        ).read_bytes()
+    assert not (folder / "my.index.partial").exists()
+
+
+def test_a_build_that_began_with_other_texts_is_not_resumed(tiny_bert, folder, monkeypatch):
+    monkeypatch.setattr(embeddings, "_CHUNK_TEXTS", 8)
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=2)
+        with pytest.raises(KeyboardInterrupt):
+            Index.build(tiny_bert, "texts.txt", "my.index")
+    texts = (folder / "texts.txt").read_text()
+    for other in (texts.replace("bank", "river"), texts + "\nbank", "long " * 100_000 + texts):
+        (folder / "texts.txt").write_text(other)
+        with pytest.raises(UserError, match=r"begun with another model or other texts; repeat"):
+            Index.build(tiny_bert, "texts.txt", "my.index")
+    (folder / "texts.txt").write_text(texts)  # nothing was lost
+    assert len(Index.build(tiny_bert, "texts.txt", "my.index")) == 40
+
+
+def test_memory_is_bounded(tiny_bert, folder, monkeypatch):
+    """Texts and vectors of a chunk are in memory, and no more."""
+    text = "the bank " * 500
+    (folder / "texts.txt").write_text(f"{text}\n" * 4000)  # 18 MB
+    vectors = np.ones((1, 16), np.float32)
+    monkeypatch.setattr(index, "_embed", lambda bert, texts: (vectors.repeat(len(texts), 0), 0))
+    tracemalloc.start()
+    made = Index.build(tiny_bert, "texts.txt", "my.index")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(made) == 4000
+    assert most < 6e6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: (p / "vectors.npy").write_bytes(b"x"), "vectors.npy has 1 bytes instead of"),
+        (lambda p: (p / "texts.bin").unlink(), "texts.bin has 0 bytes instead of"),
+        (lambda p: flip(p / "vectors.npy"), "vectors.npy has changed since it was written"),
+        (lambda p: flip(p / "texts.bin"), "texts.bin has changed since it was written"),
+        (lambda p: (p / "index.json").write_text("{"), "index.json cannot be read"),
+        (lambda p: edit(p / "index.json", "truncated"), "its checksum does not agree"),
+        (lambda p: rewrite(p / "index.json", bytes=3), "index.json is damaged"),
+        (lambda p: rewrite(p / "index.json", format=9), "is of another version"),
+        (lambda p: (p / "index.json").unlink(), "is no index; build one by bert-jax index"),
+    ],
+)
+def test_damage(built, tiny_bert, tmp_path, change, message):
+    made, _ = built
+    path = tmp_path / "my.index"
+    path.mkdir()
+    for file in made._path.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    change(path)
+    with pytest.raises(UserError, match=message):
+        Index.load(path, tiny_bert).search("the bank")
+
+
+def flip(path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+def edit(path, name: str) -> None:
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {name: 7}))
+
+
+def rewrite(path, **values) -> None:
+    store.write_record(path, store.read_record(path) | values)
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "message"),
+    [
+        ([], {}, "no texts; give files with a text a line"),
+        (["empty.txt", "blank.txt"], {}, "empty.txt, blank.txt: no texts; give files"),
+        (["none.txt"], {}, "none.txt does not exist; give files with a text a line"),
+        (["."], {}, ". is a folder, not a file"),
+        (["latin.txt"], {}, "latin.txt: line 2 is not UTF-8 (byte 0xf6"),
+        (["a.tsv"], {}, "a.tsv:2 has no column 'text'; set column to one of id, txt; did you mean"),
+        (["a.tsv"], {"column": "id"}, "texts.txt already exists; choose another path"),
+        (["a.jsonl"], {}, "a.jsonl:1 has no text in 'text'; set column to another"),
+        (["texts.txt"], {}, "texts.txt already exists; choose another path, or --force to replace"),
+        (["texts.txt"], {"force": True}, "texts.txt is not what this writes"),
+    ],
+)
+def test_mistakes_of_building(tiny_bert, folder, files, options, message):
+    (folder / "empty.txt").touch()
+    (folder / "blank.txt").write_text("\n \n")
+    (folder / "latin.txt").write_bytes("ok\ngrößer".encode("latin-1"))
+    (folder / "a.tsv").write_text("id\ttxt\n1\tthe bank\n")
+    (folder / "a.jsonl").write_text('{"text": 3}\n')
+    before = sorted(folder.iterdir())
+    output = "texts.txt" if "exists" in message or "not what" in message else "my.index"
+    with pytest.raises(UserError, match=re.escape(message)):
+        Index.build(tiny_bert, files, output, **options)
+    assert sorted(folder.iterdir()) == before
+
+
+def test_an_output_that_is_there(tiny_bert, folder):
+    first = Index.build(tiny_bert, "texts.txt", "my.index")
+    with pytest.raises(UserError, match="already exists"):
+        Index.build(tiny_bert, "texts.txt", "my.index")
+    (folder / "two.txt").write_text("bank\nhead\n")
+    assert len(Index.build(tiny_bert, "two.txt", "my.index", force=True)) == 2
+    assert len(first.search("the", 50)) == 40  # which is open still
+    (folder / "my.index/notes.txt").touch()
+    with pytest.raises(UserError, match="has other files too, and is not replaced"):
+        Index.build(tiny_bert, "two.txt", "my.index", force=True)
+    (folder / "other.partial").mkdir()
+    (folder / "other.partial/notes.txt").touch()
+    with pytest.raises(UserError, match="is not empty and no unfinished index; remove it"):
+        Index.build(tiny_bert, "two.txt", "other")
+    with locked(folder / "busy.partial"), pytest.raises(UserError, match="in use by another"):
+        Index.build(tiny_bert, "two.txt", "busy")
+
+
+def test_embeddings_that_are_not_finite(tiny_bert, folder):
+    params = jax.tree.map(lambda x: x * np.nan, tiny_bert.params)
+    broken = bert_jax.Bert(tiny_bert.config, params, tiny_bert.tokenizer, tiny_bert.model)
+    with pytest.raises(UserError, match="not finite numbers; train it again"):
+        Index.build(broken, "texts.txt", "my.index")
+    Index.build(tiny_bert, "texts.txt", "my.index")  # of what was begun nothing is kept
+
+
+def test_queries(built, tiny_bert):
+    made, _ = built
+    for query in ("", " \n", ["the bank", ""]):
+        with pytest.raises(UserError, match=r"(the query|query 2 of 2) is empty; give a text"):
+            made.search(query)
+    with pytest.raises(UserError, match="top_k is 0; ask for one result or more"):
+        made.search("the bank", top_k=0)
+    with pytest.warns(UserWarning, match="1 of 1 texts are longer than the model's 32 positions"):
+        assert len(made.search("bank " * 100, 3)) == 3
+    assert isinstance(made.search("größer 文字", 1)[0], Hit)
+
+
+def test_a_model_that_is_gone(built, tiny_bert, tmp_path):
+    made, _ = built
+    for name, message in ((str(tmp_path / "gone"), "cannot be loaded"), ("", "no checkpoint")):
+        record = made._record | {"checkpoint": name}
+        with pytest.raises(UserError, match=f"{message}.*; give .*model as --checkpoint"):
+            Index(made._path, record, None).search("the bank")
+
+
+def test_longer_texts_are_counted(tiny_bert, folder):
+    (folder / "long.txt").write_text("bank\n" + "bank " * 100)
+    assert Index.build(tiny_bert, "long.txt", "my.index").num_truncated == 1
