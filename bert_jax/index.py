@@ -31,6 +31,7 @@ _FORMAT = 1
 _RECORD, _PROGRESS = "index.json", "progress.json"
 _VECTORS, _TEXTS, _ENTRIES = "vectors.npy", "texts.bin", "entries.npy"
 _FILES = (_VECTORS, _TEXTS, _ENTRIES)
+_BUILDING = (_PROGRESS, locks.NAME)  # beside them until the folder has its name
 _REMEDY = "remove the folder and build it again"
 _TABLES = (".tsv", ".csv", ".jsonl")
 
@@ -126,8 +127,9 @@ class Index:
         try:
             with locks.locked(partial):
                 _write(bert, files, column, count, partial)
-                (partial / locks.NAME).unlink(missing_ok=True)
                 locks.replace(partial, output)
+                for name in _BUILDING:
+                    (output / name).unlink(missing_ok=True)
         except OSError as error:
             wrong = f"{partial} cannot be written ({error.strerror or error})"
             raise UserError(f"{wrong}; mend that, then repeat it to resume") from error
@@ -155,8 +157,11 @@ class Index:
         record = store.read_record(record_path, _REMEDY)
         if record.get("format") != _FORMAT:
             raise UserError(f"{path} is of another version of this package; {_REMEDY}")
-        with store.refusing_damage(record_path, _REMEDY):
-            return Index(path, record, bert)
+        try:
+            with store.refusing_damage(record_path, _REMEDY):
+                return Index(path, record, bert)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror or error})") from error
 
     @overload
     def search(self, query: str, top_k: int = 10) -> list[Hit]: ...  # pyright: ignore
@@ -345,7 +350,7 @@ def _write(bert: Bert, files: Sequence[str], column: str, count: int, folder: Pa
                 total = progress["truncated"] + truncated
                 progress |= {"texts": done, "text_crc32c": checksum, "truncated": total}
                 store.write_record(progress_path, progress)
-            console.advance(done, count)
+                console.advance(done - begun, count - begun)
     if done != count:
         raise UserError(f"{', '.join(files)} was changed while it was read; repeat the command")
     source, paths = bert.source or "", [folder / name for name in _FILES]
@@ -359,7 +364,6 @@ def _write(bert: Bert, files: Sequence[str], column: str, count: int, folder: Pa
         "checksums": checksums.of_files(folder, paths),
     }
     store.write_record(folder / _RECORD, record)
-    progress_path.unlink()
 
 
 @contextlib.contextmanager
@@ -378,4 +382,4 @@ def _open_array(path: Path, dtype: type, shape: tuple[int, int], kept: int = 0) 
 
 
 def _is_only_index(path: Path) -> bool:
-    return os.path.exists(path / _RECORD) and {*os.listdir(path)} <= {_RECORD, *_FILES}
+    return os.path.exists(path / _RECORD) and {*os.listdir(path)} <= {_RECORD, *_FILES, *_BUILDING}

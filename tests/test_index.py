@@ -110,6 +110,10 @@ def interrupt(monkeypatch, after: int) -> list[int]:
     return calls
 
 
+def raise_interrupt(*_) -> None:
+    raise KeyboardInterrupt
+
+
 def test_an_interrupted_build_resumes_to_the_same_bytes(tiny_bert, folder, monkeypatch, capsys):
     monkeypatch.setattr(embeddings, "_CHUNK_TEXTS", 8)
     Index.build(tiny_bert, "texts.txt", "whole.index")
@@ -124,6 +128,11 @@ def test_an_interrupted_build_resumes_to_the_same_bytes(tiny_bert, folder, monke
     with open("my.index.partial/vectors.npy", "ab") as file:
         file.write(b"half a chunk")
     calls = interrupt(monkeypatch, after=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(index.locks, "replace", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            Index.build(tiny_bert, "texts.txt", "my.index")
+    assert calls == [8, 8, 8]
     Index.build(tiny_bert, "texts.txt", "my.index")
     assert calls == [8, 8, 8]
     for name in ("vectors.npy", "texts.bin", "entries.npy", "index.json"):
