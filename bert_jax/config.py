@@ -266,6 +266,43 @@ class TrainConfig:
 
 
 @dataclasses.dataclass
+class EmbeddingConfig:
+    """How a text becomes a vector, and what the vectors are trained by.
+
+    Source: Reimers and Gurevych 2019 (pooling); Henderson et al. 2017 and Gao et al. 2021
+    (`ranking`, temperature 0.05); Kusupati et al. 2022 (`dimensions`).
+
+    >>> EmbeddingConfig(loss="cosent").pooling
+    'mean'
+    """
+
+    pooling: Literal["mean", "cls", "max"] = setting(
+        "mean", "of the last layer: mean or max over all tokens, or the first token"
+    )
+    dense: int = setting(0, "width of a dense layer after the pooling; 0: none", SIZE_OR_ZERO)
+    dense_activation: Literal["tanh", "identity"] = setting("tanh", "of the dense layer")
+    normalize: bool = setting(True, "scale vectors to unit length")
+    query_prompt: str = setting("", "what to put before each query")
+    passage_prompt: str = setting("", "what to put before each passage")
+    pairs: Literal["columns", "same", "neighbours"] = setting(
+        "columns",
+        "columns: query, passage and perhaps negatives, by data.text; same: a text twice, with "
+        "other dropout; neighbours: a line and the next one",
+    )
+    loss: Literal["ranking", "cosine", "cosent"] = setting(
+        "ranking",
+        "ranking: find the passage of a query among all of the batch; of scored pairs, cosine: "
+        "squared error; cosent: the order of the scores",
+    )
+    temperature: float = setting(0.05, "ranking and cosent: divisor of the cosines")
+    symmetric: bool = setting(True, "ranking: also find the query of a passage")
+    dimensions: tuple[int, ...] = setting((), "first numbers of a vector to train too")
+    evaluation: Literal["auto", "retrieval", "similarity"] = setting(
+        "auto", "scores; auto: similarity for scored pairs, or else retrieval"
+    )
+
+
+@dataclasses.dataclass
 class TaskConfig:
     """What an encoder is fine-tuned for.
 
@@ -281,6 +318,7 @@ class TaskConfig:
         "token_classification",
         "question_answering",
         "multiple_choice",
+        "embedding",
     ] = setting("classification", "kind of task")
     glue: str = setting("", "one of GLUE's nine tasks by name: its columns, labels and metrics")
     labels: tuple[str, ...] = setting((), "labels in the order of the head; empty: from the data")
@@ -293,6 +331,10 @@ class TaskConfig:
     null_threshold: float = setting(
         0.0, "question answering: lead of no answer that withholds one; tuned on eval", FINITE
     )
+    teacher: str = setting(
+        "", "classification, embedding: a checkpoint to learn from in place of labels"
+    )
+    embedding: EmbeddingConfig = dataclasses.field(default_factory=EmbeddingConfig)
 
 
 @dataclasses.dataclass

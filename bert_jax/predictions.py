@@ -18,7 +18,7 @@ from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_labels, read_examples
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import evaluation
-from bert_jax.training.objectives import TaskObjective
+from bert_jax.training.embedding_loss import task_objective
 from bert_jax.training.step import make_predict_step
 
 
@@ -67,10 +67,10 @@ class Predictions(Sequence[dict[str, Any]]):
 class Predictor:
     """The head of a task with its encoder, which keeps what it has compiled, on all devices."""
 
-    def __init__(self, model: TaskModel, params: Any, tokenizer: Tokenizer, kind: str):
+    def __init__(self, model: TaskModel, params: Any, tokenizer: Tokenizer, task: TaskConfig):
         self._config, self._tokenizer, self._mesh = model.config, tokenizer, make_mesh()
         layout = replicated_layout(self._mesh)
-        step = make_predict_step(TaskObjective(model, is_regression=kind == "regression"))
+        step = make_predict_step(task_objective(model, task))
         self._step = compile_step(step, "mesh", layout, ("per_example", "metrics"))
         self._params = jax.device_put(params, layout.params)
 

@@ -37,6 +37,7 @@ class Features:
     # Of each feature, a number or an array; NO_LABEL, or NaN for a regression, if unknown.
     labels: list[Any] = dataclasses.field(default_factory=list)
     choices: int = 1
+    is_packed: bool = False  # whether the choices of a feature are packed into one sequence
     per_token: bool = False  # whether `labels` has a number for each token
     # What a task needs to read the predictions of each feature.
     spans: list[Any] = dataclasses.field(default_factory=list)
@@ -67,16 +68,22 @@ class Batcher:
         self.features = features
         self._pad, self._types = tokenizer.pad_id, types
         lengths = np.array([len(sequence) for sequence in features.sequences], np.int64)
-        self.lengths = lengths.reshape(-1, features.choices).max(1)  # [n], of the longest choice
+        lengths = lengths.reshape(-1, features.choices)
+        # [n], of the longest choice or of all
+        self.lengths = lengths.sum(1) if features.is_packed else lengths.max(1)
+        max_length *= features.choices if features.is_packed else 1
         self.longest = min(int(round_up(self.lengths.max())), max_length)  # fits every example
-        self.tokens = float(lengths.mean())  # of a sequence
+        # Of a sequence.
+        self.tokens = float(self.lengths.mean() if features.is_packed else lengths.mean())
         self.padding = 1 - self.tokens / max_length  # its share if all had `max_length`
 
     def batch(self, indices: np.ndarray, length: int) -> Batch:
         """Return the examples of some indices padded to `length`, for `training.objectives`."""
         features, count = self.features, self.features.choices
-        ids = np.full((len(indices), count, length), self._pad, np.int32)
-        types, mask = np.zeros_like(ids), np.zeros_like(ids)
+        rows = 1 if features.is_packed else count
+        ids = np.full((len(indices), rows, length), self._pad, np.int32)
+        types, mask, position_ids = np.zeros_like(ids), np.zeros_like(ids), np.zeros_like(ids)
+        starts = np.zeros((len(indices), count), np.int32)
         label = np.asarray(features.labels[0])
         shape = (length,) if features.per_token else label.shape
         empty, dtype = (np.nan, np.float32) if label.dtype.kind == "f" else (NO_LABEL, np.int32)
@@ -86,15 +93,25 @@ class Batcher:
                 continue
             label = np.ravel(features.labels[index])
             labels[position, : len(label)] = label
+            start = 0
             for choice, number in enumerate(range(index * count, (index + 1) * count)):
-                sequence = features.sequences[number]
-                ids[position, choice, : len(sequence)] = sequence
-                mask[position, choice, : len(sequence)] = 1
+                sequence, second = features.sequences[number], features.second_starts[number]
+                row = position, 0 if features.is_packed else choice
+                end = start + len(sequence)
+                ids[row][start:end] = sequence
+                mask[row][start:end] = 1 + choice * features.is_packed
                 if self._types > 1:
-                    types[position, choice, features.second_starts[number] : len(sequence)] = 1
-        batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
-        if count == 1:
+                    types[row][start + second : end] = 1
+                if features.is_packed:
+                    position_ids[row][start:end] = np.arange(len(sequence))
+                    starts[position, choice], start = start, end
+        batch: Batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+        if features.is_packed:
+            batch |= {"position_ids": position_ids}
+        if rows == 1:
             batch = {name: array[:, 0] for name, array in batch.items()}
+        if features.is_packed:
+            batch |= {"segment_starts": starts}
         return {**batch, "labels": labels.reshape(-1, *shape)}
 
 

@@ -52,6 +52,14 @@ class Collectives:
         """Return the sum over the shards of the batch."""
         return jax.lax.psum(tree, self.axes) if self.axes else tree
 
+    def all_gather(self, tree: Any) -> Any:
+        """Return the arrays of every shard of the batch, one after the other."""
+        return jax.lax.all_gather(tree, self.axes, tiled=True) if self.axes else tree
+
+    def psum_scatter(self, tree: Any) -> Any:
+        """Return this shard's part of the sum over the shards, as `all_gather` orders them."""
+        return jax.lax.psum_scatter(tree, self.axes, tiled=True) if self.axes else tree
+
     def reduce_gradients(self, gradients: Any) -> Any:
         """Return the sum of gradients, of which a device may keep only its shard."""
         return self.psum(gradients)

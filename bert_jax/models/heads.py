@@ -3,6 +3,7 @@
 Shape letters and arguments are those of `models.bert`.
 """
 
+import dataclasses
 import pkgutil
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from bert_jax.config import MODEL_TYPES, ModelConfig
+from bert_jax.config import MODEL_TYPES, EmbeddingConfig, ModelConfig
 from bert_jax.models.electra import ElectraForPreTraining
 from bert_jax.models.encoder import Encoder, PreTrainingOutput, gather_positions
 from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, apply_dropout, param
@@ -202,3 +203,58 @@ class BertForMultipleChoice(TaskModel):
             dropout_key = DropoutKey(dropout_key.key, indices.reshape(-1))
         inputs = (x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask))
         return super().__call__(*inputs, dropout_key=dropout_key).reshape(batch, choices)
+
+
+class BertForEmbedding(TaskModel):
+    """Vectors of texts, [B, C, I]: the last layer pooled, perhaps a dense layer, and normalized.
+
+    Source: Reimers and Gurevych 2019, section 3, and the modules of sentence-transformers.
+    """
+
+    embedding: EmbeddingConfig = dataclasses.field(default_factory=EmbeddingConfig)
+
+    def setup(self) -> None:
+        c, size = self.config, self.embedding.dense
+        self.bert = make_encoder(c, add_pooling_layer=False)
+        if size:
+            self.dense = Dense(c, (c.hidden_size, size), ("embed", "label"))
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+        attention_mask: Int[Array, "B L"],
+        dropout_key: DropoutKey | None = None,
+        *,
+        position_ids: Int[Array, "B L"] | None = None,
+        segment_starts: Int[Array, "B C"] | None = None,
+    ) -> Float[Array, "B C I"]:
+        """Return float32 vectors of the C texts that a sequence is packed of, or of its one."""
+        inputs = input_ids, token_type_ids, attention_mask, dropout_key
+        hidden = self.bert(*inputs, position_ids=position_ids).last_hidden_state
+        hidden = hidden.astype(jnp.float32)
+        if segment_starts is None:
+            segment_starts = jnp.zeros((len(input_ids), 1), jnp.int32)
+        numbers = jnp.arange(1, 1 + segment_starts.shape[1])
+        is_of_text = attention_mask[:, None, :] == numbers[:, None]
+        if self.embedding.pooling == "cls":
+            vectors = gather_positions(hidden, segment_starts)
+        elif self.embedding.pooling == "max":
+            vectors = jnp.where(is_of_text[..., None], hidden[:, None], -jnp.inf).max(2)
+            vectors = jnp.where(is_of_text.any(-1, keepdims=True), vectors, 0.0)
+        else:
+            # At least one: a sequence that fills up a batch has no tokens.
+            count = jnp.maximum(is_of_text.sum(-1, keepdims=True), 1)
+            vectors = jnp.einsum("BCL,BLD->BCD", is_of_text.astype(jnp.float32), hidden) / count
+        if self.embedding.dense:
+            vectors = self.dense(vectors).astype(jnp.float32)
+            if self.embedding.dense_activation == "tanh":
+                vectors = jnp.tanh(vectors)
+        return normalized(vectors) if self.embedding.normalize else vectors
+
+
+def normalized(vectors: Float[Array, "*any I"]) -> Float[Array, "*any I"]:
+    """Return vectors scaled to unit length; the floor is torch's `normalize`."""
+    # By the squares, as the gradient of a norm is not finite at 0.
+    squares = jnp.square(vectors).sum(-1, keepdims=True)
+    return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))

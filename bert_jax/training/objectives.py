@@ -15,6 +15,7 @@ from flax import linen as nn
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
 from bert_jax.models.electra import ElectraForPreTraining
 from bert_jax.models.heads import PreTrainingModel
 from bert_jax.models.layers import DropoutKey, random_bits
@@ -64,6 +65,23 @@ class Objective(abc.ABC):
     def prepare(self, key: Array, batch: Batch) -> Batch:
         """Return the loader's batch as `loss` takes it, with everything random drawn."""
         return batch
+
+    def gradient(
+        self,
+        params: Any,
+        batch: Batch,
+        dropout_key: Array | None,
+        collectives: Collectives,
+        microbatches: int,
+    ) -> tuple[Any, Metrics]:
+        """Return these sequences' share of the gradient, and their metrics, in microbatches."""
+        # Of the global batch: any devices and microbatches give the same gradient.
+        weights = collectives.psum(self.weights(batch))
+        # Neighbours go to different microbatches, which run one after the other.
+        size = len(batch["index"]) // microbatches if microbatches > 1 else None
+        gradient = jax.grad(self.loss, has_aux=True)
+        summed = optax.microbatch(gradient, argnums=1, microbatch_size=size)
+        return summed(params, batch, weights, dropout_key)
 
     @abc.abstractmethod
     def weights(self, batch: Batch) -> Weights:
@@ -268,9 +286,18 @@ class TaskObjective(Objective):
         metrics = self.metrics(self.apply(params, batch, dropout_key), batch["labels"])
         return metrics["loss"].total / jnp.maximum(weights["loss"], 1.0), metrics
 
-    def metrics(self, logits: Float[Array, "*labels N"], labels: Array) -> Metrics:
+    def metrics(
+        self,
+        logits: Float[Array, "*labels N"],
+        labels: Array,
+        collectives: Collectives = SINGLE_DEVICE,
+    ) -> Metrics:
         """Return the loss and, of classes, the accuracy, over everything labelled."""
         weights = self._has_label(labels)
+        if labels.ndim == logits.ndim and not self.is_regression:  # a teacher's probabilities
+            labels = jnp.where(weights[..., None] > 0, labels, 0.0)
+            losses = -(labels * jax.nn.log_softmax(logits)).sum(-1)
+            return {"loss": WeightedSum(losses.sum(), weights.sum())}
         labels = jnp.where(weights > 0, labels, 0)
         if self.is_regression:
             losses = weights * jnp.square(logits[..., 0] - labels)
@@ -279,5 +306,8 @@ class TaskObjective(Objective):
 
     def _has_label(self, labels: Array) -> Float[Array, "*labels"]:
         # A number that is missing is NaN, a class is negative.
-        has_label = ~jnp.isnan(labels) if self.is_regression else labels >= 0
+        if jnp.issubdtype(labels.dtype, jnp.floating) and not self.is_regression:
+            has_label = ~jnp.isnan(labels).any(-1)  # of a teacher's probabilities
+        else:
+            has_label = ~jnp.isnan(labels) if self.is_regression else labels >= 0
         return has_label.astype(jnp.float32)

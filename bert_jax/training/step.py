@@ -13,6 +13,7 @@ from flax import struct
 from jaxtyping import Array
 
 from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
+from bert_jax.training.embedding_loss import EmbeddingObjective
 from bert_jax.training.objectives import Batch, Metrics, Objective, TaskObjective, WeightedSum
 
 # Named here, so that neither a flag nor a newer default of JAX changes what a seed means.
@@ -39,7 +40,6 @@ def make_train_step(
     objective: Objective, optimizer: optax.GradientTransformation, microbatches: int = 1
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Return `train_step(state, batch, collectives) -> (next state, metrics)`."""
-    gradient = jax.grad(objective.loss, has_aux=True)
 
     def train_step(
         state: TrainState, batch: Batch, collectives: Collectives = SINGLE_DEVICE
@@ -48,12 +48,8 @@ def make_train_step(
             key = jax.random.fold_in(jax.random.wrap_key_data(rng[0], impl=_PRNG), rng[1])
             mask_key, dropout_key = jax.random.split(key)
             examples = objective.prepare(mask_key, batch)
-            # Of the global batch: any devices and microbatches give the same gradient.
-            weights = collectives.psum(objective.weights(examples))
-            # Neighbours go to different microbatches, which run one after the other.
-            size = len(batch["index"]) // microbatches if microbatches > 1 else None
-            summed = optax.microbatch(gradient, argnums=1, microbatch_size=size)
-            gradients, metrics = summed(params, examples, weights, dropout_key)
+            options = dropout_key, collectives, microbatches
+            gradients, metrics = objective.gradient(params, examples, *options)
             return collectives.reduce_gradients(gradients), collectives.psum(metrics)
 
         gradients, metrics = collectives.run(run_shard, ("gradients", "metrics"))(
@@ -83,7 +79,9 @@ def make_eval_step(objective: Objective) -> Callable[..., Metrics]:
     return eval_step
 
 
-def make_predict_step(objective: TaskObjective) -> Callable[..., tuple[Array, Metrics]]:
+def make_predict_step(
+    objective: TaskObjective | EmbeddingObjective,
+) -> Callable[..., tuple[Array, Metrics]]:
     """Return `predict(params, batch, collectives) -> (logits, metrics)`, without dropout."""
 
     def predict(
@@ -91,7 +89,8 @@ def make_predict_step(objective: TaskObjective) -> Callable[..., tuple[Array, Me
     ) -> tuple[Array, Metrics]:
         def run_shard(params: Any, _: Any, batch: Batch) -> tuple[Array, Metrics]:
             logits = objective.apply(params, batch, None)
-            return logits, collectives.psum(objective.metrics(logits, batch["labels"]))
+            metrics = objective.metrics(logits, batch["labels"], collectives)
+            return logits, collectives.psum(metrics)
 
         return collectives.run(run_shard, ("per_example", "metrics"))(params, (), batch)
 

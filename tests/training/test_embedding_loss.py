@@ -1,0 +1,202 @@
+"""Losses of embeddings by their formulas, and the same on any devices and in any memory."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import model_config
+
+from bert_jax.config import EmbeddingConfig, OptimizerConfig, ParallelConfig
+from bert_jax.distributed.fsdp import SINGLE_DEVICE
+from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
+from bert_jax.models.heads import BertForEmbedding
+from bert_jax.training.embedding_loss import EmbeddingObjective
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.step import init_state, make_train_step
+
+SIZE, TEXTS, WIDTH, LENGTH = 16, 3, 8, 24
+MODEL = model_config(num_hidden_layers=1)  # with dropout, of hidden states and of attention
+
+
+def vectors(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(SIZE, TEXTS, WIDTH)).astype(np.float32)
+
+
+def numbers() -> np.ndarray:
+    """Numbers of texts: two equal passages, two equal queries, and a sequence of padding."""
+    texts = np.arange(SIZE * TEXTS, dtype=np.int32).reshape(SIZE, TEXTS)
+    texts[3, 1] = texts[5, 1]
+    texts[7, 0] = texts[2, 0]
+    texts[-1] = -1
+    return texts
+
+
+def scores() -> np.ndarray:
+    values = np.random.default_rng(1).uniform(-1, 1, SIZE).astype(np.float32)
+    values[4], values[-1] = values[9], np.nan
+    return values
+
+
+def loss(config: EmbeddingConfig, labels: np.ndarray) -> float:
+    objective = EmbeddingObjective(BertForEmbedding(MODEL, 0), config)
+    measured = objective.metrics(jnp.asarray(vectors()), jnp.asarray(labels), SINGLE_DEVICE)
+    return float(measured["loss"].total / measured["loss"].weight)
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def ranking(x: np.ndarray, texts: np.ndarray, temperature: float, *, symmetric: bool) -> float:
+    """The mean cross-entropy of each query's passage, one sum at a time."""
+    x, total, count = unit(x), 0.0, len(texts) - 1  # the last is padding
+    for i in range(count):
+        query, own = x[i, 0], x[i, 0] @ x[i, 1]
+        others, queries = [], []
+        for j in range(count):
+            is_same = texts[j, 0] == texts[i, 0] or texts[j, 1] == texts[i, 1]
+            if not is_same:
+                others.append(query @ x[j, 1])
+                queries.append(x[j, 0] @ x[i, 1])
+            others += [query @ x[j, k] for k in range(2, TEXTS) if texts[j, k] != texts[i, 1]]
+        losses = [
+            np.log(np.exp((np.array(s) - own) / temperature).sum() + 1) for s in (others, queries)
+        ]
+        total += (losses[0] + losses[1]) / 2 if symmetric else losses[0]
+    return total / count
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_ranking(symmetric):
+    """Source: Henderson et al. 2017, equation 5; equal texts are no negatives of each other."""
+    config = EmbeddingConfig(temperature=0.3, symmetric=symmetric)
+    expected = ranking(vectors(), numbers(), 0.3, symmetric=symmetric)
+    assert loss(config, numbers()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_first_numbers_of_a_vector():
+    config = EmbeddingConfig(temperature=0.3, dimensions=(2, 5))
+    both = (ranking(vectors()[..., :size], numbers(), 0.3, symmetric=True) for size in (2, 5))
+    assert loss(config, numbers()) == pytest.approx(sum(both), rel=1e-5)
+
+
+def test_scored_pairs():
+    x, wanted = unit(vectors()[:-1]), scores()[:-1]
+    cosines = (x[:, 0] * x[:, 1]).sum(-1)
+    squared = np.square(cosines - wanted).mean()
+    assert loss(EmbeddingConfig(loss="cosine"), scores()) == pytest.approx(squared, rel=1e-5)
+    pairs = ((i, j) for i in range(SIZE - 1) for j in range(SIZE - 1) if wanted[i] > wanted[j])
+    order = np.log(1 + sum(np.exp(20 * (cosines[j] - cosines[i])) for i, j in pairs))
+    assert loss(EmbeddingConfig(loss="cosent"), scores()) == pytest.approx(order, rel=1e-5)
+
+
+def batch(kind: str) -> dict[str, np.ndarray]:
+    """Sequences of three texts of 3 to 8 tokens, the last one of padding."""
+    draw = np.random.default_rng(0)
+    made = {n: np.zeros((SIZE, LENGTH), np.int32) for n in ("attention_mask", "position_ids")}
+    made["input_ids"] = draw.integers(5, 100, (SIZE, LENGTH)).astype(np.int32)
+    made["token_type_ids"] = np.zeros((SIZE, LENGTH), np.int32)
+    made["segment_starts"] = np.zeros((SIZE, TEXTS), np.int32)
+    for row in range(SIZE - 1):
+        end = 0
+        for text in range(TEXTS):
+            start, end = end, end + int(draw.integers(3, 9))
+            made["attention_mask"][row, start:end] = text + 1
+            made["position_ids"][row, start:end] = np.arange(end - start)
+            made["segment_starts"][row, text] = start
+    labels = numbers() if kind == "ranking" else scores()
+    return {**made, "labels": labels, "index": np.arange(SIZE, dtype=np.int32)}
+
+
+@functools.cache
+def whole(kind: str) -> list[list[float]]:
+    return train(kind)
+
+
+def train(kind: str, devices: int = 1, microbatches: int = 1, **parallel) -> list[list[float]]:
+    """The loss and the gradient's norm of three steps."""
+    config = EmbeddingConfig(loss=kind, dense=WIDTH, dense_activation="identity", dimensions=(4, 8))
+    model = BertForEmbedding(MODEL, 0, embedding=config)
+    optimizer = make_optimizer(OptimizerConfig(name="adamw", learning_rate=1e-3), 9)
+    parallel = ParallelConfig(**parallel)
+    mesh = make_mesh(parallel, jax.devices()[:devices])
+
+    def new_state(key):
+        return init_state(model.init_params(key), optimizer, 0)
+
+    _, layout = make_layout(new_state, mesh, parallel)
+    state = init_sharded(new_state, layout.state, jax.random.key(1))
+    step = make_train_step(EmbeddingObjective(model, config), optimizer, microbatches)
+    step = compile_step(step, parallel.mode, layout, ("state", "metrics"))
+    measured = []
+    for _ in range(3):
+        state, metrics = step(state, batch(kind))
+        means = {name: float(each.total / each.weight) for name, each in metrics.items()}
+        measured.append([means["loss"], means["gradient_norm"]])
+    return measured
+
+
+CASES = [
+    ("ranking", {"microbatches": 4}),
+    ("ranking", {"devices": 8, "microbatches": 2}),
+    ("ranking", {"devices": 8, "data": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}),
+    ("cosent", {"devices": 8, "microbatches": 2}),
+    pytest.param("ranking", {"devices": 8}, marks=pytest.mark.slow),
+    pytest.param("ranking", {"devices": 8, "mode": "pmap"}, marks=pytest.mark.slow),
+    pytest.param("cosine", {"devices": 8, "microbatches": 2}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_the_same_on_any_devices_and_in_microbatches(kind, options):
+    """With dropout, negatives of the whole global batch, and padding."""
+    np.testing.assert_allclose(train(kind, **options), whole(kind), rtol=1e-5)
+    assert whole(kind)[0][0] != whole(kind)[1][0]
+
+
+def test_memory_does_not_grow_with_the_batch():
+    """A batch of eight times the sequences, in eight times the microbatches."""
+    config = EmbeddingConfig()
+    model = BertForEmbedding(MODEL, 0, embedding=config)
+    params = jax.eval_shape(model.init_params, jax.random.key(0))
+    objective = EmbeddingObjective(model, config)
+
+    def temporary_bytes(times: int, microbatches: int) -> int:
+        large = {name: np.repeat(x, times, 0) for name, x in batch("ranking").items()}
+        gradient = functools.partial(
+            objective.gradient, collectives=SINGLE_DEVICE, microbatches=microbatches
+        )
+        compiled = jax.jit(gradient).lower(params, large, jax.random.key(0)).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    once, all_at_once, in_parts = (temporary_bytes(*sizes) for sizes in ((8, 1), (64, 1), (64, 8)))
+    assert all_at_once > 6 * once
+    assert in_parts < 2 * once
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+@pytest.mark.parametrize("model_type", ["bert", "modernbert", "electra"])
+def test_packed_texts_have_the_vectors_of_texts_alone(model_type, pooling):
+    positions = "rotary" if model_type == "modernbert" else "absolute"
+    config = dataclasses.replace(
+        MODEL, model_type=model_type, position_embedding_type=positions, local_attention=4
+    )
+    module = BertForEmbedding(config, 0, embedding=EmbeddingConfig(pooling=pooling))
+    params = {"params": module.init_params(jax.random.key(0))}
+    rows = jax.tree.map(jnp.asarray, batch("ranking"))
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    packing = {name: rows[name] for name in ("position_ids", "segment_starts")}
+    packed = module.apply(params, *(rows[name] for name in names), **packing)
+    assert packed.shape == (SIZE, TEXTS, config.hidden_size)
+    for text in range(TEXTS):
+        alone = np.zeros((3, SIZE, LENGTH), np.int32)
+        for row in range(SIZE - 1):
+            where = np.asarray(rows["attention_mask"][row] == text + 1)
+            alone[0, row, : where.sum()] = np.asarray(rows["input_ids"][row])[where]
+            alone[2, row, : where.sum()] = 1
+        found = module.apply(params, *jnp.asarray(alone))
+        np.testing.assert_allclose(packed[:-1, text], found[:-1, 0], atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(packed[:-1], axis=-1), 1, rtol=1e-5)
