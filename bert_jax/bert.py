@@ -9,34 +9,24 @@ from typing import Any, cast, overload
 
 import jax
 import numpy as np
-from flax import linen as nn
 
 from bert_jax import console
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
-from bert_jax.convert import google, hub, huggingface, model_card, names
-from bert_jax.embeddings import Encoder, tokenize, warn_truncated
+from bert_jax.convert import google, hub, huggingface, model_card, names, sentence_transformers
+from bert_jax.embeddings import Encoder, prompt_of, tokenize, warn_truncated
 from bert_jax.errors import UserError
 from bert_jax.locks import replacing
 from bert_jax.masked_lm import Guess, MaskFiller
 from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.heads import (
-    PreTrainingModel,
-    TaskModel,
-    make_encoder,
-    make_pretraining_model,
-)
+from bert_jax.models.heads import PreTrainingModel, TaskModel, make_encoder
 from bert_jax.predictions import Predictions, Predictor, predict_texts
 from bert_jax.settings import from_dict
-from bert_jax.tasks import make_task
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.validation import validate_model
 from bert_jax.viewer.patterns import Patterns, Survey
 from bert_jax.viewer.view import AttentionView, Viewer, WordComparison, compare
-
-# Tokens of a sequence of a foreign model's task, at most: those of google-research `run_squad.py`.
-_TASK_LENGTH = 384
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -141,41 +131,51 @@ class Bert:
         return functools.partial(encode, {"params": self.params["bert"]})
 
     def encode(
-        self, texts: str | Sequence[str], layer: int | Sequence[int] = -1, pooling: str = "mean"
+        self,
+        texts: str | Sequence[str],
+        layer: int | Sequence[int] | None = None,
+        pooling: str | None = None,
+        prompt: str = "",
     ) -> Any:
         """Return embeddings of texts.
 
+        With neither `layer` nor `pooling`, a model that was trained for embeddings uses its own
+        pooling, dense layer, normalization and maximum length; any other, the last layer's mean.
+
         Args:
-          texts: one text or several; what exceeds the model's positions is truncated, with a
-            warning.
+          texts: one text or several; what exceeds the model's positions, or its maximum length, is
+            truncated, with a warning.
           layer: 0 for the embeddings, i for layer i, -1 for the last; or several, which are added.
           pooling: "mean", "max" or "cls" for a vector of each text; "tokens" or "words" for one of
             each token or word, as `embeddings.Encoder` says.
+          prompt: "query" or "passage", to put the model's prompt of that name before each text, as
+            part of it.
 
         Returns:
           [N, D] float32 for N texts; or a list of N arrays, [n, D], by token or word.
 
         Raises:
-          UserError: there is no such layer or pooling.
+          UserError: there is no such layer, pooling or prompt.
 
         >>> getfixture("tiny_bert").encode(["A river bank.", "A bank."]).shape
         (2, 16)
         """
         texts = [texts] if isinstance(texts, str) else texts
-        layers = (layer,) if isinstance(layer, int) else tuple(layer)
-        embeddings = list(self.encoder(layers, pooling)(texts))
+        layers = (layer,) if isinstance(layer, int) else layer if layer is None else tuple(layer)
+        encoder, before = self.encoder(layers, pooling), prompt_of(self.task, prompt)
+        embeddings = list(encoder(before + text for text in texts))
         truncated = sum(embedding.is_truncated for embedding in embeddings)
-        warn_truncated(truncated, len(texts), self.config)
+        warn_truncated(truncated, len(texts), encoder.max_length)
         vectors = [embedding.vectors for embedding in embeddings]
         if pooling in ("tokens", "words"):
             return vectors
-        return np.array(vectors, np.float32).reshape(len(texts), self.config.hidden_size)
+        return np.array(vectors, np.float32).reshape(len(texts), encoder.size)
 
     @functools.cached_property
-    def encoder(self) -> Callable[[tuple[int, ...], str], Encoder]:
-        """The encoder of some layers and a pooling, which keeps what it has compiled."""
-        encoder = functools.partial(Encoder, self.config, self.params["bert"], self.tokenizer)
-        return functools.cache(encoder)
+    def encoder(self) -> Callable[[tuple[int, ...] | None, str | None], Encoder]:
+        """The encoder of some layers and a pooling, as in `encode`; it keeps what it compiles."""
+        model = self.config, self.params, self.tokenizer, self.model, self.data.max_length
+        return functools.cache(functools.partial(Encoder, *model))
 
     @overload
     def fill_mask(self, text: str, top_k: int = 5) -> list[Guess]: ...  # pyright: ignore
@@ -259,7 +259,8 @@ class Bert:
         """
         texts = [texts] if isinstance(texts, str) else texts
         patterns = self._survey(repr(self), texts)
-        warn_truncated(patterns.num_truncated, patterns.num_texts, self.config)
+        longest = self.config.max_position_embeddings
+        warn_truncated(patterns.num_truncated, patterns.num_texts, longest)
         return patterns
 
     @functools.cached_property
@@ -320,7 +321,7 @@ class Bert:
     @functools.cached_property
     def _predictor(self) -> Predictor:
         model, task = cast(TaskModel, self.model), cast(TaskConfig, self.task)
-        return Predictor(model, self.params, self.tokenizer, task.kind)
+        return Predictor(model, self.params, self.tokenizer, task)
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write a self-contained checkpoint, which `load` reads.
@@ -377,10 +378,16 @@ class Bert:
                 "has such a head; export its encoder with head=none, or fine-tune without a probe"
             )
         model = self.config, self.params, self.tokenizer
+        task, longest = self.task, self.config.max_position_embeddings
         with hub.destination(path, force=force, private=private) as new:
-            exported = huggingface.save(*model, new, head, self.task)
-            origin = self.config, self.tokenizer, self.task, self.source
-            model_card.write(new, str(path), exported, *origin)
+            if task and task.kind == "embedding" and not head:
+                longest = min(self.data.max_length, longest)
+                exported = sentence_transformers.save(*model, new, task.embedding, longest)
+            else:
+                task = task if task and task.kind != "embedding" else None
+                exported = huggingface.save(*model, new, head, task)
+            origin = self.config, self.tokenizer, task, self.source
+            model_card.write(new, str(path), exported, *origin, longest)
         return exported
 
 
@@ -403,12 +410,17 @@ def load(path: str | Path) -> Bert:
     if hub.is_name(path):
         return dataclasses.replace(load(hub.fetch(str(path))), source=str(path))
     path = Path(path)
-    for module, is_its in ((google, google.is_google), (huggingface, huggingface.is_huggingface)):
+    for module, is_its in (
+        (google, google.is_google),
+        (sentence_transformers, sentence_transformers.is_sentence_transformers),
+        (huggingface, huggingface.is_huggingface),
+    ):
         if is_its(path):
             config, converted, tokenizer = module.load(path)
             params, task = converted.params, converted.task
-            model = _model(config, task, modules=names.module_names(params))
-            data = DataFiles(max_length=min(_TASK_LENGTH, config.max_position_embeddings))
+            model = names.make_model(config, task, modules=names.module_names(params))
+            longest = min(converted.max_length, config.max_position_embeddings)
+            data = DataFiles(max_length=longest)
             return Bert(config, params, tokenizer, model, converted.unused, task, data, path)
     folder = checkpoint.find(path)
     where, description = f"{folder}/config", checkpoint.read_json(folder, "config")
@@ -417,25 +429,12 @@ def load(path: str | Path) -> Bert:
     validate_model(run.model, where)
     task, probe, data = (run.task, run.probe, run.data) if has_task else (None, "", DataFiles())
     try:
-        model = _model(run.model, task, probe)
+        model = names.make_model(run.model, task, probe)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     content = checkpoint.read_json(folder, "tokenizer")
     tokenizer = tokenizer_loading.from_json(content, f"{folder}/tokenizer")
-    shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
-    params = checkpoint.read_params(folder, shapes, () if task else names.OPTIONAL_MODULES)
-    model = _model(run.model, task, probe, modules=names.module_names(params))
+    shapes, optional = names.stored_shapes(model)
+    params = checkpoint.read_params(folder, shapes, optional)
+    model = names.make_model(run.model, task, probe, modules=names.module_names(params))
     return Bert(run.model, params, tokenizer, model, task=task, data=data, source=folder)
-
-
-def _model(
-    config: ModelConfig,
-    task: TaskConfig | None,
-    probe: str = "",
-    modules: Iterable[str] = names.OPTIONAL_MODULES,
-) -> PreTrainingModel | TaskModel:
-    """Return the module whose parameters a checkpoint has, which has some optional modules."""
-    if task:
-        return make_task(task).model(config, probe)
-    has_pairs = {"bert/pooler", "nsp_head"} <= set(modules)
-    return make_pretraining_model(config, next_sentence=has_pairs)

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from tokenizers import Regex, pre_tokenizers
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.distributed.fsdp import Collectives
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.errors import UserError
-from bert_jax.models.heads import make_encoder
+from bert_jax.models.heads import BertForEmbedding, make_encoder
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -33,7 +34,7 @@ class Embedding:
 
     vectors: np.ndarray  # [D] float32; [n, D] for n tokens or words
     spans: np.ndarray | None  # [n, 2] int32, the characters of each token or word; None for a text
-    is_truncated: bool  # whether the text was longer than the model's positions
+    is_truncated: bool  # whether the text was longer than what the model sees
 
 
 # Source: `_is_chinese_char` in google-research/bert `tokenization.py`.
@@ -59,6 +60,8 @@ class Encoder:
 
     `pooling` is "mean" or "max" over all tokens, [CLS] and [SEP] included; "cls" for the first;
     "tokens" for one vector a token; "words" for the mean of each of `word_spans`, NaN if truncated.
+    Without `layers` and `pooling`, a model of embeddings has its own, and any other the last
+    layer's mean.
     """
 
     def __init__(
@@ -66,9 +69,14 @@ class Encoder:
         config: ModelConfig,
         params: Any,
         tokenizer: Tokenizer,
-        layers: Sequence[int],
-        pooling: str,
+        model: nn.Module,
+        max_length: int,
+        layers: Sequence[int] | None,
+        pooling: str | None,
     ):
+        own = model if layers is None and pooling is None else None
+        own = own if isinstance(own, BertForEmbedding) else None
+        layers, pooling = (-1,) if layers is None else layers, pooling or "mean"
         if pooling not in POOLINGS:
             raise UserError(f"pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}")
         count = config.num_hidden_layers
@@ -76,8 +84,21 @@ class Encoder:
             names = ", ".join(map(str, layers))
             raise UserError(f"layer is {names}; the model has layers 0 (embeddings) to {count}")
         self._tokenizer, self._layers, self._pooling = tokenizer, layers, pooling
-        self._max_length = config.max_position_embeddings
-        self._run = BatchRunner(config, params, tokenizer.pad_id, self._embed_batch)
+        self.max_length = config.max_position_embeddings
+        if own:
+            self.max_length = min(max_length, self.max_length)
+        self.size = (own and own.embedding.dense) or config.hidden_size
+        self._run = BatchRunner(
+            config,
+            params if own else params["bert"],
+            tokenizer.pad_id,
+            self._apply if own else self._embed_batch,
+            own,
+        )
+
+    def _apply(self, encode: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        return encode(ids, jnp.zeros_like(ids), mask)[:, 0]
 
     def _embed_batch(self, encode: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
         ids, mask = batch["input_ids"], batch["attention_mask"]
@@ -106,7 +127,7 @@ class Encoder:
             tokens: Sequence[Sequence[int]] = [ids for ids, _ in with_offsets]
         else:
             tokens = tokenizer.encode(texts)
-        room = self._max_length - 2
+        room = self.max_length - 2
         sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids in tokens]
         vectors = [np.empty(0)] * len(texts)
         for indices, values in self._run(sequences):
@@ -129,20 +150,27 @@ class Encoder:
 class BatchRunner:
     """Run the encoder on sequences in batches of similar lengths, on all local devices.
 
-    `function(encode, batch)` returns, for a call of `BertModel` with its parameters and a padded
-    batch, arrays with one entry for each sequence.
+    `function(encode, batch)` returns, for a call of `BertModel`, or of `model`, with its parameters
+    and a padded batch, arrays with one entry for each sequence.
     """
 
-    def __init__(self, config: ModelConfig, params: Any, pad_id: int, function: Callable[..., Any]):
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Any,
+        pad_id: int,
+        function: Callable[..., Any],
+        model: nn.Module | None = None,
+    ):
         self._config, self._pad_id = config, pad_id
         mesh = make_mesh(devices=jax.local_devices())
         layout = replicated_layout(mesh)
         self._num_devices = mesh.size
         self._params = jax.device_put(params, layout.params)
-        model = make_encoder(config, add_pooling_layer=False)
+        apply = (model or make_encoder(config, add_pooling_layer=False)).apply
 
         def run_shard(params: Any, _: Any, batch: Mapping[str, jax.Array]) -> Any:
-            return function(functools.partial(model.apply, {"params": params}), batch)
+            return function(functools.partial(apply, {"params": params}), batch)
 
         def step(params: Any, batch: Any, collectives: Collectives) -> Any:
             return collectives.run(run_shard, "per_example")(params, (), batch)
@@ -235,11 +263,27 @@ def tokenize(
     return encoder_inputs(config, sequences, second_starts, longest, tokenizer.pad_id)
 
 
-def warn_truncated(number: int, of: int, config: ModelConfig) -> None:
-    """Warn the caller of the function that calls this of texts that were truncated."""
+def prompt_of(task: TaskConfig | None, name: str) -> str:
+    """Return what a model puts before each "query" or "passage"; nothing without a name."""
+    prompts = ("query", "passage") if task and task.kind == "embedding" else ()
+    if name and name not in prompts:
+        known = " and ".join(prompts) or "none, as it was not trained for embeddings"
+        raise UserError(f"prompt is {name!r}; the model has {known}")
+    return own_prompt(task, name) if name else ""
+
+
+def own_prompt(task: TaskConfig | None, name: str) -> str:
+    """Return what a model puts before each "query" or "passage", if it has any prompts."""
+    if not task or task.kind != "embedding":
+        return ""
+    return getattr(task.embedding, f"{name}_prompt")
+
+
+def warn_truncated(number: int, of: int, length: int) -> None:
+    """Warn the caller of the function that calls this of texts that were truncated to a length."""
     if number:
-        positions = f"the model's {config.max_position_embeddings} positions"
-        text = f"{number:,} of {of:,} texts are longer than {positions} and were truncated"
+        text = f"{number:,} of {of:,} texts are longer than the model's {length} tokens"
+        text += " and were truncated"
         warnings.warn(text, stacklevel=3)
 
 

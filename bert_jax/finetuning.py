@@ -20,11 +20,12 @@ from bert_jax import console, initialization, locks, report
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert, load
-from bert_jax.config import CheckpointConfig, FinetuneConfig, Phase
+from bert_jax.config import CheckpointConfig, EmbeddingConfig, FinetuneConfig, Phase, TaskConfig
 from bert_jax.console import Level
+from bert_jax.distillation import teacher_labels
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
-from bert_jax.models.heads import TaskModel
+from bert_jax.models.heads import BertForEmbedding, TaskModel
 from bert_jax.planning import costs, machine
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.classification import Classification
@@ -35,8 +36,8 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, evaluation, loop
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
+from bert_jax.training.embedding_loss import task_objective
 from bert_jax.training.metrics import Writer
-from bert_jax.training.objectives import TaskObjective
 from bert_jax.training.optimizer import learning_rate, make_optimizer
 from bert_jax.training.step import TrainState, init_state, make_predict_step, make_train_step
 from bert_jax.validation import validate_finetuning
@@ -83,6 +84,10 @@ class Run:
         config = self.config
         self.indices = partial(meshes.process_indices, self.mesh)
         self.train = self.batcher(self.datasets.train)
+        if self.task.config.teacher:
+            examples = self.datasets.train
+            labels = teacher_labels(self.task, config.model, examples)
+            self.train.features.labels = labels
         self.largest = Phase(max_length=self.train.longest, batch_size=config.data.batch_size)
         self.held_out = {name: self.batcher(e) for name, e in self.datasets.evals.items()}
         self.per_epoch = -(-len(self.train.features) // config.data.batch_size)
@@ -96,7 +101,7 @@ class Run:
         self.abstract_state, self.layout = meshes.make_layout(
             partial(self.new_state, 0), self.mesh, config.parallel
         )
-        objective = TaskObjective(self.model, is_regression=config.task.kind == "regression")
+        objective = task_objective(self.model, config.task)
         compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=self.layout)
         train_step = make_train_step(objective, self.optimizer, config.optimizer.microbatches)
         self.train_step = compiled(train_step, outputs=("state", "metrics"))
@@ -123,6 +128,11 @@ class Run:
         rate = learning_rate(self.config.optimizer, self.steps, step)
         seen = step * len(self.train.features) // self.per_epoch
         return {"learning_rate": rate, "epoch": step / self.per_epoch, "sequences": seen}
+
+    def evaluate(self, params: Any) -> dict[str, float]:
+        """Return the scores on the first held-out set."""
+        name, batcher = next(iter(self.held_out.items()))
+        return self.predict(params, self.datasets.evals[name], batcher)[1]
 
     def batches(self, seed: int) -> BucketedBatches:
         """Return this process's part of the training batches."""
@@ -167,6 +177,7 @@ def start(
 ) -> Run:
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     initial = load(init)
+    config = dataclasses.replace(config, task=_like_initial(config.task, initial.task))
     config = initialization.resolve(
         config, workdir, init, initial, model_fields, validate_finetuning
     )
@@ -183,7 +194,8 @@ def start(
     meshes.check_divides(config.data.batch_size, config.optimizer.microbatches, mesh)
     # The head of a probe fits another kind of probe no better than a new one.
     is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
-    head = initial.task if is_same_kind and not config.new_head else None
+    is_headless = isinstance(initial.model, BertForEmbedding) and config.task.kind != "embedding"
+    head = initial.task if is_same_kind and not (is_headless or config.new_head) else None
     labels = head.labels if head else ()
     with console.working("reading the examples"):
         task, datasets = hosts.run_on_all_hosts(lambda: load_datasets(config, labels))
@@ -201,6 +213,17 @@ def start(
     if not config.probe:  # which needs no gradient of the layers
         costs.check_fits(config.model, run.largest, config.optimizer.microbatches, mesh)
     return run
+
+
+def _like_initial(task: TaskConfig, initial: TaskConfig | None) -> TaskConfig:
+    """Return the task with the vectors of a model of embeddings, where it has the defaults."""
+    if not initial or {task.kind, initial.kind} != {"embedding"}:
+        return task
+    default, own = EmbeddingConfig(), initial.embedding
+    names = ("pooling", "dense", "dense_activation", "normalize", "query_prompt", "passage_prompt")
+    kept = (name for name in names if getattr(task.embedding, name) == getattr(default, name))
+    embedding = dataclasses.replace(task.embedding, **{name: getattr(own, name) for name in kept})
+    return dataclasses.replace(task, embedding=embedding)
 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
@@ -228,7 +251,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     model = config.model, params, run.tokenizer, run.model
     bert = Bert(*model, task=tuned, data=config.data, source=workdir / "best")
     _write_best(bert, config, workdir)
-    rows = comparison(run.task, run.datasets, results, random)
+    rows = comparison(run.task, run.datasets, results, random, _score_untrained(run))
     summary = {
         "init": run.init,
         "task": dataclasses.asdict(tuned),
@@ -244,6 +267,17 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     workdirs.write_results(workdir, summary)
     report.finetuning_end(rows, scores, truncated, workdir)
     return FinetuningResult(scores, rows, workdir / "best", bert)
+
+
+@console.working("scoring the encoder before training", says_end=False)
+def _score_untrained(run: Run) -> dict[str, float] | None:
+    """Return the scores of the encoder that training starts from, of a task without a head."""
+    if not run.task.is_headless:
+        return None
+    new_state = partial(run.new_state, run.config.seed)
+    state = meshes.init_sharded(new_state, run.layout.state, jax.random.key(run.config.seed))
+    params = initialization.copy_params(state.params, run.params)
+    return run.evaluate(params)
 
 
 def _train_seed(
@@ -272,8 +306,7 @@ def _train_seed(
         hosts.print_on_main(f"resuming from step {step:,}")
 
     def evaluate(state: TrainState) -> dict[str, float]:
-        name, batcher = next(iter(run.held_out.items()))
-        return run.predict(state.params, run.datasets.evals[name], batcher)[1]
+        return run.evaluate(state.params)
 
     baselines = {task.metrics[0]: run.constant_score} if len(task.metrics) == 1 else {}
     with Writer(folder, step, config, run.progress, baselines) as writer:

@@ -20,8 +20,9 @@ import numpy as np
 from bert_jax import background, checksums, console, locks
 from bert_jax.bert import Bert, load
 from bert_jax.convert import hub
-from bert_jax.embeddings import chunks, warn_truncated
+from bert_jax.embeddings import chunks, own_prompt, warn_truncated
 from bert_jax.errors import UserError
+from bert_jax.models.heads import BertForEmbedding
 from bert_jax.retrieval import search
 from bert_jax.tasks import readers
 from bert_jax.text import records, store
@@ -33,6 +34,8 @@ _VECTORS, _TEXTS, _ENTRIES = "vectors.npy", "texts.bin", "entries.npy"
 _FILES = (_VECTORS, _TEXTS, _ENTRIES)
 _BUILDING = (_PROGRESS, locks.NAME)  # beside them until the folder has its name
 _REMEDY = "remove the folder and build it again"
+# What the vectors of a model of embeddings depend on, beside its parameters.
+_OWN = ("pooling", "dense_activation", "query_prompt", "passage_prompt", "max_length")
 _TABLES = (".tsv", ".csv", ".jsonl")
 
 
@@ -207,10 +210,10 @@ class Index:
                 raise UserError(f"{which} is empty; give a text to search for")
         vectors, truncated = [np.empty((0, self.vectors.shape[1]), np.float32)], 0
         for chunk in chunks(queries):
-            embedded, number = _embed(self.bert, chunk)
+            embedded, number = _embed(self.bert, chunk, "query")
             vectors.append(embedded)
             truncated += number
-        warn_truncated(truncated, len(queries), self.bert.config)
+        warn_truncated(truncated, len(queries), self.bert.encoder(None, None).max_length)
         return np.concatenate(vectors)
 
     @functools.cached_property
@@ -287,9 +290,13 @@ def _read_file(file: str, column: str) -> Iterator[tuple[str, int]]:
         yield text or "", int(record.where.rpartition(":")[2])
 
 
-def _embed(bert: Bert, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-    """Return the embeddings of texts, [N, D] of unit length, and how many were truncated."""
-    embeddings = bert.encoder((-1,), "mean").encode_chunk(texts)
+def _embed(bert: Bert, texts: Sequence[str], kind: str) -> tuple[np.ndarray, int]:
+    """Return the embeddings of texts, [N, D] of unit length, and how many were truncated.
+
+    `kind` is "query" or "passage", whose prompts a model of embeddings may have.
+    """
+    prompt = own_prompt(bert.task, kind)
+    embeddings = bert.encoder(None, None).encode_chunk([prompt + text for text in texts])
     vectors = search.normalize(np.stack([embedding.vectors for embedding in embeddings]))
     if not np.isfinite(vectors).all():
         raise UserError("the model's embeddings are not finite numbers; train it again")
@@ -300,17 +307,19 @@ def _model_identity(bert: Bert) -> dict[str, Any]:
     """Return JSON that is equal if, and only if, the embeddings of texts are."""
     # Without what is before the heads of tasks, which some checkpoints of a model lack.
     modules = bert.params["bert"].items()
-    encoder = {name: value for name, value in modules if name not in ("pooler", "head")}
-    return {
-        "parameters": workdir.checksum(encoder),
-        "tokenizer": bert.tokenizer.fingerprint,
-        "pooling": "mean of the last layer",
-    }
+    params = {name: value for name, value in modules if name not in ("pooler", "head")}
+    own: Any = "mean of the last layer"
+    if bert.task and isinstance(bert.model, BertForEmbedding):
+        params = {"bert": params, "dense": bert.params.get("dense", {})}
+        own = {**dataclasses.asdict(bert.task.embedding), "max_length": bert.data.max_length}
+        own = {name: own[name] for name in _OWN}
+    tokenizer = bert.tokenizer.fingerprint
+    return {"parameters": workdir.checksum(params), "tokenizer": tokenizer, "pooling": own}
 
 
 def _write(bert: Bert, files: Sequence[str], column: str, count: int, folder: Path) -> None:
     """Write the files of an index to a folder; embeddings that are there are kept."""
-    size = bert.config.hidden_size
+    size = bert.encoder(None, None).size
     identity = {"model": _model_identity(bert), "files": files, "column": column, "texts": count}
     progress_path = folder / _PROGRESS
     progress: dict[str, Any] = {"texts": 0, "text_crc32c": 0, "truncated": 0}
@@ -343,7 +352,7 @@ def _write(bert: Bert, files: Sequence[str], column: str, count: int, folder: Pa
             if start < begun <= done and (done, checksum) != (begun, progress["text_crc32c"]):
                 raise UserError(other)
             if done > begun:
-                embeddings, truncated = _embed(bert, [entry.text for entry in chunk])
+                embeddings, truncated = _embed(bert, [entry.text for entry in chunk], "passage")
                 vectors.write(embeddings.astype(np.float16).tobytes())
                 vectors.flush()
                 os.fsync(vectors.fileno())

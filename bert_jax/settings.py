@@ -75,12 +75,12 @@ def to_json(config: Any) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
-def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """Return the object of a JSON file; `remedy` is what to do if it is damaged."""
+def read_json(path: Path, remedy: str, kind: type = dict) -> Any:
+    """Return the object of a JSON file, or its list; `remedy` is what to do if it is damaged."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it is not a JSON object")
+        if not isinstance(values, kind):
+            raise ValueError(f"it is not a JSON {'object' if kind is dict else kind.__name__}")
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); {remedy}") from error
     return values

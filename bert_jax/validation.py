@@ -93,6 +93,28 @@ def validate_finetuning(config: FinetuneConfig) -> None:
     if task.kind == "question_answering" and task.max_question > data.max_length // 2:
         wrong = f"task.max_question {task.max_question} leaves too little for the context of"
         raise UserError(f"{wrong} data.max_length {data.max_length}; lower one or raise the other")
+    if task.kind == "embedding":
+        _validate_embedding(config)
+
+
+def _validate_embedding(config: FinetuneConfig) -> None:
+    model, embedding = config.model, config.task.embedding
+    width = embedding.dense or model.hidden_size
+    if not all(0 < size <= width for size in embedding.dimensions):
+        wrong = f"task.embedding.dimensions has {', '.join(map(str, embedding.dimensions))}"
+        raise UserError(f"{wrong}, and a vector has {width} numbers; give some from 1 to {width}")
+    if config.probe:
+        raise UserError(f"probe is {config.probe!r}, and embeddings have no head; leave it empty")
+    if embedding.loss != "cosine" and config.data.batch_size < 2:
+        wrong = f"task.embedding.loss {embedding.loss} compares the examples of a batch"
+        raise UserError(f"{wrong}, and data.batch_size is 1; raise it")
+    has_dropout = model.hidden_dropout_prob or model.attention_probs_dropout_prob
+    if embedding.pairs == "same" and not has_dropout:
+        wrong = "task.embedding.pairs same needs dropout, and the model has none"
+        raise UserError(f"{wrong}; set --config.model.hidden_dropout_prob=0.1")
+    if embedding.pairs != "columns" and embedding.loss != "ranking":
+        wrong = f"task.embedding.pairs {embedding.pairs} has no scores for loss {embedding.loss}"
+        raise UserError(f"{wrong}; use ranking")
 
 
 def validate_model(config: ModelConfig, where: str) -> None:

@@ -123,7 +123,7 @@ def test_a_token_of_several_words_is_the_vector_of_each():
 
 def test_long_texts_are_truncated_and_counted(bert):
     long = "bank " * 100
-    with pytest.warns(UserWarning, match="1 of 2 texts are longer than the model's 64"):
+    with pytest.warns(UserWarning, match="1 of 2 texts are longer than the model's 64 tokens"):
         found = bert.encode([long, "bank"], pooling="words")
     assert found[0].shape == (100, 16)
     assert np.isfinite(found[0][:62]).all()

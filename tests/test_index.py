@@ -100,11 +100,11 @@ def interrupt(monkeypatch, after: int) -> list[int]:
     """Raises in the middle of the next build; returns how many texts each chunk has."""
     embed, calls = index._embed, []
 
-    def failing(bert, texts):
+    def failing(bert, texts, kind):
         if len(calls) == after:
             raise KeyboardInterrupt
         calls.append(len(texts))
-        return embed(bert, texts)
+        return embed(bert, texts, kind)
 
     monkeypatch.setattr(index, "_embed", failing)
     return calls
@@ -162,7 +162,9 @@ def test_memory_is_bounded(tiny_bert, folder, monkeypatch):
     text = "the bank " * 500
     (folder / "texts.txt").write_text(f"{text}\n" * 4000)  # 18 MB
     vectors = np.ones((1, 16), np.float32)
-    monkeypatch.setattr(index, "_embed", lambda bert, texts: (vectors.repeat(len(texts), 0), 0))
+    monkeypatch.setattr(
+        index, "_embed", lambda bert, texts, kind: (vectors.repeat(len(texts), 0), 0)
+    )
     tracemalloc.start()
     made = Index.build(tiny_bert, "texts.txt", "my.index")
     _, most = tracemalloc.get_traced_memory()
@@ -272,7 +274,7 @@ def test_queries(built, tiny_bert):
             made.search(query)
     with pytest.raises(UserError, match="top_k is 0; ask for one result or more"):
         made.search("the bank", top_k=0)
-    with pytest.warns(UserWarning, match="1 of 1 texts are longer than the model's 32 positions"):
+    with pytest.warns(UserWarning, match="1 of 1 texts are longer than the model's 32 tokens"):
         assert len(made.search("bank " * 100, 3)) == 3
     assert isinstance(made.search("größer 文字", 1)[0], Hit)
 

@@ -12,7 +12,7 @@ LAYERS = (
     ("__init__",),
     ("pretraining", "finetuning"),
     ("report", "initialization"),
-    ("header", "index"),
+    ("header", "index", "distillation"),
     ("bert",),
     ("viewer",),
     ("masked_lm",),

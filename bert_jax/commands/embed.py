@@ -35,31 +35,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     to = parser.add_mutually_exclusive_group(required=True).add_argument
     to("--output", metavar="OUT", help="the file to write, .npz or .npy")
     to("--json", action="store_true", help="print JSON, a line for each text")
-    add("--layer", default="-1", help="0 for the embeddings, -1 for the last; or a sum: -1,-2 (-1)")
-    what = "mean or max over a text's tokens, its [CLS], or a vector a token or word (mean)"
-    add("--pooling", choices=("mean", "cls", "max", "tokens", "words"), default="mean", help=what)
+    own = "; a model of embeddings: its own"
+    what = f"0 for the embeddings, -1 for the last; or a sum: -1,-2 (-1{own})"
+    add("--layer", help=what)
+    what = f"mean or max over a text's tokens, its [CLS], or a vector a token or word (mean{own})"
+    add("--pooling", choices=("mean", "cls", "max", "tokens", "words"), help=what)
+    what = "put the prompt of a model of embeddings before each line (none)"
+    add("--prompt", choices=("query", "passage"), default="", help=what)
     add("--normalize", action="store_true", help="make every vector one of unit length")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
     try:
-        layers = tuple(int(layer) for layer in args.layer.split(","))
+        layers = args.layer and tuple(int(layer) for layer in args.layer.split(","))
     except ValueError as error:
         raise UserError(f"--layer {args.layer}: numbers are wanted, such as -2 or -1,-2") from error
     if args.output:
         _check_output(Path(args.output), args.pooling)
     lines = texts.numbered(args.file, with_empty=True)
     from bert_jax.bert import load
-    from bert_jax.embeddings import chunks
+    from bert_jax.embeddings import chunks, prompt_of
 
     process.keep_host_memory()
     process.cache_compiled_programs()
-    encoder = load(args.checkpoint).encoder(layers, args.pooling)
+    bert = load(args.checkpoint)
+    encoder, before = bert.encoder(layers, args.pooling), prompt_of(bert.task, args.prompt)
     count = truncated = 0
 
     def embed(chunk: list[str]) -> list["Embedding"]:
         nonlocal count, truncated
-        embeddings = encoder.encode_chunk(chunk)
+        embeddings = encoder.encode_chunk([before + text for text in chunk])
         if args.normalize:
             embeddings = [replace(each, vectors=normalize(each.vectors)) for each in embeddings]
         count += len(embeddings)
@@ -77,7 +82,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
             write_arrays(Path(args.output), _arrays(embedded))
         print(f"{args.output}: {count:,} texts")
     if truncated:
-        note = f"{truncated:,} of them are longer than the model's positions and were truncated"
+        longest = f"the model's {encoder.max_length:,} tokens"
+        note = f"{truncated:,} of them are longer than {longest} and were truncated"
         print(note, file=sys.stderr if args.json else sys.stdout)
 
 

@@ -3,7 +3,8 @@
     bert-jax export runs/tiny exported
 
 It has config, model.safetensors, tokenizer, and a card, README.md, with the scores. A fine-tuned
-model keeps its head and its labels. To upload it, log in with `hf auth login`, or set HF_TOKEN.
+model keeps its head and its labels; one of embeddings is for `sentence-transformers`. To upload it,
+log in with `hf auth login`, or set HF_TOKEN.
 """
 
 import argparse
@@ -35,7 +36,10 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     flags = {"force": args.force, "private": args.private}
     exported = load(args.checkpoint).export(args.destination, args.head, **flags)
     name, path = exported.architecture, args.destination.removeprefix("hf:")
-    print(f"{name}; load it with transformers.{name}.from_pretrained({path!r})")
+    loader = f"transformers.{name}.from_pretrained"
+    if name == "SentenceTransformer":
+        loader = f"sentence_transformers.{name}"
+    print(f"{name}; load it with {loader}({path!r})")
     if is_name:
         print(f"uploaded to {hub.address(path)}; its README.md lacks a license and a language")
     if exported.dropped:

@@ -244,7 +244,8 @@ def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> Tas
     """Return the task of a fine-tuned model; None too for several labels or numbers a text."""
     classes = values.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes else None
-    kind = next((k for k in TASKS if HEADS[k][1][config.model_type] == name), None)
+    tasks = (kind for kind in HEADS if kind in TASKS)
+    kind = next((k for k in tasks if HEADS[k][1][config.model_type] == name), None)
     if kind is None:
         return None
     labels = () if TASKS[kind].num_outputs else _read_labels(values, where)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bert_jax import background, console, settings
 from bert_jax.console import Level
-from bert_jax.convert import config_json, huggingface
+from bert_jax.convert import config_json, huggingface, sentence_transformers
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.locks import replacing
@@ -22,10 +22,14 @@ _SMALL_FILES = (
     "generator/*.json",
     "generator/*.txt",
     "*.model",
+    "modules.json",
+    "*sentence_*.json",
+    "[0-9]_*/*.json",
+    "[0-9]_*/*.txt",
     *tokenizer_loading.NAMES,
 )
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
-_WEIGHTS += ("generator/model.safetensors",)
+_WEIGHTS += ("generator/model.safetensors", "[0-9]_*/model.safetensors")
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -48,14 +52,17 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     folder = Path(path)
     if not weights:
         return folder
-    if not (folder / "config.json").exists():
+    encoder = folder
+    if sentence_transformers.is_sentence_transformers(folder):
+        encoder = sentence_transformers.read_modules(folder, name)["Transformer"]
+    if not (encoder / "config.json").exists():
         raise UserError(f"{name} has no config.json, so it is no model of transformers")
-    values = settings.read_json(folder / "config.json", "choose another model")
+    values = settings.read_json(encoder / "config.json", "choose another model")
     config_json.read_config(values, f"{name}: config.json")  # before a long download
     found, wanted = None, {"revision": folder.name, "allow_patterns": [*_WEIGHTS]}
     with _errors_of(name, "downloaded"), contextlib.suppress(DryRunError):  # offline
         found = snapshot_download(repository, dry_run=True, **wanted)
-    if found == [] or (found is None and not huggingface.is_huggingface(folder)):
+    if found == [] or (found is None and not huggingface.is_huggingface(encoder)):
         raise UserError(
             f"{name} has no model.safetensors, and a pickle, which could run any code, is not "
             f"read; `hf download {repository} --local-dir=DIR`, and then load DIR, which says how "
@@ -102,13 +109,14 @@ def _upload(folder: Path, name: str, *, force: bool, private: bool) -> None:
         from huggingface_hub import HfApi
 
         api = HfApi()
+        earlier = [*huggingface.FILES, *(f"{folder}/*" for folder in huggingface.FOLDERS)]
         api.create_repo(repository, private=private or None, exist_ok=force)
         _keep_header(repository, folder / "README.md")
         api.upload_folder(
             repo_id=repository,
             folder_path=folder,
             commit_message="Upload a model of bert-jax",
-            delete_patterns=[*huggingface.FILES] if force else None,  # of another tokenizer
+            delete_patterns=earlier if force else None,  # of another tokenizer or kind
         )
 
 

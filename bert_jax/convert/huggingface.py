@@ -28,6 +28,9 @@ _POSITIONS = "bert.embeddings.position_embeddings.weight"
 # What an export may have: the card, and the files of each kind of tokenizer.
 FILES = ("config.json", _FILE, "README.md", "tokenizer.json", "tokenizer_config.json")
 FILES += ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.model")
+# Of a model of embeddings, by `sentence_transformers.save`.
+FILES += ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+FOLDERS = (generator.FOLDER, "1_Pooling", "2_Dense", "2_Normalize", "3_Normalize")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +57,7 @@ def is_export(path: Path) -> bool:
             is_ours = (opened.metadata() or {}).get("written_by") == _WRITER
     except (OSError, safetensors.SafetensorError):
         return False
-    return is_ours and {file.name for file in path.rglob("*")} <= {*FILES, generator.FOLDER}
+    return is_ours and {file.name for file in path.rglob("*")} <= {*FILES, *FOLDERS}
 
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
@@ -114,7 +117,7 @@ def save(
         tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], padding)
     tensors = {names.name_in_class(name, architecture): x for name, x in tensors.items()}
     (path / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
-    _write_weights(path, tensors)
+    write_weights(path, tensors)
     for name, content in tokenizer_files.files(tokenizer, config).items():
         (path / name).write_bytes(content)
     return dataclasses.replace(exported, num_parameters=sum(x.size for x in tensors.values()))
@@ -183,7 +186,9 @@ def _files(path: Path) -> list[Path]:
         return [path / name for name in sorted({Path(name).name for name in names})]
     if (path / _FILE).exists():
         return [path / _FILE]
-    pickle = next(path.glob(_PICKLE))
+    pickle = next(path.glob(_PICKLE), None)
+    if not pickle:
+        raise UserError(f"{path} has no {_FILE}; fetch it again")
     raise UserError(
         f"{path} has its weights as a pickle, {pickle.name}, which could run any code and is not "
         f"read; convert it to {_FILE} where torch is installed: python -c "
@@ -201,7 +206,7 @@ def _read(file: Path, name: str) -> np.ndarray:
             raise UserError(f"{file}: {name} is not floating point, or of 8 bits") from error
 
 
-def _write_weights(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write_weights(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write float32 weights one at a time, in less memory than the library (docs/parity.md)."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "written_by": _WRITER}}
     offset = 0

@@ -6,7 +6,13 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from bert_jax import settings
-from bert_jax.config import FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
+from bert_jax.config import (
+    EmbeddingConfig,
+    FinetuneConfig,
+    ModelConfig,
+    TaskConfig,
+    TrainConfig,
+)
 from bert_jax.console import counted
 from bert_jax.convert.huggingface import Exported
 from bert_jax.text.tokenizer import Tokenizer
@@ -25,6 +31,7 @@ _TASKS = {
         '{"question": "Which text?", "context": "A text."}',
         '"Which text?", "A text.", return_tensors="pt"',
     ),
+    "embedding": ("sentence-similarity", "", ""),
     "multiple_choice": ("", '{"context": "A text.", "choices": ["One end.", "Another."]}', ""),
 }
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
@@ -49,6 +56,7 @@ def write(
     tokenizer: Tokenizer,
     task: TaskConfig | None,
     source: str | Path | None,
+    max_length: int,
 ) -> None:
     """Write the card of a model that was exported to a folder from a checkpoint, `source`."""
     name = name.removeprefix("hf:") if name.startswith("hf:") else Path(name).name
@@ -61,7 +69,7 @@ def write(
     about = (
         f"{kind} encoder of {layers}, hidden size {config.hidden_size:,}, with "
         f"{exported.num_parameters:,} parameters (`{exported.architecture}`). It reads up to "
-        f"{config.max_position_embeddings:,} tokens; its tokenizer is "
+        f"{max_length:,} tokens; its tokenizer is "
         f"{_TOKENIZERS[tokenizer.kind]} of {tokenizer.vocab_size:,} tokens. Written by bert-jax, "
         "which trains encoders in JAX."
     )
@@ -69,6 +77,8 @@ def write(
         labels = ", ".join(_code(label) for label in task.labels[:_MAX_LABELS])
         rest = len(task.labels) - _MAX_LABELS
         about += f" Its labels are {labels}{f' and {rest:,} more' if rest > 0 else ''}."
+    if task and task.kind == "embedding":
+        about += f" {_vectors(task.embedding, config)}"
     parts = [_header(exported, task, origin, config), f"# {name}", about]
     if run:
         parts += _scores(source, run, results, exported.dropped)
@@ -95,12 +105,31 @@ def _header(exported: Exported, task: TaskConfig | None, origin: Any, config: Mo
     pipeline = "fill-mask" if guesses else "feature-extraction"
     pipeline = _TASKS[task.kind][0] if task else pipeline
     lines = ["# Add the license and the language, such as `license: mit` and `language: en`."]
-    lines += ["library_name: transformers"]
+    library = "sentence-transformers" if task and task.kind == "embedding" else "transformers"
+    lines += [f"library_name: {library}"]
     lines += [f"pipeline_tag: {pipeline}"] if pipeline else []
     if str(origin).startswith("hf:"):
         lines += [f"base_model: {_repository(origin)}"]
-    lines += ["tags:", *(f"- {tag}" for tag in ("bert-jax", "jax", config.model_type))]
+    tags = ("bert-jax", "jax", config.model_type)
+    tags += (library, "feature-extraction") if library != "transformers" else ()
+    lines += ["tags:", *(f"- {tag}" for tag in tags)]
     return "\n".join(["---", *lines, "---"])
+
+
+def _vectors(embedding: EmbeddingConfig, config: ModelConfig) -> str:
+    pooled = {
+        "mean": "the mean of the tokens'",
+        "max": "the maximum of the tokens'",
+        "cls": "[CLS]'s",
+    }
+    steps = [f"{pooled[embedding.pooling]} last hidden states"]
+    steps += ["a dense layer"] * bool(embedding.dense) + [
+        "scaled to unit length"
+    ] * embedding.normalize
+    text = f"Vectors have {embedding.dense or config.hidden_size:,} numbers: {', '.join(steps)}."
+    prompts = {"query": embedding.query_prompt, "passage": embedding.passage_prompt}
+    before = " and ".join(f"{_code(p)} before each {name}" for name, p in prompts.items() if p)
+    return f"{text} Put {before}." if before else text
 
 
 def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence[str]) -> list[str]:
@@ -180,8 +209,10 @@ def _settings(run: TrainConfig | FinetuneConfig) -> list[str]:
 def _use(name: str, exported: Exported, task: TaskConfig | None) -> list[str]:
     address, architecture = json.dumps(name), exported.architecture
     ours = json.dumps(f"hf:{name}" if "/" in name else name)
-    result = 'print(bert.encode(["A text."]).shape)  # one embedding a text'
-    if task:
+    embedding = task.embedding if task and task.kind == "embedding" else None
+    prompt = ', prompt="query"' if embedding and embedding.query_prompt else ""
+    result = f'print(bert.encode(["A text."]{prompt}).shape)  # one embedding a text'
+    if task and not embedding:
         result = f"print(bert.predict([{_TASKS[task.kind][1]}])[0])"
     elif architecture.endswith(("BertForPreTraining", "ForMaskedLM")):
         result = 'for guess in bert.fill_mask("A text with a [MASK] in it."):\n'
@@ -194,11 +225,17 @@ def _use(name: str, exported: Exported, task: TaskConfig | None) -> list[str]:
     classes = f"from transformers import AutoTokenizer, {architecture}"
     loaded = f"tokenizer = AutoTokenizer.from_pretrained({address})\n"
     loaded += f"model = {architecture}.from_pretrained({address})"
+    library, theirs = "transformers", f"{classes}\n\n{loaded}\n{inputs}\noutputs = model(**inputs)"
+    if embedding:
+        library, prompt = "sentence-transformers", prompt.replace("prompt", "prompt_name")
+        theirs = f"from sentence_transformers import {architecture}\n\n"
+        theirs += f"model = {architecture}({address})\n"
+        theirs += f'print(model.encode(["A text."]{prompt}).shape)'
     return [
         "With bert-jax:",
         _python(f"import bert_jax\n\nbert = bert_jax.load({ours})\n{result}"),
-        "With `transformers`:",
-        _python(f"{classes}\n\n{loaded}\n{inputs}\noutputs = model(**inputs)"),
+        f"With `{library}`:",
+        _python(theirs),
     ]
 
 

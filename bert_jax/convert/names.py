@@ -21,7 +21,13 @@ from flax import traverse_util
 
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.models.heads import PreTrainingModel, TaskModel, make_pretraining_model
+from bert_jax.models.heads import (
+    BertForEmbedding,
+    PreTrainingModel,
+    TaskModel,
+    make_encoder,
+    make_pretraining_model,
+)
 from bert_jax.tasks import make_task
 
 _BERT_LAYER = {
@@ -74,7 +80,7 @@ _MODERNBERT = {
 # Matrices that are several of ours, one after the other, and how many.
 _STACKED = {"attn.Wqkv": 3, "mlp.Wi": 2}
 _LEAVES = {"kernel": "weight", "scale": "weight", "embeddings": "weight", "bias": "bias"}
-TASK_MODULES = ("classifier", "mix")
+TASK_MODULES = ("classifier", "mix", "dense")
 # Modules that a pretrained checkpoint may lack; it must have all others.
 OPTIONAL_MODULES = ("bert/pooler", "bert/head", "mlm_head", "nsp_head", "generator")
 OPTIONAL_MODULES += ("generator_head", "discriminator_head", *TASK_MODULES)
@@ -141,6 +147,8 @@ class Converted:
     params: dict[str, Any]  # float32, without the optional modules that the file lacks
     unused: Sequence[str]  # names of tensors that the model does not have
     task: TaskConfig | None = None
+    # Tokens of a sequence of the task, at most; the default is of google-research `run_squad.py`.
+    max_length: int = 384
 
 
 def standard_name(name: str, architecture: str = "", model_type: str = "bert") -> str:
@@ -253,7 +261,7 @@ def from_foreign(
             continue
         transposed = path.endswith("/kernel")
         shape = expected.shape[::-1] if transposed else expected.shape
-        value = _read(tensors, foreign(path), shape, where)
+        value = read_tensor(tensors, foreign(path), shape, where)
         # Copied at once, so that only one tensor is in memory twice.
         params[path] = jnp.asarray(value.T if transposed else value)
     used = {foreign(path) for path in params}
@@ -262,7 +270,7 @@ def from_foreign(
     ):
         path = "bert/embeddings/word_embeddings"
         if not np.array_equal(
-            _read(tensors, standard.decoder, params[path].shape, where), params[path]
+            read_tensor(tensors, standard.decoder, params[path].shape, where), params[path]
         ):
             tied = f"{standard.decoder} is not {foreign(path)}"
             raise UserError(f"{where}: {tied}; untied, it is not supported")
@@ -270,12 +278,38 @@ def from_foreign(
     return Converted(traverse_util.unflatten_dict(params, sep="/"), unused, task)
 
 
+def make_model(
+    config: ModelConfig,
+    task: TaskConfig | None,
+    probe: str = "",
+    modules: Iterable[str] = OPTIONAL_MODULES,
+) -> PreTrainingModel | TaskModel:
+    """Return the module whose parameters a checkpoint has, which has some optional modules."""
+    if task:
+        return make_task(task).model(config, probe)
+    has_pairs = {"bert/pooler", "nsp_head"} <= set(modules)
+    return make_pretraining_model(config, next_sentence=has_pairs)
+
+
+def stored_shapes(model: PreTrainingModel | TaskModel) -> tuple[Any, Sequence[str]]:
+    """Return the shapes of a checkpoint's parameters, and the modules that it may lack."""
+    key, ids = jax.random.key(0), jnp.zeros((1, 1), jnp.int32)
+    shapes: Any = jax.eval_shape(model.init_params, key)
+    optional: Sequence[str] = () if isinstance(model, TaskModel) else OPTIONAL_MODULES
+    if isinstance(model, BertForEmbedding):  # a pooler is not used, but kept for another task
+        encoder = make_encoder(model.config, add_pooling_layer=True)
+        whole: Any = jax.eval_shape(encoder.init, key, ids, ids, ids)
+        shapes, optional = {**shapes, "bert": whole["params"]}, ("bert/pooler", "bert/head")
+    return nn.unbox(shapes), optional
+
+
 def _param_shapes(model: PreTrainingModel | TaskModel) -> Mapping[str, Any]:
     shapes: Any = jax.eval_shape(model.init_params, jax.random.key(0))
     return traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
 
 
-def _read(tensors: Tensors, name: str, shape: tuple[int, ...], where: str) -> np.ndarray:
+def read_tensor(tensors: Tensors, name: str, shape: tuple[int, ...], where: str) -> np.ndarray:
+    """Return a tensor in float32; refuse one of another shape, or not of floating point."""
     if name not in tensors:
         raise UserError(f"{where} has no {name}; fetch it again, or the config that goes with it")
     tensor = tensors[name]()

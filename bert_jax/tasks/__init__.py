@@ -6,6 +6,7 @@ from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.classification import Classification, Regression
+from bert_jax.tasks.embedding import Embedding
 from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.tasks.token_classification import TokenClassification
@@ -16,6 +17,7 @@ TASKS: dict[str, type[Task]] = {
     "token_classification": TokenClassification,
     "question_answering": QuestionAnswering,
     "multiple_choice": MultipleChoice,
+    "embedding": Embedding,
 }
 
 

@@ -32,6 +32,7 @@ class Task(abc.ABC):
 
     model_class: ClassVar[type[TaskModel]]
     num_outputs: ClassVar[int | None] = None  # of the head; None: one for each label
+    is_headless: ClassVar[bool] = False  # whether an encoder has scores before it is trained for it
     value_form: ClassVar[str]  # what `example_from` takes, for messages
     known_metrics: Sequence[str]
     default_metrics: Sequence[str]
@@ -122,6 +123,12 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return the content of each file of predictions, by its suffix."""
+
+    def baselines(
+        self, train: Sequence[Example], held_out: Sequence[Example]
+    ) -> dict[str, dict[str, float]]:
+        """Return the scores on held-out examples of methods without an encoder, by their names."""
+        return {}
 
     def tune(self, scores: Mapping[str, float]) -> None:  # noqa: B027 - few kinds have any
         """Choose settings of `config` by the scores of held-out examples."""

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import softmax
 
+from bert_jax import console
 from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.console import counted
@@ -150,6 +152,23 @@ class Classification(TextTask):
         }
         return {name: scores[name] for name in self.known_metrics}
 
+    @console.working("fitting the TF-IDF baseline")
+    def baselines(
+        self, train: Sequence[Example], held_out: Sequence[Example]
+    ) -> dict[str, dict[str, float]]:
+        """Return the scores of logistic regression on TF-IDF of words and pairs of words."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+
+        vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+        model = make_pipeline(vectorizer, LogisticRegression(max_iter=1000))
+        texts, asked = ([" ".join(each.texts) for each in part] for part in (train, held_out))
+        model.fit(texts, [example.label for example in train])
+        logits, labels = np.eye(len(self.labels)), self.labels
+        predictions = [logits[labels.index(label)] for label in model.predict(asked)]
+        return {"TF-IDF, logistic regression": self.score(held_out, predictions)}
+
     def constant_score(self, examples: Sequence[Example]) -> float:
         constants = ([logits] * len(examples) for logits in np.eye(len(self.labels)))
         return max(self.mean_score(self.score(examples, each)) for each in constants)
@@ -208,18 +227,24 @@ class Regression(TextTask):
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return the MSE and the correlations, which are 0 for constant predictions."""
-        from scipy import stats
-
         actual, predicted = np.array([example.label for example in examples]), np.array(predictions)
         scores = {"mse": float(np.square(actual - predicted).mean())}
-        varied = len(set(actual.tolist())) > 1 and len(set(predicted.tolist())) > 1
-        measures: dict[str, Any] = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
-        for name, correlate in measures.items():
-            scores[name] = float(correlate(actual, predicted)[0]) if varied else 0.0
-        return scores
+        return scores | correlations(actual, predicted)
 
     def constant_score(self, examples: Sequence[Example]) -> float:
         return 0.0
 
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         return {"value": prediction}
+
+
+def correlations(actual: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
+    """Return Pearson's and Spearman's correlation, 0 where one side is constant."""
+    from scipy import stats
+
+    varied = len(np.unique(actual)) > 1 and len(np.unique(predicted)) > 1
+    measures: dict[str, Any] = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}
+    return {
+        name: float(correlate(actual, predicted)[0]) if varied else 0.0
+        for name, correlate in measures.items()
+    }

@@ -1,6 +1,6 @@
 """Multiple choice: which of several endings follows a context, as in SWAG."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scipy.special import softmax
@@ -46,6 +46,11 @@ class MultipleChoice(Classification):
             fault = f"the label {label!r} is none of the {len(choices)} choices"
             raise UserError(f"{where}: {fault}, which are 0 to {choices[-1]}")
         return Example(record.fields.get("id"), where, texts, known)
+
+    def baselines(
+        self, train: Sequence[Example], held_out: Sequence[Example]
+    ) -> dict[str, dict[str, float]]:
+        return {}
 
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         return tuple(map(str, range(len(next(iter(examples)).texts) - 2)))

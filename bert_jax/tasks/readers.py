@@ -29,7 +29,7 @@ def table(
         if not source.partition("@")[2]:
             raise UserError(f"{source} names no split; add one, such as {source.rstrip('@')}@train")
         return records.tfds_records(source, records.open_tfds(source))
-    path = _file(source)
+    path = existing(source)
     if records.file_type(path) == ".jsonl":
         return records.json_lines(path)
     if records.file_type(path) in (".tsv", ".csv"):
@@ -40,7 +40,7 @@ def table(
 def conll(source: str) -> Iterator[Record]:
     """Yield the sentences of a CoNLL file: {"tokens": [...], "tags": [...] or None}."""
     # The first column is a word, the last of several its tag; no sign starts a comment.
-    path, width = _file(source), 0
+    path, width = existing(source), 0
     # Not held by a name, so that the file is closed as soon as an error is raised.
     for is_sentence, lines in itertools.groupby(
         ((n, _columns(line)) for n, (line, _) in enumerate(read_lines(path, strip=False), start=1)),
@@ -81,7 +81,8 @@ def squad(source: str) -> Iterator[Record]:
         yield Record(where, record.fields)
 
 
-def _file(source: str) -> Path:
+def existing(source: str) -> Path:
+    """Return the path of a file; UserError, with what it is, if it cannot be read."""
     path = Path(os.path.expanduser(source))
     if fault := records.file_fault(path):
         raise UserError(f"{source} {fault}; give a file, or tfds:NAME@SPLIT")
@@ -89,7 +90,7 @@ def _file(source: str) -> Path:
 
 
 def _nested_questions(source: str) -> Iterator[Record]:
-    text = "".join(line for line, _ in read_lines(_file(source), strip=False, longest=1 << 30))
+    text = "".join(line for line, _ in read_lines(existing(source), strip=False, longest=1 << 30))
     if not text.strip():
         return
     for article_at, article in _items(records.parse_json(text, source), "data", source, ": "):

@@ -9,7 +9,6 @@ import numpy as np
 
 from bert_jax import console
 from bert_jax.tasks.base import Task
-from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets
 
 _NOT_SCORES = ("step", "split", "loss", "sequences_per_second")
@@ -19,7 +18,11 @@ Run = Mapping[str, Any]
 
 
 def comparison(
-    task: Task, datasets: Datasets, runs: Sequence[Run], random: Sequence[Run] = ()
+    task: Task,
+    datasets: Datasets,
+    runs: Sequence[Run],
+    random: Sequence[Run] = (),
+    untrained: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the scores of each run and of the baselines, `random` weights among them."""
     names = [f"seed {run['seed']}{', degenerate' * run['degenerate']}" for run in runs]
@@ -32,8 +35,11 @@ def comparison(
         rows.append(_row("best constant prediction", {task.metrics[0]: constant}))
     if random:
         rows += _means("random weights", random)
-        if type(task) is Classification:
-            rows.append(_row("TF-IDF, logistic regression", tfidf_scores(task, datasets)))
+    if untrained:
+        rows.append(_row("before training", untrained))
+    if random or task.is_headless:
+        held_out = next(iter(datasets.evals.values()))
+        rows += [_row(*each) for each in task.baselines(datasets.train, held_out).items()]
     model = rows[len(runs) if len(runs) > 1 else 0]["scores"]
     for row in rows[num_own:]:
         leads = [
@@ -67,23 +73,6 @@ def _means(name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
         deviation = {key: float(np.std(x, ddof=len(group) > 1)) for key, x in columns.items()}
         rows.append(_row(title, means, deviation=deviation, runs=len(group)))
     return rows
-
-
-@console.working("fitting the TF-IDF baseline")
-def tfidf_scores(task: Classification, datasets: Datasets) -> dict[str, float]:
-    """Return the held-out scores of logistic regression on TF-IDF of words and pairs of words."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-
-    held_out = next(iter(datasets.evals.values()))
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
-    model = make_pipeline(vectorizer, LogisticRegression(max_iter=1000))
-    texts = [" ".join(example.texts) for example in datasets.train]
-    model.fit(texts, [example.label for example in datasets.train])
-    predicted = model.predict([" ".join(example.texts) for example in held_out])
-    logits = np.eye(len(task.labels))
-    return task.score(held_out, [logits[task.labels.index(label)] for label in predicted])
 
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:

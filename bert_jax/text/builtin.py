@@ -4,10 +4,13 @@ import ast
 import collections
 import functools
 import hashlib
+import re
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data import topics
+
+import numpy as np
 
 from bert_jax.errors import UserError
 
@@ -39,6 +42,10 @@ _MODULES = {
 }
 _AREAS = {module: area for area, modules in _MODULES.items() for module in modules.split()}
 _MIN_CHARACTERS = 20  # a shorter docstring, such as "Close the file.", says little of its area
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_SENTENCE, _LONG_WORD = re.compile(r".+?(?:[.!?](?= |$)|$)"), re.compile(r"[A-Za-z]{3,}")
+_MAX_CHARACTERS = 300  # of a sentence
+_MOST, _MADE_UP = 4, 3  # sentences of a docstring, and made-up signatures of a sentence
 _EVAL_FRACTION = 0.2  # of the docstrings of each area, at most
 
 
@@ -62,10 +69,51 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def docstring_areas(split: str) -> list[tuple[str, str]]:
-    """Return the docstrings of a split of the files, each on one line, with their module's area."""
+def described(split: str) -> list[tuple[str, str]]:
+    """Return what functions and classes do, and their signatures, of a split of the files.
+
+    Held out are the first sentences about what is public. Training has more sentences of each
+    docstring and, as the words of a description are often those of the name, sentences with a
+    signature that is made up of their words.
+    """
+    _check_split(split)
+    files = [(name, list(_signatures(name, path.read_bytes()))) for name, path in _files()]
+    public: dict[tuple[str, str], str] = {}
+    for name, definitions in files:
+        for signature, is_public, docstring in definitions:
+            if is_public and (found := _sentences(docstring)):
+                public.setdefault((found[0], signature), name)
+    held_out = _held_out(collections.Counter(("", name) for name in public.values()))
+    if split == "eval":
+        return [pair for pair, name in public.items() if name in held_out]
+    pairs, texts = [], [topics.topics[name] for name in sorted(topics.topics)]
+    for name, definitions in files:
+        for signature, _, docstring in definitions if name not in held_out else ():
+            texts.append(docstring)
+            pairs += [(sentence, signature) for sentence in _sentences(docstring)[:_MOST]]
+    generator = np.random.default_rng(0)
+    for sentence in dict.fromkeys(s for text in texts for s in _sentences(text)):
+        words = [word.lower() for word in _LONG_WORD.findall(sentence)]
+        for _ in range(_MADE_UP if len(words) > _MOST else 0):
+            module, *name, first, second = generator.choice(words, 5, replace=False).tolist()
+            joined = "_".join(name) if generator.random() < 0.5 else "".join(name).title()
+            pairs.append((sentence, f"{module}.{joined}({first}, {second})"))
+    return list(dict.fromkeys(pairs))
+
+
+def _sentences(text: str) -> list[str]:
+    found = (sentence.strip() for sentence in _SENTENCE.findall(" ".join(text.split())))
+    return [sentence for sentence in found if _MIN_CHARACTERS <= len(sentence) <= _MAX_CHARACTERS]
+
+
+def _check_split(split: str) -> None:
     if split not in ("train", "eval"):
         raise UserError(f"builtin@{split}: no such split; use builtin@train or builtin@eval")
+
+
+def docstring_areas(split: str) -> list[tuple[str, str]]:
+    """Return the docstrings of a split of the files, each on one line, with their module's area."""
+    _check_split(split)
     first_file: dict[str, str] = {}
     areas: dict[str, set[str]] = {}
     for name, docstrings in _library():
@@ -105,19 +153,43 @@ def _files() -> tuple[tuple[str, Path], ...]:
     return tuple((n.as_posix(), root / n) for n in names if _EXCLUDED.isdisjoint(n.parts))
 
 
+def _signatures(file: str, code: bytes) -> Iterator[tuple[str, bool, str]]:
+    """Yield the signature of each documented function and class, if it is public, its docstring."""
+    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    try:
+        nodes: list[tuple[str, ast.AST]] = [("", ast.parse(code))]
+    except SyntaxError:
+        return
+    while nodes:
+        prefix, parent = nodes.pop(0)
+        for node in _statements(parent, into=False):
+            if isinstance(node, _DEFINITIONS):
+                name, arguments = prefix + node.name, ""
+                if isinstance(node, ast.ClassDef):
+                    nodes.append((f"{name}.", node))
+                else:
+                    arguments = f"({ast.unparse(node.args)})"
+                if docstring := ast.get_docstring(node):
+                    is_public = "_" not in {part[0] for part in name.split(".")}
+                    yield f"{module}.{name}{arguments}", is_public, docstring
+
+
 def _docstrings(code: bytes) -> list[str]:
     try:
         tree = ast.parse(code)
     except SyntaxError:  # a template, or code for another Python
         return []
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = (node for node in _statements(tree) if isinstance(node, documented))
+    nodes = [tree, *(node for node in _statements(tree) if isinstance(node, _DEFINITIONS))]
     return [text for text in map(ast.get_docstring, nodes) if text]
 
 
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements of a tree in order, without visiting its many expressions."""
-    yield node
+def _statements(node: ast.AST, *, into: bool = True) -> Iterator[ast.AST]:
+    """Yield the statements of a tree in order, without visiting its many expressions.
+
+    Those of functions and classes below it only if `into`.
+    """
     for name in ("body", "handlers", "orelse", "finalbody", "cases"):
         for child in getattr(node, name, ()):
-            yield from _statements(child)
+            yield child
+            if into or not isinstance(child, _DEFINITIONS):
+                yield from _statements(child, into=into)

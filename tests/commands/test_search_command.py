@@ -64,7 +64,7 @@ def test_queries_of_stdin(folder, bert_jax_main, capsys):
 def test_a_long_query_says_so(folder, bert_jax_main, monkeypatch):
     monkeypatch.setattr("sys.stderr", notes := io.StringIO())
     assert len(bert_jax_main("search", "my.index", "bank " * 100).splitlines()) == 7
-    assert "1 of 1 texts are longer than the model's 32 positions" in notes.getvalue()
+    assert "1 of 1 texts are longer than the model's 32 tokens" in notes.getvalue()
 
 
 def test_a_checkpoint_that_has_moved(folder, tiny_run, tmp_path, bert_jax_main):

@@ -50,18 +50,31 @@ def test_embeddings_before_and_after_export(sentences, tmp_path):
     bert = bert_jax.load(FOLDER)
     means, by_token = reference_embeddings(FOLDER, sentences)
     assert 0.1 < np.abs(means).mean() < 3
-    np.testing.assert_allclose(bert.encode(sentences), means, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(bert.encode(sentences, pooling="mean"), means, rtol=0, atol=1e-5)
     for actual, expected in zip(bert.encode(sentences, pooling="tokens"), by_token, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
     bert.save(tmp_path / "ours")
     exported = bert_jax.load(tmp_path / "ours").export(tmp_path / "exported")
     assert (exported.architecture, exported.dropped, exported.newly_initialized) == (
-        "BertModel",
+        "SentenceTransformer",
         [],
-        [],
+        (),
     )
     again, _ = reference_embeddings(tmp_path / "exported", sentences[:20])
     np.testing.assert_array_equal(again, means[:20])
+
+
+def test_sentence_transformers(sentences, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    texts = [*sentences, "", "Où est la gare ? 今天天气很好。 Привет 😀", " ".join(sentences)]
+    theirs = library.SentenceTransformer(str(FOLDER), device="cpu")
+    bert, expected = bert_jax.load(FOLDER), theirs.encode(texts)
+    assert theirs.max_seq_length == bert.data.max_length == 256
+    with pytest.warns(UserWarning, match="1 of 103 texts are longer than the model's 256 tokens"):
+        np.testing.assert_allclose(bert.encode(texts), expected, rtol=0, atol=1e-6)
+    bert.export(tmp_path / "exported")
+    again = library.SentenceTransformer(str(tmp_path / "exported"), device="cpu")
+    np.testing.assert_array_equal(again.encode(texts), expected)
 
 
 def test_attention_of_a_text():

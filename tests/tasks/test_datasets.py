@@ -188,6 +188,7 @@ def test_make_task():
         "token_classification",
         "question_answering",
         "multiple_choice",
+        "embedding",
     }
     for kind, cls in TASKS.items():
         task = make_task(TaskConfig(kind, labels=("a", "b")))

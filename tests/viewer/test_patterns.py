@@ -138,7 +138,7 @@ def test_streaming_is_the_mean_over_views(tiny_bert):
 
 def test_truncated_texts_are_counted(tiny_bert):
     texts = ["the bank " * 40, ("the " * 20, "bank " * 20), "the"]
-    with pytest.warns(UserWarning, match="2 of 3 texts are longer than the model's 32 positions"):
+    with pytest.warns(UserWarning, match="2 of 3 texts are longer than the model's 32 tokens"):
         found = tiny_bert.attention_patterns(texts)
     assert (found.num_truncated, found.num_tokens) == (2, 30 + 29 + 1)
 
@@ -180,7 +180,7 @@ def test_the_command(tiny_run, tiny_bert, file, tmp_path, monkeypatch, bert_jax_
     with pytest.warns(UserWarning, match="truncated"):
         expected = tiny_bert.attention_patterns([*TEXTS, "the " * 50])
     tokens = f"{expected.num_tokens} tokens"
-    assert printed[0] == "1 of 6 texts are longer than the model's 32 positions and were truncated"
+    assert printed[0] == "1 of 6 texts are longer than the model's 32 tokens and were truncated"
     assert printed[1] == f"6 texts of {tokens}"
     assert [line.split("  ")[0] for line in printed[2:10]] == [
         name.replace("_", " ") for name in patterns.EXPLANATIONS

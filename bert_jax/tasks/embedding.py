@@ -1,0 +1,224 @@
+"""Embeddings of texts: queries and passages, scored pairs, or plain text."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from bert_jax.batches.buckets import Features
+from bert_jax.config import DataFiles, ModelConfig, TaskConfig
+from bert_jax.errors import UserError
+from bert_jax.models.heads import BertForEmbedding, TaskModel
+from bert_jax.retrieval import bm25, metrics, search
+from bert_jax.tasks import readers
+from bert_jax.tasks.base import Example, Task, build_sequence
+from bert_jax.tasks.classification import correlations
+from bert_jax.tasks.readers import Record
+from bert_jax.text import builtin
+from bert_jax.text.records import file_type, read_lines
+from bert_jax.text.tokenizer import Tokenizer
+
+_PLAIN = ".txt"
+_RETRIEVAL = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "map")
+_RANKED = 100  # passages of a query that MAP looks at, as in sentence-transformers
+_IS_PAIR = 1.0  # the label of texts that belong together
+
+
+class Embedding(Task):
+    """The texts of an example are near, by a score or more than others. A prediction is vectors.
+
+    Scores of retrieval: each query of the held-out examples asks for its own passages among all of
+    theirs.
+    """
+
+    model_class = BertForEmbedding
+    num_outputs = 1  # so that no label is the name of an output
+    is_headless = True
+    known_metrics = (*_RETRIEVAL, "spearman", "pearson")
+    value_form = "two texts, or a dict of the columns of data.text"
+
+    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
+        embedding = config.embedding
+        self.is_ranking = embedding.loss == "ranking"
+        kind = embedding.evaluation
+        kind = "retrieval" if kind == "auto" and self.is_ranking else kind
+        self.is_retrieval = kind == "retrieval"
+        self.default_metrics = ("ndcg@10",) if self.is_retrieval else ("spearman",)
+        super().__init__(config, labels)
+
+    def model(self, config: ModelConfig, probe: str = "") -> TaskModel:
+        return BertForEmbedding(config, 0, embedding=self.config.embedding)
+
+    def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
+        name, _, split = source.partition("@")
+        if name == "builtin":
+            for index, texts in enumerate(builtin.described(split or "train")):
+                yield Record(f"{source} #{index}", {"texts": texts})
+        elif file_type(source) == _PLAIN:
+            yield from self._read_lines(source)
+        elif self.config.embedding.pairs != "columns" and "," not in data.text:
+            yield from self._make_pairs(super().read_records(source, data))
+        else:
+            yield from super().read_records(source, data)
+
+    def _read_lines(self, source: str) -> Iterator[Record]:
+        lines = enumerate(read_lines(readers.existing(source)), start=1)
+        texts = (Record(f"{source}:{number}", {"texts": (line,)}) for number, (line, _) in lines)
+        return self._make_pairs(texts)
+
+    def _make_pairs(self, records: Iterator[Record]) -> Iterator[Record]:
+        """Yield pairs of plain texts; an empty one ends a document."""
+        kind = self.config.embedding.pairs
+        if kind == "columns" and self.config.teacher:
+            yield from (each for each in records if each.fields["texts"][0].strip())
+            return
+        if kind == "columns":
+            first = next(records, None)
+            where = first.where if first else "the file"
+            raise UserError(
+                f"{where} is a text alone; set task.embedding.pairs to same or neighbours, or give "
+                "a table with two columns of data.text"
+            )
+        if kind == "same":
+            records = (each for each in records if each.fields["texts"][0].strip())
+            pairs = ((each, each) for each in records)
+        else:
+            pairs = pairwise(records)
+        for first, second in pairs:
+            texts = first.fields["texts"][0], second.fields["texts"][0]
+            if all(map(str.strip, texts)):
+                yield Record(first.where, {"texts": texts})
+
+    def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
+        columns = [name.strip() for name in data.text.split(",")]
+        texts = tuple(record.field(name, "data.text") for name in columns)
+        fields = {"id": record.fields.get("id"), "texts": texts}
+        if not (self.is_ranking and self.is_retrieval):
+            fields["score"] = record.fields.get(data.label)
+        return fields
+
+    def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
+        is_texts = isinstance(value, list | tuple) and len(value) > 1
+        return {"texts": tuple(value), "score": None} if is_texts else None
+
+    def make_example(self, record: Record) -> Example:
+        texts, where = record.fields["texts"], record.where
+        if len(texts) < 2 and not self.config.teacher:
+            raise UserError(f"{where} has one text; name two columns or more in data.text")
+        for text in texts:
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"{where}: a text is {text!r}; fill it in or remove the line")
+        label: float | None = _IS_PAIR
+        if "score" in record.fields:
+            label = self._score(record.fields["score"], where)
+        return Example(record.fields.get("id"), where, texts, label)
+
+    def _score(self, value: Any, where: str) -> float | None:
+        if value is None or value == "":
+            return None
+        score, needs = readers.to_number(value), "is no number"
+        if self.config.embedding.loss == "cosine" and not -1 <= score <= 1:
+            score, needs = math.nan, "is no cosine, from -1 to 1; divide it, or use loss=cosent"
+        if not math.isfinite(score):
+            raise UserError(f"{where}: the score {value!r} {needs}; mend it, or the column")
+        return score
+
+    def features(
+        self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
+    ) -> Features:
+        width = len(examples[0].texts) if examples else 2
+        odd = next((each for each in examples if len(each.texts) != width), None)
+        if odd:
+            raise UserError(
+                f"{odd.where} has {len(odd.texts)} texts, and {examples[0].where} {width}"
+            )
+        prompts = self.config.embedding.query_prompt, self.config.embedding.passage_prompt
+        texts = [prompts[i > 0] + text for each in examples for i, text in enumerate(each.texts)]
+        numbers: dict[str, int] = {}
+        ids = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
+        encoded = tokenizer.encode(list(numbers))
+        features, room = Features(choices=width, is_packed=True), max_length - 2
+        sequences = [build_sequence([tokens[:room]], tokenizer, model) for tokens in encoded]
+        for index, example in enumerate(examples):
+            own = ids[index * width : (index + 1) * width]
+            score = math.nan if example.label is None else example.label
+            label = own if self.is_ranking else np.float32(score)
+            features.add(index, label, (sequences[number] for number in own))
+        features.truncated = sum(len(tokens) > room for tokens in encoded)
+        return features
+
+    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
+        return logits.copy()  # a view would keep the batch
+
+    def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+        """Return the correlations of cosines and scores, or how well passages are found."""
+        if not self.is_retrieval:
+            scores = [example.label for example in examples]
+            return correlations(scores, [cosine(vectors) for vectors in predictions])
+        queries, passages, relevance = _collection(examples)
+        by_query: dict[str, np.ndarray] = {}
+        by_passage: dict[str, np.ndarray] = {}
+        for example, vectors in zip(examples, predictions, strict=True):
+            by_query[example.texts[0]] = vectors[0]
+            by_passage |= zip(example.texts[1:], vectors[1:], strict=True)
+        matrices = (
+            _unit(np.array([vectors[text] for text in texts]))
+            for vectors, texts in ((by_query, queries), (by_passage, passages))
+        )
+        asked, corpus = matrices
+        return _ranking_scores(search.top_k(corpus, asked, _RANKED).indices, relevance)
+
+    def baselines(
+        self, train: Sequence[Example], held_out: Sequence[Example]
+    ) -> dict[str, dict[str, float]]:
+        if not self.is_retrieval:
+            return {}
+        queries, passages, relevance = _collection(held_out)
+        found = bm25.baselines(passages, queries, _RANKED)
+        return {name: _ranking_scores(top.indices, relevance) for name, top in found.items()}
+
+    def constant_score(self, examples: Sequence[Example]) -> float:
+        return 0.0
+
+    def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
+        return {"similarity": cosine(prediction)}
+
+    def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
+        lines = []
+        for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
+            name = number if example.id is None else example.id
+            line = {"id": name, "prediction": cosine(prediction)}
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        return {".jsonl": "".join(lines)}
+
+
+def cosine(vectors: np.ndarray) -> float:
+    """Return the cosine of the first two of [C, I] vectors."""
+    first, second = _unit(vectors[:2])
+    return float(first @ second)
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+def _collection(
+    examples: Sequence[Example],
+) -> tuple[list[str], list[str], list[dict[int, float]]]:
+    """Return the queries and the passages of examples, each once, and what each query asks for."""
+    passages: dict[str, int] = {}
+    relevant: dict[str, dict[int, float]] = {}
+    for query, *texts in (example.texts for example in examples):
+        indices = [passages.setdefault(text, len(passages)) for text in texts]
+        relevant.setdefault(query, {})[indices[0]] = 1.0
+    return list(relevant), list(passages), list(relevant.values())
+
+
+def _ranking_scores(
+    rankings: np.ndarray, relevance: Sequence[Mapping[int, float]]
+) -> dict[str, float]:
+    scores = metrics.ranking_scores(rankings, relevance, (1, 10))
+    return {name: float(scores[name].mean()) for name in _RETRIEVAL}

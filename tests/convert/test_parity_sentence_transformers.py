@@ -1,0 +1,167 @@
+"""The vectors of sentence-transformers, of directories that it wrote, and in it of our exports."""
+
+import itertools
+import json
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import linen as nn
+from helpers import model_config
+
+import bert_jax
+from bert_jax.config import DataFiles, EmbeddingConfig, TaskConfig, TokenizerConfig
+from bert_jax.convert import tokenizer_files
+from bert_jax.models.heads import BertForEmbedding
+from bert_jax.text import tokenizer_training
+
+pytestmark = [
+    pytest.mark.parity,
+    # Of the other packages' own making, and of texts that are longer than the models' lengths.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.* texts are longer than the model's"),
+]
+with warnings.catch_warnings(action="ignore"):
+    torch = pytest.importorskip("torch")
+    library = pytest.importorskip("sentence_transformers")
+    from sentence_transformers import models
+from test_parity import WORDS, write_model  # noqa: E402
+
+TEXTS = [
+    "The quick brown fox jumps",
+    "",
+    "it rains",
+    " ".join([WORDS] * 3),  # beyond every length
+    "  A lazy   dog,\tand a fox! ",
+    "Où est la bibliothèque ? 今天天气很好。",
+    "Привет, мир! สวัสดีครับ नमस्ते 😀",
+]
+PROMPTS = {"query": "the dog: ", "document": "it rains on "}
+LENGTH = 13
+
+
+def check(bert, theirs) -> None:
+    """The same vectors, with and without prompts; numbers of size about 1."""
+    functions = {"": theirs.encode, "query": theirs.encode_query, "passage": theirs.encode_document}
+    for prompt, function in functions.items():
+        expected = function(TEXTS)
+        scale = 1 / np.abs(expected).mean()
+        actual = bert.encode(TEXTS, prompt=prompt)
+        assert actual.shape == expected.shape
+        assert len(np.unique(expected.round(3), axis=0)) >= 5
+        np.testing.assert_allclose(actual * scale, expected * scale, rtol=0, atol=1e-5)
+
+
+def check_export(bert, folder: Path, length: int = LENGTH) -> None:
+    bert.export(folder)
+    theirs = library.SentenceTransformer(str(folder), device="cpu")
+    assert theirs.max_seq_length == length
+    assert theirs.similarity_fn_name == "cosine"
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")  # and no other
+    assert {*theirs[0].auto_model.state_dict()} == {*tensors}
+    check(bert, theirs)
+
+
+@pytest.fixture(scope="module", params=["bert", "modernbert", "electra"])
+def encoder(request, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    write_model(request.param, folder, head="Model")
+    bert = bert_jax.load(folder)
+    for name, content in tokenizer_files.files(bert.tokenizer, bert.config).items():
+        (folder / name).write_bytes(content)  # a ModernBERT's is not read from a vocab.txt
+    return folder
+
+
+LAYERS = {
+    "none": [],
+    "normalized": [models.Normalize],
+    "tanh": [lambda size: models.Dense(size, 20), models.Normalize],
+    "identity": [lambda size: models.Dense(size, 40, False, torch.nn.Identity())],
+}
+
+
+@pytest.mark.parametrize(
+    ("pooling", "after"),
+    [("mean", "tanh"), ("mean", "none"), ("cls", "normalized"), ("max", "identity")],
+)
+def test_what_it_writes_and_what_it_reads(encoder, pooling, after, tmp_path):
+    torch.manual_seed(0)
+    transformer = models.Transformer(str(encoder), max_seq_length=LENGTH)
+    size = transformer.get_embedding_dimension()
+    modules = [transformer, models.Pooling(size, pooling_mode=pooling)]
+    modules += [
+        layer(size) if layer is not models.Normalize else layer() for layer in LAYERS[after]
+    ]
+    theirs = library.SentenceTransformer(modules=modules, prompts=PROMPTS, device="cpu")
+    theirs.save(str(tmp_path / "theirs"))
+    bert = bert_jax.load(tmp_path / "theirs")
+    assert bert.unused == []
+    check(bert, theirs)
+    check_export(bert, tmp_path / "ours")
+
+
+def test_the_older_layout_and_lowercase(tmp_path):
+    """As versions before 2.0 wrote it, with a cased tokenizer that is lowercased before."""
+    encoder = tmp_path / "0_Transformer"
+    write_model("bert", encoder, head="Model")
+    kinds = ["Transformer", "Pooling", "Normalize"]
+    entries = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for i, kind in enumerate(kinds)
+    ]
+    files = {
+        "modules.json": entries,
+        "0_Transformer/tokenizer_config.json": {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": False,
+        },
+        "0_Transformer/sentence_bert_config.json": {
+            "max_seq_length": LENGTH,
+            "do_lower_case": True,
+        },
+        "1_Pooling/config.json": {"word_embedding_dimension": 64, "pooling_mode_max_tokens": True},
+        "config_sentence_transformers.json": {"prompts": PROMPTS},
+    }
+    for name, values in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(values))
+    (tmp_path / "2_Normalize").mkdir()
+    bert = bert_jax.load(tmp_path)
+    check(bert, library.SentenceTransformer(str(tmp_path), device="cpu"))
+    check_export(bert, tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokenizer"),
+    [
+        ("roberta", "byte_bpe"),
+        ("modernbert", "byte_bpe"),
+        ("bert", "sentencepiece"),
+        ("bert", "wordpiece"),
+    ],
+)
+def test_a_model_of_ours(kind, tokenizer, tmp_path):
+    text = [*TEXTS, WORDS, *WORDS.split()] * 3
+    trained = tokenizer_training.train(text, TokenizerConfig(kind=tokenizer), 400)
+    sizes = {"vocab_size": trained.vocab_size, "max_position_embeddings": 48, "model_type": kind}
+    if kind != "bert":
+        sizes["type_vocab_size"] = 1
+    if kind == "modernbert":
+        sizes["position_embedding_type"] = "rotary"
+    own = EmbeddingConfig("cls", dense=9, query_prompt="the dog: ", passage_prompt="it rains on ")
+    model = BertForEmbedding(model_config(**sizes), 0, "", own)
+    params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
+    keys = (jax.random.key(number) for number in itertools.count(1))
+    params = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), params)
+    task, data = TaskConfig("embedding", embedding=own), DataFiles(max_length=40)
+    bert = bert_jax.Bert(model.config, params, trained, model, task=task, data=data)
+    check_export(bert, tmp_path / "ours", 40)

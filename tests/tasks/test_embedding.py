@@ -1,0 +1,204 @@
+"""Embeddings: examples of every form, scores against their definitions, a small run."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import model_config
+from scipy import stats
+from sklearn.metrics import ndcg_score
+
+import bert_jax
+from bert_jax.batches.buckets import Batcher
+from bert_jax.config import DataFiles, EmbeddingConfig, FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.errors import UserError
+from bert_jax.tasks.base import Example
+from bert_jax.tasks.datasets import read_examples
+from bert_jax.tasks.embedding import Embedding
+from bert_jax.text import builtin
+from bert_jax.validation import validate_finetuning
+
+COLUMNS = DataFiles(text="query,passage")
+
+
+def task(**fields) -> Embedding:
+    return Embedding(TaskConfig("embedding", embedding=EmbeddingConfig(**fields)))
+
+
+def read(path, content: str, data: DataFiles = COLUMNS, **fields) -> list[Example]:
+    path.write_text(content, encoding="utf-8")
+    return read_examples(task(**fields), str(path), data, labelled=True)
+
+
+def texts(examples: list[Example]) -> list[tuple[str, ...]]:
+    return [example.texts for example in examples]
+
+
+def test_pairs_and_hard_negatives(tmp_path):
+    table = "query,passage,negative\nfox,the fox,der Hund\n狐,the fox,le chien\n"
+    examples = read(tmp_path / "a.csv", table, DataFiles(text="query, passage,negative"))
+    assert texts(examples) == [("fox", "the fox", "der Hund"), ("狐", "the fox", "le chien")]
+    lines = '{"query": "fox", "passage": "the fox"}\n{"query": "dog", "passage": "the dog"}\n'
+    assert texts(read(tmp_path / "a.jsonl", lines)) == [("fox", "the fox"), ("dog", "the dog")]
+
+
+def test_plain_text(tmp_path):
+    lines = "a fox\nthe dog\n\nwho jumps\nover what\n"
+    same = read(tmp_path / "a.txt", lines, DataFiles(), pairs="same")
+    assert [first for first, _ in texts(same)] == ["a fox", "the dog", "who jumps", "over what"]
+    assert all(first == second for first, second in texts(same))
+    neighbours = read(tmp_path / "a.txt", lines, DataFiles(), pairs="neighbours")
+    assert texts(neighbours) == [("a fox", "the dog"), ("who jumps", "over what")]
+    column = read(tmp_path / "a.tsv", "sentence\na fox\nthe dog\n", DataFiles(), pairs="neighbours")
+    assert texts(column) == [("a fox", "the dog")]
+
+
+def test_scored_pairs(tmp_path):
+    table = "query\tpassage\tlabel\nfox\tdog\t0.25\nfox\tthe fox\t-1\n"
+    examples = read(tmp_path / "a.tsv", table, loss="cosine")
+    assert [example.label for example in examples] == [0.25, -1.0]
+    of_stars = read(tmp_path / "a.tsv", table.replace("0.25", "4.5"), loss="cosent")
+    assert of_stars[0].label == 4.5
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "wanted"),
+    [
+        ("query\tpassage\nfox\t \n", {}, "a.tsv:2: a text is ' '; fill it in"),
+        ("query\tpassages\nfox\tdog\n", {}, "has no column 'passage'; set data.text to one of"),
+        ("query\tpassage\tlabel\nfox\tdog\t7\n", {"loss": "cosine"}, "'7' is no cosine"),
+        ("query\tpassage\tlabel\nfox\tdog\tx\n", {"loss": "cosent"}, "'x' is no number"),
+        ("query\tpassage\tlabel\nfox\tdog\t\n", {"loss": "cosent"}, "has no label"),
+        ("query\tpassage\nfox\tdog\n", {"loss": "cosent"}, "has no label"),
+    ],
+)
+def test_bad_input(tmp_path, content, fields, wanted):
+    with pytest.raises(UserError) as error:
+        read(tmp_path / "a.tsv", content, **fields)
+    assert wanted in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_one_text_alone(tmp_path):
+    with pytest.raises(UserError, match=r"a\.txt:1 is a text alone; set task\.embedding\.pairs"):
+        read(tmp_path / "a.txt", "a fox\n", DataFiles())
+    with pytest.raises(UserError, match="one text; name two columns"):
+        read(tmp_path / "a.tsv", "sentence\na fox\n", DataFiles())
+
+
+@pytest.mark.parametrize(
+    ("embedding", "others", "wanted"),
+    [
+        ({"dimensions": (8, 32)}, {}, "has 8, 32, and a vector has 16 numbers"),
+        ({"dimensions": (0,)}, {}, "give some from 1 to 16"),
+        ({}, {"data": DataFiles(max_length=16, batch_size=1)}, "batch_size is 1; raise it"),
+        ({}, {"probe": "1"}, "embeddings have no head"),
+        ({"pairs": "same", "loss": "cosine"}, {}, "has no scores for loss cosine"),
+        ({"temperature": 0.0}, {}, "temperature is 0.0"),
+    ],
+)
+def test_settings_that_do_not_fit(embedding, others, wanted):
+    task = TaskConfig("embedding", embedding=EmbeddingConfig(**embedding))
+    data = {"data": DataFiles(max_length=16)} | others
+    with pytest.raises(UserError) as error:
+        validate_finetuning(FinetuneConfig(task=task, model=model_config(), **data))
+    assert wanted in str(error.value)
+
+
+def test_a_text_twice_needs_dropout():
+    model = model_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    task = TaskConfig("embedding", embedding=EmbeddingConfig(pairs="same"))
+    data = DataFiles(max_length=16)
+    with pytest.raises(UserError, match="needs dropout, and the model has none"):
+        validate_finetuning(FinetuneConfig(task=task, model=model, data=data))
+
+
+def test_texts_are_packed_numbered_and_prompted(wordpiece):
+    """Equal texts have one number; a prompt is part of the text."""
+    pairs = [("the fox", "lazy dog"), ("who", "lazy dog"), ("lazy dog", "the fox jumps over")]
+    examples = [Example(None, f"a:{i}", pair, 1.0) for i, pair in enumerate(pairs)]
+    embedding = task(query_prompt="what ")
+    features = embedding.features(examples, wordpiece, model_config(), 6)
+    labels = np.array(features.labels)
+    assert labels[0, 1] == labels[1, 1] != labels[2, 0]
+    assert features.truncated == 1  # the fox jump ##s over, of which 4 fit
+    batch = Batcher(features, wordpiece, 2, 6).batch(np.array([0, 2, -1]), 16)
+    kept = batch["attention_mask"][0] > 0
+    names = [wordpiece.id_to_token(token) for token in batch["input_ids"][0][kept]]
+    assert names == ["[CLS]", "what", "the", "fox", "[SEP]", "[CLS]", "lazy", "dog", "[SEP]"]
+    assert batch["attention_mask"][0][kept].tolist() == [1] * 5 + [2] * 4
+    assert batch["position_ids"][0][kept].tolist() == [*range(5), *range(4)]
+    assert batch["segment_starts"].tolist() == [[0, 5], [0, 5], [0, 0]]
+    assert batch["labels"][2].tolist() == [-1, -1]
+
+
+def test_scores_of_retrieval():
+    """Against scikit-learn; a passage that two queries share is once in what is searched."""
+    draw = np.random.default_rng(0)
+    examples = [Example(None, "", (f"q{i // 2}", f"p{i % 7}", f"n{i}"), 1.0) for i in range(12)]
+    by_text = {t: draw.normal(size=4) for example in examples for t in example.texts}
+    predictions = [np.array([by_text[t] for t in example.texts]) for example in examples]
+    queries = list(dict.fromkeys(example.texts[0] for example in examples))
+    passages = list(dict.fromkeys(t for example in examples for t in example.texts[1:]))
+    wanted = np.zeros((len(queries), len(passages)))
+    for example in examples:
+        wanted[queries.index(example.texts[0]), passages.index(example.texts[1])] = 1
+    unit = {t: vector / np.linalg.norm(vector) for t, vector in by_text.items()}
+    cosines = np.array([[unit[q] @ unit[p] for p in passages] for q in queries])
+    scores = task().score(examples, predictions)
+    assert scores["ndcg@10"] == pytest.approx(ndcg_score(wanted, cosines, k=10))
+    first = wanted[np.arange(len(queries)), cosines.argmax(1)]
+    assert scores["recall@1"] == pytest.approx(np.mean(first / wanted.sum(1)))
+
+
+def test_scores_of_similarity():
+    draw = np.random.default_rng(0)
+    vectors, labels = draw.normal(size=(9, 2, 4)), draw.normal(size=9)
+    examples = [Example(None, "", ("a", "b"), float(label)) for label in labels]
+    first, second = (vectors[:, i] / np.linalg.norm(vectors[:, i], axis=1)[:, None] for i in (0, 1))
+    cosines = (first * second).sum(1)
+    scores = task(loss="cosent").score(examples, list(vectors))
+    assert scores["spearman"] == pytest.approx(stats.spearmanr(labels, cosines)[0])
+    assert scores["pearson"] == pytest.approx(stats.pearsonr(labels, cosines)[0])
+
+
+def test_built_in_pairs():
+    """What functions do, and their signatures; no module is in both splits."""
+    train, held_out = builtin.described("train"), builtin.described("eval")
+    assert ("Remove this file or link.", "pathlib.Path.unlink(self, missing_ok=False)") in [
+        *train,
+        *held_out,
+    ]
+    assert len(train) > 3 * len(held_out) > 1500
+    assert not set(train) & set(held_out)
+    with pytest.raises(UserError, match="no such split"):
+        builtin.described("test")
+
+
+def finetune(tiny_run, workdir, train, **fields):
+    embedding = EmbeddingConfig(**fields)
+    config = FinetuneConfig(
+        epochs=8.0,
+        task=TaskConfig("embedding", embedding=embedding),
+        data=DataFiles(train=str(train), eval=str(train), text="q,p", max_length=16, batch_size=8),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
+    )
+    return bert_jax.finetune(config, tiny_run.checkpoint, workdir, quiet=True)
+
+
+def test_a_run(tmp_path, tiny_run):
+    """It learns which words belong together, and is loaded with what it was made by."""
+    words = ["token", "model", "layer", "head", "river", "bank", "reads", "sees", "small"]
+    pairs = [f"the {a}\ta {b} of {b}" for a, b in zip(words, words[1:] + words[:1], strict=True)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(["q\tp", *pairs]) + "\n")
+    result = finetune(tiny_run, tmp_path / "run", tmp_path / "pairs.tsv", dimensions=(8, 16))
+    rows = {row["name"]: row["scores"]["ndcg@10"] for row in result.comparison}
+    assert {"before training", "BM25", "TF-IDF"} <= set(rows)
+    assert rows["seed 0"] > rows["before training"] + 0.1
+    loaded = bert_jax.load(tmp_path / "run")
+    assert loaded.task.embedding.dimensions == (8, 16)
+    line = json.loads((tmp_path / "run" / "predictions.jsonl").read_text().splitlines()[0])
+    again = loaded.predict([tuple(pairs[0].split("\t"))])[0]["similarity"]
+    assert again == pytest.approx(line["prediction"], abs=1e-5)
+    with pytest.raises(UserError, match="give two texts"):
+        loaded.predict(["the model"])
