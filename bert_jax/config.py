@@ -180,7 +180,7 @@ class DataConfig:
 
 @dataclasses.dataclass
 class OptimizerConfig:
-    """Adam with decoupled weight decay, or Muon; a linear warm-up, and how the rate then decays.
+    """Adam with decoupled weight decay; a linear warm-up, and how the rate then decays.
 
     Source: `optimization.py` in google-research/bert, and Devlin et al. 2019, appendix A.2; of
     `wsd` (warm-up, stable, decay by 1 - sqrt) and `stable_adamw`, Warner et al. 2024.
@@ -189,10 +189,10 @@ class OptimizerConfig:
     'bert_adamw'
     """
 
-    name: Literal["bert_adamw", "adamw", "stable_adamw", "muon"] = setting(
+    name: Literal["bert_adamw", "adamw", "stable_adamw"] = setting(
         "bert_adamw",
         "bert_adamw: as released, without bias correction; adamw: Optax's; stable_adamw: with "
-        "Adafactor's update clipping; muon: for matrices of the layers, adamw for the rest",
+        "Adafactor's update clipping",
     )
     learning_rate: float = setting(1e-4, "peak learning rate")
     warmup_fraction: float = setting(

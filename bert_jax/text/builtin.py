@@ -45,7 +45,7 @@ _MIN_CHARACTERS = 20  # a shorter docstring, such as "Close the file.", says lit
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _SENTENCE, _LONG_WORD = re.compile(r".+?(?:[.!?](?= |$)|$)"), re.compile(r"[A-Za-z]{3,}")
 _MAX_CHARACTERS = 300  # of a sentence
-_MOST, _MADE_UP = 4, 3  # sentences of a docstring, and made-up signatures of a sentence
+_MOST, _MADE_UP = 4, 8  # sentences of a docstring, and made-up signatures of a sentence
 _EVAL_FRACTION = 0.2  # of the docstrings of each area, at most
 
 

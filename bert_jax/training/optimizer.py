@@ -1,6 +1,5 @@
 """Optimizers, BERT's AdamW among them, and learning rate schedules, in Optax."""
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ import numpy as np
 import optax
 from flax import traverse_util
 from jax.typing import ArrayLike
-from optax import contrib
 
 from bert_jax.config import OptimizerConfig, warmup_and_decay
 from bert_jax.errors import UserError
@@ -107,31 +105,6 @@ def clip_updates(
     return optax.GradientTransformation(adam.init, update)
 
 
-def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Orthogonalize the momentum of each matrix of the layers; Adam for everything else.
-
-    An orthogonal update is scaled to the size of Adam's, so that both have one learning rate and
-    one weight decay. Source: Jordan 2024 (momentum 0.95), as `optax.contrib` has it; of the scale,
-    Liu et al. 2025, section 2.2.
-    """
-
-    def scale(update: jax.Array) -> jax.Array:
-        return 0.2 * math.sqrt(max(update.shape)) * update
-
-    def dimensions(updates: optax.Updates) -> Any:
-        return jax.tree.map(lambda _: contrib.MuonDimensionNumbers(), updates)
-
-    def labels(params: optax.Params) -> Any:
-        flat: Any = traverse_util.flatten_dict(params, sep="/")
-        is_matrix = re.compile(r"(.*/)?layer_\d+/.*/kernel").fullmatch
-        named = {name: "muon" if is_matrix(name) else "adam" for name in flat}
-        return traverse_util.unflatten_dict(named, sep="/")
-
-    muon = contrib.scale_by_muon(weight_dimension_numbers=dimensions)
-    scaled = optax.chain(muon, optax.stateless(lambda updates, _: jax.tree.map(scale, updates)))
-    return optax.partition({"muon": scaled, "adam": optax.scale_by_adam(b1, b2, eps)}, labels)
-
-
 def decayed(params: optax.Params) -> optax.Params:
     """Return which parameters are decayed: all but biases and LayerNorm scales."""
     kept = ("bias", "scale")
@@ -164,8 +137,8 @@ def make_optimizer(
     """Return clipping by the global norm, an optimizer, decoupled weight decay and the schedule."""
     if steps >= 1 << 31:  # what the state counts in int32
         raise UserError(f"the run has {steps:,} steps, of at most 2**31 - 1; lower epochs or steps")
-    kinds = {"bert_adamw": scale_by_bert_adam, "muon": scale_by_muon}
-    adam = kinds.get(config.name, optax.scale_by_adam)(config.b1, config.b2, config.eps)
+    scale = scale_by_bert_adam if config.name == "bert_adamw" else optax.scale_by_adam
+    adam = scale(config.b1, config.b2, config.eps)
     transforms = [adam, optax.add_decayed_weights(config.weight_decay, mask=decayed)]
     if config.name == "stable_adamw":
         transforms = [clip_updates(optax.chain(*transforms), config.b2, config.eps)]

@@ -13,7 +13,7 @@ from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig, TaskConf
 
 def get_config() -> FinetuneConfig:
     return FinetuneConfig(
-        epochs=3.0,
+        epochs=2.0,
         task=TaskConfig(kind="embedding"),
         data=DataFiles(
             train="builtin@train",
