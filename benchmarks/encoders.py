@@ -117,7 +117,7 @@ class Benchmark:
         reviews, entities = self.flags.reviews, self.flags.entities
         init = f"--init={self.folder / name / 'run'}"
         tasks = {
-            "reviews": ["--config=finetune/classification", "--config.epochs=3"],
+            "reviews": ["--config=finetune/classification", "--config.epochs=2"],
             "entities": ["--config=finetune/ner", "--config.epochs=5"],
         }
         files = {
