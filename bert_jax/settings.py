@@ -143,7 +143,9 @@ def _parse(hint: Any, text: str) -> Any:
         return next((c for c in typing.get_args(hint) if str(c) == text), text)
     if typing.get_origin(hint) is tuple:
         is_literal = text.lstrip().startswith(("(", "["))
-        return list(ast.literal_eval(text)) if is_literal else [t for t in text.split(",") if t]
+        if is_literal:
+            return list(ast.literal_eval(text))
+        return [_parse(typing.get_args(hint)[0], item) for item in text.split(",") if item]
     return text
 
 

@@ -12,6 +12,7 @@ import bert_jax
 from bert_jax.batches.buckets import Batcher
 from bert_jax.config import DataFiles, EmbeddingConfig, FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.errors import UserError
+from bert_jax.settings import override
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.embedding import Embedding
@@ -103,6 +104,14 @@ def test_settings_that_do_not_fit(embedding, others, wanted):
     with pytest.raises(UserError) as error:
         validate_finetuning(FinetuneConfig(task=task, model=model_config(), **data))
     assert wanted in str(error.value)
+
+
+def test_sizes_of_vectors_on_the_command_line():
+    config = FinetuneConfig()
+    override(config, "task.embedding.dimensions", "32,128")
+    assert config.task.embedding.dimensions == (32, 128)
+    with pytest.raises(UserError, match="dimensions=32,x: a value of type"):
+        override(config, "task.embedding.dimensions", "32,x")
 
 
 def test_a_text_twice_needs_dropout():
