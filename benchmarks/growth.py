@@ -23,7 +23,6 @@ from typing import Any
 import jax
 from matplotlib.figure import Figure
 
-from bert_jax import config as config_lib
 from bert_jax import validation
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
@@ -32,6 +31,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.distributed.mesh import init_sharded, make_mesh
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
+from bert_jax.phases import phases
 from bert_jax.planning import synthetic
 
 TOKENS = 4096  # of a step
@@ -60,7 +60,7 @@ class Run:
 
     def __init__(self, config: TrainConfig):
         self.config = config
-        _, phase = config_lib.phases(config)[0]
+        _, phase = phases(config)[0]
         mesh = make_mesh(config.parallel)
         setup = synthetic.set_up(config, phase, mesh)
         self._state = init_sharded(setup.new_state, setup.layout.state, jax.random.key(0))

@@ -18,7 +18,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bert_jax import config as config_lib
 from bert_jax import validation
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.commands import process
@@ -28,6 +27,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.models.heads import BertForPreTraining
+from bert_jax.phases import phases
 from bert_jax.text.store import Corpus, open_store
 from bert_jax.training.masking import make_masking
 from bert_jax.training.objectives import Pretraining
@@ -48,7 +48,7 @@ def make(config: TrainConfig, corpus: Corpus):
 
     _, layout = make_layout(new_state, mesh, config.parallel)
     state = init_sharded(new_state, layout.state, jax.random.key(0))
-    masking = make_masking(corpus.tokenizer, config_lib.phases(config)[0][1], config.data)
+    masking = make_masking(corpus.tokenizer, phases(config)[0][1], config.data)
     train_step = make_train_step(Pretraining(model, masking), optimizer)
     step = compile_step(train_step, "mesh", layout, outputs=("state", "metrics"))
     batches, number = TrainBatches(corpus, config), 0

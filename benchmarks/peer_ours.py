@@ -8,11 +8,11 @@ import jaxlib.version
 import numpy as np
 from peer_worker import read_spec, run_peer, serve
 
-from bert_jax import config as config_lib
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
 from bert_jax.distributed.mesh import init_sharded, make_mesh, shard_batch
 from bert_jax.models import layers, matmul
+from bert_jax.phases import phases
 from bert_jax.planning import synthetic
 from bert_jax.settings import from_dict
 
@@ -43,7 +43,7 @@ def main() -> None:
         keep_host_memory()
     config = from_dict(TrainConfig, json.loads(spec.config), "config")
     config.model.dtype = spec.dtype
-    _, phase = config_lib.phases(config)[0]
+    _, phase = phases(config)[0]
     if spec.head == "masked-head":
         phase = dataclasses.replace(phase, max_predictions=phase.max_length)
     elif spec.head in PLAIN:

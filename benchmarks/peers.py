@@ -31,12 +31,12 @@ from typing import Any
 import record
 from peer_worker import TECHNIQUES, Spec
 
-from bert_jax import config as config_lib
 from bert_jax import validation
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
 from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
+from bert_jax.phases import phases
 from bert_jax.settings import to_json
 
 PEERS = {
@@ -136,7 +136,7 @@ def main() -> None:
         raise UserError("--rounds and --seconds must be positive")
     if "flax" in ARGS.peers and not shutil.which(ARGS.flax_python):
         raise UserError("flax needs --flax_python, the Python of an environment that has it")
-    _, phase = config_lib.phases(config)[0]
+    _, phase = phases(config)[0]
     spec = Spec(
         model=dataclasses.asdict(config.model),
         dtype="",

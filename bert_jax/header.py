@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.config import FinetuneConfig, OptimizerConfig, Phase, TrainConfig, warmup_and_decay
+from bert_jax.config import FinetuneConfig, OptimizerConfig, Phase, TrainConfig
 from bert_jax.distributed import hosts
+from bert_jax.phases import warmup_and_decay
 from bert_jax.planning import costs, machine
 
 

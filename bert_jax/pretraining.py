@@ -15,12 +15,13 @@ import optax
 from bert_jax import console, initialization, report
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
-from bert_jax.config import TrainConfig, as_of_step, peaks, phases
+from bert_jax.config import TrainConfig
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
 from bert_jax.models.heads import PreTrainingModel, make_pretraining_model
+from bert_jax.phases import as_of_step, peaks, phases
 from bert_jax.planning import costs, machine
 from bert_jax.text import prepare, store, tokenizer_loading
 from bert_jax.text.store import Corpus

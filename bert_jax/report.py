@@ -18,19 +18,12 @@ from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
-from bert_jax.config import (
-    FinetuneConfig,
-    ModelConfig,
-    Phase,
-    TrainConfig,
-    peaks,
-    phases,
-    warmup_and_decay,
-)
+from bert_jax.config import FinetuneConfig, ModelConfig, Phase, TrainConfig
 from bert_jax.console import Level
 from bert_jax.convert.names import module_names
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
 from bert_jax.models.electra import generator_config
+from bert_jax.phases import peaks, phases, warmup_and_decay
 from bert_jax.planning import machine
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, no_better

@@ -12,10 +12,9 @@ from bert_jax.config import (
     ParallelConfig,
     Phase,
     TrainConfig,
-    phases,
-    warmup_and_decay,
 )
 from bert_jax.errors import UserError, nearest
+from bert_jax.phases import phases, warmup_and_decay
 from bert_jax.settings import check
 
 

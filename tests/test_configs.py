@@ -20,15 +20,11 @@ from bert_jax.config import (
     Phase,
     TaskConfig,
     TrainConfig,
-    as_of_step,
-    default_predictions,
-    peaks,
-    phases,
-    warmup_and_decay,
 )
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import make_pretraining_model
+from bert_jax.phases import as_of_step, default_predictions, peaks, phases, warmup_and_decay
 from bert_jax.recipes import recipe
 from bert_jax.settings import flatten, from_dict, override, to_json
 from bert_jax.tasks import glue, make_task

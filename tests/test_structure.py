@@ -28,6 +28,7 @@ LAYERS = (
     ("text",),
     ("recipes",),
     ("validation",),
+    ("phases",),
     ("config",),
     ("locks",),
     ("settings", "console", "checksums", "background"),

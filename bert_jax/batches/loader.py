@@ -12,7 +12,8 @@ from bert_jax.batches import Batch, packing
 from bert_jax.batches.full_blocks import FullBlocks
 from bert_jax.batches.packing import PackedPairs
 from bert_jax.batches.sentence_pairs import SentencePairs
-from bert_jax.config import DataConfig, Phase, TrainConfig, phases
+from bert_jax.config import DataConfig, Phase, TrainConfig
+from bert_jax.phases import phases
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.text.tokenizer import Tokenizer
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from bert_jax import console
 from bert_jax.commands.flags import Parser, add_config, read_config
 from bert_jax.commands.process import keep_host_memory
-from bert_jax.config import TrainConfig, phases
+from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
+from bert_jax.phases import phases
 from bert_jax.validation import validate
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig, phases
+from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.models.electra import embedding_size, pretrained_encoders
+from bert_jax.phases import phases
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
 from bert_jax.planning.costs import abstract_parameters, compile_cost, model_flops, sent_bytes
 from bert_jax.planning.synthetic import make_checked_mesh

@@ -15,10 +15,11 @@ import jax
 import numpy as np
 
 from bert_jax import settings
-from bert_jax.config import FinetuneConfig, Phase, TrainConfig, phases
+from bert_jax.config import FinetuneConfig, Phase, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.locks import locked
+from bert_jax.phases import phases
 from bert_jax.text.tokenizer import Tokenizer
 
 RESUME = "fix that, then repeat the command to resume"

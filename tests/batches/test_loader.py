@@ -9,7 +9,8 @@ from helpers import FakeTokenizer
 from stores import make_store
 
 from bert_jax.batches import loader
-from bert_jax.config import Phase, TrainConfig, peaks
+from bert_jax.config import Phase, TrainConfig
+from bert_jax.phases import peaks
 from bert_jax.text.store import Corpus
 
 flags.FLAGS.mark_as_parsed()  # Grain reads a flag

@@ -12,9 +12,10 @@ from flax import linen as nn
 from flax import traverse_util
 from helpers import model_config
 
-from bert_jax.config import OptimizerConfig, Phase, TrainConfig, peaks
+from bert_jax.config import OptimizerConfig, Phase, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
+from bert_jax.phases import peaks
 from bert_jax.training.optimizer import (
     decayed,
     layer_rates,
