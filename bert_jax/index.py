@@ -25,7 +25,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForEmbedding
 from bert_jax.retrieval import search
 from bert_jax.tasks import readers
-from bert_jax.text import records, store
+from bert_jax.text import builtin, records, store
 from bert_jax.training import workdir
 
 _FORMAT = 1
@@ -37,6 +37,7 @@ _REMEDY = "remove the folder and build it again"
 # What the vectors of a model of embeddings depend on, beside its parameters.
 _OWN = ("pooling", "dense_activation", "query_prompt", "passage_prompt", "max_length")
 _TABLES = (".tsv", ".csv", ".jsonl")
+_BUILTIN = "builtin"  # in place of a file: the signatures of Python's library
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Index:
         Args:
           bert: the model. Texts that exceed its positions are truncated, and counted.
           files: with a text a line, or .tsv, .csv or .jsonl with a text in `column`; plain, .gz or
-            .xz. Empty lines and fields are skipped.
+            .xz. Empty lines and fields are skipped. "builtin": the signatures of Python's library.
           output: the folder, which must not exist.
           column: of the text in tables.
           force: whether to replace an index that is there, and nothing else.
@@ -269,7 +270,8 @@ class _Entry(NamedTuple):
 def _read(files: Sequence[str], column: str) -> Iterator[_Entry]:
     """Yield the texts of files; UserError before the first if a file cannot be opened."""
     for file in files:
-        if fault := records.file_fault(os.path.expanduser(file)):
+        fault = records.file_fault(os.path.expanduser(file))
+        if fault and file != _BUILTIN:
             raise UserError(f"{file} {fault}; give files with a text a line, or tables")
     for number, file in enumerate(files):
         for text, line in _read_file(file, column):
@@ -279,6 +281,9 @@ def _read(files: Sequence[str], column: str) -> Iterator[_Entry]:
 
 def _read_file(file: str, column: str) -> Iterator[tuple[str, int]]:
     """Yield each text of a file, and its line."""
+    if file == _BUILTIN:
+        yield from ((text, number) for number, text in enumerate(builtin.signatures(), start=1))
+        return
     if records.file_type(file) not in _TABLES:
         lines = records.read_lines(os.path.expanduser(file))
         yield from ((line, number) for number, (line, _) in enumerate(lines, start=1))

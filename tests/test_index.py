@@ -11,7 +11,7 @@ import pytest
 import bert_jax
 from bert_jax import Hit, Index, UserError, embeddings, index
 from bert_jax.locks import locked
-from bert_jax.text import store
+from bert_jax.text import builtin, store
 
 WORDS = ["river", "bank", "token", "model", "layer", "head", "reads", "sees", "the", "small"]
 
@@ -53,6 +53,19 @@ def test_hits_are_those_of_all_cosines(built, tiny_bert):
     assert made.search(queries[0], 7) == hits[0]
     assert len(made.search("bank", 1000)) == len(made) == 40
     assert made.search([]) == []
+
+
+def test_signatures_of_the_library(tiny_bert, tmp_path, monkeypatch):
+    """In place of a file; each is among what the default run of embeddings asks for."""
+    described = {passage for split in ("train", "eval") for _, passage in builtin.described(split)}
+    found = builtin.signatures()
+    assert "pathlib.Path.unlink(self, missing_ok=False)" in found
+    assert len(set(found)) == len(found) > 3000
+    assert set(found) <= described
+    monkeypatch.setattr(builtin, "signatures", lambda: found[:5])
+    made = Index.build(tiny_bert, "builtin", tmp_path / "my.index")
+    hits = made.search("remove a file", 9)
+    assert sorted((hit.line, hit.text) for hit in hits) == list(enumerate(found[:5], start=1))
 
 
 def test_on_disk(built, tiny_run):

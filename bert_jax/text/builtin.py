@@ -101,6 +101,13 @@ def described(split: str) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))
 
 
+def signatures() -> list[str]:
+    """Return the signatures of the public functions and classes that have a description."""
+    found = (each for name, path in _files() for each in _signatures(name, path.read_bytes()))
+    described = (text for text, is_public, doc in found if is_public and _sentences(doc))
+    return list(dict.fromkeys(described))
+
+
 def _sentences(text: str) -> list[str]:
     found = (sentence.strip() for sentence in _SENTENCE.findall(" ".join(text.split())))
     return [sentence for sentence in found if _MIN_CHARACTERS <= len(sentence) <= _MAX_CHARACTERS]
