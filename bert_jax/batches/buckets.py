@@ -116,7 +116,7 @@ class Batcher:
 
 
 class BucketedBatches:
-    """The batch of every step, by index: examples of similar length, each once an epoch."""
+    """The batch of every step, by index: each example once an epoch, in most tasks by length."""
 
     def __init__(
         self,
@@ -128,7 +128,10 @@ class BucketedBatches:
     ):
         self._batcher, self._steps, self._process_indices = batcher, steps, process_indices
         self._per_epoch = -(-len(batcher.lengths) // batch_size)
-        draw = functools.partial(epoch_batches, batcher.lengths, batch_size)
+        # A loss of embeddings compares the examples of a batch, which must be random ones: among
+        # texts of one length it learns nothing from their lengths.
+        window = 1 if batcher.features.is_packed else _WINDOW
+        draw = functools.partial(epoch_batches, batcher.lengths, batch_size, window=window)
         self._epoch = functools.lru_cache(maxsize=1)(functools.partial(draw, seed))
         # Independent of `seed`, so that runs of several seeds share their compiled programs.
         longest = self._longest(draw(0, 0))
@@ -155,13 +158,18 @@ class BucketedBatches:
         return np.where(indices == FILL, 0, self._batcher.lengths[indices]).max(-1)
 
 
-def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the examples of each batch of an epoch, [batches, batch_size], FILL for padding."""
+def epoch_batches(
+    lengths: np.ndarray, batch_size: int, seed: int, epoch: int, *, window: int = _WINDOW
+) -> np.ndarray:
+    """Return the examples of each batch of an epoch, [batches, batch_size], FILL for padding.
+
+    Examples are sorted by length within each `window` of batches.
+    """
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(len(lengths))
     count = -(-len(order) // batch_size)
-    window = batch_size * max(1, min(_WINDOW, count // _MIN_WINDOWS))
-    windows = [order[start : start + window] for start in range(0, len(order), window)]
+    size = batch_size * max(1, min(window, count // _MIN_WINDOWS))
+    windows = [order[start : start + size] for start in range(0, len(order), size)]
     # Longest first, so that the batch with padding examples is one of the shortest.
     order = np.concatenate([w[np.argsort(-lengths[w], kind="stable")] for w in windows])
     order = np.pad(order, (0, count * batch_size - len(order)), constant_values=FILL)

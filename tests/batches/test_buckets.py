@@ -100,6 +100,21 @@ def test_batches_have_less_padding_than_random_ones():
     assert padding < 0.6 * (1 - lengths.mean() / random.mean())
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_only_packed_texts_are_in_random_batches(is_packed):
+    """Their losses compare the examples of a batch, and learn nothing from lengths if all have one.
+
+    With batches by length, an encoder was 0.015 to 0.02 of nDCG@10 behind sentence-transformers.
+    """
+    features = features_of(np.random.default_rng(0).integers(3, 60, 1024), choices=2)
+    features.is_packed = is_packed
+    batcher = Batcher(features, FakeTokenizer(), 2, 64)
+    batches = BucketedBatches(batcher, 16, 32, seed=0)
+    spread = np.mean([batcher.lengths[batches.indices(step)].std() for step in range(32)])
+    share = spread / batcher.lengths.std()
+    assert share > 0.9 if is_packed else share < 0.3
+
+
 def test_each_process_reads_its_indices():
     batcher = batcher_of(np.random.default_rng(0).integers(3, 60, 40))
     batches = BucketedBatches(batcher, 8, 5, 0)
