@@ -191,7 +191,8 @@ def start(
         )
     mesh = meshes.make_mesh(config.parallel)
     meshes.check_model(config.model, mesh, [config.data.max_length])
-    meshes.check_divides(config.data.batch_size, config.optimizer.microbatches, mesh)
+    divided = config.data.batch_size, config.optimizer.microbatches, mesh
+    meshes.check_divides(*divided)
     # The head of a probe fits another kind of probe no better than a new one.
     is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
     is_headless = isinstance(initial.model, BertForEmbedding) and config.task.kind != "embedding"
@@ -210,6 +211,7 @@ def start(
     claim = partial(workdirs.claim, workdir, config, initial.tokenizer, fingerprint)
     shared = (params, initial.tokenizer, task, datasets, mesh, claim)
     run = Run(labelled, workdir, str(init), *shared, recipe)
+    meshes.check_divides(*divided, run.batches(config.seed).per_sequence)
     if not config.probe:  # which needs no gradient of the layers
         costs.check_fits(config.model, run.largest, config.optimizer.microbatches, mesh)
     return run

@@ -282,7 +282,9 @@ def finetuning_start(
     seeds = f"seed {config.seed}"
     if config.seeds > 1:
         seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}"
-    longest = Phase(max_length=train.longest, batch_size=config.data.batch_size)
+    count = batches.per_sequence
+    longest = Phase(max_length=count * train.longest, batch_size=config.data.batch_size // count)
+    held = "sequences" if count == 1 else f"sequences, of {count} examples each,"
     print_on_main(
         f"bert-jax   {header.versions()}\n"
         f"config     {recipe or 'of the call'}, {seeds}\n"
@@ -292,7 +294,7 @@ def finetuning_start(
         f"examples   {listed}\n"
         f"padding    {train.padding:.0%} at length {length}; {batches.padding:.0%} with lengths "
         f"{', '.join(map(str, batches.lengths))}\n"
-        f"batch      {longest.batch_size} sequences of at most {longest.max_length} tokens\n"
+        f"batch      {longest.batch_size} {held} of at most {longest.max_length} tokens\n"
         f"steps      {len(batches):,}, which is {header.epochs(config.epochs)}\n"
         f"rate       {header.rate(config.optimizer, len(batches))}\n"
         f"memory     {header.memory(config, longest, mesh)}"

@@ -1,4 +1,4 @@
-"""Length-bucketed fine-tuning batches: by step for training, each example once for evaluation."""
+"""Fine-tuning batches with little padding: by step for training, each example once to evaluate."""
 
 import dataclasses
 import functools
@@ -23,6 +23,9 @@ _MAX_CANDIDATES = 12  # whose combinations are tried
 # Shuffled examples are sorted by length in windows of 16 batches; an epoch has at least 4 windows.
 # Source: `get_length_grouped_indices` of transformers, with at most 50 batches.
 _WINDOW, _MIN_WINDOWS = 16, 4
+# Packed examples share sequences: 2, 4 or 8 of them, of up to 256 tokens together on average. A
+# batch has a multiple of 64 sequences, which devices and microbatches divide.
+_MAX_SHARED, _SHARED_TOKENS, _MIN_SEQUENCES = 8, 256, 64
 
 
 @dataclasses.dataclass
@@ -78,40 +81,47 @@ class Batcher:
         self.padding = 1 - self.tokens / max_length  # its share if all had `max_length`
 
     def batch(self, indices: np.ndarray, length: int) -> Batch:
-        """Return the examples of some indices padded to `length`, for `training.objectives`."""
+        """Return examples padded to `length`, for `training.objectives`.
+
+        `indices` are [B], or where features are packed [B, E], the examples of each sequence.
+        """
         features, count = self.features, self.features.choices
+        indices = indices.reshape(len(indices), -1)
         rows = 1 if features.is_packed else count
         ids = np.full((len(indices), rows, length), self._pad, np.int32)
         types, mask, position_ids = np.zeros_like(ids), np.zeros_like(ids), np.zeros_like(ids)
-        starts = np.zeros((len(indices), count), np.int32)
+        starts = np.zeros((len(indices), indices.shape[1] * count), np.int32)
         label = np.asarray(features.labels[0])
         shape = (length,) if features.per_token else label.shape
         empty, dtype = (np.nan, np.float32) if label.dtype.kind == "f" else (NO_LABEL, np.int32)
-        labels = np.full((len(indices), math.prod(shape)), empty, dtype)
-        for position, index in enumerate(indices.tolist()):
+        labels = np.full((*indices.shape, math.prod(shape)), empty, dtype)
+        ends = np.zeros(len(indices), np.int64)  # of what is packed into each sequence so far
+        for (position, slot), index in np.ndenumerate(indices):
             if index == FILL:
                 continue
             label = np.ravel(features.labels[index])
-            labels[position, : len(label)] = label
-            start = 0
-            for choice, number in enumerate(range(index * count, (index + 1) * count)):
+            labels[position, slot, : len(label)] = label
+            for choice in range(count):
+                number, text = index * count + choice, slot * count + choice
                 sequence, second = features.sequences[number], features.second_starts[number]
                 row = position, 0 if features.is_packed else choice
+                start = ends[position]
                 end = start + len(sequence)
                 ids[row][start:end] = sequence
-                mask[row][start:end] = 1 + choice * features.is_packed
+                mask[row][start:end] = 1 + text * features.is_packed
                 if self._types > 1:
                     types[row][start + second : end] = 1
                 if features.is_packed:
                     position_ids[row][start:end] = np.arange(len(sequence))
-                    starts[position, choice], start = start, end
+                    starts[position, text], ends[position] = start, end
         batch: Batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
         if features.is_packed:
             batch |= {"position_ids": position_ids}
         if rows == 1:
             batch = {name: array[:, 0] for name, array in batch.items()}
         if features.is_packed:
-            batch |= {"segment_starts": starts}
+            labels = labels.reshape(*indices.shape, *shape)
+            return {**batch, "segment_starts": starts, "labels": labels}
         return {**batch, "labels": labels.reshape(-1, *shape)}
 
 
@@ -128,15 +138,21 @@ class BucketedBatches:
     ):
         self._batcher, self._steps, self._process_indices = batcher, steps, process_indices
         self._per_epoch = -(-len(batcher.lengths) // batch_size)
+        is_packed = batcher.features.is_packed
+        self.per_sequence = _share(batch_size, batcher.tokens) if is_packed else 1  # examples
         # A loss of embeddings compares the examples of a batch, which must be random ones: among
         # texts of one length it learns nothing from their lengths.
-        window = 1 if batcher.features.is_packed else _WINDOW
+        window = 1 if is_packed else _WINDOW
         draw = functools.partial(epoch_batches, batcher.lengths, batch_size, window=window)
         self._epoch = functools.lru_cache(maxsize=1)(functools.partial(draw, seed))
         # Independent of `seed`, so that runs of several seeds share their compiled programs.
-        longest = self._longest(draw(0, 0))
-        self.lengths = choose_lengths(longest, batcher.longest)  # in rising order
-        self.padding = 1 - batcher.tokens / float(pad_to(longest, self.lengths).mean())
+        longest = np.array([self._longest(self._sequences(each)) for each in draw(0, 0)])
+        # Sequences that are shared have about one length: there are few to compile a step for.
+        multiple = _MULTIPLE * self.per_sequence if self.per_sequence > 1 else 1
+        longest = -(-longest // multiple) * multiple
+        self.lengths = choose_lengths(longest, self.per_sequence * batcher.longest)  # rising
+        tokens = batcher.tokens * self.per_sequence
+        self.padding = 1 - tokens / float(pad_to(longest, self.lengths).mean())
 
     def __len__(self) -> int:
         return self._steps
@@ -147,15 +163,48 @@ class BucketedBatches:
         return self._epoch(epoch)[number]
 
     def __getitem__(self, step: int) -> Batch:
-        indices = self.indices(step)
+        indices = self._sequences(self.indices(step))
         length = int(pad_to(self._longest(indices), self.lengths))
         # Dropout is keyed by the index in the global batch.
         index = np.arange(len(indices), dtype=np.int32)
         batch = {**self._batcher.batch(indices, length), "index": index}
         return take_indices(batch, self._process_indices)
 
-    def _longest(self, indices: np.ndarray) -> np.ndarray:
-        return np.where(indices == FILL, 0, self._batcher.lengths[indices]).max(-1)
+    def _sequences(self, indices: np.ndarray) -> np.ndarray:
+        """Return the examples of each sequence of a batch, [B, E]."""
+        return balance(indices, self._lengths(indices), self.per_sequence)
+
+    def _lengths(self, indices: np.ndarray) -> np.ndarray:
+        return np.where(indices == FILL, 0, self._batcher.lengths[indices])
+
+    def _longest(self, sequences: np.ndarray) -> np.ndarray:
+        return self._lengths(sequences).sum(1).max()
+
+
+def _share(batch_size: int, tokens: float) -> int:
+    """Return how many examples share a sequence, if one has `tokens` on average."""
+    count = 1
+    while (
+        2 * count <= _MAX_SHARED
+        and 2 * count * tokens <= _SHARED_TOKENS
+        and batch_size % (2 * count * _MIN_SEQUENCES) == 0
+    ):
+        count *= 2
+    return count
+
+
+def balance(indices: np.ndarray, lengths: np.ndarray, count: int) -> np.ndarray:
+    """Return examples in sequences of `count`, [B, count], of about the same length together."""
+    order, together = np.argsort(-lengths, kind="stable"), np.zeros(len(indices) // count, np.int64)
+    if count == 1:
+        return indices[:, None]
+    sequences = np.empty((len(together), count), indices.dtype)
+    # The longest ones first, each to the sequence that is the shortest so far.
+    for slot, chosen in enumerate(order.reshape(count, -1)):
+        shortest = np.argsort(together, kind="stable")
+        sequences[shortest, slot] = indices[chosen]
+        together[shortest] += lengths[chosen]
+    return sequences
 
 
 def epoch_batches(

@@ -78,12 +78,16 @@ def process_indices(mesh: Mesh, batch_size: int) -> np.ndarray:
     return np.concatenate([np.arange(first, end) for first, end in sorted(slices)])
 
 
-def check_divides(batch_size: int, microbatches: int, mesh: Mesh) -> None:
-    """Refuse a batch that the devices, and the microbatches, do not divide evenly."""
+def check_divides(batch_size: int, microbatches: int, mesh: Mesh, per_sequence: int = 1) -> None:
+    """Refuse a batch that the devices, and the microbatches, do not divide evenly.
+
+    A sequence, which may hold several of its examples, is not divided.
+    """
     devices = fsdp.num_batch_shards(mesh)
-    parts = devices * microbatches
+    parts = devices * microbatches * per_sequence
     if batch_size % parts:
         each = f" times {microbatches} microbatches" if microbatches > 1 else ""
+        each += f" times {per_sequence} examples a sequence" if per_sequence > 1 else ""
         wrong = f"is not a multiple of the {devices} devices of parallel's data × fsdp{each}"
         advice = f"use {max(1, round(batch_size / parts)) * parts}"
         raise UserError(f"data.batch_size {batch_size} {wrong}; {advice}")

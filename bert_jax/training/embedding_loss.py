@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from bert_jax.config import EmbeddingConfig, TaskConfig
 from bert_jax.distributed.fsdp import Collectives
@@ -35,7 +35,7 @@ _BLOCK = 256  # queries whose scores of every passage are in memory at once
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EmbeddingObjective(Objective):
-    """How near the texts of a sequence are, beside all others of the batch or by their score."""
+    """How near the texts of an example are, beside all others of the batch or by their score."""
 
     embedding: EmbeddingConfig
 
@@ -44,7 +44,8 @@ class EmbeddingObjective(Objective):
         return super().apply(params, batch, dropout_key, *inputs, **packing)
 
     def weights(self, batch: Batch) -> Weights:
-        return {"loss": _is_example(batch["labels"]).sum(dtype=jnp.float32)}
+        is_example = _is_example(_by_example(batch["labels"]))
+        return {"loss": is_example.sum(dtype=jnp.float32)}
 
     def gradient(
         self,
@@ -78,16 +79,19 @@ class EmbeddingObjective(Objective):
         return jnp.vdot(vectors, batch["vector_gradient"]), {}
 
     def metrics(
-        self, vectors: Float[Array, "B C I"], labels: Array, collectives: Collectives
+        self, vectors: Float[Array, "B T I"], labels: Array, collectives: Collectives
     ) -> Metrics:
         """Return this device's share of the loss and, of rankings, the accuracy."""
-        every = collectives.all_gather((vectors, labels))
-        return _metrics(self.embedding, (vectors, labels), every)
+        labels = _by_example(labels)
+        own = vectors.reshape(len(labels), -1, vectors.shape[-1]), labels
+        return _metrics(self.embedding, own, collectives.all_gather(own))
 
     def _by_vector(
         self, vectors: Array, labels: Array, weight: Array, collectives: Collectives
-    ) -> tuple[Float[Array, "B C I"], Metrics]:
+    ) -> tuple[Float[Array, "B T I"], Metrics]:
         """Return the gradient of the global loss by this device's vectors, and the metrics."""
+        shape, labels = vectors.shape, _by_example(labels)
+        vectors = vectors.reshape(len(labels), -1, shape[-1])
 
         def share(own: Array, every: Array) -> tuple[Array, Metrics]:
             metrics = _metrics(self.embedding, (own, labels), (every, all_labels))
@@ -96,7 +100,7 @@ class EmbeddingObjective(Objective):
         every, all_labels = collectives.all_gather((vectors, labels))
         grad = jax.grad(share, argnums=(0, 1), has_aux=True)
         (by_own, by_every), metrics = grad(vectors, every)
-        return by_own + collectives.psum_scatter(by_every), metrics
+        return (by_own + collectives.psum_scatter(by_every)).reshape(shape), metrics
 
 
 def task_objective(model: TaskModel, task: TaskConfig) -> TaskObjective | EmbeddingObjective:
@@ -106,8 +110,13 @@ def task_objective(model: TaskModel, task: TaskConfig) -> TaskObjective | Embedd
     return TaskObjective(model, is_regression=task.kind == "regression")
 
 
-def _is_example(labels: Array) -> Bool[Array, "B"]:
-    """Return which sequences are no padding: texts are numbered from 0 on, others are no NaN."""
+def _by_example(labels: Shaped[Array, "B E *any"]) -> Shaped[Array, "N *any"]:
+    """Return the labels of the examples of all sequences, each of which is packed of E."""
+    return labels.reshape(-1, *labels.shape[2:])
+
+
+def _is_example(labels: Array) -> Bool[Array, "N"]:
+    """Return which examples are no padding: texts are numbered from 0 on, others are no NaN."""
     first = labels.reshape(len(labels), -1)[:, 0]
     return ~jnp.isnan(first) if jnp.issubdtype(labels.dtype, jnp.floating) else first >= 0
 
@@ -116,7 +125,7 @@ _Shard = tuple[Array, Array]  # vectors and labels
 
 
 def _metrics(config: EmbeddingConfig, own: _Shard, every: _Shard) -> Metrics:
-    """Return the metrics of a device's own sequences, beside those of every device."""
+    """Return the metrics of a device's own examples, beside those of every device."""
     (vectors, labels), (all_vectors, all_labels) = own, every
     weight = _is_example(labels).sum(dtype=jnp.float32)
     if labels.ndim == 3:  # a teacher's vectors
@@ -136,29 +145,29 @@ def _metrics(config: EmbeddingConfig, own: _Shard, every: _Shard) -> Metrics:
             errors = jnp.where(_is_example(labels), _cosines(mine) - labels, 0.0)
             total += jnp.square(errors).sum()
         else:
-            # Of one loss for the whole batch, each device has the share of its sequences.
+            # Of one loss for the whole batch, each device has the share of its examples.
             total += weight * _cosent(_cosines(others), all_labels, config.temperature)
     return {"loss": WeightedSum(total, weight), **metrics}
 
 
-def _cosines(vectors: Float[Array, "B C I"]) -> Float[Array, "B"]:
+def _cosines(vectors: Float[Array, "N C I"]) -> Float[Array, "N"]:
     return (vectors[:, 0] * vectors[:, 1]).sum(-1)
 
 
 def _ranking(
     config: EmbeddingConfig,
-    vectors: Float[Array, "B C I"],
-    labels: Int[Array, "B C"],
+    vectors: Float[Array, "N C I"],
+    labels: Int[Array, "N C"],
     all_vectors: Float[Array, "G C I"],
     all_labels: Int[Array, "G C"],
 ) -> tuple[Array, Array]:
     """Return the sum of the cross-entropies, and how many queries have their passage first.
 
-    The first text of a sequence is a query, the second its passage, the others hard negatives. A
+    The first text of an example is a query, the second its passage, the others hard negatives. A
     passage is no negative of a query if it is its own, or that of an equal query.
     """
     queries, query_ids = all_vectors[:, 0], all_labels[:, 0]
-    # Positives of all sequences, then their negatives.
+    # Positives of all examples, then their negatives.
     passages = all_vectors[:, 1:].swapaxes(0, 1).reshape(-1, vectors.shape[-1])
     passage_ids = all_labels[:, 1:].T.reshape(-1)
     positives = all_labels[:, 1]

@@ -115,6 +115,28 @@ def test_only_packed_texts_are_in_random_batches(is_packed):
     assert share > 0.9 if is_packed else share < 0.3
 
 
+@pytest.mark.parametrize(("size", "longest", "count"), [(256, 60, 4), (128, 60, 2), (8, 60, 1)])
+def test_packed_examples_share_sequences_of_about_one_length(size, longest, count):
+    features = features_of(np.random.default_rng(0).integers(3, longest, 2048), choices=2)
+    features.is_packed = True
+    batches = BucketedBatches(Batcher(features, FakeTokenizer(), 2, 64), size, 8, seed=0)
+    assert batches.per_sequence == count
+    seen = []
+    for step in range(min(8, 1024 // size)):
+        batch = batches[step]
+        assert batch["segment_starts"].shape == (size // count, 2 * count)
+        assert batch["labels"].shape == (size // count, count)
+        if count == 4:
+            assert (batch["attention_mask"] > 0).mean() > 0.85
+        # Each text is of one token, which is its number and 10.
+        starts = np.take_along_axis(batch["input_ids"], batch["segment_starts"], axis=1)
+        seen += starts.ravel().tolist()
+        texts = starts.reshape(-1, count, 2)
+        assert (texts[..., 0] % 2 == 0).all()
+        assert (texts[..., 1] == texts[..., 0] + 1).all()
+    assert len(set(seen)) == len(seen)
+
+
 def test_each_process_reads_its_indices():
     batcher = batcher_of(np.random.default_rng(0).integers(3, 60, 40))
     batches = BucketedBatches(batcher, 8, 5, 0)

@@ -138,7 +138,7 @@ def test_texts_are_packed_numbered_and_prompted(wordpiece):
     assert batch["attention_mask"][0][kept].tolist() == [1] * 5 + [2] * 4
     assert batch["position_ids"][0][kept].tolist() == [*range(5), *range(4)]
     assert batch["segment_starts"].tolist() == [[0, 5], [0, 5], [0, 0]]
-    assert batch["labels"][2].tolist() == [-1, -1]
+    assert batch["labels"][2].tolist() == [[-1, -1]]
 
 
 def test_scores_of_retrieval():

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import model_config
+from helpers import FakeTokenizer, model_config
 
+from bert_jax.batches.buckets import FILL, Batcher, Features, balance
 from bert_jax.config import EmbeddingConfig, OptimizerConfig, ParallelConfig
 from bert_jax.distributed.fsdp import SINGLE_DEVICE
 from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
@@ -42,7 +43,9 @@ def scores() -> np.ndarray:
 
 def loss(config: EmbeddingConfig, labels: np.ndarray) -> float:
     objective = EmbeddingObjective(BertForEmbedding(MODEL, 0), config)
-    measured = objective.metrics(jnp.asarray(vectors()), jnp.asarray(labels), SINGLE_DEVICE)
+    measured = objective.metrics(
+        jnp.asarray(vectors()), jnp.asarray(labels)[:, None], SINGLE_DEVICE
+    )
     return float(measured["loss"].total / measured["loss"].weight)
 
 
@@ -108,7 +111,7 @@ def batch(kind: str) -> dict[str, np.ndarray]:
             made["position_ids"][row, start:end] = np.arange(end - start)
             made["segment_starts"][row, text] = start
     labels = numbers() if kind == "ranking" else scores()
-    return {**made, "labels": labels, "index": np.arange(SIZE, dtype=np.int32)}
+    return {**made, "labels": labels[:, None], "index": np.arange(SIZE, dtype=np.int32)}
 
 
 @functools.cache
@@ -155,6 +158,32 @@ def test_the_same_on_any_devices_and_in_microbatches(kind, options):
     """With dropout, negatives of the whole global batch, and padding."""
     np.testing.assert_allclose(train(kind, **options), whole(kind), rtol=1e-5)
     assert whole(kind)[0][0] != whole(kind)[1][0]
+
+
+def test_the_same_for_examples_that_share_a_sequence():
+    """Without dropout, which is drawn by sequence; the last example is padding."""
+    draw, features = np.random.default_rng(0), Features(choices=2, is_packed=True)
+    for index, label in enumerate(numbers()[:7, :2]):
+        texts = (draw.integers(5, 100, draw.integers(3, 9)) for _ in range(2))
+        features.add(index, label, ((text, len(text)) for text in texts))
+    batcher = Batcher(features, FakeTokenizer(), 2, 8)
+    indices = np.array([4, 2, 6, 0, 1, 5, 3, FILL])
+    lengths = np.append(batcher.lengths, 0)[indices]
+    model = BertForEmbedding(MODEL, 0, embedding=EmbeddingConfig())
+    objective = EmbeddingObjective(model, model.embedding)
+    params = model.init_params(jax.random.key(0))
+
+    @jax.jit
+    def gradient(batch):
+        return objective.gradient(params, batch, None, SINGLE_DEVICE, 1)
+
+    alone, shared = (
+        gradient({**batcher.batch(balance(indices, lengths, count), 16 * count), "index": index})
+        for count, index in ((1, np.arange(8)), (4, np.arange(2)))
+    )
+    assert float(alone[1]["loss"].weight) == 7
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(close, alone, shared)
 
 
 def test_memory_does_not_grow_with_the_batch():
