@@ -17,22 +17,23 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # XLA's threads. With as many as fake devices, all can wait for a device that has none: a deadlock.
 os.environ.setdefault("NPROC", "32")
-_flags = [
-    os.environ.get("XLA_FLAGS", ""),
-    "--xla_force_host_platform_device_count=8",
-    "--xla_backend_optimization_level=0",
-]
+_flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+_on_cpu = os.environ["JAX_PLATFORMS"] == "cpu"
+if _on_cpu:  # an accelerator compiles as in training
+    _flags.append("--xla_backend_optimization_level=0")
 if importlib.metadata.version("jax").startswith("0.10."):  # later ones do not know it
     _flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join(_flags)
 
 import pytest  # noqa: E402
-from jaxtyping import install_import_hook  # noqa: E402
 
-install_import_hook(
-    ["bert_jax.models", "bert_jax.training", "bert_jax.distributed", "bert_jax.planning"],
-    "beartype.beartype",
-)
+if _on_cpu:
+    from jaxtyping import install_import_hook
+
+    install_import_hook(
+        ["bert_jax.models", "bert_jax.training", "bert_jax.distributed", "bert_jax.planning"],
+        "beartype.beartype",
+    )
 
 
 # Programs are traced into millions of small objects, most of which live on: looking through them as

@@ -1,0 +1,141 @@
+"""An accelerator beside a CPU in float32: training, random bits, attention, checkpoints.
+
+`pytest -m device` runs all of it on JAX's first device. The main suite runs the most of it with a
+CPU in the place of that device, so that no test here is new on the day there is one.
+"""
+
+import functools
+from contextlib import closing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import batch, masking, model_config, objective, params
+
+from bert_jax.config import CheckpointConfig, ParallelConfig, TokenizerConfig
+from bert_jax.distributed.mesh import compile_step, make_layout, make_mesh
+from bert_jax.models.attention import unsupported
+from bert_jax.models.heads import make_pretraining_model
+from bert_jax.models.layers import random_bits
+from bert_jax.text import tokenizer_training
+from bert_jax.training import checkpoint
+from bert_jax.training.objectives import pretraining_objective
+from bert_jax.training.step import init_state, make_train_step
+
+STEPS = 3
+WINDOWS = {  # a layer without a window, and one with
+    "model_type": "modernbert",
+    "num_hidden_layers": 2,
+    "position_embedding_type": "rotary",
+    "max_position_embeddings": 128,
+    "local_attention": 16,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+@pytest.fixture(params=["cpu", pytest.param("first", marks=pytest.mark.device)])
+def device(request):
+    return jax.devices("cpu" if request.param == "cpu" else None)[0]
+
+
+@pytest.fixture
+def cpu():
+    return jax.devices("cpu")[-1]
+
+
+def task_and_optimizer(length=32, **model):
+    """Plain SGD, unlike Adam, shows a gradient that is off by a factor."""
+    model = make_pretraining_model(model_config(**model), next_sentence=True)
+    return pretraining_objective(model, masking(length=length)), optax.sgd(0.1)
+
+
+def layout_of(device, task, optimizer):
+    """The abstract state, and how it is placed on a device."""
+    mesh = make_mesh(ParallelConfig(), [device])
+    return make_layout(lambda key: init_state(task.model.init_params(key), optimizer, 3), mesh)
+
+
+@functools.cache
+def train(device, length=32, **model):
+    """Return the losses of some steps, and the parameters after them."""
+    task, optimizer = task_and_optimizer(length, **model)
+    _, layout = layout_of(device, task, optimizer)
+    state = jax.device_put(init_state(params(task), optimizer, 3), layout.state)
+    train_step = make_train_step(task, optimizer)
+    step, losses = compile_step(train_step, "mesh", layout, ("state", "metrics")), []
+    with jax.default_matmul_precision("highest"):  # an accelerator would round the operands
+        for index in range(STEPS):
+            state, metrics = step(state, batch(8, index, length))
+            losses.append(float(metrics["mlm_loss"].total / metrics["mlm_loss"].weight))
+    return losses, jax.device_get(state.params)
+
+
+def difference(one, other) -> float:
+    """The largest of two trees."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return max(np.abs(a - b).max() for a, b in pairs)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 5e-3)])
+def test_training_is_that_of_a_cpu_in_float32(dtype, tolerance, device):
+    """Masks and dropout are drawn on the device."""
+    reference = jax.devices("cpu")[0]
+    losses, trained = train(device, num_hidden_layers=1, dtype=dtype)
+    wanted_losses, wanted = train(reference, num_hidden_layers=1, dtype="float32")
+    np.testing.assert_allclose(losses, wanted_losses, rtol=tolerance)
+    assert difference(trained, wanted) < tolerance
+    before = params(objective(num_hidden_layers=1))
+    assert difference(before, wanted) > 0.1  # else a wrong gradient would pass
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("device", ["first"], indirect=True)
+@pytest.mark.parametrize("attention", ["plain", "fused"])
+def test_layers_with_and_without_a_window(attention, device):
+    """In bfloat16, as cuDNN needs: it takes the layer without, splash attention takes both."""
+    changes = {**WINDOWS, "attention": attention, "dtype": "bfloat16"}
+    options = {"packed": False, "training": True}
+    reason = unsupported(model_config(**changes), device.platform, 128, **options)
+    if attention == "fused" and reason:
+        pytest.skip(f"fused attention {reason}")
+    losses, trained = train(device, 128, **changes)
+    wanted_losses, wanted = train(jax.devices("cpu")[0], 128, **WINDOWS)
+    np.testing.assert_allclose(losses, wanted_losses, rtol=5e-3)
+    assert difference(trained, wanted) < 1e-2
+
+
+def test_the_same_bits_are_drawn(device, cpu):
+    """Of dropout, and of the masks and random tokens of a batch; exactly."""
+    task, _ = task_and_optimizer()
+
+    def draw(key, batch):
+        bits = random_bits(key, jnp.array([0, 7, 300]), (5, 33), (6, 40))
+        return bits, task.prepare(key, batch)
+
+    def on(place):
+        key = jax.random.key(11, impl="threefry2x32")
+        return jax.device_get(jax.jit(draw)(*jax.device_put((key, batch(8)), place)))
+
+    found, wanted = on(device), on(cpu)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    assert len(np.unique(found[0])) == 3 * 5 * 33
+
+
+@pytest.mark.parametrize("to_cpu", [True, False])
+def test_a_checkpoint_moves_between_a_device_and_a_cpu(to_cpu, device, cpu, tmp_path):
+    source, target = (device, cpu) if to_cpu else (cpu, device)
+    task, optimizer = task_and_optimizer()
+    state = init_state(params(task), optimizer, 3)
+    placed = jax.device_put(state, layout_of(source, task, optimizer)[1].state)
+    tokenizer = tokenizer_training.train(["a few words"], TokenizerConfig(kind="wordpiece"), 25)
+    settings = tmp_path, CheckpointConfig(), lambda step: {}, tokenizer, len
+    with closing(checkpoint.Checkpoints(*settings)) as checkpoints:
+        checkpoints.save(4, placed, None)
+    read = checkpoint.read_state(tmp_path / "4", layout_of(target, task, optimizer)[0])
+    assert {x.device for x in jax.tree.leaves(read)} == {target}
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(read), jax.device_get(state))
+    found = checkpoint.read_params(tmp_path / "4", state.params)  # onto the first device
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), state.params)
