@@ -1,7 +1,8 @@
 """Self-attention: the plain form, and the fused forms of TPUs and GPUs.
 
-Plain attention is the default. With `model.attention` "fused" a TPU runs the kernels of
-`attention_tpu` and an NVIDIA GPU those of cuDNN, where they can serve (`check_attention`).
+With `model.attention` "fused" a TPU runs the kernels of `attention_tpu` and an NVIDIA GPU those of
+cuDNN, where they can serve (`check_attention`). "auto" is plain attention, except on devices where
+fused attention was `measured` to be faster.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 from bert_jax.config import MODEL_TYPES, ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.models import attention_tpu
-from bert_jax.models.attention_tpu import target_platform
+from bert_jax.models.attention_tpu import target_device_kind, target_platform
 from bert_jax.models.layers import (
     MASKED_SCORE,
     Dense,
@@ -29,6 +30,7 @@ from bert_jax.models.layers import (
     sequence_keys,
 )
 from bert_jax.models.matmul import attention_context, attention_scores
+from bert_jax.models.measured import measured
 from bert_jax.models.positions import RelativePositions, rotate
 
 _MAX_CUDNN_HEAD_SIZE = 128  # of GPUs before Hopper, by JAX's own check
@@ -130,9 +132,8 @@ class SelfAttention(nn.Module):
         platform = target_platform()
         options: Any = {"packed": mask.packed, "training": dropout_key is not None}
         # cuDNN has no windows: on a GPU it serves the other layers.
-        is_fused = (
-            c.attention == "fused" and not output_maps and (not mask.window or platform == "tpu")
-        )
+        is_fused = not output_maps and (not mask.window or platform == "tpu")
+        is_fused = is_fused and _prefers_fused(c, length)
         if is_fused and not unsupported(c, platform, length, **options):
             context, maps = fused_attention(c, (query, key, value), mask, dropout_key), None
         elif 0 < 4 * mask.window < length and not output_maps:  # then it is faster
@@ -283,6 +284,14 @@ def cudnn_attention(
         implementation=implementation,
     )
     return context.reshape(query.shape)
+
+
+def _prefers_fused(config: ModelConfig, length: int) -> bool:
+    """Return whether fused attention is asked for or, by "auto", was measured to be faster."""
+    if config.attention == "auto":
+        fused_from = measured(target_device_kind()).fused_from
+        return fused_from is not None and length >= fused_from
+    return config.attention == "fused"
 
 
 def check_attention(config: ModelConfig, platform: str, length: int, *, packed: bool) -> None:

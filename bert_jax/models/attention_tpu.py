@@ -45,6 +45,12 @@ def target_platform() -> str:
     return device.platform if device else jax.default_backend()
 
 
+def target_device_kind() -> str:
+    """Return JAX's name of the devices that the program is traced for."""
+    device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+    return device.device_kind
+
+
 def supports_length(length: int) -> bool:
     """Return whether the kernels take sequences of a length."""
     return length**2 <= _MAX_SCORES or (length <= MAX_LENGTH and length % LANES == 0)

@@ -1,6 +1,7 @@
 """Fused attention beside the plain form, values and gradients, and where it may be chosen."""
 
 import dataclasses
+import importlib
 from functools import partial
 from unittest.mock import Mock
 
@@ -18,6 +19,7 @@ from bert_jax.models import attention, attention_tpu
 from bert_jax.models.attention import AttentionMask, check_attention, unsupported
 from bert_jax.models.bert import BertModel
 from bert_jax.models.layers import DropoutKey
+from bert_jax.models.measured import MEASURED, Measured
 from bert_jax.models.modernbert import ModernBertModel
 
 SEQUENCES = 3
@@ -109,6 +111,32 @@ def test_in_bfloat16(on_tpu):
     np.testing.assert_allclose(fused[0], plain[0], atol=2**-8 * np.abs(plain[0]).max())
 
 
+def on_one(device_kind, platform):
+    """A mesh of a device that is not here."""
+    device = AbstractDevice(device_kind, 1, platform)
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((1,), ("tensor",), auto, abstract_device=device)
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
+def test_lowers_to_cudnn_for_a_gpu(monkeypatch):
+    """JAX asks for the version of cuDNN, which is not here."""
+    cudnn = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
+    config = layer(2, 64, 128, 0.0, dtype="bfloat16")
+    x = jax.ShapeDtypeStruct((2, 128, 128), jnp.bfloat16)
+    mask = AttentionMask(jnp.ones((2, 128), jnp.int32))
+
+    @jax.jit
+    def gradients(*x):
+        run = partial(attention.fused_attention, config, mask=mask, dropout_key=None)
+        return jax.vjp(lambda *x: run(x), *x)[1](x[0])
+
+    with on_one("NVIDIA H100 80GB HBM3", "gpu"):
+        text = gradients.trace(x, x, x).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@__cudnn$fmhaSoftmax(") == text.count("@__cudnn$fmhaSoftmaxBackward(") == 1
+
+
 @pytest.mark.parametrize(("length", "window"), [(20, 0), (384, 0), (2048, 0), (8192, 64)])
 def test_lowers_for_a_tpu_and_saves_no_scores(length, window):
     """Lowering needs no TPU; what is saved for the gradients is as large as the operands."""
@@ -121,10 +149,7 @@ def test_lowers_for_a_tpu_and_saves_no_scores(length, window):
     def pullback(*x):
         return jax.vjp(lambda *x: attention.fused_attention(config, x, mask, key), *x)[1]
 
-    device = AbstractDevice("TPU v5 lite", 1, "tpu")
-    auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.sharding.AbstractMesh((1,), ("tensor",), auto, abstract_device=device)
-    with jax.sharding.use_abstract_mesh(mesh):
+    with on_one("TPU v5 lite", "tpu"):
         gradients = jax.jit(lambda *x: pullback(*x)(jnp.ones_like(x[0])))
         gradients.trace(x, x, x).lower(lowering_platforms=("tpu",))
         saved = jax.tree.leaves(jax.eval_shape(pullback, x, x, x))
@@ -309,10 +334,21 @@ def test_the_model_on_a_mesh_is_checked():
 
 
 @pytest.mark.parametrize(
-    ("changes", "wanted", "kernels"),
-    [({}, False, 1), ({}, True, 0), ({"attention": "plain"}, False, 0)],
+    ("changes", "wanted", "fused_from", "kernels"),
+    [
+        ({}, False, 99, 1),
+        ({}, True, 0, 0),
+        ({"attention": "plain"}, False, 0, 0),
+        ({"attention": "auto"}, False, None, 0),
+        ({"attention": "auto"}, False, 17, 0),
+        ({"attention": "auto"}, False, 16, 1),
+    ],
 )
-def test_an_attention_map_is_of_the_plain_form(changes, wanted, kernels, on_tpu):
+def test_attention_is_fused_where_it_may_be(
+    changes, wanted, fused_from, kernels, on_tpu, monkeypatch
+):
+    """Not where its map is wanted; "auto" on a device that was measured, from a length on."""
+    monkeypatch.setitem(MEASURED, jax.devices()[0].device_kind, Measured("", fused_from))
     ids = jnp.ones((2, 16), jnp.int32)
     config = model_config(**{"attention": "fused", "num_hidden_layers": 1, **changes})
     params = jax.eval_shape(BertModel(config).init, jax.random.key(0), ids, ids, ids)
