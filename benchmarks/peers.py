@@ -5,7 +5,8 @@
 
 All have the model, batch size, precision, dropout and optimizer of the config. Each runs in a
 process of its own, which waits while another runs. In a round each runs for `--seconds`. The ratio
-to ours is taken in each round, and printed with its quartiles.
+to ours is taken in each round, and printed with its quartiles. With `--alone` a process ends before
+the next one starts, as on a GPU, whose memory each would take; a peer that fails is left out.
 
 Peers: `torch`, transformers' BertForPreTraining, eager; `torch-masked`, the same with its MLM head
 on the masked positions alone, as ours; `torch-compiled` and `torch-masked-compiled`, under
@@ -67,6 +68,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[
     parser.add_argument("--dtypes", type=split, default="float32", help="of activations")
     parser.add_argument("--rounds", type=int, default=5, help="rounds")
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds of a turn")
+    parser.add_argument("--alone", action="store_true", help="one process after the other")
     parser.add_argument("--threads", type=int, default=0, help="of PyTorch; 0: its own choice")
     parser.add_argument("--flax_python", default="", help="a Python with Flax and transformers 4")
     parser.add_argument("--output", default="", help="a JSON file for every figure")
@@ -119,6 +121,20 @@ class Peer:
         return found
 
 
+def measure(jobs: Sequence[tuple[str, Spec]]) -> list[tuple[Peer, Sequence[float]]]:
+    """Return peers, which have run in turns, with the seconds of a step in each round."""
+    peers = []
+    for name, spec in jobs:
+        print(f"starting {name} in {spec.dtype}", file=sys.stderr, flush=True)
+        peers.append(Peer(name, spec))
+    for peer in peers:
+        peer.seconds()  # a step alone, which says how many make a turn
+    seconds = [[peer.seconds() for peer in peers] for _ in range(ARGS.rounds)]
+    for peer in peers:
+        peer.end()
+    return list(zip(peers, zip(*seconds, strict=True), strict=True))
+
+
 def main() -> None:
     """Run the peers, interleaved, and print a table."""
     global ARGS
@@ -148,18 +164,20 @@ def main() -> None:
         threads=ARGS.threads,
         config=to_json(config),
     )
-    peers = []
-    for name in ARGS.peers:
-        for dtype in ARGS.dtypes:
-            print(f"starting {name} in {dtype}", file=sys.stderr, flush=True)
-            peers.append(Peer(name, dataclasses.replace(spec, dtype=dtype)))
-    for peer in peers:
-        peer.seconds()  # a step alone, which says how many make a turn
-    seconds = [[peer.seconds() for peer in peers] for _ in range(ARGS.rounds)]
-    for peer in peers:
-        peer.end()
-    columns = list(zip(*seconds, strict=True))
-    pairs = list(zip(peers, columns, strict=True))
+    jobs = [
+        (name, dataclasses.replace(spec, dtype=dtype))
+        for name in ARGS.peers
+        for dtype in ARGS.dtypes
+    ]
+    pairs, failed = [], {}
+    for group in [[job] for job in jobs] if ARGS.alone else [jobs]:
+        try:
+            pairs += measure(group)
+        except UserError as error:
+            if not ARGS.alone or group[0][0] == OURS:
+                raise
+            print(error, file=sys.stderr, flush=True)
+            failed[group[0][0]] = str(error)
     ours = {peer.dtype: times for peer, times in pairs if peer.name == OURS}
     print(f"{phase.batch_size} x {phase.max_length}, {ARGS.rounds} rounds of {ARGS.seconds:g} s")
     head = ["peer", "dtype", "sequences/s", *(f"ours in {dtype} is faster by" for dtype in ours)]
@@ -174,6 +192,7 @@ def main() -> None:
             for p, times in pairs
         ]
         figures = {"command": sys.argv, "config": json.loads(spec.config), "peers": each}
+        figures["failed"] = failed
         Path(ARGS.output).write_text(json.dumps(figures, indent=1) + "\n")
 
 

@@ -1,0 +1,333 @@
+"""Try this program on an accelerator that it has never run on, and measure it there.
+
+    python benchmarks/device.py --minutes=25 --output=benchmarks/records/2026-12-01-h100
+
+Five groups of parts, in this order, each part a process of its own:
+
+- tests: those marked `device`, which compare the device with a CPU.
+- speed: the train step of BERT-base, BERT-large and ModernBERT-base in bfloat16, by length, kind of
+  attention and batch, which grows while that is faster.
+- peers: PyTorch with its fused attention, eager and compiled, where PyTorch has the device.
+- profile: the kernels of the step with the most operations per second.
+- default: `python train.py`.
+
+What a part found is in the output when it ends. Of one that fails, the first line of the cause is
+reported, and the next one starts. The same command again continues: first with the parts that had
+no turn, then with those that failed. README.md of the output has the tables, the defaults that
+should change, and the change of `bert_jax/models/measured.py`, which "auto" reads, as a diff.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import device_cell
+from device_cell import TINY, Cell
+from device_report import Found, write_report
+
+from bert_jax.commands import process
+from bert_jax.errors import UserError
+from bert_jax.models.attention import unsupported
+
+ROOT = Path(__file__).resolve().parents[1]
+# The share of the time of each group of parts, and of all parts that had a turn before.
+SHARES = {"tests": 3, "speed": 10, "peers": 4, "profile": 1, "default": 2}
+AGAIN = "again"
+# What matters most comes first: not everything may have a turn.
+PAIRS = [("base", 128), ("large", 128), ("large", 512), ("modernbert_base", 512), ("base", 512)]
+PAIRS += [("modernbert_base", 2048), ("base", 2048), ("large", 2048), ("modernbert_base", 128)]
+PEERS = [("large", 128), ("large", 512), ("base", 128), ("base", 512)]
+FIRST_TOKENS = 1 << 15  # of a batch of one device
+LEAST, MOST, ENDING = 30.0, 300.0, 5.0  # seconds of a part, and to end one whose time is over
+PROBE = """
+import json, jax
+one = jax.devices()[0]
+found = {"platform": one.platform, "kind": one.device_kind, "count": jax.device_count()}
+print(json.dumps(found | {"version": one.client.platform_version}))
+"""
+TORCH = "import torch, transformers; print(torch.cuda.is_available())"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A process with its name and its group.
+
+    `command` returns its command for some seconds, or raises a LookupError that says why there is
+    nothing to run.
+    """
+
+    name: str
+    group: str
+    command: Callable[[float], list[str]]
+
+
+class Commands:
+    """The commands of the parts, some of which follow from what those before have found."""
+
+    def __init__(self, found: Found, *, tiny: bool):
+        self._found, self._tiny = found, tiny
+        self._pairs = [("base", 16), ("modernbert_base", 32)] if tiny else PAIRS
+        self.cells = list(self._cells())
+
+    def parts(self) -> list[Part]:
+        """Return all parts, in their order."""
+        parts = [Part("tests", "tests", self._tests)]
+        parts += [Part(cell.name, "speed", partial(self._speed, cell)) for cell in self.cells]
+        for recipe, length in self._pairs[:1] if self._tiny else PEERS:
+            name = f"peers-{recipe}-{length}"
+            parts.append(Part(name, "peers", partial(self._peers, name, recipe, length)))
+        parts.append(Part("profile", "profile", self._profile))
+        return [*parts, Part("default", "default", self._default)]
+
+    def _cells(self) -> Iterator[Cell]:
+        late = []
+        for recipe, length in self._pairs:
+            plain = Cell(recipe, length, tiny=self._tiny)
+            yield plain
+            forms = self._fused(plain)
+            if length < 512:  # where fused attention gains least
+                late += forms
+            else:
+                yield from forms
+        yield Cell(*self._pairs[0], "float32", tiny=self._tiny)
+        yield from late
+
+    def _fused(self, plain: Cell) -> list[Cell]:
+        """Return fused attention, and plain attention with its dropout, if there is one here."""
+        for dropout in (True, False):
+            plain = dataclasses.replace(plain, attention_dropout=dropout)
+            fused = dataclasses.replace(plain, attention="fused")
+            config, platform = fused.config(1), self._found.device["platform"]
+            packed = config.data.packing
+            if not unsupported(config.model, platform, plain.length, packed=packed, training=True):
+                return [fused] if dropout else [plain, fused]
+        return []
+
+    def _tests(self, seconds: float) -> list[str]:
+        files = [p for p in ROOT.glob("tests/**/test_*.py") if "mark.device" in p.read_text()]
+        words = ["-q", "-o", "addopts=", "-m", "device", "-W", "default", "-p", "no:cacheprovider"]
+        words += [f"--junitxml={self._found.figures('tests')}", *map(str, sorted(files))]
+        return [sys.executable, "-m", "pytest", *words]
+
+    def _measure(
+        self, name: str, cell: Cell, first: int, most: int, seconds: float, trace: str = ""
+    ) -> list[str]:
+        figures = str(self._found.figures(name))
+        values = [dataclasses.asdict(cell), first, most, figures, seconds, trace]
+        return [sys.executable, str(ROOT / "benchmarks/device_cell.py"), json.dumps(values)]
+
+    def _speed(self, cell: Cell, seconds: float) -> list[str]:
+        first = 2 if self._tiny else FIRST_TOKENS // cell.length
+        first *= self._found.device["count"]
+        most = (2 if self._tiny else 32) * first
+        plain = Cell(cell.recipe, cell.length, tiny=self._tiny)
+        if cell != plain and (best := self._found.best(plain)):
+            first = best["batch_size"]
+        most = first if cell.dtype == "float32" else most
+        return self._measure(cell.name, cell, first, most, seconds)
+
+    def _peers(self, name: str, recipe: str, length: int, seconds: float) -> list[str]:
+        best = self._found.best(Cell(recipe, length, tiny=self._tiny))
+        if not best:
+            raise LookupError("its batch was not measured")
+        done = subprocess.run([sys.executable, "-c", TORCH], capture_output=True, text=True)
+        if done.returncode:
+            raise LookupError(f"PyTorch cannot be used: {cause(done.stderr, done.returncode)}")
+        if self._found.device["platform"] != "cpu" and "True" not in done.stdout:
+            raise LookupError("PyTorch sees no such device")
+        words = [f"--config={recipe}", f"--config.data.max_length={length}"]
+        words += [f"--config.data.batch_size={best['batch_size']}"]
+        words += ["--config.model.attention=plain"]
+        words += [f"--config.model.{field}={n}" for field, n in TINY.items() if self._tiny]
+        words += ["--alone", "--peers=bert-jax,torch,torch-compiled", "--dtypes=bfloat16"]
+        words += ["--rounds=3", f"--seconds={0.1 if self._tiny else 4}"]
+        words.append(f"--output={self._found.figures(name)}")
+        return [sys.executable, str(ROOT / "benchmarks/peers.py"), *words]
+
+    def _profile(self, seconds: float) -> list[str]:
+        found = [(self._found.best(cell), cell) for cell in self.cells]
+        found = [(row, cell) for row, cell in found if row and cell.dtype == "bfloat16"]
+        if not found:
+            raise LookupError("no step was measured")
+        row, cell = max(found, key=lambda pair: pair[0]["random"]["model_flops_per_second"])
+        sizes = row["batch_size"], row["batch_size"]
+        return self._measure("profile", cell, *sizes, seconds, str(self._found.output / "trace"))
+
+    def _default(self, seconds: float) -> list[str]:
+        workdir = self._found.output / "workdir"
+        shutil.rmtree(workdir, ignore_errors=True)  # a run is timed from its beginning
+        steps = ["--config.steps=20"] * self._tiny
+        return [sys.executable, str(ROOT / "train.py"), f"--workdir={workdir}", *steps]
+
+
+def cause(log: str, code: int) -> str:
+    """Return the line of a log that says best why a process has failed."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    tests = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    traces = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+    own = [line for line in lines if re.match(r"[\w-]+(\.py)?: ", line)]
+    raised = [x for x in lines[traces[-1] + 1 :] if not x[0].isspace()] if traces else []
+    found = (tests[:1] or raised[:1] or own[-1:] or lines[-1:] or ["no output"])[0]
+    ended = f"ended by {signal.Signals(-code).name}: " if code < 0 else ""
+    return (ended + found)[:300]
+
+
+def run(command: Sequence[str], log: Path, seconds: float, env: Mapping[str, str]) -> int | None:
+    """Run a process with all that it starts; return its exit code, None if its time was over."""
+    with log.open("wb") as file:
+        options: Any = {"stdout": file, "stderr": file, "cwd": ROOT, "env": {**os.environ, **env}}
+        child = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        return child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:  # also where this program is to end
+        for number, wait in ((signal.SIGTERM, ENDING), (signal.SIGKILL, ENDING)):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(child.pid, number)
+                child.wait(wait)
+
+
+def run_part(part: Part, found: Found, seconds: float) -> None:
+    """Run a part, and write how it ended."""
+    started = time.monotonic()
+    entry: dict[str, Any] = {"status": "skipped"}
+    try:
+        command = part.command(seconds)
+    except LookupError as error:
+        entry["cause"] = str(error)
+    else:
+        # The tests take CPUs alone, unless they are told.
+        env = {"JAX_PLATFORMS": found.device["platforms"]} if part.group == "tests" else {}
+        log = found.output / f"{part.name}.log"
+        code = run(command, log, seconds, env)
+        stopped = {None: f"its {seconds:.0f} s were over", device_cell.NO_TIME: "no time for more"}
+        entry = {"status": "complete" if code == 0 else "failed", "command": command}
+        if code in stopped:
+            entry |= {"status": "out of time", "cause": stopped[code]}
+        elif code:
+            entry["cause"] = cause(log.read_text(errors="replace"), code)
+    if part.name == "default":
+        found.keep_default(found.output / "workdir")
+    found.write(part.name, {**entry, "seconds": time.monotonic() - started})
+
+
+def probe(output: Path, *, tiny: bool) -> dict[str, Any]:
+    """Return the device of JAX, which has to be that of the output."""
+    log = output / "device.log"
+    code = run([sys.executable, "-c", PROBE], log, 180, {})
+    text = log.read_text(errors="replace")
+    if code != 0:
+        raise UserError(f"JAX does not start ({cause(text, code or 0)}); see {log}")
+    device = json.loads(text.strip().splitlines()[-1]) | {"tiny": tiny}
+    makers = [name for name in ("cuda", "rocm") if name in device["version"].lower()]
+    name = (makers or [device["platform"]])[0]
+    device["platforms"] = "cpu" if name == "cpu" else f"{name},cpu"
+    if device["platform"] == "cpu" and not tiny:
+        raise UserError("JAX sees no accelerator here; --tiny tries this program on the CPU")
+    path = output / "device.json"
+    before = json.loads(path.read_text()) if path.exists() else device
+    if any(before[key] != device[key] for key in ("kind", "count", "tiny")):
+        wrong = f"{output} has the results of {before['count']} × {before['kind']}"
+        raise UserError(f"{wrong}{', tiny' * before['tiny']}; name another --output")
+    path.write_text(json.dumps(device))
+    return device
+
+
+def missing_packages() -> list[str]:
+    """Return the requirements of this project, and of its tests, that are not installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    missing = []
+    for requirement in [*project["dependencies"], "pytest"]:
+        name = re.split(r"[^\w.-]", requirement)[0]
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    return missing
+
+
+def schedule(
+    parts: Sequence[Part], found: Found, end: float, least: float
+) -> Iterator[tuple[Part, float]]:
+    """Yield the parts that are to run, each with the seconds that it may take.
+
+    A group has its share of the time that is left when it begins. Parts that had a turn before are
+    a group of their own, the last one.
+    """
+    todo = [part for part in parts if found.read(part.name).get("status") != "complete"]
+    groups = [AGAIN if found.read(part.name) else part.group for part in todo]
+    ends: dict[str, float] = {}
+    for group, part in sorted(zip(groups, todo, strict=True), key=lambda pair: pair[0] == AGAIN):
+        now = time.monotonic()
+        if group not in ends:
+            later = sum(SHARES[each] for each in {*groups} - ends.keys())
+            ends[group] = now + (end - now) * SHARES[group] / later
+        seconds = ends[group] - now - 2 * ENDING
+        if seconds >= least:
+            yield part, min(seconds, MOST) if part.group in ("speed", "peers") else seconds
+
+
+def parse() -> argparse.Namespace:
+    """Return the flags."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--output", type=Path, required=True, help="a folder for all results")
+    parser.add_argument("--minutes", type=float, default=25.0, help="for all of it, at most (25)")
+    parser.add_argument("--parts", default=",".join(SHARES), help="groups, comma separated (all)")
+    parser.add_argument("--tiny", action="store_true", help="small models, to try this program")
+    args = parser.parse_args()
+    args.parts = args.parts.split(",")
+    if unknown := set(args.parts) - SHARES.keys():
+        raise UserError(f"--parts {', '.join(sorted(unknown))}: there are {', '.join(SHARES)}")
+    if not 0 < args.minutes < math.inf:
+        raise UserError("--minutes must be positive")
+    try:
+        args.output = args.output.absolute()
+        args.output.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.output).close()
+    except OSError as error:
+        raise UserError(f"--output={args.output} cannot be written ({error.strerror})") from error
+    return args
+
+
+def main() -> None:
+    """Run the parts, and write the report after each."""
+    end = time.monotonic()
+    args = parse()
+    end += 60 * args.minutes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if missing := missing_packages():
+        print(f"not installed, so that parts may fail: {' '.join(missing)}", flush=True)
+    found = Found(args.output, probe(args.output, tiny=args.tiny))
+    commands = Commands(found, tiny=args.tiny)
+    parts = commands.parts()
+    report = partial(write_report, found, [p.name for p in parts], commands.cells, missing)
+    chosen = [part for part in parts if part.group in args.parts]
+    report()
+    for part, seconds in schedule(chosen, found, end, 5.0 if args.tiny else LEAST):
+        print(f"{part.name}: at most {seconds:.0f} s", flush=True)
+        run_part(part, found, seconds)
+        print(f"{part.name}: {found.summary(part.name)}", flush=True)
+        report()
+    print(f"{args.output / 'README.md'} has the results")
+
+
+if __name__ == "__main__":
+    process.run(main, Path(__file__).name)

@@ -1,0 +1,238 @@
+"""What the parts of device.py have found, as files and as tables."""
+
+import dataclasses
+import difflib
+import json
+import math
+import shutil
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import device_cell
+import record
+from device_cell import Cell
+
+from bert_jax.models.measured import Measured
+from bert_jax.planning.chips import CHIPS
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = "bert_jax/models/measured.py"
+FASTER = 1.02  # than plain attention, at every length from some on, for fused to be the default
+
+
+class Found:
+    """The folder of results: of each part how it ended, its log, and its figures."""
+
+    def __init__(self, output: Path, device: Mapping[str, Any]):
+        self.output, self.device = output, device
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return how a part ended; {} if it had no turn."""
+        path = self.output / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def write(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Write how a part ended."""
+        path = self.output / f"{name}.json"
+        path.with_suffix(".tmp").write_text(json.dumps(entry, indent=1) + "\n")
+        path.with_suffix(".tmp").replace(path)
+
+    def figures(self, name: str) -> Path:
+        """Return the file of the figures of a part."""
+        return self.output / f"{name}.figures"
+
+    def rows(self, cell: Cell) -> list[dict[str, Any]]:
+        """Return the measured batches of a cell."""
+        return [row for row in device_cell.read(self.figures(cell.name)) if "random" in row]
+
+    def best(self, cell: Cell) -> dict[str, Any] | None:
+        """Return the fastest batch of a cell."""
+        return max(self.rows(cell), key=lambda row: speed(row), default=None)
+
+    def keep_default(self, workdir: Path) -> None:
+        """Keep the metrics of a run as figures, and nothing else of it."""
+        if (workdir / "metrics.jsonl").exists():
+            shutil.copy(workdir / "metrics.jsonl", self.figures("default"))
+        shutil.rmtree(workdir, ignore_errors=True)
+
+    def summary(self, name: str) -> str:
+        """Return how a part ended, and after how long."""
+        entry = self.read(name)
+        if not entry:
+            return "no turn yet"
+        why = f" ({entry['cause']})" if "cause" in entry else ""
+        return f"{entry['status']}, {entry['seconds']:.0f} s{why}"
+
+
+def speed(row: Mapping[str, Any]) -> float:
+    """Return the sequences a second of a measured batch."""
+    return row["random"]["sequences_per_second"]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    escaped = ([str(x).replace("|", "\\|") for x in row] for row in [head, *rows])
+    lines = [f"| {' | '.join(row)} |" for row in escaped]
+    return [lines[0], "|---" * len(head) + "|", *lines[1:], ""] if len(lines) > 1 else []
+
+
+def write_report(
+    found: Found, parts: Sequence[str], cells: Sequence[Cell], missing: Sequence[str]
+) -> None:
+    """Write README.md: a table of each group, and what should change."""
+    device = found.device
+    lines = [f"# {device['count']} × {device['kind']}", ""]
+    lines += [record.heading(["jax", "jaxlib", "flax"], {}), f"JAX's device: {device['version']}"]
+    lines += [f"Not installed: {', '.join(missing)}." if missing else "", "", "## Parts", ""]
+    lines += table(("part", "how it ended"), [(name, found.summary(name)) for name in parts])
+    lines += _tests(found)
+    lines += ["## Train steps, at the fastest batch", "", *_speeds(found, cells)]
+    lines += ["## PyTorch", "", *_peers(found, parts)]
+    lines += ["## Kernels of the step with the most operations per second", "", *_kernels(found)]
+    lines += ["## The default run", "", *_default(found)]
+    entry, words = decide(found, cells)
+    lines += ["## Defaults that should change", "", *(f"- {line}" for line in words), ""]
+    if entry != Measured():
+        before = (ROOT / TABLE).read_text()
+        after = with_entry(before, device["kind"], entry, found.output.name)
+        names = f"a/{TABLE}", f"b/{TABLE}"
+        changes = difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="")
+        lines += ["```diff", *changes, "```", ""]
+    (found.output / "README.md").write_text("\n".join(lines))
+
+
+def _tests(found: Found) -> list[str]:
+    path = found.figures("tests")
+    if not path.exists() or not path.stat().st_size:
+        return []
+    cases = list(ElementTree.parse(path).getroot().iter("testcase"))
+    ends = {kind: [c for c in cases if c.find(kind) is not None] for kind in ("failure", "error")}
+    skipped = [c for c in cases if c.find("skipped") is not None]
+    failed = [case for each in ends.values() for case in each]
+    passed = len(cases) - len(failed) - len(skipped)
+    lines = [f"Tests: {passed} passed, {len(failed)} failed, {len(skipped)} skipped.", ""]
+    lines += [f"- failed: `{case.get('name')}`" for case in failed]
+    for case in skipped:
+        lines.append(f"- skipped: `{case.get('name')}`: {case.find('skipped').get('message')}")
+    return [*lines, ""]
+
+
+def _speeds(found: Found, cells: Sequence[Cell]) -> list[str]:
+    rows = []
+    for cell in cells:
+        if row := found.best(cell):
+            step, gib = row["random"], 1 / 2**30
+            peak, needed = row["peak_memory_bytes"], row["compiler_memory_bytes_per_device"]
+            mfu = "unknown" if step["mfu"] is None else f"{step['mfu']:.1%}"
+            rows.append(
+                (
+                    cell.recipe,
+                    cell.length,
+                    cell.form,
+                    row["batch_size"],
+                    f"{1e3 * step['step_seconds']['mean']:.1f}",
+                    f"{speed(row):,.1f}",
+                    f"{step['tokens_per_second']:,.0f}",
+                    mfu,
+                    f"{step['mfu_of_matmul']:.1%}",
+                    "unknown" if peak is None else f"{peak * gib:.1f}",
+                    f"{needed * gib:.1f}",
+                    f"{row['compile_seconds']['cold']:.0f}",
+                )
+            )
+    head = "recipe", "length", "form", "batch", "step, ms", "sequences/s", "tokens/s", "MFU"
+    head += "of a matmul alone", "peak, GiB", "by the compiler", "compilation, s"
+    return table(head, rows)
+
+
+def _peers(found: Found, parts: Sequence[str]) -> list[str]:
+    rows = []
+    for name in parts:
+        path = found.figures(name)
+        if not name.startswith("peers-") or not path.exists():
+            continue
+        figures = json.loads(path.read_text())
+        batch = figures["config"]["data"]["batch_size"]
+        peers = {each["peer"]: each["seconds_of_a_step"] for each in figures["peers"]}
+        for peer, times in peers.items():
+            rate = batch / statistics.median(times)
+            ratio = record.ratio(times, peers["bert-jax"])
+            rows.append((name.removeprefix("peers-"), batch, peer, f"{rate:,.1f}", ratio))
+        rows += [
+            (name.removeprefix("peers-"), batch, *each, "") for each in figures["failed"].items()
+        ]
+    return table(("sequences", "batch", "peer", "sequences/s", "ours is faster by"), rows)
+
+
+def _kernels(found: Found) -> list[str]:
+    for row in device_cell.read(found.figures("profile")):
+        if row.get("kernels"):
+            model = row["config"]["model"]
+            what = f"{row['parameters']:,} parameters, {row['batch_size']} × {row['max_length']}"
+            kernels = [(f"`{name[:80]}`", f"{share:.1%}") for name, share in row["kernels"]]
+            head = f"{what}, {model['attention']} attention", "time"
+            return table(head, kernels)
+    return []
+
+
+def _default(found: Found) -> list[str]:
+    rows = device_cell.read(found.figures("default"))
+    scores = [row for row in rows if row["split"] != "train"]
+    if not scores:
+        return []
+    last = {k: v for k, v in scores[-1].items() if isinstance(v, int | float)}
+    shown = ", ".join(f"{name} {value:.6g}" for name, value in last.items())
+    return [
+        f"{found.read('default').get('seconds', math.nan):.0f} s in all. Held out: {shown}.",
+        "",
+    ]
+
+
+def decide(found: Found, cells: Sequence[Cell]) -> tuple[Measured, list[str]]:
+    """Return the line of the table that "auto" reads, and what should change in words."""
+    kind, best = found.device["kind"], {cell: found.best(cell) for cell in cells}
+    words = []
+    if not any(kind in chip.device_kinds for chip in CHIPS.values()):
+        words.append(f"`bert_jax/planning/chips.py` has no {kind}: MFU is unknown.")
+    if found.read("tests").get("status") != "complete":
+        why = "the tests on the device have not passed"
+        return Measured(), [*words, f"Nothing becomes a default: {why}."]
+    entry, ratios = Measured(), {}
+    for cell, row in best.items():
+        exact = dataclasses.replace(cell, dtype="float32")
+        plain = dataclasses.replace(cell, attention="plain")
+        if row and cell != exact and best.get(exact):
+            ratio = speed(row) / speed(best[exact])
+            entry = dataclasses.replace(entry, dtype="bfloat16" if ratio > 1 else "float32")
+            said = f"`model.dtype=auto` is {entry.dtype}"
+            words.append(f"{said}: bfloat16 has {ratio:.2f} times the speed of float32.")
+        if row and cell != plain and best.get(plain):
+            ratios.setdefault(cell.length, []).append(speed(row) / speed(best[plain]))
+    for length in sorted(ratios, reverse=True):
+        if min(ratios[length]) < FASTER:
+            break
+        entry = dataclasses.replace(entry, fused_from=length)
+    each = "; ".join(
+        f"at {length}: {', '.join(f'{ratio:.2f}' for ratio in ratios[length])}"
+        for length in sorted(ratios)
+    )
+    start = entry.fused_from
+    said = f"becomes fused from {start} tokens on, where it can serve" if start else "stays plain"
+    why = f"times the speed of plain attention, {each}" if ratios else "no other form was measured"
+    words.append(f"`model.attention=auto` {said}: {why}.")
+    return entry, words
+
+
+def with_entry(text: str, kind: str, entry: Measured, name: str) -> str:
+    """Return the text of the table with the line of a device, in place of an earlier one."""
+    head, start, rest = text.partition("MEASURED: dict[str, Measured] = {")
+    body, end, tail = rest.partition("}\n")
+    values = {k: v for k, v in dataclasses.asdict(entry).items() if v}
+    shown = ", ".join(f"{k}={json.dumps(v)}" for k, v in values.items())
+    key = f"    {json.dumps(kind)}: "
+    lines = [line for line in body.splitlines() if line.strip() and not line.startswith(key)]
+    lines.append(f"{key}Measured({shown}),  # {name}")
+    return "".join([head, start, "\n", *(f"{line}\n" for line in lines), end, tail])
