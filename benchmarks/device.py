@@ -46,14 +46,15 @@ from bert_jax.errors import UserError
 from bert_jax.models.attention import unsupported
 
 ROOT = Path(__file__).resolve().parents[1]
-# The share of the time of each group of parts, and of all parts that had a turn before.
-SHARES = {"tests": 3, "speed": 10, "peers": 4, "profile": 1, "default": 2}
-AGAIN = "again"
+SHARES = {"tests": 3, "speed": 10, "peers": 4, "profile": 1, "default": 2}  # of the time
+AGAIN, SHARE_AGAIN = "again", 2  # the group of all parts that had a turn before
 # What matters most comes first: not everything may have a turn.
 PAIRS = [("base", 128), ("large", 128), ("large", 512), ("modernbert_base", 512), ("base", 512)]
 PAIRS += [("modernbert_base", 2048), ("base", 2048), ("large", 2048), ("modernbert_base", 128)]
 PEERS = [("large", 128), ("large", 512), ("base", 128), ("base", 512)]
-FIRST_TOKENS = 1 << 15  # of a batch of one device
+# Sequences of 128 in the first batch of a device. Of longer ones, whose plain attention takes memory
+# with the square of the length, there are fewer tokens.
+FIRST = {"base": 256, "large": 128, "modernbert_base": 256}
 LEAST, MOST, ENDING = 30.0, 300.0, 5.0  # seconds of a part, and to end one whose time is over
 PROBE = """
 import json, jax
@@ -133,7 +134,7 @@ class Commands:
         return [sys.executable, str(ROOT / "benchmarks/device_cell.py"), json.dumps(values)]
 
     def _speed(self, cell: Cell, seconds: float) -> list[str]:
-        first = 2 if self._tiny else FIRST_TOKENS // cell.length
+        first = 2 if self._tiny else int(FIRST[cell.recipe] * (128 / cell.length) ** 1.5)
         first *= self._found.device["count"]
         most = (2 if self._tiny else 32) * first
         plain = Cell(cell.recipe, cell.length, tiny=self._tiny)
@@ -178,12 +179,12 @@ class Commands:
 
 def cause(log: str, code: int) -> str:
     """Return the line of a log that says best why a process has failed."""
-    lines = [line for line in log.splitlines() if line.strip()]
+    lines = [line for line in log.splitlines() if line.strip()] or ["no output"]
     tests = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    own = [line for line in lines if re.match(r"(\w+\.py|bert-jax): .*(?<!above)$", line)]
     traces = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent")]
-    own = [line for line in lines if re.match(r"[\w-]+(\.py)?: ", line)]
     raised = [x for x in lines[traces[-1] + 1 :] if not x[0].isspace()] if traces else []
-    found = (tests[:1] or raised[:1] or own[-1:] or lines[-1:] or ["no output"])[0]
+    found = (tests[:1] or own[-1:] or raised[:1] or lines[-1:])[0]
     ended = f"ended by {signal.Signals(-code).name}: " if code < 0 else ""
     return (ended + found)[:300]
 
@@ -191,7 +192,8 @@ def cause(log: str, code: int) -> str:
 def run(command: Sequence[str], log: Path, seconds: float, env: Mapping[str, str]) -> int | None:
     """Run a process with all that it starts; return its exit code, None if its time was over."""
     with log.open("wb") as file:
-        options: Any = {"stdout": file, "stderr": file, "cwd": ROOT, "env": {**os.environ, **env}}
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", **env}  # a log is whole when its process ends
+        options: Any = {"stdout": file, "stderr": file, "cwd": ROOT, "env": env}
         child = subprocess.Popen(command, start_new_session=True, **options)
     try:
         return child.wait(seconds)
@@ -212,6 +214,8 @@ def run_part(part: Part, found: Found, seconds: float) -> None:
         command = part.command(seconds)
     except LookupError as error:
         entry["cause"] = str(error)
+    except Exception as error:  # such as figures that cannot be read: the other parts go on
+        entry = {"status": "failed", "cause": repr(error)}
     else:
         # The tests take CPUs alone, unless they are told.
         env = {"JAX_PLATFORMS": found.device["platforms"]} if part.group == "tests" else {}
@@ -277,8 +281,8 @@ def schedule(
     for group, part in sorted(zip(groups, todo, strict=True), key=lambda pair: pair[0] == AGAIN):
         now = time.monotonic()
         if group not in ends:
-            later = sum(SHARES[each] for each in {*groups} - ends.keys())
-            ends[group] = now + (end - now) * SHARES[group] / later
+            later = {each: SHARES.get(each, SHARE_AGAIN) for each in {*groups} - ends.keys()}
+            ends[group] = now + (end - now) * later[group] / sum(later.values())
         seconds = ends[group] - now - 2 * ENDING
         if seconds >= least:
             yield part, min(seconds, MOST) if part.group in ("speed", "peers") else seconds

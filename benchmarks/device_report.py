@@ -84,24 +84,40 @@ def write_report(
 ) -> None:
     """Write README.md: a table of each group, and what should change."""
     device = found.device
-    lines = [f"# {device['count']} × {device['kind']}", ""]
-    lines += [record.heading(["jax", "jaxlib", "flax"], {}), f"JAX's device: {device['version']}"]
-    lines += [f"Not installed: {', '.join(missing)}." if missing else "", "", "## Parts", ""]
-    lines += table(("part", "how it ended"), [(name, found.summary(name)) for name in parts])
-    lines += _tests(found)
-    lines += ["## Train steps, at the fastest batch", "", *_speeds(found, cells)]
-    lines += ["## PyTorch", "", *_peers(found, parts)]
-    lines += ["## Kernels of the step with the most operations per second", "", *_kernels(found)]
-    lines += ["## The default run", "", *_default(found)]
+    sections = {
+        "": lambda: [record.heading(["jax", "jaxlib", "flax"], {}), *_packages(found, missing)],
+        "## Parts": lambda: table(("part", "how it ended"), [(p, found.summary(p)) for p in parts]),
+        "## Tests on the device": lambda: _tests(found),
+        "## Train steps, at the fastest batch": lambda: _speeds(found, cells),
+        "## PyTorch": lambda: _peers(found, parts),
+        "## Kernels of the step with the most operations per second": lambda: _kernels(found),
+        "## The default run": lambda: _default(found),
+        "## Defaults that should change": lambda: _defaults(found, cells),
+    }
+    lines = [f"# {device['count']} × {device['kind']}"]
+    for heading, section in sections.items():
+        lines += [heading, *[""] * bool(heading)]
+        try:
+            lines += section() or ["Nothing yet.", ""]
+        except Exception as error:  # such as a file of which a killed process wrote a half
+            lines += [f"Cannot be shown: {error!r}", ""]
+    (found.output / "README.md").write_text("\n".join(lines).rstrip("\n") + "\n")
+
+
+def _packages(found: Found, missing: Sequence[str]) -> list[str]:
+    lines = [f"JAX's device: {' '.join(found.device['version'].split())}.", ""]
+    return lines + ([f"Not installed: {', '.join(missing)}.", ""] if missing else [])
+
+
+def _defaults(found: Found, cells: Sequence[Cell]) -> list[str]:
     entry, words = decide(found, cells)
-    lines += ["## Defaults that should change", "", *(f"- {line}" for line in words), ""]
-    if entry != Measured():
-        before = (ROOT / TABLE).read_text()
-        after = with_entry(before, device["kind"], entry, found.output.name)
-        names = f"a/{TABLE}", f"b/{TABLE}"
-        changes = difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="")
-        lines += ["```diff", *changes, "```", ""]
-    (found.output / "README.md").write_text("\n".join(lines))
+    lines = [*(f"- {line}" for line in words), ""]
+    if entry == Measured():
+        return lines
+    before = (ROOT / TABLE).read_text()
+    after = with_entry(before, found.device["kind"], entry, found.output.name)
+    texts, names = (before.splitlines(), after.splitlines()), (f"a/{TABLE}", f"b/{TABLE}")
+    return [*lines, "```diff", *difflib.unified_diff(*texts, *names, lineterm=""), "```", ""]
 
 
 def _tests(found: Found) -> list[str]:

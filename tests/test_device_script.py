@@ -1,0 +1,271 @@
+"""benchmarks/device.py: its parts, their time, what ends them, and what it concludes."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import device
+import device_report
+import pytest
+from device import Commands, Part, cause, run, run_part, schedule
+from device_cell import Cell, next_batch
+from device_report import Found, decide, with_entry, write_report
+
+from bert_jax.errors import UserError
+from bert_jax.models.measured import Measured
+
+ROOT = Path(__file__).parents[1]
+H100 = {"kind": "NVIDIA H100 80GB HBM3", "count": 1, "platform": "gpu", "version": "cuda 13000"}
+
+
+@pytest.fixture
+def found(tmp_path):
+    return Found(tmp_path, H100)
+
+
+def row(batch, speed):
+    """What was measured of a batch."""
+    times = {"mean": batch / speed}
+    step = {"sequences_per_second": speed, "tokens_per_second": 128 * speed, "step_seconds": times}
+    step |= {"mfu": 0.5, "mfu_of_matmul": 0.6, "model_flops_per_second": 1e12 * speed}
+    memory = {"peak_memory_bytes": 1 << 30, "compiler_memory_bytes_per_device": 1 << 31}
+    return {"batch_size": batch, "random": step, "compile_seconds": {"cold": 40.0}, **memory}
+
+
+def measure(found, cell, *rows):
+    found.figures(cell.name).write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+
+@pytest.mark.parametrize(
+    ("fits", "speeds", "first", "batches", "end"),
+    [
+        (512, {}, 64, [64, 128, 256, 512, 1024], "memory is full"),
+        (40, {}, 64, [64, 32], "memory is full"),
+        (1, {}, 4, [4, 2], "no batch fits in memory"),
+        (9999, {64: 10.0, 128: 15.0, 256: 15.1}, 64, [64, 128, 256], "no faster"),
+        (9999, {}, 512, [512, 1024], "the largest batch asked for"),
+        (9999, {}, 511, [510, 1020], "the largest batch asked for"),
+    ],
+)
+def test_batches_grow_until_memory_or_speed_ends(fits, speeds, first, batches, end):
+    rows = []
+    while not isinstance(batch := next_batch(rows, first, 1024, devices=2), str):
+        rows.append(row(batch, speeds.get(batch, batch)))
+        if batch > fits:
+            rows[-1] = {"batch_size": batch, "does_not_fit": "GiB"}
+    assert [each["batch_size"] for each in rows] == batches
+    assert batch == end
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "line"),
+    [
+        ("..F\nE  assert 1\nFAILED tests/test_device.py::test_a - assert\n1 failed", 1, "FAILED"),
+        ("W0000\nTraceback (most recent call last):\n  File\nValueError: a\nb", 1, "ValueError: a"),
+        ("Traceback (most recent\n  x\nKeyError: 1\ntrain.py: data is none", 2, "train.py: data"),
+        (
+            "Traceback (most recent call last):\n  File\nImportError: x\n"
+            "peers.py: torch has ended, for the reason above",
+            2,
+            "ImportError: x",
+        ),
+        ("", -11, "ended by SIGSEGV: no output"),
+    ],
+)
+def test_the_cause_is_one_line_of_the_log(log, code, line):
+    assert cause(log, code).startswith(line)
+
+
+def test_a_process_ends_with_all_that_it_started(tmp_path):
+    child = ["bash", "-c", "sleep 60 & echo $!; wait"]
+    assert run(child, tmp_path / "log", 0.5, {}) is None
+    process = Path("/proc", (tmp_path / "log").read_text().strip(), "stat")
+    deadline = time.monotonic() + 5  # whoever reaps it may take a moment
+    while process.exists() and process.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert run(["bash", "-c", "exit 7"], tmp_path / "log", 5, {}) == 7
+
+
+def test_how_a_part_ends_is_kept(found):
+    def nothing(_):
+        raise LookupError("PyTorch sees no such device")
+
+    def broken(_):
+        raise ValueError("half a line")
+
+    words = {"good": "print()", "bad": "1 / 0", "slow": "import time; time.sleep(9)"}
+    words["partial"] = "raise SystemExit(75)"
+    commands = {k: lambda _, v=v: [sys.executable, "-S", "-c", v] for k, v in words.items()}
+    for name, command in {**commands, "none": nothing, "broken": broken}.items():
+        run_part(Part(name, "speed", command), found, 0.5 if name == "slow" else 20)
+    assert found.summary("good").startswith("complete, 0 s")
+    assert found.read("bad")["cause"] == "ZeroDivisionError: division by zero"
+    assert found.summary("slow").endswith("(its 0 s were over)")
+    assert found.read("partial")["status"] == found.read("slow")["status"] == "out of time"
+    assert found.read("none") | {"seconds": 0} == {
+        "status": "skipped",
+        "cause": "PyTorch sees no such device",
+        "seconds": 0,
+    }
+    assert found.read("broken")["cause"] == "ValueError('half a line')"
+
+
+def test_a_group_has_its_share_and_what_failed_comes_last(found, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    names = ("tests", "a", "b", "c", "profile", "default")
+    groups = ("tests", "speed", "speed", "peers", "profile", "default")
+    parts = [Part(name, group, list) for name, group in zip(names, groups, strict=True)]
+    found.write("tests", {"status": "failed"})
+    found.write("profile", {"status": "complete"})
+    given = {}
+    for part, seconds in schedule(parts, found, 1810.0, 30.0):
+        given[part.name] = seconds
+        clock[0] += 870.0 if part.name == "a" else 100.0
+    # 10 of 18 shares of speed are 1,005 s, of which a takes 870, and b what is left.
+    assert list(given) == ["a", "b", "c", "default", "tests"]
+    assert given["a"] == device.MOST
+    assert given["b"] == pytest.approx(1810 * 10 / 18 - 870 - 10)
+    assert given["tests"] == 1810 - 1170 - 10
+
+
+def test_the_forms_of_attention_that_a_platform_has(tmp_path):
+    def forms(platform):
+        commands = Commands(Found(tmp_path, {**H100, "platform": platform}), tiny=False)
+        return [(cell.recipe, cell.length, cell.form) for cell in commands.cells]
+
+    plain = [(*pair, "bfloat16, plain") for pair in device.PAIRS]
+    assert set(forms("cpu")) == {*plain, ("base", 128, "float32, plain")}
+    assert ("large", 512, "bfloat16, fused, no attention dropout") in forms("gpu")
+    assert ("large", 512, "bfloat16, plain, no attention dropout") in forms("gpu")
+    assert ("modernbert_base", 2048, "bfloat16, fused") in forms("gpu")
+    assert ("large", 512, "bfloat16, fused") in forms("tpu")
+    assert forms("gpu")[0] == plain[0]
+    assert forms("gpu")[-1] == ("modernbert_base", 128, "bfloat16, fused")
+
+
+def test_other_forms_and_peers_begin_at_the_fastest_batch(found, monkeypatch):
+    commands = Commands(found, tiny=False)
+    part = {part.name: part for part in commands.parts()}
+    with pytest.raises(LookupError, match="not measured"):
+        part["peers-large-512"].command(60)
+    plain = Cell("large", 512)
+    fused = dataclasses.replace(plain, attention="fused", attention_dropout=False)
+    assert json.loads(part[plain.name].command(60)[-1])[1] == 16
+    measure(found, plain, row(64, 300.0), row(128, 310.0), {"end": "memory is full"})
+    assert json.loads(part[fused.name].command(60)[-1])[1] == 128
+    answers = {"stdout": "False\n", "stderr": "", "returncode": 0}
+    monkeypatch.setattr(
+        subprocess, "run", lambda *args, **options: subprocess.CompletedProcess(args, **answers)
+    )
+    with pytest.raises(LookupError, match="PyTorch sees no such device"):
+        part["peers-large-512"].command(60)
+    answers["stdout"] = "True\n"
+    assert "--config.data.batch_size=128" in part["peers-large-512"].command(60)
+    profiled = json.loads(part["profile"].command(60)[-1])
+    assert profiled[0]["recipe"] == "large"
+    assert profiled[1:3] == [128, 128]
+
+
+def test_fused_becomes_the_default_where_it_was_faster_at_all_longer_lengths(found):
+    commands = Commands(found, tiny=False)
+    speeds = {128: 90.0, 512: 140.0, 2048: 160.0}
+    for cell in commands.cells:
+        fast = speeds[cell.length] if cell.attention == "fused" else 100.0
+        measure(found, cell, row(8, 25.0 if cell.dtype == "float32" else fast))
+    entry, words = decide(found, commands.cells)
+    assert entry == Measured()  # what has not passed its tests is no default
+    assert words == ["Nothing becomes a default: the tests on the device have not passed."]
+    found.write("tests", {"status": "complete", "seconds": 60.0})
+    entry, words = decide(found, commands.cells)
+    assert entry == Measured("bfloat16", 512)
+    assert "4.00 times" in words[0]
+    assert "fused from 512 tokens on" in words[1]
+    speeds[2048] = 101.0
+    for cell in commands.cells:
+        if cell.attention == "fused":
+            measure(found, cell, row(8, speeds[cell.length]))
+    assert decide(found, commands.cells)[0].fused_from is None
+
+
+def test_the_table_that_auto_reads_gets_a_line_of_the_device():
+    text = (ROOT / device_report.TABLE).read_text()
+    for entry in (Measured("bfloat16"), Measured("bfloat16", 512)):
+        text = with_entry(text, "chip A", entry, "2026-12-01-a")
+    text = with_entry(text, 'chip "B"', Measured("float32"), "2026-12-02-b")
+    values = {"__name__": "measured"}
+    exec(text.replace("@dataclasses.dataclass(frozen=True)", "@dataclasses.dataclass"), values)
+    table = {kind: dataclasses.astuple(entry) for kind, entry in values["MEASURED"].items()}
+    assert table == {"chip A": ("bfloat16", 512), 'chip "B"': ("float32", None)}
+    assert '"chip A": Measured(dtype="bfloat16", fused_from=512),  # 2026-12-01-a\n' in text
+
+
+def test_a_file_that_cannot_be_read_ends_no_report(found):
+    commands = Commands(found, tiny=False)
+    measure(found, Cell("base", 128), row(256, 7000.0))
+    found.figures("tests").write_text("<testsuite><testcase name='a'><failure/></testcase>")
+    write_report(found, [part.name for part in commands.parts()], commands.cells, ["grain"])
+    text = (found.output / "README.md").read_text()
+    assert "Cannot be shown: ParseError" in text
+    assert "| base | 128 | bfloat16, plain | 256 | 36.6 | 7,000.0 |" in text
+    assert "Not installed: grain." in text
+    assert "| default | no turn yet |" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--parts=tests,sped"], "--parts sped: there are tests, speed, peers"),
+        (["--minutes=0"], "--minutes must be positive"),
+        (["--minutes=nan"], "--minutes must be positive"),
+        (["--output=/proc/x"], "--output=/proc/x cannot be written"),
+    ],
+)
+def test_flags_that_are_refused(words, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["device.py", f"--output={tmp_path}", *words])
+    with pytest.raises(UserError, match=message):
+        device.parse()
+
+
+@pytest.mark.slow
+def test_all_of_it_on_a_cpu_ended_and_started_again(tmp_path):
+    output = tmp_path / "day"
+    command = [sys.executable, str(ROOT / "benchmarks/device.py"), "--tiny", "--minutes=30"]
+    command.append(f"--output={output}")
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    pipe = {"stdout": subprocess.PIPE, "text": True, "env": {**env, "JAX_PLATFORMS": "cpu"}}
+    with subprocess.Popen(command, **pipe) as ended:
+        for line in ended.stdout:
+            if line.startswith("speed-modernbert_base-32-bfloat16-plain: at most"):
+                time.sleep(5)
+                ended.send_signal(signal.SIGTERM)
+    assert ended.returncode == 128 + signal.SIGTERM
+    found = Found(output, {})
+    before = {path.name: path.read_text() for path in output.glob("*.json")}
+    assert sorted(before) == ["device.json", "speed-base-16-bfloat16-plain.json", "tests.json"]
+    assert "| default | no turn yet |" in (output / "README.md").read_text()
+
+    done = subprocess.run(command, check=True, **pipe)
+    assert "tests: " not in done.stdout
+    assert {name: (output / name).read_text() for name in before} == before
+    ends = {path.stem: found.read(path.stem).get("status") for path in output.glob("*.json")}
+    assert ends.pop("device") is None
+    assert ends.pop("peers-base-16") in ("complete", "skipped")  # without PyTorch
+    assert set(ends.values()) == {"complete"}
+    assert len(ends) == 6
+    text = (output / "README.md").read_text()
+    for line in (
+        "6 passed, 0 failed",
+        "| modernbert_base | 32 |",
+        "loss ",
+        "`model.dtype=auto` is",
+    ):
+        assert line in text
+    assert "Cannot be shown" not in text
+    assert not (output / "workdir").exists()
