@@ -52,8 +52,8 @@ AGAIN, SHARE_AGAIN = "again", 2  # the group of all parts that had a turn before
 PAIRS = [("base", 128), ("large", 128), ("large", 512), ("modernbert_base", 512), ("base", 512)]
 PAIRS += [("modernbert_base", 2048), ("base", 2048), ("large", 2048), ("modernbert_base", 128)]
 PEERS = [("large", 128), ("large", 512), ("base", 128), ("base", 512)]
-# Sequences of 128 in the first batch of a device. Of longer ones, whose plain attention takes memory
-# with the square of the length, there are fewer tokens.
+# Sequences of 128 in the first batch of a device. Longer ones have fewer tokens in all: the memory
+# of plain attention grows with the square of the length.
 FIRST = {"base": 256, "large": 128, "modernbert_base": 256}
 LEAST, MOST, ENDING = 30.0, 300.0, 5.0  # seconds of a part, and to end one whose time is over
 PROBE = """
@@ -181,10 +181,12 @@ def cause(log: str, code: int) -> str:
     """Return the line of a log that says best why a process has failed."""
     lines = [line for line in log.splitlines() if line.strip()] or ["no output"]
     tests = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    errors = [line.removeprefix("E").strip() for line in lines if line.startswith("E  ")]
     own = [line for line in lines if re.match(r"(\w+\.py|bert-jax): .*(?<!above)$", line)]
     traces = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent")]
     raised = [x for x in lines[traces[-1] + 1 :] if not x[0].isspace()] if traces else []
-    found = (tests[:1] or own[-1:] or raised[:1] or lines[-1:])[0]
+    first = [": ".join(tests[:1] + errors[:1])] if tests else []
+    found = (first or own[-1:] or raised[:1] or lines[-1:])[0]
     ended = f"ended by {signal.Signals(-code).name}: " if code < 0 else ""
     return (ended + found)[:300]
 

@@ -126,14 +126,12 @@ def _tests(found: Found) -> list[str]:
         return []
     cases = list(ElementTree.parse(path).getroot().iter("testcase"))
     ends = {kind: [c for c in cases if c.find(kind) is not None] for kind in ("failure", "error")}
-    skipped = [c for c in cases if c.find("skipped") is not None]
+    skipped = [(c.get("name"), s.get("message")) for c in cases for s in c.findall("skipped")]
     failed = [case for each in ends.values() for case in each]
     passed = len(cases) - len(failed) - len(skipped)
     lines = [f"Tests: {passed} passed, {len(failed)} failed, {len(skipped)} skipped.", ""]
     lines += [f"- failed: `{case.get('name')}`" for case in failed]
-    for case in skipped:
-        lines.append(f"- skipped: `{case.get('name')}`: {case.find('skipped').get('message')}")
-    return [*lines, ""]
+    return [*lines, *(f"- skipped: `{name}`: {why}" for name, why in skipped), ""]
 
 
 def _speeds(found: Found, cells: Sequence[Cell]) -> list[str]:
@@ -220,13 +218,13 @@ def decide(found: Found, cells: Sequence[Cell]) -> tuple[Measured, list[str]]:
     for cell, row in best.items():
         exact = dataclasses.replace(cell, dtype="float32")
         plain = dataclasses.replace(cell, attention="plain")
-        if row and cell != exact and best.get(exact):
-            ratio = speed(row) / speed(best[exact])
+        if row and cell != exact and (other := best.get(exact)):
+            ratio = speed(row) / speed(other)
             entry = dataclasses.replace(entry, dtype="bfloat16" if ratio > 1 else "float32")
             said = f"`model.dtype=auto` is {entry.dtype}"
             words.append(f"{said}: bfloat16 has {ratio:.2f} times the speed of float32.")
-        if row and cell != plain and best.get(plain):
-            ratios.setdefault(cell.length, []).append(speed(row) / speed(best[plain]))
+        if row and cell != plain and (other := best.get(plain)):
+            ratios.setdefault(cell.length, []).append(speed(row) / speed(other))
     for length in sorted(ratios, reverse=True):
         if min(ratios[length]) < FASTER:
             break

@@ -66,6 +66,11 @@ def test_batches_grow_until_memory_or_speed_ends(fits, speeds, first, batches, e
     ("log", "code", "line"),
     [
         ("..F\nE  assert 1\nFAILED tests/test_device.py::test_a - assert\n1 failed", 1, "FAILED"),
+        (
+            "E   KeyError: 1\nERROR tests/test_device.py\n",
+            2,
+            "ERROR tests/test_device.py: KeyError",
+        ),
         ("W0000\nTraceback (most recent call last):\n  File\nValueError: a\nb", 1, "ValueError: a"),
         ("Traceback (most recent\n  x\nKeyError: 1\ntrain.py: data is none", 2, "train.py: data"),
         (
