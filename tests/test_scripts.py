@@ -47,6 +47,26 @@ def test_gke():
     assert f"jobset-name={job_set['metadata']['name']}," in comment
 
 
+def prepare_job() -> tuple[dict, dict]:
+    """Return the specs of the job that prepares shards and of its pod."""
+    job = yaml.safe_load((EXAMPLES / "prepare.yaml").read_text())["spec"]
+    return job, job["template"]["spec"]
+
+
+def test_shards():
+    """Each task prepares the shard of its number, of as many as there are tasks."""
+    job, pod = prepare_job()
+    (container,), (volume,) = pod["containers"], pod["volumes"]
+    assert volume["persistentVolumeClaim"]["claimName"] == gke()[0]["metadata"]["name"]
+    assert container["command"][-1] == f"--shard=$({container['env'][0]['name']})/256"
+    assert job["completions"] == 256 >= job["parallelism"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    text = (EXAMPLES / "prepare.sbatch").read_text()
+    assert "#SBATCH --array=0-255\n" in text
+    assert text.endswith('--shard="$SLURM_ARRAY_TASK_ID/256"\n')
+
+
 def test_the_image_has_what_training_needs():
     text = (EXAMPLES / "Dockerfile").read_text()
     copied = [word for line in re.findall(r"^COPY (.*) \S+$", text, re.M) for word in line.split()]
@@ -56,7 +76,7 @@ def test_the_image_has_what_training_needs():
 
 def commands() -> list[list[str]]:
     """Return what follows `bert-jax` in each command of the examples."""
-    commands = [gke()[-1]["containers"][0]["command"]]
+    commands = [pod["containers"][0]["command"] for pod in (gke()[-1], prepare_job()[-1])]
     for path in SCRIPTS:
         for words in command_lines.split(path.read_text()):
             names = [word.rpartition("/")[2] for word in words]
@@ -67,7 +87,7 @@ def commands() -> list[list[str]]:
 
 def test_every_command_is_valid(bert_jax_main, monkeypatch):
     listed = commands()
-    assert len(listed) == 5
+    assert len(listed) == 7
     for words in listed:
         command_lines.check(words, bert_jax_main, monkeypatch)
 

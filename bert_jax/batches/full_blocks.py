@@ -42,7 +42,7 @@ class FullBlocks:
 
     def _assemble(self, first: np.ndarray) -> Batch:
         """Return the text from each first token on, [n], with [SEP] where a document ends."""
-        tokens, sentences, documents = self.store.tokens, self.store.sentences, self.store.documents
+        sentences, documents = self.store.sentences, self.store.documents
         column = np.arange(self.length - 2)
         ends = np.searchsorted(sentences, [first, first + len(column)], "right") - 1
         ends = np.searchsorted(documents, ends, "right")
@@ -54,7 +54,8 @@ class FullBlocks:
         separators = (column > boundary[:, :, None]).sum(axis=1)
         is_separator = (column == boundary[:, :, None]).any(axis=1)
         offset = first[:, None] + column - separators
-        inside = (offset < len(tokens)) & ~is_separator
+        inside = (offset < len(self.store.tokens)) & ~is_separator
+        tokens, offset = self.store.located(offset)
         ids = np.full((len(first), self.length), self.tokenizer.pad_id, np.int32)
         ids[:, 0] = self.tokenizer.cls_id
         ids[:, 1:-1][inside] = tokens[offset[inside]]

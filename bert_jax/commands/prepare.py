@@ -2,7 +2,11 @@
 
     bert-jax prepare builtin stores/library --vocab-size=8000
 
-The same command again resumes after an interruption.
+The same command again resumes after an interruption. Any number of machines can share the work:
+
+    bert-jax prepare 'text/*.txt' stores/mine --sample=1  # trains the tokenizer, on a gigabyte
+    bert-jax prepare 'text/*.txt' stores/mine --shard=0/16  # and so on, to 15/16, in any order
+    bert-jax prepare --finish stores/mine
 """
 
 import argparse
@@ -37,8 +41,8 @@ def add_arguments(parser: Parser) -> None:
     parser.flags = _FLAGS
     add = parser.add_argument
     text = "files or globs, comma separated (plain text, .jsonl, .csv, .tsv, or .gz or .xz of them)"
-    add("source", metavar="SOURCE", help=f"{text}, tfds:NAME or builtin")
-    add("store", metavar="STORE", help="the folder to write")
+    source = add("source", metavar="SOURCE", help=f"{text}, tfds:NAME or builtin")
+    store = add("store", metavar="STORE", help="the folder to write")
     kinds = "sentencepiece, wordpiece or byte_bpe to train one on the text; or a SentencePiece"
     files = ".model, a BERT vocab.txt, a tokenizer.json, their folder, or a checkpoint"
     add("--tokenizer", default="sentencepiece", help=f"{kinds} {files} (sentencepiece)")
@@ -48,44 +52,80 @@ def add_arguments(parser: Parser) -> None:
     add("--strip-accents", action="store_true", help="remove accents and marks")
     add_fields(parser, DataConfig(), _FIELDS)
     add_data_dir(parser)
+    sample = "only train the tokenizer of STORE, on so many gigabytes of the text"
+    add("--sample", type=float, metavar="GB", help=sample)
+    add("--shard", default="", metavar="I/N", help="only prepare shard I, from 0, of N")
+
+    class Finish(argparse.Action):
+        def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
+            namespace.finish, source.required, store.required = values, False, False
+
+    add("--finish", action=Finish, metavar="STORE", help="make one store of all shards in STORE")
     add("--force", action="store_true", help="replace a store that is there, once this is whole")
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.text import store
-    from bert_jax.text.prepare import prepare
+    from bert_jax.text import prepare, shards, store
 
+    if args.finish is not None:
+        shards.finish(Path(args.finish))
+        _report(args, args.finish, store.open_store(Path(args.finish)))
+        return
+    shard = shards.parse(args.shard) if args.shard else None
+    if args.sample is not None and (shard or not args.sample > 0):
+        raise UserError("--sample must be a positive number of gigabytes, and without --shard")
     is_path = args.tokenizer not in _KINDS
     if is_path and not args.tokenizer.startswith("hf:") and not os.path.exists(args.tokenizer):
         hint = nearest(args.tokenizer, _KINDS, "give its file or folder, or what to train")
         raise UserError(f"--tokenizer={args.tokenizer} does not exist; {hint}")
     kind = TokenizerConfig.kind if is_path else args.tokenizer
     flags = {"model_type": args.model_type, "strip_accents": args.strip_accents}
-    tokenizer = TokenizerConfig(kind=kind, lowercase=not args.cased, **flags)
+    config = TokenizerConfig(kind=kind, lowercase=not args.cased, **flags)
     data = DataConfig(source=args.source, **{name: getattr(args, name) for name in _FIELDS})
     model = ModelConfig(vocab_size=args.vocab_size)
-    validate(TrainConfig(data=data, tokenizer=tokenizer, model=model))
+    validate(TrainConfig(data=data, tokenizer=config, model=model))
+    folder = Path(args.store)
+    if args.sample is not None:
+        if is_path:
+            raise UserError("--sample trains a tokenizer; choose --tokenizer=KIND or no --sample")
+        sample = shards.train_tokenizer(data, config, args.vocab_size, folder, args.sample)
+        print(f"tokenizer: {folder / 'tokenizer'}, trained on {sample}")
+        return
+    tokenizer = config
     if is_path:
         tokenizer = _load_tokenizer(Path(args.tokenizer), lowercase=not args.cased)
-    folder = Path(args.store)
+    elif shard:
+        tokenizer = shards.load_tokenizer(folder)
+    folder = shards.shard_folder(folder, shard) if shard else folder
     is_replaced = args.force and os.path.lexists(folder) and not store.is_store(args.source)
     if is_replaced and not store.is_only_store(folder):
         wrong = f"{folder} is not a store, or has other files too, and is not replaced"
         raise UserError(f"{wrong}; choose another folder, or remove it")
     # Beside it, so that the store that is there is complete until this one is.
     new = folder.with_name(f".{folder.name}.new") if is_replaced else folder
-    corpus = prepare(data, tokenizer, args.vocab_size, new)
-    corpus.verify()
+    if shard:
+        prepare.write(data, tokenizer, args.vocab_size, new, shard)
+        corpus = None
+    else:
+        corpus = prepare.prepare(data, tokenizer, args.vocab_size, new)
+        corpus.verify()
     if is_replaced:
         locks.replace(new, folder)
-    for name, split in (("training", corpus.train), ("held out", corpus.eval)):
+    if corpus:
+        _report(args, args.store, corpus)
+    else:
+        print(f"complete: {folder}; after all others: bert-jax prepare --finish {args.store}")
+
+
+def _report(args: argparse.Namespace, name: str, corpus: Any) -> None:
+    for split_name, split in (("training", corpus.train), ("held out", corpus.eval)):
         sizes = len(split.tokens), split.num_sentences, split.num_documents
         counts = map(counted, sizes, ("token", "sentence", "document"))
-        print(f"{name}: {', '.join(counts)}")
+        print(f"{split_name}: {', '.join(counts)}")
     print(f"unknown: {corpus.unknown:.2%} of the characters")
     if corpus.warning:
         console.warn(args.parser.in_its_words(corpus.warning))
-    source = shlex.quote(f"--config.data.source={args.store}")
+    source = shlex.quote(f"--config.data.source={name}")
     print(f"train on it with: bert-jax pretrain {source} --config.model.vocab_size=0")
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.locks import locked
 from bert_jax.text import store, tokenizer_loading, tokenizer_training
-from bert_jax.text.sources import Source, open_source
+from bert_jax.text.sources import FileSource, Shard, Source, merge_identities, open_source
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
 
 DEFAULT_VOCAB_SIZE = 32_000  # of a tokenizer trained where model.vocab_size is 0
@@ -30,6 +30,7 @@ _MOST_UNKNOWN = 0.2  # of the characters; little can be learned of such text
 _BATCH_CHARACTERS = 2_000_000
 _EMPTY = {"tokens": 0, "sentences": 8, "documents": 8}  # bytes: the first starts are 0
 _Document = tuple[str, list[str]]  # the split and the sentences
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> store.Corpus:
@@ -73,29 +74,34 @@ def prepare(
     """Return the store of `data.source`, written to `folder` where that has not been done."""
     if store.is_store(data.source):
         return _open_source(data.source, tokenizer)
+    write(data, tokenizer, vocab_size, folder)
+    return store.open_store(folder)
+
+
+def write(
+    data: DataConfig,
+    tokenizer: Tokenizer | TokenizerConfig,
+    vocab_size: int,
+    folder: Path,
+    shard: Shard | None = None,
+) -> None:
+    """Write the store of `data.source`, or of a shard of it, where that has not been done."""
     others = {*os.listdir(folder)} - {"progress.tmp", ".lock"} if os.path.isdir(folder) else ()
     if others and not store.is_store(folder):
         raise UserError(f"{folder} is not empty and not a store; choose another folder")
-    sources = [open_source(name, data) for name in (data.source, data.eval_source) if name]
+    sources = open_sources(data, shard)
     vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
-    identity = _identity(sources, data.eval_fraction, tokenizer, vocab_size)
-    record = _read_progress(folder, identity)
+    identity = _identity(sources, data.eval_fraction, tokenizer, vocab_size, is_whole=shard is None)
+    record = _read_progress(folder, identity, sources)
     if "vocab_size" in record:
-        return store.open_store(folder)
+        return
     try:
         if "splits" not in record and isinstance(tokenizer, TokenizerConfig):
-            documents = _documents(sources, data.eval_fraction)
-            sentences = (s for split, document in documents if split == "train" for s in document)
-            # In a thread, since the libraries notice no signal, or take it for another error.
-            train = partial(tokenizer_training.train, sentences, tokenizer, vocab_size)
-            with console.working("training the tokenizer"):
-                tokenizer = background.start(train).result()
-            if (size := tokenizer.vocab_size) < vocab_size:
-                console.show(f"vocabulary {size:,} tokens; the text has too little for more")
+            tokenizer = train_tokenizer(sources, data.eval_fraction, tokenizer, vocab_size)
         with locked(folder):
-            record = _read_progress(folder, identity)
+            record = _read_progress(folder, identity, sources)
             if "vocab_size" in record:  # another process has written it meanwhile
-                return store.open_store(folder)
+                return
             progress = folder / "progress.json"
             if isinstance(tokenizer, Tokenizer) and "splits" not in record:
                 record = {"identity": identity}
@@ -105,13 +111,37 @@ def prepare(
                 sums = checksums.of_files(folder, (folder / "tokenizer").iterdir())
                 store.write_record(progress, {**record, "splits": {}, "checksums": sums})
             try:
-                _tokenize(sources, _documents(sources, data.eval_fraction), folder)
+                documents = _documents(sources, data.eval_fraction)
+                _tokenize(sources, documents, folder, is_whole=shard is None)
             except UserError as error:  # of the text, which the user may correct
                 store.write_record(progress, {**store.read_record(progress), "failed": str(error)})
                 raise
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another") from error
-    return store.open_store(folder)
+
+
+def open_sources(data: DataConfig, shard: Shard | None = None) -> list[Source]:
+    """Return the text of `data.source` and, if there is one, of `data.eval_source`."""
+    return [open_source(name, data, shard) for name in (data.source, data.eval_source) if name]
+
+
+def train_tokenizer(
+    sources: list[Source],
+    eval_fraction: float,
+    config: TokenizerConfig,
+    vocab_size: int,
+    chunks: Iterable[int] | None = None,
+) -> Tokenizer:
+    """Train a tokenizer on the training text of the first source, or of some chunks of it."""
+    documents = _documents(sources, eval_fraction, chunks)
+    sentences = (s for split, document in documents if split == "train" for s in document)
+    # In a thread, since the libraries notice no signal, or take it for another error.
+    train = partial(tokenizer_training.train, sentences, config, vocab_size)
+    with console.working("training the tokenizer"):
+        tokenizer = background.start(train).result()
+    if (size := tokenizer.vocab_size) < vocab_size:
+        console.show(f"vocabulary {size:,} tokens; the text has too little for more")
+    return tokenizer
 
 
 def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> store.Corpus:
@@ -125,9 +155,16 @@ def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> store.C
 
 
 def _identity(
-    sources: list[Source], fraction: float, tokenizer: Tokenizer | TokenizerConfig, vocab_size: int
+    sources: list[Source],
+    fraction: float,
+    tokenizer: Tokenizer | TokenizerConfig,
+    vocab_size: int,
+    *,
+    is_whole: bool,
 ) -> dict[str, Any]:
     text, held_out, *_ = [*(source.identity() for source in sources), fraction]
+    if is_whole:
+        text, held_out = merge_identities([text]), merge_identities([held_out])
     if isinstance(tokenizer, Tokenizer):
         settings = {"fingerprint": tokenizer.fingerprint}
     else:
@@ -138,7 +175,7 @@ def _identity(
     return {"format": _FORMAT, "text": text, "held_out": held_out, "tokenizer": settings}
 
 
-def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
+def _read_progress(folder: Path, identity: dict[str, Any], sources: list[Source]) -> dict[str, Any]:
     """Return the record of the store in a folder, {} without one; UserError if it is of another."""
     if not store.is_store(folder):
         return {}
@@ -148,6 +185,11 @@ def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
         stored, vocab_size = dict(record["identity"]), identity["tokenizer"].get("vocab_size")
         if vocab_size and vocab_size == record.get("vocab_size"):  # the text had no more tokens
             stored["tokenizer"] = {**stored["tokenizer"], "vocab_size": vocab_size}
+    for name, source in zip(("text", "held_out"), sources, strict=False):
+        by_file = isinstance(stored.get(name), dict) and "files" in stored[name]
+        is_earlier = by_file and "vocab_size" in record and "files" not in identity[name]
+        if is_earlier and isinstance(source, FileSource):  # complete, of several chunks
+            identity = {**identity, name: source.identity(by_file=True)}
     other = next((name for name, value in identity.items() if stored.get(name) != value), "")
     if other and "failed" not in record:
         names = {"text": "other text", "held_out": "other held-out text"}
@@ -156,13 +198,18 @@ def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     return {} if other else record
 
 
-def _documents(sources: list[Source], eval_fraction: float) -> Iterator[_Document]:
-    """Yield every document with its split; held-out ones are at even distances."""
+def _documents(
+    sources: list[Source], eval_fraction: float, chunks: Iterable[int] | None = None
+) -> Iterator[_Document]:
+    """Yield every document with its split; held-out ones are at even distances in each chunk."""
     source, *held_out = sources
     fraction = 0.0 if held_out else eval_fraction
-    for index, document in enumerate(source.documents()):
-        is_held_out = math.floor((index + 1) * fraction) > math.floor(index * fraction)
-        yield "eval" if is_held_out else "train", document
+    for chunk in source.chunks if chunks is None else chunks:
+        # So that chunks of few documents, too, hold out their share on average.
+        first = chunk * _GOLDEN_RATIO % 1
+        for index, document in enumerate(source.documents([chunk])):
+            count, before = ((number * fraction + first) // 1 for number in (index + 1, index))
+            yield "eval" if count > before else "train", document
     for document in held_out[0].documents() if held_out else ():
         yield "eval", document
 
@@ -179,7 +226,9 @@ def _batches(documents: Iterator[_Document]) -> Iterator[list[_Document]]:
         yield batch
 
 
-def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Path) -> None:
+def _tokenize(
+    sources: list[Source], documents: Iterator[_Document], folder: Path, *, is_whole: bool
+) -> None:
     """Tokenize the documents that `progress.json` does not record yet, and complete the store."""
     path = folder / "progress.json"
     progress = {"documents": 0, "checksums": {}, **store.read_record(path)}
@@ -218,19 +267,8 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
             store.write_record(path, progress)
             work.n = sum(source.position for source in sources)
     source, num_documents = sources[0], progress.pop("documents")
-    if not splits["train"]["tokens"]:
-        raise UserError(f"{source.name} has no text to train on; give more text")
-    if not splits["eval"]["tokens"]:
-        remedy = "separate documents by blank lines"
-        if num_documents > 1:
-            remedy = f"set it to {math.ceil(100 / num_documents) / 100} or more"
-        text = f"{console.counted(num_documents, 'document')} of {source.name}"
-        fault = f"data.eval_fraction holds out none of {text}"
-        raise UserError(f"{fault}; {remedy}, or give data.eval_source")
-    if (share := store.unknown_share(progress)) > _MOST_UNKNOWN:
-        fault = f"{share:.0%} of {source.name} is unknown to the {tokenizer.kind} tokenizer"
-        remedy = f"{store.UNKNOWN_REMEDY}, or --config=letters for sequences of letters"
-        raise UserError(f"{fault}; {remedy}")
+    if is_whole:
+        check_text(progress, source.name, tokenizer.kind)
     store.write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
     path.unlink()
     seconds = time.monotonic() - start_time
@@ -239,6 +277,25 @@ def _tokenize(sources: list[Source], documents: Iterator[_Document], folder: Pat
         f"prepared {source.name} ({source.form}): {num_documents:,} documents, "
         f"{millions:.1f} million characters in {seconds:.1f} s ({millions / seconds:.1f} million/s)"
     )
+
+
+def check_text(record: Mapping[str, Any], name: str, kind: str) -> None:
+    """Refuse a text, by its complete record, that cannot be trained on or evaluated."""
+    splits = record["splits"]
+    if not splits["train"]["tokens"]:
+        raise UserError(f"{name} has no text to train on; give more text")
+    if not splits["eval"]["tokens"]:
+        num_documents = splits["train"]["documents"] // 8 - 1
+        remedy = "separate documents by blank lines"
+        if num_documents > 1:
+            remedy = f"set it to {math.ceil(100 / num_documents) / 100} or more"
+        text = f"{console.counted(num_documents, 'document')} of {name}"
+        fault = f"data.eval_fraction holds out none of {text}"
+        raise UserError(f"{fault}; {remedy}, or give data.eval_source")
+    if (share := store.unknown_share(record)) > _MOST_UNKNOWN:
+        fault = f"{share:.0%} of {name} is unknown to the {kind} tokenizer"
+        remedy = f"{store.UNKNOWN_REMEDY}, or --config=letters for sequences of letters"
+        raise UserError(f"{fault}; {remedy}")
 
 
 def _count_unknown(tokenizer: Tokenizer, sentences: list[str], ids: Sequence[Any]) -> int:

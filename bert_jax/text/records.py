@@ -28,6 +28,7 @@ MAX_LINE_BYTES = 1 << 26
 # Of TFDS, with datasets for our tasks.
 _TFDS_GROUPS = ("question_answering", "summarization", "text", "translate")
 STDIN = "-"  # in place of the path of a file
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}  # of compressed files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,39 +83,79 @@ def open_file(path: Path | str) -> io.BufferedReader:
 
 
 def read_lines(
-    path: Path | str, *, strip: bool = True, longest: int = MAX_LINE_BYTES
+    path: Path | str,
+    start: int = 0,
+    end: int | None = None,
+    *,
+    strip: bool = True,
+    longest: int = MAX_LINE_BYTES,
 ) -> Iterator[tuple[str, int]]:
-    """Yield each line of at most `longest` bytes, and the position in the file on disk after it."""
+    """Yield each line of at most `longest` bytes, and the position in the file on disk after it.
+
+    Of a file that is not compressed, only the lines that start at the byte `start` or later, where
+    a line must start, and before `end`.
+    """
     with open_file(path) as raw:
-        decompress = {".gz": gzip.open, ".xz": lzma.open}.get(Path(path).suffix)
+        decompress = OPENERS.get(Path(path).suffix)
+        end = None if decompress else end
         path = "stdin" if path == STDIN else path
-        file: BinaryIO = decompress(raw) if decompress else raw  # pyright: ignore[reportAssignmentType]
+        file: BinaryIO = decompress(raw) if decompress else raw
+        if start:
+            raw.seek(start)
         lines = iter(functools.partial(file.readline, longest + 1), b"")
-        number = position = 0
+        number, position, offset = 0, start, start
         try:
             for number, line in enumerate(lines, start=1):
                 if len(line) > longest:
                     raise ValueError(f"is longer than {longest >> 20} MiB; break it into lines")
                 if b"\0" in line:
                     raise ValueError("has a NUL byte, as UTF-16 has; convert it, or fetch it again")
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                text = line.decode("utf-8" if start or number > 1 else "utf-8-sig")
                 position = position if number % 64 or not raw.seekable() else raw.tell()
                 yield text.strip() if strip else text, position
+                offset += len(line)
+                if end is not None and offset >= end:
+                    return
         except UnicodeDecodeError as error:
             byte = f"byte 0x{error.object[error.start]:02x} at {error.start}"
-            raise UserError(f"{path}: line {number} is not UTF-8 ({byte}); convert it") from error
+            fault = f"is not UTF-8 ({byte}); convert it"
+            raise UserError(f"{path}: line {_line(number, start)} {fault}") from error
         except ValueError as error:
-            raise UserError(f"{path}: line {number} {error}") from error
+            raise UserError(f"{path}: line {_line(number, start)} {error}") from error
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-            where = f"{path} is damaged after line {number}"
+            where = f"{path} is damaged after line {_line(number, start)}"
             raise UserError(f"{where} ({error}); fetch it again") from error
 
 
-def json_lines(path: Path) -> Iterator[Record]:
+def _line(number: int, start: int) -> str:
+    return f"{number} after byte {start}" if start else str(number)
+
+
+def line_start(path: Path, offset: int, blank_within: int) -> int:
+    """Return where the first line at or after a byte starts, or else where a document does.
+
+    That is after a blank line, or the end of the file, at most `blank_within` bytes after it.
+    """
+    with open_file(path) as file:
+        file.seek(offset - 1)
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if len(line) > MAX_LINE_BYTES:
+            fault = f"is longer than {MAX_LINE_BYTES >> 20} MiB; break it into lines"
+            raise UserError(f"{path}: the line at byte {offset} {fault}")
+        start = position = offset - 1 + len(line)
+        while position < offset + blank_within:
+            line = file.readline(blank_within + 1)
+            position += len(line)
+            if not line.strip() and position <= offset + blank_within:
+                return position
+        return start
+
+
+def json_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[Record]:
     """Yield the JSON objects of a file, one a line; empty lines are skipped."""
-    for number, (line, position) in enumerate(read_lines(path), start=1):
+    for number, (line, position) in enumerate(read_lines(path, start, end), start=1):
         if line:
-            value = parse_json(line, where := f"{path}:{number}")
+            value = parse_json(line, where := f"{path}:{_line(number, start)}")
             if not isinstance(value, dict):
                 raise UserError(f"{where} is no JSON object; give one such as {{...}} a line")
             yield Record(where, value, position)

@@ -1,11 +1,17 @@
-"""Raw text as documents, lists of sentences. A new source is a subclass, and in `open_source`."""
+"""Raw text as documents, lists of sentences. A new source is a subclass, and in `open_source`.
+
+Files are one text that is divided into chunks of 64 MiB. No document spans two chunks, so that the
+shards of a text have the documents that it has as a whole.
+"""
 
 import abc
+import bisect
 import glob
 import hashlib
 import itertools
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +20,19 @@ from bert_jax.errors import UserError
 from bert_jax.text import builtin, records, sentences
 from bert_jax.text.records import Record, read_lines
 
+# Do not change it: the documents of a larger text, and which are held out, depend on it.
+_CHUNK_BYTES = 1 << 26
+# Within which a chunk starts after a blank line, as documents do, rather than at any line.
+_BLANK_LINE_WITHIN = 1 << 20
+_BLOCK_BYTES = 1 << 20
+Shard = tuple[int, int]  # its number, from 0, and the number of shards
+
 
 class Source(abc.ABC):
     """Documents that can be read any number of times."""
 
     name: str
+    chunks: range = range(1)  # those that this reads; documents do not depend on other chunks
     form: str = "split into sentences"  # for messages
     size: int  # the amount of work, in bytes, records or per cent
     position: int = 0  # how much of it the current reading has done
@@ -28,24 +42,42 @@ class Source(abc.ABC):
         """Return JSON that is equal if, and only if, the text is."""
 
     @abc.abstractmethod
-    def texts(self) -> Iterator[list[str]]:
-        """Yield documents as lists of sentences, of any size."""
+    def texts(self, chunk: int = 0) -> Iterator[list[str]]:
+        """Yield the documents of a chunk as lists of sentences, of any size."""
 
-    def documents(self) -> Iterator[list[str]]:
+    def documents(self, chunks: Iterable[int] | None = None) -> Iterator[list[str]]:
         """Yield documents as lists of sentences, both of bounded size, none of them empty."""
-        for text in self.texts():
+        chunks = self.chunks if chunks is None else chunks
+        for text in itertools.chain.from_iterable(map(self.texts, chunks)):
             document = [part for s in text for part in sentences.split_long_sentence(s)]
             for start in range(0, len(document), sentences.MAX_DOCUMENT_SENTENCES):
                 yield document[start : start + sentences.MAX_DOCUMENT_SENTENCES]
 
 
-def open_source(name: str, data: DataConfig) -> Source:
-    """Return the text that `data.source` or `data.eval_source` names."""
-    if name == "builtin":
-        return BuiltinSource()
-    if name.startswith("tfds:"):
-        return TfdsSource(name, data.text_field)
-    return FileSource(name, data)
+def open_source(name: str, data: DataConfig, shard: Shard | None = None) -> Source:
+    """Return the text that `data.source` or `data.eval_source` names, or a shard of it."""
+    if name != "builtin" and not name.startswith("tfds:"):
+        return FileSource(name, data, shard or (0, 1))
+    if shard:
+        raise UserError(f"{name} cannot be divided into shards, as files can; drop --shard")
+    return BuiltinSource() if name == "builtin" else TfdsSource(name, data.text_field)
+
+
+def merge_identities(shards: Sequence[Any]) -> Any:
+    """Return the identity of a text from those of all its shards in order; None if they differ."""
+    digests, common = [], []
+    for identity in shards:
+        if isinstance(identity, dict) and "chunk_bytes" in identity:
+            digests += identity["sha256"]
+            identity = {**identity, "sha256": None}
+        common.append(identity)
+    if any(identity != common[0] for identity in common):
+        return None
+    return {**common[0], "sha256": _digest(digests)} if digests else common[0]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 class BuiltinSource(Source):
@@ -57,7 +89,7 @@ class BuiltinSource(Source):
     def identity(self) -> dict[str, Any]:
         return {"builtin": builtin.fingerprint()}
 
-    def texts(self) -> Iterator[list[str]]:
+    def texts(self, chunk: int = 0) -> Iterator[list[str]]:
         texts = builtin.documents()
         for number, text in enumerate(texts, start=1):
             self.position = self.size * number // len(texts)
@@ -76,7 +108,7 @@ class TfdsSource(Source):
         dataset, split = self._rows.dataset_info.full_name, self.name.partition("@")[2]
         return {"tfds": dataset, "split": split, "rows": self.size}
 
-    def texts(self) -> Iterator[list[str]]:
+    def texts(self, chunk: int = 0) -> Iterator[list[str]]:
         for record in records.tfds_records(self.name, self._rows):
             self.position = record.position
             yield _sentences(record, self._text_field)
@@ -92,11 +124,18 @@ def _sentences(record: Record, text_field: str) -> list[str]:
 class FileSource(Source):
     """Files of plain text, or of records with a document in `text_field`; or .gz or .xz of them."""
 
-    def __init__(self, name: str, data: DataConfig):
+    def __init__(self, name: str, data: DataConfig, shard: Shard = (0, 1)):
         self.name = name
         self.paths = _expand(name)
         self._states = {path: _state(path) for path in self.paths}
-        self.size = sum(size for size, *_ in self._states.values())
+        # Where each file starts in the text, and where the last one ends.
+        self._starts = [0, *itertools.accumulate(self._states[path][0] for path in self.paths)]
+        self._num_chunks = max(1, -(-self._starts[-1] // _CHUNK_BYTES))
+        number, count = shard
+        first, end = (n * self._num_chunks // count for n in (number, number + 1))
+        self.chunks = range(first, end)
+        self._start = min(first * _CHUNK_BYTES, self._starts[-1])
+        self.size = min(end * _CHUNK_BYTES, self._starts[-1]) - self._start
         self._text_field = data.text_field
         self._split = data.sentences == "split"
         self._is_document = data.sentences == "documents"  # each line
@@ -111,27 +150,69 @@ class FileSource(Source):
         # Their beginnings, to bound the memory.
         return [s[: sentences.MAX_SENTENCE_CHARACTERS] for s in itertools.islice(lines, 1000)]
 
-    def identity(self) -> dict[str, Any]:
-        files = []
-        for path in self.paths:
-            with records.open_file(path) as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            files.append({"bytes": self._check_unchanged(path), "sha256": digest})
-        identity = {"files": files, "text_field": self._text_field, "split": self._split}
-        return identity | ({"lines": "documents"} if self._is_document else {})
+    def identity(self, *, by_file: bool = False) -> dict[str, Any]:
+        """Return a digest of each file for a text of one chunk, as older stores have for any."""
+        settings: dict[str, Any] = {"text_field": self._text_field, "split": self._split}
+        settings |= {"lines": "documents"} if self._is_document else {}
+        if by_file or self._num_chunks == 1:
+            files = []
+            for path in self.paths:
+                with records.open_file(path) as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                files.append({"bytes": self._check_unchanged(path), "sha256": digest})
+            return {"files": files, **settings}
+        layout = {"bytes": self._starts[-1], "starts": _digest(self._starts)}
+        digests = [self._chunk_sha256(chunk) for chunk in self.chunks]
+        return {**layout, "chunk_bytes": _CHUNK_BYTES, "sha256": digests, **settings}
 
-    def texts(self) -> Iterator[list[str]]:
-        previous_files = 0
-        for path in self.paths:
+    def _chunk_sha256(self, chunk: int) -> str:
+        digest = hashlib.sha256()
+        for path, _, start, end in self._sections(chunk):
+            digest.update(b"%d\n" % (left := end - start))
+            with records.open_file(path) as file:
+                file.seek(start)
+                while left and (block := file.read(min(left, _BLOCK_BYTES))):
+                    digest.update(block)
+                    left -= len(block)
+            self._check_unchanged(path)
+        return digest.hexdigest()
+
+    def texts(self, chunk: int = 0) -> Iterator[list[str]]:
+        for path, file_start, start, end in self._sections(chunk):
             self._check_unchanged(path)
             if reader := _reader(path):
-                read = ((_sentences(r, self._text_field), r.position) for r in reader(path))
+                rows = reader(path) if reader is records.table_rows else reader(path, start, end)
+                read = ((_sentences(r, self._text_field), r.position) for r in rows)
             else:
-                read = self._plain(path)
+                read = self._plain(path, start, end)
             for document, position in read:
-                self.position = previous_files + position
+                self.position = min(max(file_start + position - self._start, 0), self.size)
                 yield document
-            previous_files += self._check_unchanged(path)
+            self._check_unchanged(path)
+
+    def _sections(self, chunk: int) -> Iterator[tuple[Path, int, int, int]]:
+        """Yield the files of a chunk: where each starts in the text, and its bytes in the chunk."""
+        low, high = chunk * _CHUNK_BYTES, (chunk + 1) * _CHUNK_BYTES
+        first = bisect.bisect_left(self._starts, low)
+        for index in range(max(0, first - 1), len(self.paths)):
+            path, file_start = self.paths[index], self._starts[index]
+            if file_start >= high:
+                break
+            if path.suffix in records.OPENERS or _reader(path) is records.table_rows:
+                # It can only be read from its beginning, and is in the chunk of its first byte.
+                start, end = 0, self._states[path][0] if file_start >= low else 0
+            else:
+                start, end = (self._line_start(path, at - file_start) for at in (low, high))
+            if start < end:
+                yield path, file_start, start, end
+
+    def _line_start(self, path: Path, offset: int) -> int:
+        size = self._states[path][0]
+        if not 0 < offset < size:
+            return min(max(offset, 0), size)
+        is_plain = not self._is_document and _reader(path) is None
+        blank_within = min(_BLANK_LINE_WITHIN, _CHUNK_BYTES) if is_plain else 0
+        return records.line_start(path, offset, blank_within)
 
     def _check_unchanged(self, path: Path) -> int:
         """Return the size of a file, which must be the same in every reading of it."""
@@ -139,10 +220,10 @@ class FileSource(Source):
             raise UserError(f"{path} was changed while it was read; repeat the command")
         return self._states[path][0]
 
-    def _plain(self, path: Path) -> Iterator[tuple[list[str], int]]:
+    def _plain(self, path: Path, start: int, end: int) -> Iterator[tuple[list[str], int]]:
         lines: list[str] = []
         characters = 0
-        for line, position in itertools.chain(read_lines(path), [("", self._states[path][0])]):
+        for line, position in itertools.chain(read_lines(path, start, end), [("", end)]):
             if line:
                 lines.append(line)
                 characters += len(line)

@@ -1,6 +1,7 @@
 """Read a token store: tokenized text in memory-mapped files, which `prepare` writes.
 
 `train/` and `eval/` have the arrays of a `TokenStore` without a header, `tokenizer/` the tokenizer.
+The tokens of a store of shards are in `shards/`, each of which is a store of its part of the text.
 `store.json` says what the store was prepared from, the sizes and the checksums; it is written last.
 Until then `progress.json` says what is complete.
 """
@@ -22,9 +23,11 @@ from bert_jax import background, checksums
 from bert_jax.errors import UserError
 from bert_jax.settings import read_json
 from bert_jax.text import tokenizer_loading
+from bert_jax.text.mapped_files import MappedFiles
 from bert_jax.text.tokenizer import Tokenizer
 
 FILES = ("tokens", "sentences", "documents")
+SPLITS = ("train", "eval")
 REMEDY = "remove the folder to prepare it again"
 _VERIFIED_WITHIN = 0.8  # seconds that opening may take longer; a large store is verified meanwhile
 _BLOCK = 1 << 20
@@ -39,7 +42,7 @@ UNKNOWN_REMEDY = (
 class TokenStore:
     """Tokenized text, memory-mapped: T tokens in S sentences in N documents."""
 
-    tokens: np.ndarray  # [T] uint16, or uint32 for a vocabulary over 65,536
+    tokens: np.ndarray | MappedFiles  # [T] uint16, or uint32 for a vocabulary over 65,536
     sentences: np.ndarray  # [S + 1] int64, where each sentence starts in `tokens`, and T
     documents: np.ndarray  # [N + 1] int64, where each document starts in `sentences`, and S
 
@@ -50,6 +53,14 @@ class TokenStore:
     @property
     def num_documents(self) -> int:
         return len(self.documents) - 1
+
+    def located(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return an array in memory, and where in it tokens are: those of a document in order.
+
+        The last axis of `index` must increase.
+        """
+        tokens = self.tokens
+        return (tokens, index) if isinstance(tokens, np.ndarray) else tokens.located(index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +95,15 @@ def is_store(path: str | Path) -> bool:
 
 def is_only_store(path: Path) -> bool:
     """Return whether a folder is a store with its checksums, and nothing added."""
-    known = {f"{split}/{name}.bin" for split in ("train", "eval") for name in FILES} | {".lock"}
+    known = {path / f"{split}/{name}.bin" for split in SPLITS for name in FILES} | {path / ".lock"}
     for name in ("store.json", "progress.json"):
         if (path / name).exists():
-            known |= {name, *read_record(path / name).get("checksums", ())}
-    files = (file for file in path.rglob("*") if not file.is_dir())
-    return is_store(path) and {file.relative_to(path).as_posix() for file in files} <= known
+            record = read_record(path / name)
+            known |= {path / file for file in (name, *record.get("checksums", ()))}
+    shards = path / "shards"
+    found = {file for file in path.rglob("*") if not file.is_dir() and shards not in file.parents}
+    is_of_shards = all(map(is_only_store, shards.iterdir())) if shards.is_dir() else True
+    return is_store(path) and found <= known and is_of_shards
 
 
 def unknown_share(record: Mapping[str, Any]) -> float:
@@ -102,19 +116,25 @@ def open_store(folder: Path) -> Corpus:
     """Open a complete store; a thread verifies its checksums, which this waits 0.8 s for."""
     path = folder / "store.json"
     if not path.exists():
-        raise UserError(f"{folder} is an unfinished store; repeat the command that was writing it")
+        remedy = "repeat the command that was writing it"
+        if (folder / "shards").is_dir():
+            remedy = f"prepare all shards, then: bert-jax prepare --finish={folder}"
+        raise UserError(f"{folder} is an unfinished store; {remedy}")
     record = read_record(path)
     tokenizer = tokenizer_loading.load(folder / "tokenizer")
     with refusing_damage(path):
         if tokenizer.vocab_size != record["vocab_size"]:
             raise UserError(f"{folder / 'tokenizer'} is not the store's own tokenizer; {REMEDY}")
-        names = ("train", "eval")
-        splits = {name: _open_split(folder / name, record["splits"][name]) for name in names}
+        shards = record.get("shards")
+        splits = {
+            name: _open_split(folder, name, record["splits"][name], shards) for name in SPLITS
+        }
         identity = {name: record[name] for name in ("identity", "splits", "vocab_size")}
         unknown = unknown_share(record)
         recorded = record.get("checksums")
         if recorded is not None:
-            files = [f"{split}/{name}.bin" for split in names for name in FILES]
+            names = FILES if shards is None else FILES[1:]
+            files = [f"{split}/{name}.bin" for split in SPLITS for name in names]
             recorded = {**dict.fromkeys(files), **recorded}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     digest.update(tokenizer.fingerprint.encode())
@@ -137,19 +157,33 @@ def open_store(folder: Path) -> Corpus:
     return corpus
 
 
-def _open_split(folder: Path, sizes: Mapping[str, Any]) -> TokenStore:
-    arrays = {}
+def _open_split(
+    folder: Path, split: str, sizes: Mapping[str, Any], shards: Mapping[str, Any] | None
+) -> TokenStore:
+    if sizes["dtype"] not in ("uint16", "uint32"):
+        raise ValueError(f"tokens of type {sizes['dtype']}")
+    arrays: dict[str, Any] = {}
     for name in FILES:
-        path = folder / f"{name}.bin"
-        size = path.stat().st_size if path.exists() else 0
-        if size != sizes[name]:
-            raise UserError(f"{path} has {size} bytes instead of {sizes[name]}; {REMEDY}")
         dtype = "int64" if name != "tokens" else sizes["dtype"]
-        if dtype not in ("int64", "uint16", "uint32"):
-            raise ValueError(f"tokens of type {dtype}")
-        # A plain array over the map: indexing the subclass is slower.
-        arrays[name] = np.asarray(np.memmap(path, dtype, mode="r"))
+        files = {folder / split / f"{name}.bin": sizes[name]}
+        if name == "tokens" and shards is not None:
+            paths = (folder / "shards" / shard / split / "tokens.bin" for shard in shards)
+            files = dict(zip(paths, (size[split] for size in shards.values()), strict=True))
+        for path, size in files.items():
+            check_size(path, size)
+        if name == "tokens" and shards is not None:
+            arrays[name] = MappedFiles(files, dtype)
+        else:
+            # A plain array over the map: indexing the subclass is slower.
+            arrays[name] = np.asarray(np.memmap(next(iter(files)), dtype, mode="r"))
     return TokenStore(**arrays)
+
+
+def check_size(path: Path, size: int) -> None:
+    """Refuse a file that has not the size that a record has."""
+    found = path.stat().st_size if path.exists() else 0
+    if found != size:
+        raise UserError(f"{path} has {found} bytes instead of {size}; {REMEDY}")
 
 
 def _find_disorder(splits: Mapping[str, TokenStore], vocab_size: int) -> str:

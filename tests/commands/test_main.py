@@ -185,6 +185,44 @@ def test_prepare_replaces_only_a_store(tmp_path, monkeypatch, bert_jax_main):
     assert len(list(tmp_path.iterdir())) == 4
 
 
+def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("One sentence.\nAnother sentence.\n\n" * 40)
+    words = ("prepare", "text.txt", "store")
+
+    def refuse(message, *words):
+        with pytest.raises(UserError, match=message) as caught:
+            bert_jax_main(*words)
+        assert "\n" not in str(caught.value)
+
+    refuse("has no tokenizer, .* by --sample=1, or give --tokenizer=PATH", *words, "--shard=0/3")
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+    train = (*words, "--sample=0.5", "--tokenizer=wordpiece", "--vocab-size=40")
+    assert "trained on 1 of 1 chunks" in bert_jax_main(*train)
+    refuse("store/tokenizer already exists", *train)
+    for text in ("3/3", "-1/3", "1", "1/0", "a/b", "1/3/4"):
+        refuse(f"--shard={text} is no shard; give its number, from 0", *words, f"--shard={text}")
+    for options in (("--sample=0",), ("--sample=nan",), ("--sample=1", "--shard=0/3")):
+        refuse("--sample must be a positive number of gigabytes", *words, *options)
+    refuse("--sample trains a tokenizer", *words, "--sample=1", "--tokenizer=store/tokenizer")
+    refuse("builtin cannot be divided", "prepare", "builtin", "store", "--shard=0/3")
+    refuse("required: SOURCE, STORE; see", "prepare")
+    refuse("required: STORE; see", "prepare", "text.txt")
+    refuse("none has no shards", "prepare", "--finish=none")
+    for number in (2, 0, 0, 1):
+        printed = bert_jax_main("prepare", "text.txt", f"--shard={number}/3", "store")
+    assert printed.endswith("00001-of-00003; after all others: bert-jax prepare --finish store\n")
+    refuse("other held-out text", *words, "--shard=1/3", "--eval-fraction=0.5")
+    for _ in range(2):
+        printed = bert_jax_main("prepare", "--finish", "store")
+        assert "training: " in printed
+        assert "train on it with: bert-jax pretrain --config.data.source=store" in printed
+    bert_jax_main(*words, "--tokenizer=store/tokenizer")  # the same text
+    bert_jax_main(*words, "--tokenizer=byte_bpe", "--vocab-size=300", "--force")
+    assert not (tmp_path / "store/shards").exists()
+    refuse("store is a store without shards", *words, "--shard=0/3", "--tokenizer=store/tokenizer")
+
+
 def test_fill_mask_separates_the_masks(tiny_run, bert_jax_main):
     printed = bert_jax_main("fill-mask", tiny_run.checkpoint, "the [MASK] of [MASK]", "--top-k=2")
     first, second = printed.strip().split("\n\n")

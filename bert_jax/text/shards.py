@@ -1,0 +1,169 @@
+"""A store of shards: each is prepared by itself, anywhere, and `finish` makes one store of them.
+
+STORE/shards/00002-of-00016 is the store of the third of sixteen runs of chunks. The finished store
+adds the tokenizer, the offsets of all sentences and documents, and as its manifest a `store.json`
+with the shards in order, their sizes and checksums. The tokens stay in the shards.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from bert_jax import checksums
+from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.errors import UserError
+from bert_jax.locks import locked, replacing
+from bert_jax.text import prepare, store, tokenizer_loading
+from bert_jax.text.sources import Shard, merge_identities
+from bert_jax.text.tokenizer import Tokenizer
+
+_BLOCK = 1 << 20  # offsets that are copied at once
+_MOST_NAMED = 8  # of the shards that are missing
+
+
+def parse(text: str) -> Shard:
+    """Return the shard that `I/N` names; UserError if that is none."""
+    match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
+    number, count = map(int, match.groups()) if match else (0, 0)
+    if number >= count:
+        remedy = "give its number, from 0, and the number of shards: 0/16 to 15/16"
+        raise UserError(f"--shard={text} is no shard; {remedy}")
+    return number, count
+
+
+def train_tokenizer(
+    data: DataConfig, config: TokenizerConfig, vocab_size: int, folder: Path, gigabytes: float
+) -> str:
+    """Write the tokenizer of a store, trained on a sample of the text; return what that was."""
+    sources = prepare.open_sources(data)
+    size, total = sources[0].size, len(sources[0].chunks)
+    number = min(total, max(1, round(1e9 * gigabytes * total / max(1, size))))
+    chunks = [i * total // number for i in range(number)]  # at even distances
+    fraction = data.eval_fraction
+    with replacing(folder / "tokenizer") as path:
+        prepare.train_tokenizer(sources, fraction, config, vocab_size, chunks).save(path)
+    return f"{number:,} of {total:,} chunks of the text, at even distances"
+
+
+def shard_folder(folder: Path, shard: Shard) -> Path:
+    """Return the folder of a shard of a store; UserError for a store without shards."""
+    if store.is_store(folder) and not os.path.isdir(folder / "shards"):
+        raise UserError(f"{folder} is a store without shards; choose another folder")
+    return folder / "shards" / f"{shard[0]:05d}-of-{shard[1]:05d}"
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a store that `train_tokenizer` wrote."""
+    if not os.path.isdir(folder / "tokenizer"):
+        remedy = "train one first, on a gigabyte of the text, by --sample=1, or give --tokenizer="
+        raise UserError(f"{folder} has no tokenizer, which all shards need; {remedy}PATH")
+    return tokenizer_loading.load(folder / "tokenizer")
+
+
+def finish(folder: Path) -> None:
+    """Make one store of all shards in a folder, where that has not been done."""
+    if os.path.exists(folder / "store.json"):
+        return
+    try:
+        paths = _complete_shards(folder)
+        with locked(folder):
+            _finish(folder, {path: store.read_record(path / "store.json") for path in paths})
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error}); choose another") from error
+
+
+def _complete_shards(folder: Path) -> list[Path]:
+    """Return the folders of all shards in order; UserError if one is missing."""
+    paths = sorted((folder / "shards").glob("[0-9]*-of-*[0-9]"))
+    counts = sorted({int(path.name.partition("-of-")[2]) for path in paths})
+    if not counts:
+        command = f"bert-jax prepare SOURCE {folder} --shard=0/N"
+        raise UserError(f"{folder} has no shards; prepare them first: {command}")
+    if len(counts) > 1:
+        found = " and of ".join(map(str, counts))
+        raise UserError(f"{folder}/shards has shards of {found}; remove those of one number")
+    complete = {int(path.name[:5]) for path in paths if (path / "store.json").exists()}
+    missing = [number for number in range(counts[0]) if number not in complete]
+    if missing:
+        names = ", ".join(map(str, missing[:_MOST_NAMED])) + ", …" * (len(missing) > _MOST_NAMED)
+        remedy = f"repeat the command with --shard={missing[0]}/{counts[0]}"
+        fault = f"{len(missing)} of {counts[0]} shards of {folder} are missing or unfinished"
+        raise UserError(f"{fault}: {names}; {remedy}")
+    return paths
+
+
+def _finish(folder: Path, shards: dict[Path, dict[str, Any]]) -> None:
+    identity = _merge_identities(shards)
+    for path, record in shards.items():
+        for split in store.SPLITS:
+            for name in store.FILES:
+                store.check_size(path / split / f"{name}.bin", record["splits"][split][name])
+    (first, record), *_ = shards.items()
+    of_tokenizer = {n: x for n, x in record["checksums"].items() if n.startswith("tokenizer/")}
+    if damage := checksums.find_damage(first, of_tokenizer):
+        raise UserError(f"{first}: {damage}; {store.REMEDY}")
+    tokenizer = tokenizer_loading.load(first / "tokenizer")
+    shutil.rmtree(folder / "tokenizer", ignore_errors=True)
+    tokenizer.save(folder / "tokenizer")
+    sums = checksums.of_files(folder, (folder / "tokenizer").iterdir())
+    splits: dict[str, dict[str, Any]] = {}
+    for split in store.SPLITS:
+        (folder / split).mkdir(exist_ok=True)
+        parts = [record["splits"][split] for record in shards.values()]
+        splits[split] = {name: sum(part[name] for part in parts) for name in store.FILES}
+        splits[split]["dtype"] = parts[0]["dtype"]
+        for name in ("sentences", "documents"):
+            splits[split][name] -= 8 * (len(parts) - 1)  # the first offsets of all but one
+            sums[f"{split}/{name}.bin"] = _join(folder, f"{split}/{name}.bin", shards)
+        for path, record in shards.items():
+            tokens = f"{split}/tokens.bin"
+            sums[(path / tokens).relative_to(folder).as_posix()] = record["checksums"][tokens]
+    counts = {name: sum(r[name] for r in shards.values()) for name in store.CHARACTERS}
+    whole = {"identity": identity, "splits": splits, "checksums": sums, **counts}
+    prepare.check_text(whole, str(folder), tokenizer.kind)
+    sizes = {
+        path.name: {split: record["splits"][split]["tokens"] for split in store.SPLITS}
+        for path, record in shards.items()
+    }
+    whole |= {"vocab_size": tokenizer.vocab_size, "shards": sizes}
+    store.write_record(folder / "store.json", whole)
+
+
+def _merge_identities(shards: dict[Path, dict[str, Any]]) -> dict[str, Any]:
+    first, *_ = shards
+    identities = {path: record["identity"] for path, record in shards.items()}
+    names = {"text": "other text or settings", "held_out": "other held-out text"}
+    for name, value in identities[first].items():
+        for path, identity in identities.items():
+            if merge_identities([value, identity[name]]) is None:
+                found = f"was prepared from {names.get(name, f'another {name}')} than {first.name}"
+                raise UserError(f"{path} {found}; remove the folder of the wrong one, and repeat")
+    return {
+        name: merge_identities([identity[name] for identity in identities.values()])
+        for name in identities[first]
+    }
+
+
+def _join(folder: Path, name: str, shards: dict[Path, dict[str, Any]]) -> int:
+    """Write the offsets of all shards as those of one store; return their CRC-32C."""
+    joined, before = 0, 0
+    with (folder / name).open("wb") as file:
+        for index, (path, record) in enumerate(shards.items()):
+            offsets, found = np.memmap(path / name, np.int64, mode="r"), 0
+            for start in range(0, len(offsets), _BLOCK):
+                block = offsets[start : start + _BLOCK]
+                found = google_crc32c.extend(found, block.tobytes())
+                # The first offset of a shard is the last one of the shard before.
+                data = (block + before)[int(start == 0 < index) :].tobytes()
+                joined = google_crc32c.extend(joined, data)
+                file.write(data)
+            if found != record["checksums"][name]:
+                fault = f"{path}: {name} has changed since it was written"
+                raise UserError(f"{fault}; {store.REMEDY}")
+            before += int(offsets[-1])
+    return joined

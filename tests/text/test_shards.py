@@ -1,0 +1,342 @@
+"""Stores of shards: the batches of the whole text, whatever their number, and what is refused."""
+
+import gzip
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+
+from bert_jax.batches import loader
+from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
+from bert_jax.errors import UserError
+from bert_jax.phases import phases
+from bert_jax.text import prepare as prepare_lib
+from bert_jax.text import shards, sources
+from bert_jax.text.mapped_files import MappedFiles
+from bert_jax.text.prepare import prepare
+from bert_jax.text.sources import open_source
+from bert_jax.text.store import is_only_store, open_store
+
+KIND = TokenizerConfig(kind="wordpiece")
+CHUNK_BYTES = 1500
+WORDS = ["cat", "dog", "mat", "rain", "sun", "why", "tree", "sat", "on", "the"]
+
+
+def documents(number: int, seed: int = 0) -> list[list[str]]:
+    """Documents of lines, each a sentence."""
+    generator = np.random.default_rng(seed)
+    return [
+        [f"{i} {' '.join(generator.choice(WORDS, n))}." for n in generator.integers(2, 12, 5)]
+        for i in range(number)
+    ]
+
+
+def write_text(path, texts: list[list[str]]) -> None:
+    path.write_text("\n\n".join("\n".join(text) for text in texts) + "\n")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(sources, "_CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 400)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A text of three files, two of which are divided; one has a chunk's end in its last line."""
+    for name, number in (("a.txt", 90), ("b.txt", 3), ("c.txt", 70)):
+        write_text(tmp_path / name, documents(number))
+    return DataConfig(source=str(tmp_path / "*.txt"), eval_fraction=0.1)
+
+
+@pytest.fixture
+def whole(data, tmp_path):
+    prepare(data, KIND, 60, tmp_path / "first")
+    return prepare(data, open_store(tmp_path / "first").tokenizer, 0, tmp_path / "whole")
+
+
+def prepare_shard(data, tokenizer, folder, number: int, count: int) -> None:
+    path = shards.shard_folder(folder, (number, count))
+    prepare_lib.write(data, tokenizer, 0, path, (number, count))
+
+
+def write_shards(data, tokenizer, folder, count: int):
+    for number in reversed(range(count)):  # in any order
+        prepare_shard(data, tokenizer, folder, number, count)
+    shards.finish(folder)
+    return open_store(folder)
+
+
+def batches(corpus, data: DataConfig) -> list[dict[str, np.ndarray]]:
+    """Some training batches, and all that are held out."""
+    config = TrainConfig(data=data, steps=200, seed=3)
+    train = loader.TrainBatches(corpus, config)
+    held_out = loader.eval_batches(corpus, config, phases(config)[-1][1])
+    return [*(train[step] for step in (0, 1, 7, 150)), *held_out]
+
+
+@pytest.mark.parametrize("count", [1, 3, 16])
+def test_shards_have_the_batches_of_the_whole_text(data, whole, tmp_path, count):
+    corpus = write_shards(data, whole.tokenizer, tmp_path / "store", count)
+    corpus.verify()
+    assert isinstance(corpus.train.tokens, MappedFiles)
+    assert corpus.fingerprint == whole.fingerprint
+    manifest = json.loads((tmp_path / "store/store.json").read_text())
+    assert len(manifest["shards"]) == count
+    assert min(sizes["train"] for sizes in manifest["shards"].values()) > 0
+    for name in ("train", "eval"):
+        one, other = getattr(corpus, name), getattr(whole, name)
+        assert one.tokens.dtype == other.tokens.dtype
+        for low, high in ((0, len(other.tokens)), (5, 999), (-7, None), (40, 10)):
+            np.testing.assert_array_equal(one.tokens[low:high], other.tokens[low:high])
+        index = np.random.default_rng(0).integers(0, len(other.tokens), (3, 4, 5))
+        np.testing.assert_array_equal(one.tokens[index], other.tokens[index])
+    for options in ({"pairs": "nsp"}, {"pairs": "sop", "packing": True}, {"pairs": "none"}):
+        settings = DataConfig(**options, max_length=32, batch_size=16)
+        found, expected = batches(corpus, settings), batches(whole, settings)
+        assert len(found) > 5
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.keys() == theirs.keys()
+            for name, array in ours.items():
+                np.testing.assert_array_equal(array, theirs[name])
+
+
+@pytest.mark.parametrize("form", ["plain", "lines", "wrapped", "jsonl", "gz", "csv", "many"])
+def test_every_form_of_text_is_divided_into_the_documents_that_it_has(tmp_path, monkeypatch, form):
+    """They are those of the text as one chunk, since a chunk starts where a document does."""
+    texts = documents(60)
+    options = {"lines": "documents", "wrapped": "split"}.get(form, "auto")
+    data = DataConfig(source=str(tmp_path / "text*"), sentences=options)
+    if form in ("plain", "wrapped"):
+        write_text(tmp_path / "text.txt", texts)
+    elif form == "lines":
+        (tmp_path / "text.txt").write_text("\n".join(t[0] for t in texts * 5))
+    elif form == "jsonl":
+        lines = [json.dumps({"text": " ".join(text)}) for text in texts]
+        (tmp_path / "text.jsonl").write_text("\n".join(lines))  # no end of the last line
+    else:
+        for number, part in enumerate(np.array_split(np.array(texts), 8)):
+            name = tmp_path / f"text{number}"
+            write_text(name.with_suffix(".txt"), part.tolist())
+            content = name.with_suffix(".txt").read_bytes()
+            if form != "many":
+                name.with_suffix(".txt").unlink()
+            if form == "gz":
+                name.with_suffix(".txt.gz").write_bytes(gzip.compress(content, 0))
+            if form == "csv":
+                rows = [f'"{" ".join(text)}\n\n"' for text in part.tolist()]
+                name.with_suffix(".csv").write_text("text\n" + "\n".join(rows))
+    source = open_source(data.source, data)
+    expected = list(source.documents())
+    assert len(source.chunks) > 5
+    for count in (1, 3, 16):
+        parts = [open_source(data.source, data, (i, count)) for i in range(count)]
+        assert [d for part in parts for d in part.documents()] == expected
+        assert sum(part.size for part in parts) == source.size
+        assert max(part.position - part.size for part in parts) <= 0
+    monkeypatch.setattr(sources, "_CHUNK_BYTES", 1 << 26)
+    assert list(open_source(data.source, data).documents()) == expected
+
+
+def test_text_without_blank_lines_is_divided_at_lines(tmp_path):
+    lines = [line for document in documents(100) for line in document]
+    (tmp_path / "a.txt").write_text("\ufeff" + "\n".join(lines))
+    found = list(open_source(str(tmp_path / "a.txt"), DataConfig(sentences="lines")).documents())
+    assert [line for document in found for line in document] == lines
+    assert 5 < len(found) < 100
+
+
+def test_lines_longer_than_chunks(tmp_path):
+    lines = ["word " * 1000 + "end.", "short.", "", "word " * 700 + "end."] * 3
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    data = DataConfig(source=str(tmp_path / "a.txt"), sentences="lines")
+    expected = [line for line in lines if line]
+    for count in (1, 7):
+        parts = [open_source(data.source, data, (i, count)) for i in range(count)]
+        assert [line for p in parts for d in p.documents() for line in d] == expected
+
+
+def test_an_error_in_a_later_chunk_says_where_it_is(tmp_path):
+    data = DataConfig(sentences="lines")
+    good = json.dumps({"text": "one. " * 140}).encode() + b"\n"
+    for bad, message in (
+        (b'{"text": \xff}\n', rf"a.jsonl: line 2 after byte {3 * len(good)} is not UTF-8"),
+        (b'{"text": 7}\n', rf"a.jsonl:2 after byte {3 * len(good)} has no text in"),
+    ):
+        (tmp_path / "a.jsonl").write_bytes(good * 4 + bad)
+        with pytest.raises(UserError, match=message):
+            list(open_source(str(tmp_path / "a.jsonl"), data).documents())
+    (tmp_path / "b.txt").write_bytes(b"x" * ((1 << 26) + 9))
+    with pytest.raises(UserError, match="line at byte 3 is longer than 64 MiB"):
+        sources.records.line_start(tmp_path / "b.txt", 3, 0)
+
+
+def test_chunks_of_few_documents_hold_out_their_share(tmp_path):
+    """Counted from 0 in each, four documents a chunk would never hold out one of twenty."""
+    write_text(tmp_path / "a.txt", [[" ".join(WORDS * 7)] for _ in range(2000)])
+    data = DataConfig(source=str(tmp_path / "a.txt"), eval_fraction=0.05)
+    splits = [split for split, _ in prepare_lib._documents([open_source(data.source, data)], 0.05)]
+    assert len(splits) == 2000
+    assert splits.count("eval") == pytest.approx(100, abs=10)
+
+
+def test_a_killed_shard_resumes_to_the_same_bytes(data, whole, tmp_path, monkeypatch):
+    prepare_shard(data, whole.tokenizer, tmp_path / "one", 1, 3)
+    write, calls = prepare_lib.store.write_record, []
+
+    def interrupted(path, record):
+        calls.append(record)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        write(path, record)
+
+    monkeypatch.setattr(prepare_lib.store, "write_record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_shard(data, whole.tokenizer, tmp_path / "two", 1, 3)
+    assert calls[4]["documents"] > 0
+    with pytest.raises(UserError, match=r"3 of 3 shards of .*two are missing or unfinished: 0, 1"):
+        shards.finish(tmp_path / "two")
+    prepare_shard(data, whole.tokenizer, tmp_path / "two", 1, 3)
+    for path in (tmp_path / "one").rglob("*.*"):
+        if path.is_file():
+            other = tmp_path / "two" / path.relative_to(tmp_path / "one")
+            assert path.read_bytes() == other.read_bytes()
+    assert len(calls) > 6
+
+
+def test_what_is_refused(data, whole, tmp_path):
+    folder = tmp_path / "store"
+    with pytest.raises(UserError, match="has no shards; prepare them first: bert-jax prepare"):
+        shards.finish(folder)
+    for number in (0, 2):
+        prepare_shard(data, whole.tokenizer, folder, number, 3)
+    with pytest.raises(UserError, match=r"1 of 3 shards .* unfinished: 1; .* --shard=1/3"):
+        shards.finish(folder)
+    with pytest.raises(UserError, match="not empty and not a store"):
+        prepare(data, whole.tokenizer, 0, folder)
+    # Of other settings, of which each shard is complete by itself.
+    other = tmp_path / "other"
+    changed = DataConfig(source=data.source, eval_fraction=0.2)
+    for options, tokenizer, message in (
+        (data, open_store(tmp_path / "first").tokenizer, ""),
+        (changed, whole.tokenizer, "was prepared from other held-out text than 00000-of-00003"),
+        (DataConfig(source=str(tmp_path / "[ab].txt")), whole.tokenizer, "from other text or set"),
+    ):
+        prepare_shard(options, tokenizer, other, 1, 3)
+        (folder / "shards/00001-of-00003").mkdir(exist_ok=True)
+        os.rename(other / "shards/00001-of-00003", folder / "shards/00001-of-00003")
+        if message:
+            with pytest.raises(UserError, match=f"00001-of-00003 {message}|{message}"):
+                shards.finish(folder)
+        os.rename(folder / "shards/00001-of-00003", other / f"shards/kept{len(message)}")
+    os.rename(other / "shards/kept0", folder / "shards/00001-of-00003")
+    prepare_shard(data, whole.tokenizer, folder, 2, 4)
+    with pytest.raises(UserError, match="has shards of 3 and of 4; remove those of one number"):
+        shards.finish(folder)
+    os.rename(folder / "shards/00002-of-00004", other / "shards/unused")
+    path = folder / "shards/00001-of-00003/train"
+    for name, change, message in (
+        ("tokens.bin", lambda x: x[:-2], r"tokens.bin has \d+ bytes instead of"),
+        ("sentences.bin", lambda x: x[:8] + bytes([x[8] ^ 1]) + x[9:], "sentences.bin has changed"),
+        ("../store.json", lambda x: x.replace(b"0.1", b"0.2"), "store.json is damaged"),
+    ):
+        content = (path / name).read_bytes()
+        (path / name).write_bytes(change(content))
+        with pytest.raises(UserError, match=message) as error:
+            shards.finish(folder)
+        assert "\n" not in str(error.value)
+        (path / name).write_bytes(content)
+    assert not (folder / "store.json").exists()
+    with pytest.raises(UserError, match=r"is an unfinished store; .* prepare --finish="):
+        open_store(folder)
+
+    shards.finish(folder)
+    before = (folder / "store.json").read_bytes()
+    shards.finish(folder)
+    prepare_shard(data, whole.tokenizer, folder, 1, 3)
+    prepare(data, whole.tokenizer, 0, folder)  # of the same text
+    assert (folder / "store.json").read_bytes() == before
+    assert open_store(folder).fingerprint == whole.fingerprint
+    assert is_only_store(folder)
+    (folder / "shards/mine.txt").touch()
+    assert not is_only_store(folder)
+    content = bytearray((path / "tokens.bin").read_bytes())
+    content[5] ^= 1
+    (path / "tokens.bin").write_bytes(content)
+    with pytest.raises(UserError, match=r"00001-of-00003/train/tokens.bin has changed since"):
+        open_store(folder).verify()
+    (path / "tokens.bin").unlink()
+    with pytest.raises(UserError, match=r"tokens.bin has 0 bytes instead of"):
+        open_store(folder)
+
+
+def test_sources_that_cannot_be_divided():
+    for name in ("builtin", "tfds:glue"):
+        with pytest.raises(UserError, match=f"{name} cannot be divided into shards"):
+            open_source(name, DataConfig(), (0, 3))
+
+
+def test_held_out_files_are_divided_too(data, whole, tmp_path):
+    write_text(tmp_path / "held.text", documents(30, seed=1))
+    data = DataConfig(source=data.source, eval_source=str(tmp_path / "held.text"))
+    expected = prepare(data, whole.tokenizer, 0, tmp_path / "expected")
+    corpus = write_shards(data, whole.tokenizer, tmp_path / "store", 3)
+    assert corpus.fingerprint == expected.fingerprint
+    assert corpus.eval.num_documents == 30
+    np.testing.assert_array_equal(corpus.eval.tokens[:], expected.eval.tokens)
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_stores_of_earlier_versions(data, whole, tmp_path, monkeypatch, is_complete):
+    """They identify a text of several chunks by its files. An unfinished one is refused."""
+    monkeypatch.setattr(sources, "_CHUNK_BYTES", 1 << 26)
+    folder, write = tmp_path / "earlier", prepare_lib.store.write_record
+
+    def interrupted(path, record):
+        if not is_complete and record.get("documents", 0) > 20:
+            raise KeyboardInterrupt
+        write(path, record)
+
+    monkeypatch.setattr(prepare_lib.store, "write_record", interrupted)
+    try:
+        expected = prepare(data, whole.tokenizer, 0, folder).fingerprint
+    except KeyboardInterrupt:
+        expected = ""
+    monkeypatch.setattr(sources, "_CHUNK_BYTES", CHUNK_BYTES)
+    if is_complete:
+        assert prepare(data, whole.tokenizer, 0, folder).fingerprint == expected
+        write_text(tmp_path / "b.txt", documents(4))
+    with pytest.raises(UserError, match="was prepared from other text"):
+        prepare(data, whole.tokenizer, 0, folder)
+
+
+def test_a_thousand_shards_are_opened_in_two_seconds(tmp_path):
+    """Without a file open for each: a process may have 1,024 of them."""
+    sizes = {tmp_path / str(i): 2 * i for i in range(1000)}
+    for path, size in sizes.items():
+        path.write_bytes(np.full(size // 2, size // 2, np.uint16).tobytes())
+    files, start = len(os.listdir("/proc/self/fd")), time.perf_counter()
+    mapped = MappedFiles(sizes, "uint16")
+    assert time.perf_counter() - start < 2
+    assert len(os.listdir("/proc/self/fd")) <= files + 1
+    expected = np.repeat(np.arange(1000), np.arange(1000))
+    np.testing.assert_array_equal(mapped[:], expected)
+    assert len(mapped) == len(expected)
+
+
+def test_eight_terabytes_of_tokens(tmp_path):
+    """Of sparse files: positions beyond 32 bits, and blocks of two files."""
+    size = 1_000_000_000_002
+    sizes = {tmp_path / str(i): size for i in range(8)}
+    for number, path in enumerate(sizes):
+        with path.open("wb") as file:
+            file.write(np.uint16(number + 1).tobytes())
+            file.truncate(size)
+    mapped = MappedFiles(sizes, "uint16")
+    assert len(mapped) == 8 * size // 2
+    starts = np.arange(8) * (size // 2)
+    np.testing.assert_array_equal(mapped[starts], np.arange(8) + 1)
+    memory, located = mapped.located(starts[1:, None] + np.arange(-2, 3))
+    np.testing.assert_array_equal(memory[located], (np.arange(2, 9)[:, None]) * [0, 0, 1, 0, 0])
