@@ -72,7 +72,8 @@ def prepare(
     data: DataConfig, tokenizer: Tokenizer | TokenizerConfig, vocab_size: int, folder: Path
 ) -> store.Corpus:
     """Return the store of `data.source`, written to `folder` where that has not been done."""
-    if store.is_store(data.source):
+    # Of shards that are not one store yet, opening says what to do.
+    if store.is_store(data.source) or os.path.isdir(os.path.join(data.source, "shards")):
         return _open_source(data.source, tokenizer)
     write(data, tokenizer, vocab_size, folder)
     return store.open_store(folder)

@@ -250,7 +250,7 @@ def test_what_is_refused(data, whole, tmp_path):
         (path / name).write_bytes(content)
     assert not (folder / "store.json").exists()
     with pytest.raises(UserError, match=r"is an unfinished store; .* prepare --finish="):
-        open_store(folder)
+        prepare(DataConfig(source=str(folder)), KIND, 0, tmp_path / "none")
 
     shards.finish(folder)
     before = (folder / "store.json").read_bytes()
