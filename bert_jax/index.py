@@ -37,7 +37,7 @@ _REMEDY = "remove the folder and build it again"
 # What the vectors of a model of embeddings depend on, beside its parameters.
 _OWN = ("pooling", "dense_activation", "query_prompt", "passage_prompt", "max_length")
 _TABLES = (".tsv", ".csv", ".jsonl")
-_BUILTIN = "builtin"  # in place of a file: the signatures of Python's library
+_BUILTIN = "builtin"  # in place of a file: the functions of Python's library
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Index:
         Args:
           bert: the model. Texts that exceed its positions are truncated, and counted.
           files: with a text a line, or .tsv, .csv or .jsonl with a text in `column`; plain, .gz or
-            .xz. Empty lines and fields are skipped. "builtin": the signatures of Python's library.
+            .xz. Empty lines and fields are skipped. "builtin": the functions of Python's library.
           output: the folder, which must not exist.
           column: of the text in tables.
           force: whether to replace an index that is there, and nothing else.
@@ -282,7 +282,7 @@ def _read(files: Sequence[str], column: str) -> Iterator[_Entry]:
 def _read_file(file: str, column: str) -> Iterator[tuple[str, int]]:
     """Yield each text of a file, and its line."""
     if file == _BUILTIN:
-        yield from ((text, number) for number, text in enumerate(builtin.signatures(), start=1))
+        yield from ((text, number) for number, text in enumerate(builtin.functions(), start=1))
         return
     if records.file_type(file) not in _TABLES:
         lines = records.read_lines(os.path.expanduser(file))

@@ -101,11 +101,14 @@ def described(split: str) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))
 
 
-def signatures() -> list[str]:
-    """Return the signatures of the public functions and classes that have a description."""
-    found = (each for name, path in _files() for each in _signatures(name, path.read_bytes()))
-    described = (text for text, is_public, doc in found if is_public and _sentences(doc))
-    return list(dict.fromkeys(described))
+def functions() -> list[str]:
+    """Return each public function and class: its signature, and what it does in a sentence."""
+    does: dict[str, str] = {}
+    for name, path in _files():
+        for signature, is_public, docstring in _signatures(name, path.read_bytes()):
+            if is_public and (found := _sentences(docstring)):
+                does.setdefault(signature, found[0])
+    return [f"{signature}: {sentence}" for signature, sentence in does.items()]
 
 
 def _sentences(text: str) -> list[str]:
