@@ -37,7 +37,7 @@ from bert_jax.commands import main
 from bert_jax.config import FinetuneConfig, TaskConfig, TokenizerConfig, TrainConfig
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.tasks import make_task
-from bert_jax.text import tokenizer_training
+from bert_jax.text import builtin, tokenizer_training
 from bert_jax.validation import validate, validate_finetuning
 
 ROOT = Path(__file__).parents[1]
@@ -126,6 +126,7 @@ def files(tmp_path_factory) -> Path:
         (folder / name).write_text(f"sentence\tlabel\n{examples}")
     (folder / "lines.txt").write_text("The [MASK] is open.\n")
     (folder / "new.tsv").write_text("sentence\nA cat.\n")
+    (folder / "pairs.tsv").write_text("question\tanswer\nWho?\tA cat.\n")
     task = TaskConfig(labels=("bad", "good"))
     config = model_config(vocab_size=64, max_position_embeddings=128, num_hidden_layers=1)
     tokenizer = tokenizer_training.train([sentences] * 9, TokenizerConfig(kind="wordpiece"), 64)
@@ -252,6 +253,8 @@ def test_code_runs(page, folder, small_runs, bert_jax_main, monkeypatch, capsys)
     text = page.read_text(encoding="utf-8")
     if PUBLISHED in text:
         pytest.importorskip(PUBLISHED)
+    # Of thousands.
+    monkeypatch.setattr(builtin, "functions", lambda: ["gzip.compress(data): Compress data."])
     for block in blocks(page):
         if block.language == "bash":
             run_bash(block, bert_jax_main, monkeypatch)
