@@ -106,7 +106,7 @@ class Run:
         train_step = make_train_step(objective, self.optimizer, config.optimizer.microbatches)
         self.train_step = compiled(train_step, outputs=("state", "metrics"))
         step = compiled(make_predict_step(objective), outputs=("per_example", "metrics"))
-        size = config.data.batch_size
+        size = config.data.batch_size // config.optimizer.microbatches  # what fits in training
         self.predict = partial(evaluation.predict, step, self.task, size, self.indices)
 
     def new_state(self, seed: int, key: jax.Array) -> TrainState:
