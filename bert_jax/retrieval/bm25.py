@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
-from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
 from bert_jax.errors import UserError
 from bert_jax.retrieval.search import TopK, best
@@ -31,6 +30,8 @@ def baselines(texts: Sequence[str], queries: Sequence[str], k: int) -> dict[str,
     >>> {name: top.indices.tolist() for name, top in found.items()}
     {'BM25': [[0]], 'TF-IDF': [[0]]}
     """
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer  # a second
+
     vectorizer = CountVectorizer(token_pattern=_WORD)
     try:
         counts = vectorizer.fit_transform(texts)
