@@ -86,3 +86,15 @@ def test_no_module_imports_itself_by_way_of_others():
 
     for module in graph:
         visit(module)
+
+
+def test_what_takes_a_second_to_import_is_imported_where_it_is_used():
+    """So that no command waits for what another one needs."""
+    slow = {"sklearn", "matplotlib", "tensorboardX", "huggingface_hub", "tensorflow_datasets"}
+    found = []
+    for path in ROOT.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [getattr(node, "module", None) or "", *(x.name for x in node.names)]
+                found += [(path.name, n) for n in names if n.partition(".")[0] in slow]
+    assert not found
