@@ -65,6 +65,7 @@ def test_vectors_of_plain_text(tmp_path, tiny_run, tiny_bert, texts):
         run(texts, tmp_path / "teacher", tmp_path / "other", tiny_run.checkpoint, dense=8)
 
 
+@pytest.mark.slow
 def test_probabilities_of_classes(tmp_path, tiny_run, tiny_classifier, tiny_finetuning_config):
     """The labels of the training file are not looked at."""
     path = tmp_path / "train.tsv"

@@ -134,7 +134,7 @@ def test_an_update_of_whole_tensors_is_the_same_on_a_mesh():
 @pytest.mark.parametrize(
     ("layout", "options"),
     [
-        (LAYOUTS["all three"], {}),
+        (LAYOUTS["all three"], {"remat": True, "scan_layers": True}),
         pytest.param(LAYOUTS["2 microbatches"], {"remat": True}, marks=pytest.mark.slow),
         pytest.param(LAYOUTS["pmap"], {"scan_layers": True}, marks=pytest.mark.slow),
     ],
@@ -145,6 +145,7 @@ def test_an_electra_agrees_with_one_device(layout, options):
     check_same(sharded, train(ParallelConfig(), 1, **ELECTRA), **ELECTRA)
 
 
+@pytest.mark.slow  # of an ELECTRA above, and with fused attention below
 def test_remat_and_scan_change_nothing():
     plain = train(ParallelConfig(), 1, layers=2)
     config = ParallelConfig(data=2, fsdp=2, tensor=2)

@@ -145,7 +145,7 @@ def train(kind: str, devices: int = 1, microbatches: int = 1, **parallel) -> lis
 CASES = [
     ("ranking", {"microbatches": 4}),
     ("ranking", {"devices": 8, "data": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}),
-    ("cosent", {"devices": 8}),
+    pytest.param("cosent", {"devices": 8}, marks=pytest.mark.slow),
     pytest.param("ranking", {"devices": 8, "microbatches": 2}, marks=pytest.mark.slow),
     pytest.param("ranking", {"devices": 8}, marks=pytest.mark.slow),
     pytest.param("ranking", {"devices": 8, "mode": "pmap"}, marks=pytest.mark.slow),
