@@ -54,7 +54,10 @@ def shard_folder(folder: Path, shard: Shard) -> Path:
     """Return the folder of a shard of a store; UserError for a store without shards."""
     if store.is_store(folder) and not os.path.isdir(folder / "shards"):
         raise UserError(f"{folder} is a store without shards; choose another folder")
-    return folder / "shards" / f"{shard[0]:05d}-of-{shard[1]:05d}"
+    path = folder / "shards" / f"{shard[0]:05d}-of-{shard[1]:05d}"
+    if os.path.exists(folder / "store.json") and not path.exists():
+        raise UserError(f"{folder} is complete without this shard; choose another folder")
+    return path
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

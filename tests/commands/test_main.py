@@ -217,6 +217,7 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
         printed = bert_jax_main("prepare", "--finish", "store")
         assert "training: " in printed
         assert "train on it with: bert-jax pretrain --config.data.source=store" in printed
+    refuse("store is complete without this shard", *words, "--shard=0/4")
     bert_jax_main(*words, "--tokenizer=store/tokenizer")  # the same text
     bert_jax_main(*words, "--tokenizer=byte_bpe", "--vocab-size=300", "--force")
     assert not (tmp_path / "store/shards").exists()
