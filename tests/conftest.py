@@ -61,6 +61,13 @@ def pytest_unconfigure():
 
 
 @pytest.fixture
+def ends_reads():
+    """Ends what a failed read of a checkpoint left, so that no later test has its errors."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
 def bert_jax_main(monkeypatch, capsys):
     """`bert-jax` in this process: returns what it prints, and raises its errors."""
     from bert_jax.commands import main, process

@@ -9,7 +9,10 @@ import fuzzing
 import pytest
 
 # A failed read of a damaged checkpoint closes Orbax's event loop before other reads end.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("ends_reads"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -427,6 +427,7 @@ def test_a_workdir_of_other_text(finished, store, tmp_path):
 
 # Orbax's threads are still reading the damaged files when their error has been reported.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("ends_reads")
 @pytest.mark.parametrize("damaged", ["checkpoint", "config", "store"])
 def test_damage_on_disk(finished, store, tmp_path, damaged):
     workdir = shutil.copytree(finished[0], tmp_path / "run")
