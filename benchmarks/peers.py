@@ -6,7 +6,7 @@
 All have the model, batch size, precision, dropout and optimizer of the config. Each runs in a
 process of its own, which waits while another runs. In a round each runs for `--seconds`. The ratio
 to ours is taken in each round, and printed with its quartiles. With `--alone` a process ends before
-the next one starts, as on a GPU, whose memory each would take; a peer that fails is left out.
+the next one starts, as on a GPU, whose memory each would take; a peer that fails is dropped.
 
 Peers: `torch`, transformers' BertForPreTraining, eager; `torch-masked`, the same with its MLM head
 on the masked positions alone, as ours; `torch-compiled` and `torch-masked-compiled`, under

@@ -148,9 +148,12 @@ class BucketedBatches:
         # Independent of `seed`, so that runs of several seeds share their compiled programs.
         longest = np.array([self._longest(self._sequences(each)) for each in draw(0, 0)])
         # Sequences that are shared have about one length: there are few to compile a step for.
-        multiple = _MULTIPLE * self.per_sequence if self.per_sequence > 1 else 1
-        longest = -(-longest // multiple) * multiple
-        self.lengths = choose_lengths(longest, self.per_sequence * batcher.longest)  # rising
+        fits = batcher.longest
+        if self.per_sequence > 1:
+            multiple = _MULTIPLE * self.per_sequence
+            longest = -(-longest // multiple) * multiple
+            fits = int(round_up(np.array(self.per_sequence * fits)))
+        self.lengths = choose_lengths(longest, fits)  # in rising order
         tokens = batcher.tokens * self.per_sequence
         self.padding = 1 - tokens / float(pad_to(longest, self.lengths).mean())
 
@@ -195,9 +198,9 @@ def _share(batch_size: int, tokens: float) -> int:
 
 def balance(indices: np.ndarray, lengths: np.ndarray, count: int) -> np.ndarray:
     """Return examples in sequences of `count`, [B, count], of about the same length together."""
-    order, together = np.argsort(-lengths, kind="stable"), np.zeros(len(indices) // count, np.int64)
     if count == 1:
         return indices[:, None]
+    order, together = np.argsort(-lengths, kind="stable"), np.zeros(len(indices) // count, np.int64)
     sequences = np.empty((len(together), count), indices.dtype)
     # The longest ones first, each to the sequence that is the shortest so far.
     for slot, chosen in enumerate(order.reshape(count, -1)):
