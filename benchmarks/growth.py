@@ -28,11 +28,12 @@ from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
-from bert_jax.distributed.mesh import init_sharded, make_mesh
+from bert_jax.distributed.mesh import make_mesh
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.phases import phases
 from bert_jax.planning import synthetic
+from bert_jax.training.setup import set_up
 
 TOKENS = 4096  # of a step
 SIZES = {
@@ -62,10 +63,11 @@ class Run:
         self.config = config
         _, phase = phases(config)[0]
         mesh = make_mesh(config.parallel)
-        setup = synthetic.set_up(config, phase, mesh)
-        self._state = init_sharded(setup.new_state, setup.layout.state, jax.random.key(0))
+        setup = set_up(config, mesh)
+        self._state = setup.new_state()
         self._batch = synthetic.random_batch(config, phase)
-        self._step: Any = setup.step.lower(self._state, self._batch).compile()
+        step = synthetic.train_step(setup, config, phase)
+        self._step: Any = step.lower(self._state, self._batch).compile()
         self.gigabytes = self._step.memory_analysis().temp_size_in_bytes / 1e9
         self.tokens = phase.batch_size * phase.max_length
         self._count = 1

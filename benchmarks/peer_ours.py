@@ -10,11 +10,12 @@ from peer_worker import read_spec, run_peer, serve
 
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
-from bert_jax.distributed.mesh import init_sharded, make_mesh, shard_batch
+from bert_jax.distributed.mesh import make_mesh, shard_batch
 from bert_jax.models import layers, matmul
 from bert_jax.phases import phases
 from bert_jax.planning import synthetic
 from bert_jax.settings import from_dict
+from bert_jax.training.setup import set_up
 
 
 def _threefry_dropout() -> None:
@@ -49,15 +50,15 @@ def main() -> None:
     elif spec.head in PLAIN:
         PLAIN[spec.head]()
     mesh = make_mesh(config.parallel)
-    run = synthetic.set_up(config, phase, mesh)
-    state = init_sharded(run.new_state, run.layout.state, jax.random.key(config.seed))
+    run = set_up(config, mesh)
+    step, state = synthetic.train_step(run, config, phase), run.new_state()
     batch = synthetic.random_batch(config, phase)
 
     def take(steps: int) -> float:
         nonlocal state
         losses = []
         for _ in range(steps):
-            state, sums = run.step(state, shard_batch(mesh, batch))
+            state, sums = step(state, shard_batch(mesh, batch))
             losses.append(sums["mlm_loss"])
         jax.block_until_ready(state)
         return float(np.mean([each.total / each.weight for each in losses]))

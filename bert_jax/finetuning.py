@@ -99,7 +99,7 @@ class Run:
             config.optimizer, self.steps, layer_decay=decay, freezes_encoder=is_probe
         )
         self.abstract_state, self.layout = meshes.make_layout(
-            partial(self.new_state, 0), self.mesh, config.parallel
+            partial(self._new_state, 0), self.mesh, config.parallel
         )
         objective = task_objective(self.model, config.task)
         compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=self.layout)
@@ -109,7 +109,12 @@ class Run:
         size = config.data.batch_size // config.optimizer.microbatches  # what fits in training
         self.predict = partial(evaluation.predict, step, self.task, size, self.indices)
 
-    def new_state(self, seed: int, key: jax.Array) -> TrainState:
+    def new_state(self, seed: int) -> TrainState:
+        """Return a randomly initialized state, on the devices."""
+        make = partial(self._new_state, seed)
+        return meshes.init_sharded(make, self.layout.state, jax.random.key(seed))
+
+    def _new_state(self, seed: int, key: jax.Array) -> TrainState:
         return init_state(self.model.init_params(key), self.optimizer, seed)
 
     @console.working("tokenizing the examples", says_end=False)
@@ -123,11 +128,19 @@ class Run:
         """Return the best mean score of a constant prediction on the first held-out set."""
         return self.task.constant_score(next(iter(self.datasets.evals.values())))
 
+    @functools.cached_property
+    def learning_rate(self) -> Callable[[int], float]:
+        """Return the learning rate by step."""
+        return learning_rate(self.config.optimizer, self.steps)
+
     def progress(self, step: int) -> dict[str, float]:
         """Return the learning rate of a step, and the epochs and sequences up to it."""
-        rate = learning_rate(self.config.optimizer, self.steps, step)
         seen = step * len(self.train.features) // self.per_epoch
-        return {"learning_rate": rate, "epoch": step / self.per_epoch, "sequences": seen}
+        return {
+            "learning_rate": self.learning_rate(step),
+            "epoch": step / self.per_epoch,
+            "sequences": seen,
+        }
 
     def evaluate(self, params: Any) -> dict[str, float]:
         """Return the scores on the first held-out set."""
@@ -276,9 +289,8 @@ def _score_untrained(run: Run) -> dict[str, float] | None:
     """Return the scores of the encoder that training starts from, of a task without a head."""
     if not run.task.is_headless:
         return None
-    new_state = partial(run.new_state, run.config.seed)
-    state = meshes.init_sharded(new_state, run.layout.state, jax.random.key(run.config.seed))
-    params = initialization.copy_params(state.params, run.params)
+    params = run.new_state(run.config.seed).params
+    params = initialization.copy_params(params, run.params)
     return run.evaluate(params)
 
 
@@ -301,9 +313,7 @@ def _train_seed(
         folder / "checkpoints", keep, lambda _: description, run.tokenizer, rank=task.rank
     )
     new_state = partial(run.new_state, seed)
-    step, state = initialization.initial_state(
-        checkpoints, new_state, run.abstract_state, run.layout, seed, params
-    )
+    step, state = initialization.initial_state(checkpoints, new_state, run.abstract_state, params)
     if step:
         hosts.print_on_main(f"resuming from step {step:,}")
 

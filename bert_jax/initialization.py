@@ -17,7 +17,6 @@ from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig
 from bert_jax.convert import names
 from bert_jax.distributed import hosts
-from bert_jax.distributed.mesh import Layout, init_sharded
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import make_pretraining_model
@@ -65,10 +64,8 @@ def resolve(
 
 def initial_state(
     checkpoints: Checkpoints,
-    new_state: Callable[[jax.Array], TrainState],
+    new_state: Callable[[], TrainState],
     abstract_state: TrainState,
-    layout: Layout,
-    seed: int,
     params: Any = None,
     fork: Path | None = None,
 ) -> tuple[int, TrainState]:
@@ -78,9 +75,9 @@ def initial_state(
         with console.working("restoring the checkpoint", says_end=False):
             return int(source.name), _read_state(source, abstract_state, is_fork=latest is None)
     with console.working("initializing", says_end=False):
-        state = init_sharded(new_state, layout.state, jax.random.key(seed))
+        state = new_state()
         if params:
-            state = state.replace(params=copy_params(state.params, params))
+            state = dataclasses.replace(state, params=copy_params(state.params, params))
         return 0, state
 
 

@@ -5,14 +5,14 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import optax
 
-from bert_jax import console, initialization, report
+from bert_jax import background, console, initialization, report
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
 from bert_jax.config import TrainConfig
@@ -20,7 +20,6 @@ from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
-from bert_jax.models.heads import PreTrainingModel, make_pretraining_model
 from bert_jax.phases import as_of_step, peaks, phases
 from bert_jax.planning import costs, machine
 from bert_jax.text import prepare, store, tokenizer_loading
@@ -32,8 +31,9 @@ from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.masking import make_masking
 from bert_jax.training.metrics import Writer, with_moving
 from bert_jax.training.objectives import pretraining_objective
-from bert_jax.training.optimizer import learning_rate, make_optimizer
-from bert_jax.training.step import init_state, make_eval_step, make_train_step
+from bert_jax.training.optimizer import learning_rate
+from bert_jax.training.setup import Setup, set_up
+from bert_jax.training.step import TrainState, make_eval_step, make_train_step
 from bert_jax.validation import validate
 
 
@@ -68,6 +68,8 @@ class Run:
     init: Bert | None
     init_name: str
     corpus: Corpus
+    setup: Setup
+    new_state: Callable[[], TrainState]
     fork: Path | None = None
     recipe: str = ""  # its name
 
@@ -153,7 +155,14 @@ def start(
     for _, phase in phases(config):
         meshes.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
         costs.check_fits(config.model, phase, config.optimizer.microbatches, mesh)
-    corpus = _read_text(config, tokenizer, workdir / "store")
+    setup, state = None if is_open else set_up(config, mesh), None
+    if setup and hosts.count() == 1 and not (initial or parent or resumes):
+        state = background.start(setup.new_state)  # compiled while the text is prepared
+    try:
+        corpus = _read_text(config, tokenizer, workdir / "store")
+    finally:
+        if state:  # Python must not exit while XLA compiles
+            futures.wait([state])
     if is_open:  # the text may have fewer tokens than were asked for
         config.model.vocab_size = corpus.tokenizer.vocab_size
         meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
@@ -163,7 +172,9 @@ def start(
             raise UserError(f"{wrong}; set data.pairs to none, or give more text")
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
-    return Run(config, workdir, initial, str(init), corpus, parent, recipe)
+    setup = setup or set_up(config, mesh)
+    new_state = state.result if state else setup.new_state
+    return Run(config, workdir, initial, str(init), corpus, setup, new_state, parent, recipe)
 
 
 def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -> Corpus:
@@ -185,16 +196,9 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
 
 
 def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
-    config, workdir, corpus = run.config, run.workdir, run.corpus
-    model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
-    optimizer = make_optimizer(config.optimizer, config.steps, peaks(config))
-
-    def new_state(key: jax.Array) -> Any:
-        return init_state(model.init_params(key), optimizer, config.seed)
-
-    mesh = meshes.make_mesh(config.parallel)
-    abstract_state, layout = meshes.make_layout(new_state, mesh, config.parallel)
-    stages = _make_stages(config, corpus, model, optimizer, layout)
+    config, workdir, corpus, setup = run.config, run.workdir, run.corpus, run.setup
+    mesh = setup.layout.mesh
+    stages = _make_stages(config, corpus, setup)
     batches = loader.TrainBatches(corpus, config, partial(meshes.process_indices, mesh))
     folder = workdir / "checkpoints"
 
@@ -206,7 +210,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     )
     params = run.init and run.init.params
     step, state = initialization.initial_state(
-        checkpoints, new_state, abstract_state, layout, config.seed, params, run.fork
+        checkpoints, run.new_state, setup.abstract_state, params, run.fork
     )
     if run.fork:
         hosts.print_on_main(f"forked     {run.fork}: its whole state, at step {step:,}")
@@ -228,9 +232,10 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
 
     baselines = report.baselines(corpus, config)
 
+    rate = learning_rate(config.optimizer, config.steps, peaks(config))
+
     def progress(step: int) -> dict[str, float]:
-        rate = learning_rate(config.optimizer, config.steps, step, peaks(config))
-        return {"learning_rate": rate, **batches.progress(step)}
+        return {"learning_rate": rate(step), **batches.progress(step)}
 
     with Writer(workdir, step, config, progress, baselines) as writer:
         state = loop.fit(
@@ -256,7 +261,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     baselines = with_moving(baselines, scores)
     # Of several hosts none has all parameters; the checkpoint has.
     final = as_of_step(config, config.steps).model
-    trained = state.params, corpus.tokenizer, model.clone(config=final)
+    trained = state.params, corpus.tokenizer, setup.model.clone(config=final)
     bert = Bert(final, *trained, source=latest)
     bert = bert if hosts.count() == 1 else None
     text = {"tokens": len(corpus.train.tokens), "documents": corpus.train.num_documents}
@@ -266,22 +271,17 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     return PretrainingResult(scores, baselines, latest, bert)
 
 
-def _make_stages(
-    config: TrainConfig,
-    corpus: Corpus,
-    model: PreTrainingModel,
-    optimizer: optax.GradientTransformation,
-    layout: meshes.Layout,
-) -> list[loop.Stage]:
+def _make_stages(config: TrainConfig, corpus: Corpus, setup: Setup) -> list[loop.Stage]:
     """Return a stage for each phase: the compiled steps of its length and batch size."""
+    layout = setup.layout
     stages, (starts, each) = [], zip(*phases(config), strict=True)
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=layout)
     indices = partial(meshes.process_indices, layout.mesh)
     for end, phase in zip((*starts[1:], config.steps), each, strict=True):
         theta = phase.global_rope_theta
-        model = model.clone(config=dataclasses.replace(config.model, global_rope_theta=theta))
+        model = setup.model.clone(config=dataclasses.replace(config.model, global_rope_theta=theta))
         objective = pretraining_objective(model, make_masking(corpus.tokenizer, phase, config.data))
-        train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
+        train_step = make_train_step(objective, setup.optimizer, config.optimizer.microbatches)
         eval_step = compiled(make_eval_step(objective), outputs="metrics")
         eval_batches = partial(loader.eval_batches, corpus, config, phase, indices)
         evaluate = partial(loop.evaluate, eval_step, eval_batches, phase.batch_size)

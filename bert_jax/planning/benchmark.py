@@ -15,13 +15,14 @@ from jax.sharding import Mesh
 
 from bert_jax.batches import loader
 from bert_jax.config import Phase, TrainConfig
-from bert_jax.distributed.mesh import init_sharded, shard_batch
+from bert_jax.distributed.mesh import shard_batch
 from bert_jax.errors import TrainingError
 from bert_jax.planning import machine, synthetic
 from bert_jax.planning.chips import chip_of
 from bert_jax.planning.costs import model_flops, total_memory
 from bert_jax.text.store import Corpus
 from bert_jax.training.masking import make_masking
+from bert_jax.training.setup import set_up
 
 _WARM_UP = 6  # steps before those that are timed
 _TRACED = 5  # steps
@@ -61,14 +62,15 @@ def measure(
     model, mesh = config.model, synthetic.make_checked_mesh(config, phase, devices)
     masking = make_masking(corpus.tokenizer, phase, config.data) if corpus else None
     with machine.out_of_memory_refused(phase, device):
-        setup = synthetic.set_up(config, phase, mesh, masking)
+        setup = set_up(config, mesh)
+        jitted = synthetic.train_step(setup, config, phase, masking)
         log("compiling the step, without a cache and with one")
         arguments = setup.abstract_state, synthetic.abstract_batch(config, phase, mesh)
-        step, cold, cached = machine.compile_twice(lambda: setup.step.lower(*arguments).compile())
+        step, cold, cached = machine.compile_twice(lambda: jitted.lower(*arguments).compile())
         needed = total_memory(step.memory_analysis())
         machine.check_memory(needed, devices)
         machine.reset_peak_memory()
-        state = init_sharded(setup.new_state, setup.layout.state, jax.random.key(config.seed))
+        state = setup.new_state()
         parameters = sum(x.size for x in jax.tree.leaves(state.params))
         random = itertools.repeat((shard_batch(mesh, synthetic.random_batch(config, phase)), 0.0))
         kinds: dict[str, Iterator[Any]] = {"random": random}

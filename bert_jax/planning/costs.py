@@ -13,14 +13,16 @@ from bert_jax.distributed.fsdp import RULES, num_batch_shards
 from bert_jax.models.electra import embedding_size, pretrained_encoders
 from bert_jax.models.heads import make_pretraining_model
 from bert_jax.planning import machine
-from bert_jax.planning.synthetic import abstract_batch, set_up
+from bert_jax.planning.synthetic import abstract_batch, train_step
+from bert_jax.training.setup import set_up
 
 _FLOAT32 = 4  # bytes
 
 
 def compile_cost(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, Any]:
     """Return the compiler's "memory" (None if it does not fit), "error" and "flops" of a device."""
-    setup, batch = set_up(config, phase, mesh), abstract_batch(config, phase, mesh)
+    setup, batch = set_up(config, mesh), abstract_batch(config, phase, mesh)
+    step = train_step(setup, config, phase)
     state = setup.abstract_state
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
     cost: dict[str, Any] = {"parameters": parameters, "memory": None, "error": "", "flops": 0.0}
@@ -28,7 +30,7 @@ def compile_cost(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, Any
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     options = {"xla_backend_optimization_level": 0} if is_cpu else None
     try:
-        compiled = setup.step.lower(state, batch).compile(compiler_options=options)
+        compiled = step.lower(state, batch).compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -1,7 +1,7 @@
 """The train step of a pretraining phase on random sequences, to be compiled or timed."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,25 +14,14 @@ from bert_jax.config import Phase, TrainConfig
 from bert_jax.distributed import mesh as mesh_lib
 from bert_jax.distributed.fsdp import BATCH_AXES
 from bert_jax.distributed.precision import resolve_dtype
-from bert_jax.models.heads import make_pretraining_model
 from bert_jax.text.prepare import resolve_vocab_size
 from bert_jax.training.masking import Masking
 from bert_jax.training.objectives import pretraining_objective
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.step import init_state, make_train_step
+from bert_jax.training.setup import Setup
+from bert_jax.training.step import make_train_step
 
 _SPECIAL_IDS = (0, 1, 2, 3)  # [PAD], [CLS], [SEP] and [MASK]
 _PAIRS = 2  # in a packed sequence; Wikipedia has about as many in one of 512 tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """A train step with the abstract state (shapes and shardings) that it runs on."""
-
-    new_state: Callable[[jax.Array], Any]
-    abstract_state: Any
-    layout: mesh_lib.Layout
-    step: Any  # jitted; it donates its state
 
 
 def resolve(config: TrainConfig, device: Any) -> TrainConfig:
@@ -51,25 +40,22 @@ def make_checked_mesh(config: TrainConfig, phase: Phase, devices: Sequence[Any])
     return mesh
 
 
-def set_up(config: TrainConfig, phase: Phase, mesh: Mesh, masking: Masking | None = None) -> Setup:
-    """Return the train step of a phase; without a tokenizer's masking, for random sequences."""
+def train_step(
+    setup: Setup, config: TrainConfig, phase: Phase, masking: Masking | None = None
+) -> Any:
+    """Return the train step of a phase, jitted; it donates its state.
+
+    Without a tokenizer's masking, it is for random sequences.
+    """
     vocab_size, predictions = config.model.vocab_size, phase.max_predictions
-    model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
-    optimizer = make_optimizer(config.optimizer, config.steps)
-
-    def new_state(key: jax.Array) -> Any:
-        return init_state(model.init_params(key), optimizer, config.seed)
-
-    abstract_state, layout = mesh_lib.make_layout(new_state, mesh, config.parallel)
     if masking is None:
         counts = np.minimum(np.arange(phase.max_length + 1), predictions).astype(np.int32)
         is_continuation = np.zeros(vocab_size, bool) if config.data.whole_word_masking else None
         mask_id = _SPECIAL_IDS[-1]
         masking = Masking(counts, predictions, vocab_size, _SPECIAL_IDS, mask_id, is_continuation)
-    objective = pretraining_objective(model, masking)
-    step = make_train_step(objective, optimizer, config.optimizer.microbatches)
-    jitted = mesh_lib.jit_step(step, layout, ("state", "metrics"))
-    return Setup(new_state, abstract_state, layout, jitted)
+    objective = pretraining_objective(setup.model, masking)
+    step = make_train_step(objective, setup.optimizer, config.optimizer.microbatches)
+    return mesh_lib.jit_step(step, setup.layout, ("state", "metrics"))
 
 
 def random_batch(config: TrainConfig, phase: Phase, seed: int = 0) -> dict[str, np.ndarray]:

@@ -1,12 +1,11 @@
 """Optimizers, BERT's AdamW among them, and learning rate schedules, in Optax."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import traverse_util
 from jax.typing import ArrayLike
@@ -51,9 +50,11 @@ def schedule(config: OptimizerConfig, steps: int, peaks: Peaks = ()) -> optax.Sc
     return rate
 
 
-def learning_rate(config: OptimizerConfig, steps: int, step: int, peaks: Peaks = ()) -> float:
-    """Return the learning rate of a step, of which the first is 1 and the last `steps`."""
-    return float(np.asarray(schedule(config, steps, peaks)(step - 1)))
+def learning_rate(config: OptimizerConfig, steps: int, peaks: Peaks = ()) -> Callable[[int], float]:
+    """Return a function of the learning rate of a step; the first is 1 and the last `steps`."""
+    # One program; by operation, the first step would wait for six.
+    rate = jax.jit(schedule(config, steps, peaks))
+    return lambda step: float(rate(step - 1))
 
 
 class _Moments(NamedTuple):

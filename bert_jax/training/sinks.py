@@ -5,6 +5,7 @@ None of them may end a run: `metrics.Writer` drops the one that raises an error.
 
 import contextvars
 import dataclasses
+import functools
 import importlib.util
 import queue
 import socket
@@ -39,41 +40,52 @@ class TensorBoard(Sink):
     """TensorBoard's events in a folder, from `step` on; a config as a table of text."""
 
     def __init__(self, folder: Path, step: int, config: Any):
+        self._folder, self._step, self._config = folder / "tensorboard", step, config
+
+    @functools.cached_property
+    def _path(self) -> Path:
+        """Begin the file: at the first record, so that the first step does not wait for it."""
         # Imported late: it imports PyTorch if that is installed, which takes seconds.
         from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore
 
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
-        self._path = folder / "tensorboard" / name
-        self._path.parent.mkdir(exist_ok=True)
-        self._append(file_version="brain.Event:2")
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
+        _append(path, file_version="brain.Event:2")
         # TensorBoard drops what it has of later steps.
-        self._append(step=step + 1, session_log=SessionLog(status=SessionLog.START))
-        if config:
-            rows = [f"| {name} | {value} |" for name, value in settings.flatten(config).items()]
+        _append(path, step=self._step + 1, session_log=SessionLog(status=SessionLog.START))
+        if self._config:
+            values = settings.flatten(self._config).items()
+            rows = [f"| {name} | {value} |" for name, value in values]
             table = "\n".join(["| field | value |", "|---|---|", *rows])
-            self.text(step, "config", table)
+            _append(path, step=self._step, summary=_text("config", table))
+        return path
 
     def write(self, step: int, values: Values) -> None:
         from tensorboardX.summary import scalar
 
         for name, value in values.items():
-            self._append(step=step, summary=scalar(name, value))
+            _append(self._path, step=step, summary=scalar(name, value))
 
     def text(self, step: int, name: str, markdown: str) -> None:
         """Keep a text, such as a table."""
-        from tensorboardX.summary import text
+        _append(self._path, step=step, summary=_text(name, markdown))
 
-        self._append(step=step, summary=text(name, markdown))
 
-    def _append(self, **event: Any) -> None:
-        # Not by a SummaryWriter, whose thread dies when the disk is full; a run then waits for it.
-        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
-        from tensorboardX.record_writer import masked_crc32c
+def _text(name: str, markdown: str) -> Any:
+    from tensorboardX.summary import text
 
-        data = Event(wall_time=time.time(), **event).SerializeToString()
-        with self._path.open("ab") as file:
-            for part in (struct.pack("<Q", len(data)), data):  # as a TFRecord
-                file.write(part + struct.pack("<I", masked_crc32c(part)))
+    return text(name, markdown)
+
+
+def _append(path: Path, **event: Any) -> None:
+    # Not by a SummaryWriter, whose thread dies when the disk is full; a run then waits for it.
+    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
+    from tensorboardX.record_writer import masked_crc32c
+
+    data = Event(wall_time=time.time(), **event).SerializeToString()
+    with path.open("ab") as file:
+        for part in (struct.pack("<Q", len(data)), data):  # as a TFRecord
+            file.write(part + struct.pack("<I", masked_crc32c(part)))
 
 
 class WeightsAndBiases:

@@ -523,9 +523,10 @@ def test_a_fine_tuning_beside_pytorchs(tmp_path, monkeypatch):
         for kept in (True, False)
     ]
     stepper = torch.optim.AdamW(groups, betas=(c.b1, c.b2), eps=c.eps)
+    rate = learning_rate(c, steps)
     for step in range(steps):
         for group in stepper.param_groups:
-            group["lr"] = learning_rate(c, steps, step + 1)
+            group["lr"] = rate(step + 1)
         ids, mask, labels = (
             torch.from_numpy(np.array(batches[step][name]).astype(np.int64))
             for name in ("input_ids", "attention_mask", "labels")

@@ -13,6 +13,7 @@ from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.planning import costs, machine, synthetic
+from bert_jax.training.setup import set_up
 
 BATCH = 16
 METRICS = 1024  # bytes, at most, of losses and norms, which are summed too
@@ -57,9 +58,9 @@ def equations(jaxpr):
 
 def trace(config: TrainConfig, phase: Phase = PHASE):
     mesh = mesh_of(config)
-    setup = synthetic.set_up(config, phase, mesh)
+    setup = set_up(config, mesh)
     batch = synthetic.abstract_batch(config, phase, mesh)
-    return setup.step.trace(setup.abstract_state, batch).jaxpr
+    return synthetic.train_step(setup, config, phase).trace(setup.abstract_state, batch).jaxpr
 
 
 def test_memory():

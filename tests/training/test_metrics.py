@@ -60,6 +60,7 @@ def test_a_record_resumes_from_its_step(tmp_path):
 def test_pictures_on_a_full_disk_are_said_once(tmp_path, capsys, full):
     (tmp_path / "curves.tmp").symlink_to("/dev/full")
     writer = Writer(tmp_path, 0)
+    writer.write(5, "train", {"loss": 1.0})
     if full == "events":
         (events,) = (tmp_path / "tensorboard").iterdir()
         events.unlink()
@@ -68,7 +69,7 @@ def test_pictures_on_a_full_disk_are_said_once(tmp_path, capsys, full):
         writer.write(step, "eval", {"loss": 1.0})
         writer.draw(0.0)
     writer.close()
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
     printed = capsys.readouterr().out
     assert printed.count("curves.png") == 1
     assert printed.count("TensorBoard's events") == (full == "events")

@@ -1,0 +1,44 @@
+"""What a pretraining config trains: the model, its optimizer, and the layout of their state."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from bert_jax.config import TrainConfig
+from bert_jax.distributed.mesh import Layout, init_sharded, make_layout
+from bert_jax.models.heads import PreTrainingModel, make_pretraining_model
+from bert_jax.phases import peaks
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.step import TrainState, init_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A model and its optimizer, with their abstract state (shapes and shardings)."""
+
+    model: PreTrainingModel
+    optimizer: optax.GradientTransformation
+    seed: int
+    abstract_state: TrainState
+    layout: Layout
+
+    def new_state(self) -> TrainState:
+        """Return a randomly initialized state, on the devices."""
+        make = partial(_new_state, self.model, self.optimizer, self.seed)
+        return init_sharded(make, self.layout.state, jax.random.key(self.seed))
+
+
+def set_up(config: TrainConfig, mesh: Mesh) -> Setup:
+    """Return the model, optimizer and layout of a resolved config."""
+    model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
+    optimizer = make_optimizer(config.optimizer, config.steps, peaks(config))
+    make = partial(_new_state, model, optimizer, config.seed)
+    return Setup(model, optimizer, config.seed, *make_layout(make, mesh, config.parallel))
+
+
+def _new_state(model: PreTrainingModel, optimizer: Any, seed: int, key: jax.Array) -> TrainState:
+    return init_state(model.init_params(key), optimizer, seed)
