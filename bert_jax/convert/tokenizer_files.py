@@ -6,15 +6,12 @@ from typing import Any
 
 import sentencepiece
 import tokenizers
-from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
+from bert_jax.text import sentencepiece_model
 from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer
-
-# pyright: reportAttributeAccessIssue=false
-_Proto = sentencepiece_model_pb2.ModelProto
 
 
 def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
@@ -66,17 +63,17 @@ def _vocabulary(tokenizer: Tokenizer, content: Mapping[str, Any]) -> dict[str, b
 def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     """Return the same tokenizer for `tokenizers`, which does not read SentencePiece models."""
     content = tokenizer.files()["sentencepiece.model"]
-    proto: Any = _Proto.FromString(content)
+    proto = sentencepiece_model.Model.FromString(content)
     trainer, spec = proto.trainer_spec, proto.normalizer_spec
     if trainer.treat_whitespace_as_suffix or not spec.escape_whitespaces:
         raise UserError("the SentencePiece model marks the ends of words, which is not exported")
     normalizer = normalizers.Sequence(_normalizers(spec))
     unk = sentencepiece.SentencePieceProcessor(model_proto=content).unk_id()
     fallback = trainer.byte_fallback
-    if trainer.model_type in (trainer.UNIGRAM, trainer.CHAR):  # characters are unigrams too
+    if trainer.model_type in sentencepiece_model.UNIGRAMS:
         scores = _scores(proto.pieces, normalizer, (*tokenizer.special_ids, unk))
         model = models.Unigram(scores, unk, byte_fallback=fallback)
-    elif trainer.model_type == trainer.BPE:
+    elif trainer.model_type == sentencepiece_model.BPE:
         ids, name = {p.piece: i for i, p in enumerate(proto.pieces)}, proto.pieces[unk].piece
         model = models.BPE(
             ids, _merges(proto.pieces), unk_token=name, fuse_unk=True, byte_fallback=fallback
@@ -134,17 +131,16 @@ def _scores(
     pieces: Sequence[Any], normalizer: normalizers.Normalizer, special: Sequence[int]
 ) -> list[tuple[str, float]]:
     """Return the tokens of a unigram model, each with the log probability that selects it."""
-    kinds = _Proto.SentencePiece
-    least = min(piece.score for piece in pieces if piece.type == kinds.NORMAL)
+    least = min(piece.score for piece in pieces if piece.type == sentencepiece_model.NORMAL)
     scores = []
     for index, piece in enumerate(pieces):
         name, score = piece.piece, piece.score
-        if piece.type == kinds.USER_DEFINED:
+        if piece.type == sentencepiece_model.USER_DEFINED:
             if "▁" in name or normalizer.normalize_str(f"a{name}").lstrip("▁") != f"a{name}":
                 fault = f"the symbol {name!r}, which tokenizers would normalize"
                 raise UserError(f"the SentencePiece model has {fault}; it cannot be exported")
             score = -0.1  # its score in SentencePiece's `unigram_model.cc`, at any length
-        elif piece.type != kinds.NORMAL and index not in special:
+        elif piece.type != sentencepiece_model.NORMAL and index not in special:
             score = 100 * (least - 10)  # SentencePiece subtracts 10 for an unknown letter
         scores.append((name, score))
     return scores
@@ -152,10 +148,9 @@ def _scores(
 
 def _merges(pieces: Sequence[Any]) -> list[tuple[str, str]]:
     """Return the merges of a BPE model: any two tokens that make up one, in order of its score."""
-    kinds = _Proto.SentencePiece
-    if any(piece.type == kinds.USER_DEFINED for piece in pieces):
+    if any(piece.type == sentencepiece_model.USER_DEFINED for piece in pieces):
         raise UserError("a SentencePiece bpe model with user-defined symbols is not exported")
-    ids = {p.piece: index for index, p in enumerate(pieces) if p.type == kinds.NORMAL}
+    ids = {p.piece: index for index, p in enumerate(pieces) if p.type == sentencepiece_model.NORMAL}
     merges = []
     for token, index in ids.items():
         pairs = [(token[:split], token[split:]) for split in range(1, len(token))]

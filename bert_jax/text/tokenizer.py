@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import sentencepiece
 import tokenizers
-from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
+from bert_jax.text import sentencepiece_model
 
 # Words as BERT splits them. Longer ones, which are [UNK] to BERT, are cut every 100 characters.
 _CUT = pre_tokenizers.Split(tokenizers.Regex(".{100}"), "isolated")
@@ -179,7 +179,7 @@ class SentencePieceTokenizer(Tokenizer):
     def _with_prefix(self) -> dict[bool, sentencepiece.SentencePieceProcessor]:
         processors = {}
         for has_prefix in (False, True):
-            proto: Any = sentencepiece_model_pb2.ModelProto.FromString(self._model)  # pyright: ignore
+            proto = sentencepiece_model.Model.FromString(self._model)
             proto.normalizer_spec.add_dummy_prefix = has_prefix
             model = proto.SerializeToString()
             processors[has_prefix] = sentencepiece.SentencePieceProcessor(model_proto=model)

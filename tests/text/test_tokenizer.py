@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.errors import UserError
+from bert_jax.text import sentencepiece_model, tokenizer_loading, tokenizer_training
 from bert_jax.text import tokenizer as tokenizer_lib
-from bert_jax.text import tokenizer_loading, tokenizer_training
 
 SENTENCES = [
     "The encoder reads the whole sentence at once, from both sides.",
@@ -301,6 +301,34 @@ def test_special_tokens_are_added_to_a_sentencepiece_model(tmp_path):
             continue
         with pytest.raises(UserError, match=r"added token '.*' is not token 8\d of the \.model"):
             tokenizer_loading.load(tmp_path)
+
+
+def test_fields_of_a_sentencepiece_model_are_those_of_its_package(unigram):
+    content = unigram.files()["sentencepiece.model"]
+    try:
+        from sentencepiece import sentencepiece_model_pb2
+    except Exception as error:  # by the generated code, of a type of its own
+        pytest.skip(str(error))
+    ours = sentencepiece_model.Model.FromString(content)
+    theirs = sentencepiece_model_pb2.ModelProto.FromString(content)
+    assert sentencepiece_model_pb2.ModelProto.FromString(ours.SerializeToString()) == theirs
+
+    def compare(one, other):
+        for field in one.DESCRIPTOR.fields:
+            value, expected = getattr(one, field.name), getattr(other, field.name)
+            if field.name == "pieces":
+                for pair in zip(value, expected, strict=True):
+                    compare(*pair)
+            elif field.message_type:
+                compare(value, expected)
+            else:
+                assert value == expected
+                assert (
+                    field.default_value == other.DESCRIPTOR.fields_by_name[field.name].default_value
+                )
+
+    compare(ours, theirs)
+    compare(sentencepiece_model.Model(), sentencepiece_model_pb2.ModelProto())
 
 
 def test_long_sentences_are_trained_on():
