@@ -26,13 +26,15 @@ class Recipe(NamedTuple):
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the nearest of the names that it knows.
 
-    `flags` has the flag that sets a field of the config, for messages that name the field.
+    `flags` has the flag that sets a field of the config, for messages that name the field. `others`
+    says whose words follow --, where a command takes those of another program.
     """
 
     def __init__(self, **options: Any):
         raw = argparse.RawDescriptionHelpFormatter
         super().__init__(allow_abbrev=False, formatter_class=raw, **options)
         self.flags: dict[str, str] = {}
+        self.others = ""
         self.recipe: tuple[str, type] = ("", object)  # the default, and the type of its config
 
     def format_help(self) -> str:
@@ -82,7 +84,8 @@ class Parser(argparse.ArgumentParser):
             names = settings.spellings(fields, equals + value)
             for flag in self._option_string_actions:
                 names[flag.strip("-").replace("-", "_")] = flag + equals + value
-            hint = nearest(name.strip("-").replace("-", "_"), names, "--help lists the flags")
+            otherwise = self.others or "--help lists the flags"
+            hint = nearest(name.strip("-").replace("-", "_"), names, otherwise)
             raise UserError(f"{word!r} is not a flag; {hint}")
 
     def in_its_words(self, message: str) -> str:

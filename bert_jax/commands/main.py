@@ -68,7 +68,9 @@ def _run(prog: str, words: list[str], name: str) -> None:
     add("-q", "--quiet", action="store_true", help="print results, warnings and errors alone")
     more = "print also what took time, libraries' warnings and the origin of errors"
     add("-v", "--verbose", action="store_true", help=more)
-    args, rest = parser.parse_known_args(words[1:], argparse.Namespace(parser=parser))
+    end = words.index("--") if parser.others and "--" in words else len(words)
+    words, others = words[1:end], words[end + 1 :]
+    args, rest = parser.parse_known_args(words, argparse.Namespace(parser=parser))
     if isinstance(getattr(args, "text", None), list) and not any(w[:1] == "-" for w in rest):
         # Words after a flag, which argparse adds to no list before Python 3.13.
         args.text, rest = [*args.text, *rest], []
@@ -81,6 +83,6 @@ def _run(prog: str, words: list[str], name: str) -> None:
     to_stderr = command not in TASKS["train"]
     try:
         with console.output(level, to_stderr=to_stderr, started=_STARTED):
-            module.run(args, rest)
+            module.run(args, [*rest, *others])
     except UserError as error:
         raise UserError(parser.in_its_words(str(error))) from error

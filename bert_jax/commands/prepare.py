@@ -7,6 +7,10 @@ The same command again resumes after an interruption. Any number of machines can
     bert-jax prepare 'text/*.txt' stores/mine --sample=1  # trains the tokenizer, on a gigabyte
     bert-jax prepare 'text/*.txt' stores/mine --shard=0/16  # and so on, to 15/16, in any order
     bert-jax prepare --finish stores/mine
+
+or all of this by a runner of Apache Beam, whose own options come last, after --:
+
+    bert-jax prepare 'text/*.txt' stores/mine --runner=DirectRunner -- --direct_num_workers=4
 """
 
 import argparse
@@ -16,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import console, locks
+from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, add_data_dir, add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 from bert_jax.console import counted
@@ -56,6 +61,14 @@ def add_arguments(parser: Parser) -> None:
     add("--sample", type=float, metavar="GB", help=sample)
     add("--shard", default="", metavar="I/N", help="only prepare shard I, from 0, of N")
 
+    runner = (
+        "prepare all shards by a runner of Apache Beam: DirectRunner, DataflowRunner, FlinkRunner"
+    )
+    add("--runner", default="", help=f"{runner} … [-- OPTIONS OF BEAM]")
+    count = "number of shards of --runner (one for 64 MiB of text, at most 256)"
+    add("--shards", type=int, default=0, metavar="N", help=count)
+    parser.others = "those of Apache Beam follow --"
+
     class Finish(argparse.Action):
         def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
             namespace.finish, source.required, store.required = values, False, False
@@ -64,9 +77,15 @@ def add_arguments(parser: Parser) -> None:
     add("--force", action="store_true", help="replace a store that is there, once this is whole")
 
 
-def run(args: argparse.Namespace, _: list[str]) -> None:
+def run(args: argparse.Namespace, options: list[str]) -> None:
     from bert_jax.text import prepare, shards, store
 
+    if args.runner and (args.shard or args.sample is not None or args.force):
+        raise UserError("--runner prepares all shards; drop --shard, --sample and --force")
+    if (options or args.shards) and not args.runner:
+        raise UserError("--shards and what follows -- are for Apache Beam; add --runner=RUNNER")
+    if not 0 <= args.shards < 100_000:
+        raise UserError(f"--shards={args.shards} is no number of shards; give 1 to 99999")
     if args.finish is not None:
         shards.finish(Path(args.finish))
         _report(args, args.finish, store.open_store(Path(args.finish)))
@@ -94,8 +113,16 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     tokenizer = config
     if is_path:
         tokenizer = _load_tokenizer(Path(args.tokenizer), lowercase=not args.cased)
-    elif shard:
+    elif shard or args.runner:
         tokenizer = shards.load_tokenizer(folder)
+    if args.runner:
+        from bert_jax.text import beam
+
+        with process.ending_with_workers(args.parser.prog):
+            beam.prepare_shards(data, tokenizer, folder, args.shards, args.runner, options)
+        shards.finish(folder)
+        _report(args, args.store, store.open_store(folder))
+        return
     folder = shards.shard_folder(folder, shard) if shard else folder
     is_replaced = args.force and os.path.lexists(folder) and not store.is_store(args.source)
     if is_replaced and not store.is_only_store(folder):

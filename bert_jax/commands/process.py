@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from typing import Any
 
 from bert_jax import console
 from bert_jax.commands.flags import Recipe
-from bert_jax.errors import CommandError
+from bert_jax.errors import CommandError, HostLost
 
 _CACHE = "jax_compilation_cache_dir"
 # What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
@@ -71,7 +72,8 @@ def _interrupt(name: str, number: int, frame: FrameType | None) -> None:
 
 def _end(name: str, error: CommandError | KeyboardInterrupt) -> None:
     """End the process with a line, whatever its threads do, which could print errors of theirs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(ValueError):  # in another thread than the main one
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(getattr(error, "exit_code", 130))
@@ -103,6 +105,25 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
                 module.train(run, reason)
 
     hosts.run(connected)
+
+
+@contextlib.contextmanager
+def ending_with_workers(name: str) -> Iterator[None]:
+    """End the process with a line when a local worker of Apache Beam ends, which Beam waits for."""
+    show = threading.excepthook
+
+    def note(fault: threading.ExceptHookArgs) -> None:
+        if fault.thread and fault.thread.name == "run_worker":  # which waits for its process
+            wrong = f"a worker has ended ({fault.exc_value})"
+            _end(name, HostLost(f"{wrong}; repeat the command, which resumes"))
+        elif not fault.exc_type.__module__.startswith("grpc"):  # of those that it spoke to
+            show(fault)
+
+    threading.excepthook = note
+    try:
+        yield
+    finally:
+        threading.excepthook = show
 
 
 def cache_compiled_programs() -> None:
@@ -150,6 +171,9 @@ def quiet_libraries(name: str = "bert-jax") -> None:
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     # A failed read of a damaged checkpoint closes Orbax's event loop before other reads end.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    # Apache Beam logs each error of a worker, with which it ends, and misses a client of its own.
+    logging.getLogger("apache_beam.runners").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: "apitools" not in record.getMessage())
     # A server that does not answer is named in a line of this program's own.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     show = sys.unraisablehook

@@ -1,0 +1,63 @@
+"""All shards of a store by a runner of Apache Beam, which distributes the work and repeats it."""
+
+import contextlib
+import io
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from bert_jax import console
+from bert_jax.config import DataConfig
+from bert_jax.errors import UserError
+from bert_jax.text import prepare, shards, tokenizer_loading
+from bert_jax.text.tokenizer import Tokenizer
+
+_MOST_SHARDS = 256  # unless a number is given
+_QUIET = "--default_sdk_harness_log_level=ERROR"  # unless the options have another
+
+
+def prepare_shards(
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    folder: Path,
+    count: int,
+    runner: str,
+    options: Sequence[str] = (),
+) -> None:
+    """Prepare `count` shards of a store, or of 0 one a chunk; UserError for what Beam refuses."""
+    try:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    except ImportError as error:
+        wrong = f"--runner={runner} needs Apache Beam ({error})"
+        raise UserError(f"{wrong}; pip install 'bert-jax[beam]'") from error
+    chunks = prepare.open_sources(data)[0].chunks  # which also refuses a text that is missing
+    count = count or min(len(chunks), _MOST_SHARDS)
+    work = partial(_prepare_shard, data, tokenizer.to_json(), str(folder.absolute()), count)
+    refused = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(refused):  # where it explains its flags
+            given = PipelineOptions([f"--runner={runner}", _QUIET, *options])
+            given.get_all_options()
+        with beam.Pipeline(options=given) as pipeline:
+            numbers = pipeline | beam.Create(range(count))
+            # Without it, one worker would be given all of them.
+            _ = numbers | beam.Reshuffle() | "prepare a shard" >> beam.Map(work)
+    except SystemExit as error:
+        raise UserError(f"--runner={runner}: {refused.getvalue().splitlines()[-1]}") from error
+    except Exception as error:  # of any type, from any worker
+        text = str(error).strip() or repr(error)
+        own = re.search(rf"{UserError.__name__}: (.+)", text)  # in the traceback of a worker
+        line = (own[1] if own else text.splitlines()[-1]).partition(" [while running")[0]
+        is_own = own or isinstance(error, UserError)
+        raise UserError(line if is_own else f"--runner={runner}: {line}") from error
+
+
+def _prepare_shard(
+    data: DataConfig, tokenizer: Mapping[str, str], folder: str, count: int, number: int
+) -> None:
+    path = shards.shard_folder(Path(folder), (number, count))
+    with console.quiet():
+        loaded = tokenizer_loading.from_json(tokenizer, "the tokenizer")
+        prepare.write(data, loaded, 0, path, (number, count))
