@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
         sample = shards.train_tokenizer(data, config, args.vocab_size, folder, args.sample)
         print(f"tokenizer: {folder / 'tokenizer'}, trained on {sample}")
         return
-    tokenizer = config
+    tokenizer: Any = config
     if is_path:
         tokenizer = _load_tokenizer(Path(args.tokenizer), lowercase=not args.cased)
     elif shard or args.runner:

@@ -27,8 +27,8 @@ def prepare_shards(
 ) -> None:
     """Prepare `count` shards of a store, or of 0 one a chunk; UserError for what Beam refuses."""
     try:
-        import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
+        import apache_beam as beam  # pyright: ignore[reportMissingImports]
+        from apache_beam.options import pipeline_options  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         wrong = f"--runner={runner} needs Apache Beam ({error})"
         raise UserError(f"{wrong}; pip install 'bert-jax[beam]'") from error
@@ -38,7 +38,7 @@ def prepare_shards(
     refused = io.StringIO()
     try:
         with contextlib.redirect_stderr(refused):  # where it explains its flags
-            given = PipelineOptions([f"--runner={runner}", _QUIET, *options])
+            given = pipeline_options.PipelineOptions([f"--runner={runner}", _QUIET, *options])
             given.get_all_options()
         with beam.Pipeline(options=given) as pipeline:
             numbers = pipeline | beam.Create(range(count))

@@ -22,9 +22,11 @@ import numpy as np
 
 from bert_jax.console import counted, show
 from bert_jax.errors import UserError, nearest
+from bert_jax.text import remote
 
 # Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
 MAX_LINE_BYTES = 1 << 26
+_BLOCK_BYTES = 1 << 22
 # Of TFDS, with datasets for our tasks.
 _TFDS_GROUPS = ("question_answering", "summarization", "text", "translate")
 STDIN = "-"  # in place of the path of a file
@@ -71,8 +73,13 @@ def file_fault(path: str | Path) -> str:
     return "" if os.access(path, os.R_OK) else "cannot be read (its permissions)"
 
 
-def open_file(path: Path | str) -> io.BufferedReader:
-    """Open a file, or standard input, for reading; UserError if that fails."""
+def open_file(path: Path | str, block_bytes: int = _BLOCK_BYTES) -> io.BufferedReader:
+    """Open a file, a URL or standard input for reading; UserError if that fails.
+
+    Of a URL, each request reads `block_bytes`.
+    """
+    if isinstance(path, str) and remote.is_remote(path):
+        return remote.open_file(path, block_bytes)
     try:
         # Not `sys.stdin`, whose lock a thread that waits for a line would hold at exit.
         return open(0, "rb", closefd=False) if path == STDIN else Path(path).open("rb")
@@ -131,12 +138,12 @@ def _line(number: int, start: int) -> str:
     return f"{number} after byte {start}" if start else str(number)
 
 
-def line_start(path: Path, offset: int, blank_within: int) -> int:
+def line_start(path: Path | str, offset: int, blank_within: int) -> int:
     """Return where the first line at or after a byte starts, or else where a document does.
 
     That is after a blank line, or the end of the file, at most `blank_within` bytes after it.
     """
-    with open_file(path) as file:
+    with open_file(path, 1 << 16) as file:
         file.seek(offset - 1)
         line = file.readline(MAX_LINE_BYTES + 1)
         if len(line) > MAX_LINE_BYTES:
@@ -151,7 +158,7 @@ def line_start(path: Path, offset: int, blank_within: int) -> int:
         return start
 
 
-def json_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[Record]:
+def json_lines(path: Path | str, start: int = 0, end: int | None = None) -> Iterator[Record]:
     """Yield the JSON objects of a file, one a line; empty lines are skipped."""
     for number, (line, position) in enumerate(read_lines(path, start, end), start=1):
         if line:
@@ -195,7 +202,7 @@ def _plain(value: Any) -> Any:
 
 
 def table_rows(
-    path: Path, columns: Sequence[str] = (), *, skips_ragged: bool = False
+    path: Path | str, columns: Sequence[str] = (), *, skips_ragged: bool = False
 ) -> Iterator[Record]:
     """Yield the rows of a .csv or .tsv; empty ones are skipped, but for a .tsv of one column."""
     header = list(columns)  # of a file whose first row has none of them
@@ -218,7 +225,7 @@ def table_rows(
             raise UserError(f"{where}: {count} where {than}; fix or remove the line")
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[str], int]]:
+def _rows(path: Path | str) -> Iterator[tuple[int, list[str], int]]:
     """Yield the first line of each row, its fields, and the position on disk after it."""
     position, number = 0, 1
     if file_type(path) == ".tsv":  # without quotes and escapes

@@ -17,7 +17,7 @@ from typing import Any
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text import builtin, records, sentences
+from bert_jax.text import builtin, records, remote, sentences
 from bert_jax.text.records import Record, read_lines
 
 # Do not change it: the documents of a larger text, and which are held out, depend on it.
@@ -25,6 +25,7 @@ _CHUNK_BYTES = 1 << 26
 # Within which a chunk starts after a blank line, as documents do, rather than at any line.
 _BLANK_LINE_WITHIN = 1 << 20
 _BLOCK_BYTES = 1 << 20
+_Path = Path | str  # a URL is a str
 Shard = tuple[int, int]  # its number, from 0, and the number of shards
 
 
@@ -126,8 +127,9 @@ class FileSource(Source):
 
     def __init__(self, name: str, data: DataConfig, shard: Shard = (0, 1)):
         self.name = name
-        self.paths = _expand(name)
-        self._states = {path: _state(path) for path in self.paths}
+        found = _expand(name)
+        self.paths, self._states = [path for path, _ in found], dict(found)
+        self._line_starts: dict[tuple[_Path, int], int] = {}
         # Where each file starts in the text, and where the last one ends.
         self._starts = [0, *itertools.accumulate(self._states[path][0] for path in self.paths)]
         self._num_chunks = max(1, -(-self._starts[-1] // _CHUNK_BYTES))
@@ -190,7 +192,7 @@ class FileSource(Source):
                 yield document
             self._check_unchanged(path)
 
-    def _sections(self, chunk: int) -> Iterator[tuple[Path, int, int, int]]:
+    def _sections(self, chunk: int) -> Iterator[tuple[_Path, int, int, int]]:
         """Yield the files of a chunk: where each starts in the text, and its bytes in the chunk."""
         low, high = chunk * _CHUNK_BYTES, (chunk + 1) * _CHUNK_BYTES
         first = bisect.bisect_left(self._starts, low)
@@ -198,7 +200,7 @@ class FileSource(Source):
             path, file_start = self.paths[index], self._starts[index]
             if file_start >= high:
                 break
-            if path.suffix in records.OPENERS or _reader(path) is records.table_rows:
+            if Path(path).suffix in records.OPENERS or _reader(path) is records.table_rows:
                 # It can only be read from its beginning, and is in the chunk of its first byte.
                 start, end = 0, self._states[path][0] if file_start >= low else 0
             else:
@@ -206,21 +208,26 @@ class FileSource(Source):
             if start < end:
                 yield path, file_start, start, end
 
-    def _line_start(self, path: Path, offset: int) -> int:
+    def _line_start(self, path: _Path, offset: int) -> int:
         size = self._states[path][0]
         if not 0 < offset < size:
             return min(max(offset, 0), size)
         is_plain = not self._is_document and _reader(path) is None
         blank_within = min(_BLANK_LINE_WITHIN, _CHUNK_BYTES) if is_plain else 0
-        return records.line_start(path, offset, blank_within)
+        if (path, offset) not in self._line_starts:  # a chunk's end is the next one's start
+            found = records.line_start(path, offset, blank_within)
+            self._line_starts[path, offset] = found
+        return self._line_starts[path, offset]
 
-    def _check_unchanged(self, path: Path) -> int:
+    def _check_unchanged(self, path: _Path) -> int:
         """Return the size of a file, which must be the same in every reading of it."""
-        if _state(path) != self._states[path]:
+        known, found = self._states[path], _state(path)
+        if found[: len(known)] != known:  # of a URL, only the size is known before it is read
             raise UserError(f"{path} was changed while it was read; repeat the command")
-        return self._states[path][0]
+        self._states[path] = found
+        return found[0]
 
-    def _plain(self, path: Path, start: int, end: int) -> Iterator[tuple[list[str], int]]:
+    def _plain(self, path: _Path, start: int, end: int) -> Iterator[tuple[list[str], int]]:
         lines: list[str] = []
         characters = 0
         for line, position in itertools.chain(read_lines(path, start, end), [("", end)]):
@@ -237,16 +244,19 @@ class FileSource(Source):
                 lines, characters = [], 0
 
 
-def _reader(path: Path) -> Any:
+def _reader(path: _Path) -> Any:
     """Return the function that reads the records of a file; None for plain text."""
-    if ".jsonl" in path.suffixes or ".json" in path.suffixes:
+    if not {".jsonl", ".json"}.isdisjoint(Path(path).suffixes):
         return records.json_lines
     return records.table_rows if records.file_type(path) in (".csv", ".tsv") else None
 
 
-def _expand(paths: str) -> list[Path]:
-    expanded = []
+def _expand(paths: str) -> list[tuple[_Path, remote.State]]:
+    expanded: list[tuple[_Path, remote.State]] = []
     for pattern in filter(None, map(str.strip, paths.split(","))):
+        if remote.is_remote(pattern):
+            expanded += remote.find(pattern)
+            continue
         name = os.path.expanduser(pattern)
         # A name that exists is no pattern, even with brackets in it.
         exists = os.path.lexists(name)
@@ -255,13 +265,15 @@ def _expand(paths: str) -> list[Path]:
         for file in files or [name]:
             if fault := records.file_fault(file):
                 raise UserError(f"data source {file} {fault}; give files or a glob 'text/*.txt'")
-            expanded.append(Path(file))
+            expanded.append((Path(file), _state(Path(file))))
     if not expanded:
         raise UserError("data.source is empty; give files, a glob, tfds:NAME or builtin")
     return expanded
 
 
-def _state(path: Path) -> tuple[int, int, int]:
+def _state(path: _Path) -> remote.State:
+    if isinstance(path, str):
+        return remote.state(path)
     with records.open_file(path) as file:
         found = os.fstat(file.fileno())
     return found.st_size, found.st_mtime_ns, found.st_ino

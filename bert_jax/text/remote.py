@@ -1,0 +1,115 @@
+"""Files of gs://, s3://, https:// and all else that fsspec reads, by its config and credentials."""
+
+import contextlib
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from bert_jax.errors import UserError
+
+State = tuple[Any, ...]  # the size in bytes, and what changes with the content
+# As file systems name it; a size alone is known of a server that has none of these.
+_VERSIONS = ("ETag", "etag", "generation", "created", "mtime")
+
+
+def is_remote(path: object) -> bool:
+    """Return whether a path is a URL."""
+    return "://" in str(path)
+
+
+def find(pattern: str) -> list[tuple[str, State]]:
+    """Return the files that a URL or a glob names, in order, with their sizes; UserError if none.
+
+    A listing has the sizes of a thousand files in one request. The rest of a state takes one each.
+    """
+    cause = None
+    with _reading(pattern):
+        system, path = _system(pattern)
+        try:
+            found = {path: system.info(path)}  # a name that exists is no pattern
+        except FileNotFoundError as error:
+            cause = error.__cause__
+            found = system.glob(path, detail=True)
+        files = {n: info for n, info in found.items() if info["type"] == "file"}
+        if not files and system.exists(f"{path.rstrip('/')}/store.json"):
+            fault = "is a store, and training maps its files into memory"
+            raise UserError(f"{pattern} {fault}; copy it to a disk, and give that folder")
+    if not files:
+        reason = f" ({_line(cause)})" if cause else ""
+        fault = "is a folder, not a file" if found else f"does not exist{reason}"
+        raise UserError(f"data source {pattern} {fault}; give files or a glob 'gs://text/*.txt'")
+    sizes = [(system.unstrip_protocol(n), _state(info)[:1]) for n, info in files.items()]
+    return sorted(sizes)
+
+
+def state(url: str) -> State:
+    """Return the state of a file as it is now."""
+    with _reading(url):
+        system, path = _system(url)
+        return _state(system.info(path))
+
+
+def open_file(url: str, block_bytes: int) -> io.BufferedReader:
+    """Open a file to be read in blocks, each by one request; UserError if any fails."""
+    return io.BufferedReader(_File(url), block_bytes)
+
+
+class _File(io.RawIOBase):
+    def __init__(self, url: str):
+        self._url, self._position = url, 0
+        self._size = state(url)[0]
+        self._system, self._path = _system(url)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        start, end = self._position, min(self._position + len(buffer), self._size)
+        if start >= end:
+            return 0
+        with _reading(self._url):
+            data = self._system.cat_file(self._path, start=start, end=end)
+            if len(data) != end - start:
+                wanted = f"{end - start} bytes from {start} on"
+                raise OSError(f"the server sends {len(data)} bytes where {wanted} are asked for")
+        buffer[: len(data)] = data
+        self._position = end
+        return len(data)
+
+
+def _system(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    return fsspec.core.url_to_fs(url, use_listings_cache=False)  # a file may change
+
+
+def _state(info: dict[str, Any]) -> State:
+    if info.get("size") is None:
+        raise ValueError("the server does not say its size")
+    return (int(info["size"]), *(str(info[name]) for name in _VERSIONS if name in info))
+
+
+@contextlib.contextmanager
+def _reading(url: str) -> Iterator[None]:
+    """Turn an error, of which file systems raise nearly every type, into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ImportError as error:
+        wrong = f"{url} needs a package that is not installed ({error})"
+        raise UserError(f"{wrong}; pip install 'bert-jax[remote]'") from error
+    except Exception as error:
+        remedy = "check the address, the network and your credentials, and repeat the command"
+        raise UserError(f"{url} cannot be read ({_line(error)}); {remedy}") from error
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or repr(error)).splitlines()[0]

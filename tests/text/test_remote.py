@@ -1,0 +1,180 @@
+"""Text on remote file systems is the text of the same files on a disk; errors are one line."""
+
+import gzip
+import http.server
+import importlib.util
+import json
+import lzma
+import re
+import sys
+import threading
+
+import fsspec
+import numpy as np
+import pytest
+from test_shards import CHUNK_BYTES, documents, prepare_shard, write_text
+
+from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.errors import UserError
+from bert_jax.text import prepare as prepare_lib
+from bert_jax.text import remote, shards, sources
+from bert_jax.text.prepare import prepare
+from bert_jax.text.sources import open_source
+from bert_jax.text.store import open_store
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(sources, "_CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 400)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Files of each form, two of which are divided into chunks."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name, number in (("a.txt", 60), ("b.jsonl", 40), ("c.txt.gz", 9), ("d.txt.xz", 8)):
+        write_text(folder / name, texts := documents(number))
+        content = (folder / name).read_bytes()
+        if name == "b.jsonl":
+            content = "".join(json.dumps({"text": " ".join(t)}) + "\n" for t in texts).encode()
+        packed = {"z": gzip.compress, "x": lzma.compress}
+        (folder / name).write_bytes(packed.get(name[-1], bytes)(content))
+    (folder / "d.txt.xz").write_bytes(lzma.compress(content))
+    (folder / "e.csv").write_text("text,n\n" + "".join(f'"{" ".join(t)}",1\n' for t in texts))
+    return folder
+
+
+@pytest.fixture
+def memory(texts):
+    system = fsspec.filesystem("memory")
+    system.put(f"{texts}/", "/bucket/text/", recursive=True)
+    yield system
+    system.rm("/bucket", recursive=True)
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Files of a folder, of which a part can be asked for."""
+
+    reads_ranges = True
+
+    def send_head(self):
+        file = super().send_head()
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if not (file and match and self.reads_ranges):
+            return file
+        start, end = map(int, match.groups())
+        file.seek(start)
+        self._left = end + 1 - start
+        return file
+
+    def send_response(self, code, message=None):
+        is_part = "Range" in self.headers and self.reads_ranges and code == 200
+        super().send_response(206 if is_part else code, message)
+
+    def send_header(self, name, value):
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if name == "Content-Length" and match and self.reads_ranges:
+            value = str(int(match[2]) + 1 - int(match[1]))
+        super().send_header(name, value)
+
+    def copyfile(self, source, target):
+        target.write(source.read(getattr(self, "_left", -1)))
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(texts):
+    def handler(*args):
+        return Handler(*args, directory=str(texts))
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_documents_and_the_identity_are_those_of_the_files_on_a_disk(texts, memory):
+    local = open_source(f"{texts}/*", DataConfig())
+    there = open_source("memory://bucket/text/*", DataConfig())
+    assert len(there.chunks) > 5
+    assert list(there.documents()) == list(local.documents())
+    assert (there.size, there.identity()) == (local.size, local.identity())
+    assert there.identity(by_file=True) == local.identity(by_file=True)
+    part = open_source("memory://bucket/text/*", DataConfig(), (1, 3))
+    assert list(part.documents()) == list(open_source(local.name, DataConfig(), (1, 3)).documents())
+    both = open_source(f"memory://bucket/text/a.txt, {texts}/b.jsonl", DataConfig())
+    expected = open_source(f"{texts}/a.txt,{texts}/b.jsonl", DataConfig())
+    assert both.identity() == expected.identity()
+
+
+def test_a_store_of_remote_text_is_that_of_the_text_on_a_disk(texts, memory, tmp_path):
+    config = TokenizerConfig(kind="wordpiece")
+    data = DataConfig(source=f"{texts}/*.txt", eval_source=f"{texts}/*.gz", eval_fraction=0.1)
+    prepare(data, config, 60, tmp_path / "local")
+    tokenizer = open_store(tmp_path / "local").tokenizer
+    there = DataConfig(
+        source="memory://bucket/text/*.txt",
+        eval_source="memory://bucket/text/*.gz",
+        eval_fraction=0.1,
+    )
+    for number, options in enumerate((data, there, data)):
+        prepare_shard(options, tokenizer, tmp_path / "store", number, 3)
+    shards.finish(tmp_path / "store")
+    one, other = open_store(tmp_path / "store"), prepare(data, tokenizer, 0, tmp_path / "whole")
+    assert one.fingerprint == other.fingerprint
+    np.testing.assert_array_equal(one.train.tokens[:], other.train.tokens[:])
+    prepare(there, tokenizer, 0, tmp_path / "whole")  # is complete, of the same text
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("aiohttp") is None, reason="needs pip install 'bert-jax[remote]'"
+)
+def test_text_of_a_web_server(texts, server, monkeypatch):
+    name = ",".join(f"{server}/{path.name}" for path in sorted(texts.iterdir()))
+    found, expected = open_source(name, DataConfig()), open_source(f"{texts}/*", DataConfig())
+    assert list(found.documents()) == list(expected.documents())
+    assert found.identity() == expected.identity()
+    with pytest.raises(UserError, match=r"none.txt does not exist \(404.*; give files or a glob"):
+        open_source(f"{server}/none.txt", DataConfig())
+    monkeypatch.setattr(Handler, "reads_ranges", False)
+    with pytest.raises(UserError, match=r"a.txt cannot be read \(the server sends \d+ bytes where"):
+        open_source(f"{server}/a.txt", DataConfig()).identity()
+    with pytest.raises(UserError, match=r"a.txt does not exist \(Cannot connect"):
+        open_source("http://127.0.0.1:9/a.txt", DataConfig())
+
+
+def test_a_file_that_changes_is_an_error(memory):
+    source = open_source("memory://bucket/text/a.txt", DataConfig())
+    source.identity()
+    memory.pipe_file("/bucket/text/a.txt", memory.cat_file("/bucket/text/a.txt"))
+    with pytest.raises(UserError, match=r"a.txt was changed while it was read"):
+        list(source.documents())
+    memory.pipe_file("/bucket/text/a.txt", b"short")
+    with pytest.raises(UserError, match=r"a.txt was changed while it was read"):
+        list(source.documents())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("memory://bucket/text/*.none", "does not exist; give files or a glob"),
+        ("memory://bucket/text", "is a folder, not a file; give files or a glob"),
+        ("memory://bucket/store", "is a store, .*; copy it to a disk, and give that folder"),
+        ("nonsense://bucket/a.txt", "Protocol not known: nonsense"),
+    ],
+)
+def test_what_is_refused(memory, name, message):
+    memory.pipe_file("/bucket/store/store.json", b"{}")
+    with pytest.raises(UserError, match=message) as error:
+        open_source(name, DataConfig())
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(UserError, match=r"s3fs.*; pip install 'bert-jax\[remote\]'$"):
+        remote.find("s3://bucket/*.txt")
