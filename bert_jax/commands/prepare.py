@@ -29,6 +29,8 @@ from bert_jax.validation import validate
 
 _KINDS = ("sentencepiece", "wordpiece", "byte_bpe")
 _FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")
+_FINISH = "bert-jax prepare --finish"
+_COPY = f"copy it to a disk, and there: {_FINISH} FOLDER"
 _FLAGS = {
     **{f"data.{name}": f"--{name.replace('_', '-')}" for name in _FIELDS},
     "data.source": "SOURCE",
@@ -78,14 +80,20 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, options: list[str]) -> None:
-    from bert_jax.text import prepare, shards, store
+    from bert_jax.text import remote, shards, store
 
-    if args.runner and (args.shard or args.sample is not None or args.force):
-        raise UserError("--runner prepares all shards; drop --shard, --sample and --force")
+    is_remote = remote.is_remote(args.finish or args.store)
+    if args.runner and (args.shard or args.sample is not None):
+        raise UserError("--runner prepares all shards; drop --shard and --sample")
+    if args.force and (args.runner or is_remote):
+        raise UserError("--force replaces a store or a shard on a disk; remove it yourself")
     if (options or args.shards) and not args.runner:
         raise UserError("--shards and what follows -- are for Apache Beam; add --runner=RUNNER")
     if not 0 <= args.shards < 100_000:
         raise UserError(f"--shards={args.shards} is no number of shards; give 1 to 99999")
+    if is_remote and not (args.runner or args.shard or args.sample is not None):
+        wrong = f"{args.finish or args.store} is not on a disk, where a whole store must be"
+        raise UserError(f"{wrong}; give a folder, or only --sample, --shard or --runner")
     if args.finish is not None:
         shards.finish(Path(args.finish))
         _report(args, args.finish, store.open_store(Path(args.finish)))
@@ -103,15 +111,28 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     data = DataConfig(source=args.source, **{name: getattr(args, name) for name in _FIELDS})
     model = ModelConfig(vocab_size=args.vocab_size)
     validate(TrainConfig(data=data, tokenizer=config, model=model))
-    folder = Path(args.store)
+    if args.sample is not None and is_path:
+        raise UserError("--sample trains a tokenizer; choose --tokenizer=KIND or no --sample")
+    with shards.mirrored(args.store, shard) as folder:
+        _prepare(args, options, data, config, folder, shard)
+
+
+def _prepare(
+    args: argparse.Namespace,
+    options: list[str],
+    data: DataConfig,
+    config: TokenizerConfig,
+    folder: Path,
+    shard: Any,
+) -> None:
+    from bert_jax.text import prepare, remote, shards, store
+
     if args.sample is not None:
-        if is_path:
-            raise UserError("--sample trains a tokenizer; choose --tokenizer=KIND or no --sample")
         sample = shards.train_tokenizer(data, config, args.vocab_size, folder, args.sample)
-        print(f"tokenizer: {folder / 'tokenizer'}, trained on {sample}")
+        print(f"tokenizer: {args.store}/tokenizer, trained on {sample}")
         return
     tokenizer: Any = config
-    if is_path:
+    if args.tokenizer not in _KINDS:
         tokenizer = _load_tokenizer(Path(args.tokenizer), lowercase=not args.cased)
     elif shard or args.runner:
         tokenizer = shards.load_tokenizer(folder)
@@ -119,7 +140,10 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
         from bert_jax.text import beam
 
         with process.ending_with_workers(args.parser.prog):
-            beam.prepare_shards(data, tokenizer, folder, args.shards, args.runner, options)
+            beam.prepare_shards(data, tokenizer, args.store, args.shards, args.runner, options)
+        if remote.is_remote(args.store):
+            print(f"complete: all shards of {args.store}; {_COPY}")
+            return
         shards.finish(folder)
         _report(args, args.store, store.open_store(folder))
         return
@@ -141,7 +165,8 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     if corpus:
         _report(args, args.store, corpus)
     else:
-        print(f"complete: {folder}; after all others: bert-jax prepare --finish {args.store}")
+        then = _COPY if remote.is_remote(args.store) else f"{_FINISH} {args.store}"
+        print(f"complete: shard {args.shard} of {args.store}; after all others: {then}")
 
 
 def _report(args: argparse.Namespace, name: str, corpus: Any) -> None:

@@ -2,15 +2,15 @@
 
 import contextlib
 import io
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from bert_jax import console
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text import prepare, shards, tokenizer_loading
+from bert_jax.text import prepare, remote, shards, tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
 _MOST_SHARDS = 256  # unless a number is given
@@ -20,7 +20,7 @@ _QUIET = "--default_sdk_harness_log_level=ERROR"  # unless the options have anot
 def prepare_shards(
     data: DataConfig,
     tokenizer: Tokenizer,
-    folder: Path,
+    folder: str,
     count: int,
     runner: str,
     options: Sequence[str] = (),
@@ -34,7 +34,8 @@ def prepare_shards(
         raise UserError(f"{wrong}; pip install 'bert-jax[beam]'") from error
     chunks = prepare.open_sources(data)[0].chunks  # which also refuses a text that is missing
     count = count or min(len(chunks), _MOST_SHARDS)
-    work = partial(_prepare_shard, data, tokenizer.to_json(), str(folder.absolute()), count)
+    folder = folder if remote.is_remote(folder) else os.path.abspath(folder)
+    work = partial(_prepare_shard, data, tokenizer.to_json(), folder, count)
     refused = io.StringIO()
     try:
         with contextlib.redirect_stderr(refused):  # where it explains its flags
@@ -57,7 +58,7 @@ def prepare_shards(
 def _prepare_shard(
     data: DataConfig, tokenizer: Mapping[str, str], folder: str, count: int, number: int
 ) -> None:
-    path = shards.shard_folder(Path(folder), (number, count))
-    with console.quiet():
+    shard = number, count
+    with console.quiet(), shards.mirrored(folder, shard) as path:
         loaded = tokenizer_loading.from_json(tokenizer, "the tokenizer")
-        prepare.write(data, loaded, 0, path, (number, count))
+        prepare.write(data, loaded, 0, shards.shard_folder(path, shard), shard)

@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
@@ -12,9 +14,9 @@ State = tuple[Any, ...]  # the size in bytes, and what changes with the content
 _VERSIONS = ("ETag", "etag", "generation", "created", "mtime")
 
 
-def is_remote(path: object) -> bool:
-    """Return whether a path is a URL."""
-    return "://" in str(path)
+def is_remote(path: str | Path) -> bool:
+    """Return whether a path is a URL, or was one before it became a Path."""
+    return bool(re.match(r"\w{2,}:/", str(path)))
 
 
 def find(pattern: str) -> list[tuple[str, State]]:
@@ -52,6 +54,22 @@ def state(url: str) -> State:
 def open_file(url: str, block_bytes: int) -> io.BufferedReader:
     """Open a file to be read in blocks, each by one request; UserError if any fails."""
     return io.BufferedReader(_File(url), block_bytes)
+
+
+def fetch(url: str, path: Path) -> None:
+    """Copy a file, or the files of a folder, to a disk, if there is one."""
+    with _reading(url):
+        system, name = _system(url)
+        if system.exists(name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            system.get(name, str(path), recursive=True)
+
+
+def send(path: Path, url: str) -> None:
+    """Copy a file from a disk."""
+    with _reading(url, "written"):
+        system, name = _system(url)
+        system.put_file(str(path), name)
 
 
 class _File(io.RawIOBase):
@@ -97,7 +115,7 @@ def _state(info: dict[str, Any]) -> State:
 
 
 @contextlib.contextmanager
-def _reading(url: str) -> Iterator[None]:
+def _reading(url: str, done: str = "read") -> Iterator[None]:
     """Turn an error, of which file systems raise nearly every type, into a UserError."""
     try:
         yield
@@ -108,7 +126,7 @@ def _reading(url: str) -> Iterator[None]:
         raise UserError(f"{wrong}; pip install 'bert-jax[remote]'") from error
     except Exception as error:
         remedy = "check the address, the network and your credentials, and repeat the command"
-        raise UserError(f"{url} cannot be read ({_line(error)}); {remedy}") from error
+        raise UserError(f"{url} cannot be {done} ({_line(error)}); {remedy}") from error
 
 
 def _line(error: BaseException) -> str:

@@ -5,20 +5,23 @@ adds the tokenizer, the offsets of all sentences and documents, and as its manif
 with the shards in order, their sizes and checksums. The tokens stay in the shards.
 """
 
+import contextlib
 import os
 import re
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import numpy as np
 
-from bert_jax import checksums
+from bert_jax import checksums, locks
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.locks import locked, replacing
-from bert_jax.text import prepare, store, tokenizer_loading
+from bert_jax.text import prepare, remote, store, tokenizer_loading
 from bert_jax.text.sources import Shard, merge_identities
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -48,6 +51,33 @@ def train_tokenizer(
     with replacing(folder / "tokenizer") as path:
         prepare.train_tokenizer(sources, fraction, config, vocab_size, chunks).save(path)
     return f"{number:,} of {total:,} chunks of the text, at even distances"
+
+
+@contextlib.contextmanager
+def mirrored(store: str, shard: Shard | None) -> Iterator[Path]:
+    """Yield the folder of a store; of a remote one a temporary folder, which is copied there.
+
+    That has the tokenizer and, of a shard that is complete, the record of its text.
+    """
+    if not remote.is_remote(store):
+        yield Path(store)
+        return
+    with tempfile.TemporaryDirectory(prefix="bert-jax-") as temporary:
+        folder = Path(temporary)
+        remote.fetch(f"{store}/tokenizer", folder / "tokenizer")
+        if shard:
+            name = f"{shard_folder(folder, shard).relative_to(folder)}/store.json"
+            remote.fetch(f"{store}/{name}", folder / name)
+        before = set(folder.rglob("*"))
+        try:
+            yield folder
+        except UserError as error:
+            raise UserError(str(error).replace(temporary, store)) from error
+        files = (p for p in folder.rglob("*") if p.is_file() and p not in before)
+        written = [path for path in files if path.name != locks.NAME]
+        # What says that a shard is complete, last.
+        for path in sorted(written, key=lambda path: path.name == "store.json"):
+            remote.send(path, f"{store}/{path.relative_to(folder).as_posix()}")
 
 
 def shard_folder(folder: Path, shard: Shard) -> Path:

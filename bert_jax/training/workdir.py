@@ -20,6 +20,7 @@ from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.locks import locked
 from bert_jax.phases import phases
+from bert_jax.text import remote
 from bert_jax.text.tokenizer import Tokenizer
 
 RESUME = "fix that, then repeat the command to resume"
@@ -29,6 +30,11 @@ _SEEN_WITHIN = 30  # seconds in which a network file system shows one host's fil
 
 def check_path(workdir: Path) -> None:
     """Refuse a workdir whose path, or that of a file in it, no file system accepts."""
+    if remote.is_remote(workdir):
+        wrong = f"--workdir {workdir} is not on a disk, which metrics and locks need"
+        raise UserError(
+            f"{wrong}; give a folder, and copy it as the run goes on, or mount a bucket"
+        )
     try:
         str(workdir).encode()  # Orbax writes to UTF-8 names only
         os.lstat(workdir / ("x" * 200))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 from test_shards import CHUNK_BYTES, KIND, documents, prepare_shard, write_text
 
@@ -103,7 +104,7 @@ def test_a_killed_worker_leaves_what_the_same_command_completes(data, tokenizer,
 @pytest.mark.filterwarnings("default")
 def test_what_beam_and_its_workers_refuse_is_one_line(data, tokenizer, tmp_path):
     def prepare(runner: str = "DirectRunner", *options: str) -> None:
-        beam.prepare_shards(data, tokenizer, tmp_path / "store", 2, runner, options)
+        beam.prepare_shards(data, tokenizer, f"{tmp_path}/store", 2, runner, options)
 
     with pytest.raises(UserError, match=r"^--runner=Drect: Unexpected pipeline runner"):
         prepare("Drect")
@@ -114,13 +115,22 @@ def test_what_beam_and_its_workers_refuse_is_one_line(data, tokenizer, tmp_path)
     with pytest.raises(UserError, match=r"00000-of-00002 was prepared from other text; .*again$"):
         prepare()
     with pytest.raises(UserError, match=r"^data source .*none does not exist"):
-        beam.prepare_shards(DataConfig(source="none"), tokenizer, tmp_path, 2, "DirectRunner")
+        beam.prepare_shards(DataConfig(source="none"), tokenizer, "store", 2, "DirectRunner")
+
+
+@needs_beam
+@pytest.mark.filterwarnings("default")
+def test_shards_of_a_remote_store(data, tokenizer, tmp_path):
+    beam.prepare_shards(data, tokenizer, "memory://beam/store", 0, "DirectRunner")
+    names = fsspec.filesystem("memory").glob("/beam/store/shards/*/store.json")
+    assert len(names) == len(sources.open_source(data.source, data).chunks)
+    fsspec.filesystem("memory").rm("/beam", recursive=True)
 
 
 def test_without_beam(data, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     with pytest.raises(UserError, match=r"needs Apache Beam .*; pip install 'bert-jax\[beam\]'$"):
-        beam.prepare_shards(data, tokenizer, tmp_path / "store", 2, "DirectRunner")
+        beam.prepare_shards(data, tokenizer, f"{tmp_path}/store", 2, "DirectRunner")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +138,7 @@ def test_without_beam(data, tokenizer, tmp_path, monkeypatch):
     [
         ("--shards=3", "are for Apache Beam; add --runner="),
         ("-- --region=here", "are for Apache Beam; add --runner="),
-        ("--runner=Direct --shard=0/3", "drop --shard, --sample and --force"),
+        ("--runner=Direct --shard=0/3", "drop --shard and --sample"),
         ("--runner=Direct --shards=-1", "no number of shards; give 1 to"),
         ("--runner=Direct --region=here", "not a flag; those of Apache Beam follow --"),
         ("--runner=Direct", "store has no tokenizer, .* train one first"),

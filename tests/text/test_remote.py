@@ -8,12 +8,14 @@ import lzma
 import re
 import sys
 import threading
+from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 from test_shards import CHUNK_BYTES, documents, prepare_shard, write_text
 
+from bert_jax.commands import main
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.text import prepare as prepare_lib
@@ -21,6 +23,7 @@ from bert_jax.text import remote, shards, sources
 from bert_jax.text.prepare import prepare
 from bert_jax.text.sources import open_source
 from bert_jax.text.store import open_store
+from bert_jax.training import workdir
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +131,44 @@ def test_a_store_of_remote_text_is_that_of_the_text_on_a_disk(texts, memory, tmp
     assert one.fingerprint == other.fingerprint
     np.testing.assert_array_equal(one.train.tokens[:], other.train.tokens[:])
     prepare(there, tokenizer, 0, tmp_path / "whole")  # is complete, of the same text
+
+
+def test_a_remote_store_has_the_shards_of_one_on_a_disk(texts, memory, tmp_path, capsys):
+    def run(*words: str) -> str:
+        main._run("bert-jax", ["prepare", *words], "bert-jax prepare")
+        return capsys.readouterr().out
+
+    source, store = f"{texts}/*.txt", "memory://bucket/store"
+    assert f"tokenizer: {store}/tokenizer" in run(source, store, "--sample=1", "--vocab-size=60")
+    for number in (1, 0):
+        printed = run(source, store, f"--shard={number}/2")
+        assert printed.endswith("copy it to a disk, and there: bert-jax prepare --finish FOLDER\n")
+    before = memory.info("/bucket/store/shards/00001-of-00002/train/tokens.bin")
+    run(source, store, "--shard=1/2")  # does nothing
+    assert memory.info("/bucket/store/shards/00001-of-00002/train/tokens.bin") == before
+    assert not memory.glob("/bucket/store/**/.lock")
+    message = "^memory://bucket/store/shards/00001-of-00002 was prepared from other held-out text"
+    with pytest.raises(UserError, match=message):
+        run(source, store, "--shard=1/2", "--eval-fraction=0.5")
+
+    memory.get("/bucket/store", str(tmp_path / "copy"), recursive=True)
+    run("--finish", str(tmp_path / "copy"))
+    run(source, str(tmp_path / "whole"), f"--tokenizer={tmp_path}/copy/tokenizer")
+    one, other = open_store(tmp_path / "copy"), open_store(tmp_path / "whole")
+    assert one.fingerprint == other.fingerprint
+    np.testing.assert_array_equal(one.train.tokens[:], other.train.tokens[:])
+    for words in ((source, store), ("--finish", store)):
+        with pytest.raises(UserError, match="store is not on a disk, where a whole store must be"):
+            run(*words)
+    with pytest.raises(UserError, match="--force replaces a store or a shard on a disk"):
+        run(source, store, "--shard=1/2", "--force")
+
+
+def test_a_remote_workdir_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="--workdir gs:/bucket/run is not on a disk"):
+        workdir.check_path(Path("gs://bucket/run"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(
