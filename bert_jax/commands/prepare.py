@@ -8,9 +8,9 @@ The same command again resumes after an interruption. Any number of machines can
     bert-jax prepare 'text/*.txt' stores/mine --shard=0/16  # and so on, to 15/16, in any order
     bert-jax prepare --finish stores/mine
 
-or all of this by a runner of Apache Beam, whose own options come last, after --:
+A runner of Apache Beam does the last two, on its own machines; its options come after --:
 
-    bert-jax prepare 'text/*.txt' stores/mine --runner=DirectRunner -- --direct_num_workers=4
+    bert-jax prepare 'text/*.txt' stores/mine --runner=FlinkRunner -- --flink_master=HOST:PORT
 """
 
 import argparse
@@ -47,9 +47,10 @@ _FLAGS = {
 def add_arguments(parser: Parser) -> None:
     parser.flags = _FLAGS
     add = parser.add_argument
-    text = "files or globs, comma separated (plain text, .jsonl, .csv, .tsv, or .gz or .xz of them)"
-    source = add("source", metavar="SOURCE", help=f"{text}, tfds:NAME or builtin")
-    store = add("store", metavar="STORE", help="the folder to write")
+    text = "plain text, .jsonl, .csv, .tsv, or .gz or .xz of them"
+    text = f"files, globs or URLs, comma separated ({text}), tfds:NAME or builtin"
+    source = add("source", metavar="SOURCE", help=text)
+    store = add("store", metavar="STORE", help="the folder to write, or for shards a URL")
     kinds = "sentencepiece, wordpiece or byte_bpe to train one on the text; or a SentencePiece"
     files = ".model, a BERT vocab.txt, a tokenizer.json, their folder, or a checkpoint"
     add("--tokenizer", default="sentencepiece", help=f"{kinds} {files} (sentencepiece)")

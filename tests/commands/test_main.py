@@ -211,7 +211,9 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
     refuse("none has no shards", "prepare", "--finish=none")
     for number in (2, 0, 0, 1):
         printed = bert_jax_main("prepare", "text.txt", f"--shard={number}/3", "store")
-    assert printed.endswith("00001-of-00003; after all others: bert-jax prepare --finish store\n")
+    assert printed.endswith(
+        "shard 1/3 of store; after all others: bert-jax prepare --finish store\n"
+    )
     refuse("other held-out text", *words, "--shard=1/3", "--eval-fraction=0.5")
     for _ in range(2):
         printed = bert_jax_main("prepare", "--finish", "store")
