@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from bert_jax import console
 from bert_jax.config import DataConfig
@@ -34,6 +35,11 @@ def prepare_shards(
         raise UserError(f"{wrong}; pip install 'bert-jax[beam]'") from error
     chunks = prepare.open_sources(data)[0].chunks  # which also refuses a text that is missing
     count = count or min(len(chunks), _MOST_SHARDS)
+    for path in Path(folder).glob("shards/*-of-*"):  # of a store on a disk
+        if not path.name.endswith(f"-of-{count:05d}"):
+            there = int(path.name.partition("-of-")[2])
+            remedy = f"remove {folder}/shards, or give --shards={there}"
+            raise UserError(f"{folder} has shards of {there}, not of {count}; {remedy}")
     folder = folder if remote.is_remote(folder) else os.path.abspath(folder)
     work = partial(_prepare_shard, data, tokenizer.to_json(), folder, count)
     refused = io.StringIO()
@@ -41,7 +47,8 @@ def prepare_shards(
         with contextlib.redirect_stderr(refused):  # where it explains its flags
             given = pipeline_options.PipelineOptions([f"--runner={runner}", _QUIET, *options])
             given.get_all_options()
-        with beam.Pipeline(options=given) as pipeline:
+        shown = console.working(f"preparing {console.counted(count, 'shard')} by {runner}")
+        with shown, beam.Pipeline(options=given) as pipeline:
             numbers = pipeline | beam.Create(range(count))
             # Without it, one worker would be given all of them.
             _ = numbers | beam.Reshuffle() | "prepare a shard" >> beam.Map(work)

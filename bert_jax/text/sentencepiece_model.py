@@ -11,26 +11,14 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 # The values of `TrainerSpec.ModelType` and of `SentencePiece.Type` that matter.
 UNIGRAMS, BPE = (1, 4), 2  # characters are unigrams too
 NORMAL, USER_DEFINED = 1, 4
-# Name, number, type, and default of each field, from `sentencepiece_model.proto`.
+# The number, name, type and default of each field, from `sentencepiece_model.proto`.
 _MESSAGES = {
-    "Piece": [("piece", 1, "STRING", ""), ("score", 2, "FLOAT", "0"), ("type", 3, "INT32", "1")],
-    "Trainer": [
-        ("model_type", 3, "INT32", "1"),
-        ("split_by_whitespace", 22, "BOOL", "true"),
-        ("treat_whitespace_as_suffix", 24, "BOOL", "false"),
-        ("byte_fallback", 35, "BOOL", "false"),
-    ],
-    "Normalizer": [
-        ("precompiled_charsmap", 2, "BYTES", ""),
-        ("add_dummy_prefix", 3, "BOOL", "true"),
-        ("remove_extra_whitespaces", 4, "BOOL", "true"),
-        ("escape_whitespaces", 5, "BOOL", "true"),
-    ],
-    "Model": [
-        ("pieces", 1, "Piece", ""),
-        ("trainer_spec", 2, "Trainer", ""),
-        ("normalizer_spec", 3, "Normalizer", ""),
-    ],
+    "Piece": "1 piece STRING, 2 score FLOAT 0, 3 type INT32 1",
+    "Trainer": "3 model_type INT32 1, 22 split_by_whitespace BOOL true, "
+    "24 treat_whitespace_as_suffix BOOL false, 35 byte_fallback BOOL false",
+    "Normalizer": "2 precompiled_charsmap BYTES, 3 add_dummy_prefix BOOL true, "
+    "4 remove_extra_whitespaces BOOL true, 5 escape_whitespaces BOOL true",
+    "Model": "1 pieces Piece, 2 trainer_spec Trainer, 3 normalizer_spec Normalizer",
 }
 
 
@@ -38,14 +26,15 @@ def _message_class() -> Any:
     file = descriptor_pb2.FileDescriptorProto(name="model.proto", syntax="proto2")
     for message, fields in _MESSAGES.items():
         described = file.message_type.add(name=message)
-        for name, number, kind, default in fields:
-            field = described.field.add(name=name, number=number)
-            is_repeated = name == "pieces"
-            field.label = field.LABEL_REPEATED if is_repeated else field.LABEL_OPTIONAL
+        for text in fields.split(", "):
+            number, name, kind, *default = text.split()
+            field = described.field.add(name=name, number=int(number))
+            field.label = field.LABEL_REPEATED if name == "pieces" else field.LABEL_OPTIONAL
             if kind in _MESSAGES:
                 field.type, field.type_name = field.TYPE_MESSAGE, f".{kind}"
             else:
-                field.type, field.default_value = getattr(field, f"TYPE_{kind}"), default
+                field.type = getattr(field, f"TYPE_{kind}")
+                field.default_value = "".join(default)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("Model"))

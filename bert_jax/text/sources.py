@@ -170,6 +170,7 @@ class FileSource(Source):
     def _chunk_sha256(self, chunk: int) -> str:
         digest = hashlib.sha256()
         for path, _, start, end in self._sections(chunk):
+            self._check_unchanged(path)
             digest.update(b"%d\n" % (left := end - start))
             with records.open_file(path) as file:
                 file.seek(start)

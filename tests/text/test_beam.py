@@ -111,6 +111,8 @@ def test_what_beam_and_its_workers_refuse_is_one_line(data, tokenizer, tmp_path)
     with pytest.raises(UserError, match=r"--direct_num_workers: invalid int value: 'x'$"):
         prepare("DirectRunner", "--direct_num_workers=x")
     prepare()
+    with pytest.raises(UserError, match=r"has shards of 2, not of 3; .* or give --shards=2$"):
+        beam.prepare_shards(data, tokenizer, f"{tmp_path}/store", 3, "DirectRunner")
     write_text(tmp_path / "a.txt", documents(199))
     with pytest.raises(UserError, match=r"00000-of-00002 was prepared from other text; .*again$"):
         prepare()
