@@ -61,6 +61,10 @@ ENCODERS = {
     "bert_words": Encoder(
         "BERT, no NSP, whole words, 15%", f"{_BERT} --config.data.whole_word_masking=True"
     ),
+    "bert_short": Encoder(
+        "BERT, no NSP, 15%, short sequences first",
+        f"{_BERT} --config.data.length_warmup_fraction=0.25",
+    ),
     "bert_30": Encoder("BERT, no NSP, 30%", f"{_BERT} {_THIRTY}"),
     "modern": Encoder("ModernBERT, 15%", _MODERN),
     "modern_30": Encoder("ModernBERT, 30%", f"{_MODERN} {_THIRTY}"),

@@ -2,8 +2,11 @@
 
 import dataclasses
 
-from bert_jax.config import OptimizerConfig, Phase, TrainConfig
+from bert_jax.config import DataConfig, OptimizerConfig, Phase, TrainConfig
 from bert_jax.errors import UserError
+
+# At which a BERT learns from neighboring tokens soonest (docs/encoders.md).
+_WARMUP_LENGTH = 16
 
 
 def default_predictions(max_length: int, mask_fraction: float) -> int:
@@ -29,6 +32,30 @@ def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
         )
         result.append((share_of_steps(phase.start, config.steps), resolved))
     return result
+
+
+def with_length_warmup(data: DataConfig) -> DataConfig:
+    """Return `data` with its length warm-up, if it has one, as a phase.
+
+    Source of the idea: Press et al. 2021, section 3, and Li et al. 2022, section 4.
+    """
+    times = data.max_length // _WARMUP_LENGTH
+    if not data.length_warmup_fraction or times < 2:
+        return data
+    rest = Phase(
+        start=data.length_warmup_fraction,
+        max_length=data.max_length,
+        batch_size=data.batch_size,
+        max_predictions=data.max_predictions,
+    )
+    return dataclasses.replace(
+        data,
+        length_warmup_fraction=0.0,
+        max_length=_WARMUP_LENGTH,
+        batch_size=times * data.batch_size,
+        max_predictions=0,
+        phases=(rest, *data.phases),
+    )
 
 
 def peaks(config: TrainConfig) -> list[tuple[int, float]]:

@@ -128,7 +128,7 @@ def _unlearnable_pairs(
     name, counts = config.data.pairs.upper(), np.diff(corpus.train.documents)
     if config.data.pairs == "none":
         return ""
-    majority = max(each.majority for each in pairs.values())
+    majority = pairs[max(pairs)].majority  # short sequences hold few pairs
     if majority > _ONE_LABEL:
         reason = "few of them are of two sentences of a document that fit into data.max_length"
         if (single := (counts == 1).mean()) > 0.5:

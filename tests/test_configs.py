@@ -24,7 +24,14 @@ from bert_jax.config import (
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import make_pretraining_model
-from bert_jax.phases import as_of_step, default_predictions, peaks, phases, warmup_and_decay
+from bert_jax.phases import (
+    as_of_step,
+    default_predictions,
+    peaks,
+    phases,
+    warmup_and_decay,
+    with_length_warmup,
+)
 from bert_jax.recipes import recipe
 from bert_jax.settings import flatten, from_dict, override, to_json
 from bert_jax.tasks import glue, make_task
@@ -94,6 +101,22 @@ def test_phases_take_their_share_of_the_steps():
     config.data.phases = (Phase(start=0.9, max_length=512, batch_size=64),)
     found = [(first, p.max_length, p.max_predictions) for first, p in phases(config)]
     assert found == [(0, 128, 20), (900, 512, 77)]
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (100, [(0, 16, 48, 3), (30, 100, 8, 9), (90, 512, 4, 77)]),
+        (31, [(0, 31, 8, 9), (90, 512, 4, 77)]),  # too short for a warm-up
+    ],
+)
+def test_a_length_warmup_is_a_phase_before_the_others(length, expected):
+    data = DataConfig(max_length=length, batch_size=8, max_predictions=9)
+    data.phases, data.length_warmup_fraction = (Phase(90, 512, 4),), 0.3
+    config = TrainConfig(steps=100, data=with_length_warmup(data))
+    found = [(f, p.max_length, p.batch_size, p.max_predictions) for f, p in phases(config)]
+    assert found == expected
+    assert with_length_warmup(config.data) == config.data
 
 
 def test_a_phase_has_its_own_share_of_masks_or_that_of_the_data():

@@ -388,6 +388,23 @@ def test_a_phase_that_has_begun_keeps_its_first_step(tiny_config, copied):
             assert run.config.data.phases[0].start == (start if steps == 8 else expected)
 
 
+def test_a_length_warmup_that_is_done_keeps_its_steps(tiny_config, tmp_path):
+    """It has as many tokens a step as the rest, and a run that is lengthened does not repeat it."""
+    config = changed(tiny_config, steps=4)
+    config.data.length_warmup_fraction = 0.5
+    pretrain(config, tmp_path, quiet=True)
+    config.steps = 8
+    pretrain(config, tmp_path, quiet=True)
+    counts = [(r["sequences"], r["tokens"]) for r in without_speeds(tmp_path) if "tokens" in r]
+    assert [pair for pair in dict.fromkeys(counts)] == [
+        (32, 512),
+        (48, 1024),
+        (64, 1536),
+        (80, 2048),
+    ]
+    assert workdirs.own_config(tmp_path).data.phases[0].start == 2
+
+
 def test_a_workdir_alone_has_the_config_of_its_run(stopped, tmp_path, monkeypatch, bert_jax_main):
     """With fields it is changed by them; an explicit recipe is a recipe."""
     started = []
