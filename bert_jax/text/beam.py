@@ -27,14 +27,15 @@ def prepare_shards(
     options: Sequence[str] = (),
 ) -> None:
     """Prepare `count` shards of a store, or of 0 one a chunk; UserError for what Beam refuses."""
+    # Which also refuses a text that is missing, or cannot be divided.
+    chunks = prepare.open_sources(data, (0, 1))[0].chunks
+    count = count or min(len(chunks), _MOST_SHARDS)
     try:
         import apache_beam as beam  # pyright: ignore[reportMissingImports]
         from apache_beam.options import pipeline_options  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         wrong = f"--runner={runner} needs Apache Beam ({error})"
         raise UserError(f"{wrong}; pip install 'bert-jax[beam]'") from error
-    chunks = prepare.open_sources(data)[0].chunks  # which also refuses a text that is missing
-    count = count or min(len(chunks), _MOST_SHARDS)
     for path in Path(folder).glob("shards/*-of-*"):  # of a store on a disk
         if not path.name.endswith(f"-of-{count:05d}"):
             there = int(path.name.partition("-of-")[2])

@@ -60,7 +60,9 @@ def open_source(name: str, data: DataConfig, shard: Shard | None = None) -> Sour
     if name != "builtin" and not name.startswith("tfds:"):
         return FileSource(name, data, shard or (0, 1))
     if shard:
-        raise UserError(f"{name} cannot be divided into shards, as files can; drop --shard")
+        raise UserError(
+            f"{name} cannot be divided into shards, as files can; drop --shard or --runner"
+        )
     return BuiltinSource() if name == "builtin" else TfdsSource(name, data.text_field)
 
 

@@ -116,8 +116,6 @@ def test_what_beam_and_its_workers_refuse_is_one_line(data, tokenizer, tmp_path)
     write_text(tmp_path / "a.txt", documents(199))
     with pytest.raises(UserError, match=r"00000-of-00002 was prepared from other text; .*again$"):
         prepare()
-    with pytest.raises(UserError, match=r"^data source .*none does not exist"):
-        beam.prepare_shards(DataConfig(source="none"), tokenizer, "store", 2, "DirectRunner")
 
 
 @needs_beam
@@ -133,6 +131,9 @@ def test_without_beam(data, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     with pytest.raises(UserError, match=r"needs Apache Beam .*; pip install 'bert-jax\[beam\]'$"):
         beam.prepare_shards(data, tokenizer, f"{tmp_path}/store", 2, "DirectRunner")
+    for name, message in (("builtin", "cannot be divided into shards"), ("none", "does not exist")):
+        with pytest.raises(UserError, match=message):
+            beam.prepare_shards(DataConfig(source=name), tokenizer, "store", 2, "DirectRunner")
 
 
 @pytest.mark.parametrize(
