@@ -155,7 +155,10 @@ class DataConfig:
     'nsp'
     """
 
-    source: str = setting("builtin", "files or globs, comma separated; tfds:NAME; builtin; a store")
+    source: str = setting(
+        "builtin",
+        "files or globs, comma separated; tfds:NAME; builtin; a store; a mixture A@0.7,B@0.3",
+    )
     eval_source: str = setting("", "held-out text; empty holds out eval_fraction of the documents")
     eval_fraction: float = setting(0.05, "share of documents held out", SHARE)
     text_field: str = setting("text", "field with the text, of JSON lines, .csv, .tsv and TFDS")

@@ -22,7 +22,7 @@ from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
 from bert_jax.phases import as_of_step, peaks, phases
 from bert_jax.planning import costs, machine
-from bert_jax.text import prepare, store, tokenizer_loading
+from bert_jax.text import mixture, prepare, tokenizer_loading
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, collapse, loop
@@ -144,9 +144,9 @@ def start(
             wrong = f"tokenizer.path {config.tokenizer.path} is not the tokenizer of {parent}"
             raise UserError(f"{wrong}, which --fork keeps; leave it empty")
     elif resumes and not initial:
-        tokenizer = prepare.given_tokenizer(workdir / "store")
+        tokenizer = mixture.given_tokenizer(config.data.source, workdir / "store")
     is_open = not config.model.vocab_size
-    vocab_size = hosts.run_on_main(lambda: prepare.resolve_vocab_size(config, tokenizer)) or 0
+    vocab_size = hosts.run_on_main(lambda: mixture.resolve_vocab_size(config, tokenizer)) or 0
     config.model.vocab_size = hosts.broadcast_from_main(lambda: vocab_size)
     mesh = meshes.make_mesh(config.parallel)
     lengths = [phase.max_length for _, phase in phases(config)]
@@ -166,10 +166,12 @@ def start(
     if is_open:  # the text may have fewer tokens than were asked for
         config.model.vocab_size = corpus.tokenizer.vocab_size
         meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
-    for name, split in (("training", corpus.train), ("held-out", corpus.eval)):
-        if config.data.pairs != "none" and split.num_sentences == 1:
-            wrong = f"the {name} text is a single sentence, of which no pair can be made"
-            raise UserError(f"{wrong}; set data.pairs to none, or give more text")
+    for part in corpus.parts:
+        for name, split in (("training", part.train), ("held-out", part.eval)):
+            if config.data.pairs != "none" and split.num_sentences == 1:
+                wrong = f"the {name} text{part.of_name} is a single sentence"
+                remedy = "set data.pairs to none, or give more text"
+                raise UserError(f"{wrong}, of which no pair can be made; {remedy}")
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
     setup = setup or set_up(config, mesh)
@@ -179,13 +181,13 @@ def start(
 
 def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -> Corpus:
     """Return the text, which the first host prepares while the others wait."""
-    read = partial(prepare.read, config, tokenizer, folder)
-    if hosts.broadcast_from_main(lambda: store.is_store(config.data.source)):
+    read, source = partial(mixture.read, config, tokenizer, folder), config.data.source
+    if hosts.broadcast_from_main(lambda: mixture.is_prepared(source)):
         corpus = hosts.run_on_all_hosts(read)  # each host has a copy, or all see the same folder
         hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
         return corpus
     prepared = hosts.run_on_main(read)
-    return hosts.run_on_all_hosts(lambda: prepared or store.open_store(folder))
+    return hosts.run_on_all_hosts(lambda: prepared or mixture.open_prepared(source, folder))
 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
@@ -264,10 +266,12 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     trained = state.params, corpus.tokenizer, setup.model.clone(config=final)
     bert = Bert(final, *trained, source=latest)
     bert = bert if hosts.count() == 1 else None
-    text = {"tokens": len(corpus.train.tokens), "documents": corpus.train.num_documents}
+    counts = report.sizes(part.train for part in corpus.parts)
+    text = dict(zip(("tokens", "documents"), counts, strict=True))
     results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}
     workdirs.write_results(workdir, results)
-    report.pretraining_end(scores, baselines, config, corpus, bert, workdir, latest)
+    parts = batches.progress_of_parts(config.steps)
+    report.pretraining_end(scores, baselines, config, corpus, bert, workdir, latest, parts)
     return PretrainingResult(scores, baselines, latest, bert)
 
 
@@ -283,8 +287,8 @@ def _make_stages(config: TrainConfig, corpus: Corpus, setup: Setup) -> list[loop
         objective = pretraining_objective(model, make_masking(corpus.tokenizer, phase, config.data))
         train_step = make_train_step(objective, setup.optimizer, config.optimizer.microbatches)
         eval_step = compiled(make_eval_step(objective), outputs="metrics")
-        eval_batches = partial(loader.eval_batches, corpus, config, phase, indices)
-        evaluate = partial(loop.evaluate, eval_step, eval_batches, phase.batch_size)
+        eval_parts = loader.eval_parts(corpus, config, phase, indices)
+        evaluate = partial(loop.evaluate, eval_step, eval_parts, phase.batch_size)
         train_step = compiled(train_step, outputs=("state", "metrics"))
         tokens = phase.batch_size * phase.max_length
         stages.append(loop.Stage(end, phase.batch_size, tokens, train_step, evaluate))

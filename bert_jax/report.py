@@ -1,6 +1,7 @@
 """Human-readable summaries that a run prints at its start and at its end."""
 
 import functools
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from bert_jax.planning import machine
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, no_better
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
-from bert_jax.text.store import Corpus
+from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.training.metrics import HELD_OUT
 from bert_jax.training.optimizer import schedule
 from bert_jax.training.step import TrainState
@@ -37,6 +38,13 @@ _BLOCK = 1 << 20  # tokens that are counted at once
 _NUM_EXAMPLES = 3
 _MAX_CANDIDATES = 200  # sentences that are looked at for each example
 _ONE_LABEL = 0.8  # the share of the more frequent label above which labels have little to teach
+
+
+def sizes(stores: Iterable[TokenStore]) -> tuple[int, int]:
+    """Return the numbers of tokens and of documents."""
+    counts = np.array([(len(store.tokens), store.num_documents) for store in stores])
+    tokens, documents = counts.sum(0).tolist()
+    return tokens, documents
 
 
 def pretraining_start(
@@ -56,6 +64,12 @@ def pretraining_start(
     unused = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
     resumes = f"; resuming from step {step:,}" if 0 < step < config.steps else ""
     most = max((phase for _, phase in phases(config)), key=lambda p: p.batch_size * p.max_length)
+    train, held_out = sizes(p.train for p in corpus.parts), sizes(p.eval for p in corpus.parts)
+    sources = (
+        f"source     {part.name}: {100 * part.weight:.3g}% of the sequences, {count:,}, which is "
+        f"{header.epochs(epochs)} of {len(part.train.tokens):,} tokens\n"
+        for part, count, epochs in batches.progress_of_parts(config.steps)
+    )
     print_on_main(
         f"bert-jax   {header.versions()}\n"
         f"config     {recipe or 'of the run'}, seed {config.seed}\n"
@@ -64,9 +78,9 @@ def pretraining_start(
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.num_attention_heads} heads, {c.dtype}{_generator(c)}\n"
         f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{unused}\n"
-        f"text       {len(corpus.train.tokens):,} tokens in {corpus.train.num_documents:,} "
-        f"documents; held out {len(corpus.eval.tokens):,} in {corpus.eval.num_documents:,}; "
-        f"{corpus.unknown:.2%} of the characters unknown\n"
+        f"text       {train[0]:,} tokens in {train[1]:,} documents; held out {held_out[0]:,} in "
+        f"{held_out[1]:,}; {corpus.unknown:.2%} of the characters unknown\n"
+        f"{''.join(sources)}"
         f"padding    {_padding(config, pairs)}\n"
         f"batch      {header.batch(phases(config), config.optimizer.microbatches)}\n"
         f"steps      {config.steps:,}, which is {header.epochs(batches.epochs())}{resumes}\n"
@@ -125,9 +139,10 @@ def _unlearnable_pairs(
     config: TrainConfig, corpus: Corpus, pairs: Mapping[int, PairStatistics]
 ) -> str:
     """Return why sentence pairs of the text teach little or nothing, or an empty string."""
-    name, counts = config.data.pairs.upper(), np.diff(corpus.train.documents)
+    name = config.data.pairs.upper()
     if config.data.pairs == "none":
         return ""
+    counts = np.concatenate([np.diff(part.train.documents) for part in corpus.parts])
     majority = pairs[max(pairs)].majority  # short sequences hold few pairs
     if majority > _ONE_LABEL:
         reason = "few of them are of two sentences of a document that fit into data.max_length"
@@ -164,17 +179,23 @@ def initialized_from(name: str, params: Any, source: Any) -> None:
 @console.working("scoring the baselines", says_end=False)
 def baselines(corpus: Corpus, config: TrainConfig) -> dict[str, float]:
     """Return the scores on the held-out text without a model, as in `PretrainingResult`."""
+    shares: Any = sum(part.weight * _unigrams(part) for part in corpus.parts)
+    scores = {"mlm_loss": float(special.entr(shares).sum()), "mlm_accuracy": float(shares.max())}
+    if config.data.pairs != "none":
+        share = 0.0
+        for part, batches in loader.eval_parts(corpus, config, phases(config)[-1][1]):
+            labels = [x["next_sentence_label"][x["attention_mask"][:, 0] > 0] for x in batches()]
+            share += part.weight * float(np.concatenate(labels).mean())
+        scores["nsp_accuracy"] = max(share, 1 - share)
+    return scores
+
+
+def _unigrams(corpus: Corpus) -> Any:
+    """Return the share of each token in the held-out text."""
     tokens, size = corpus.eval.tokens, corpus.tokenizer.vocab_size
     # In blocks, since bincount copies its input as int64.
     blocks = (tokens[i : i + _BLOCK] for i in range(0, len(tokens), _BLOCK))
-    shares: Any = sum(np.bincount(block, minlength=size) for block in blocks) / len(tokens)
-    scores = {"mlm_loss": float(special.entr(shares).sum()), "mlm_accuracy": float(shares.max())}
-    if config.data.pairs != "none":
-        batches = loader.eval_batches(corpus, config, phases(config)[-1][1])
-        labels = [x["next_sentence_label"][x["attention_mask"][:, 0] > 0] for x in batches]
-        share = float(np.concatenate(labels).mean())
-        scores["nsp_accuracy"] = max(share, 1 - share)
-    return scores
+    return sum(np.bincount(block, minlength=size) for block in blocks) / len(tokens)
 
 
 def pretraining_end(
@@ -185,6 +206,7 @@ def pretraining_end(
     bert: Bert | None,
     workdir: Path,
     checkpoint: Path,
+    parts: Iterable[tuple[Corpus, int, float]] = (),
 ) -> None:
     """Print the held-out scores beside their baselines, some filled masks, and the files."""
     print_on_main(f"\n{'held-out text':<18}{'model':>8}{'baseline':>10}", Level.RESULTS)
@@ -196,7 +218,15 @@ def pretraining_end(
         lead = baselines[name] - scores[name] if form == "z.3f" else scores[name] - baselines[name]
         mark = "" if lead > 0 and value != other else f": {no_better()}"
         print_on_main(f"{title:<18}{value:>8}{other:>10}  {baseline}{mark}", Level.RESULTS)
-    examples = list(masked_examples(corpus, config.model.max_position_embeddings - 2))
+    rows = [("\nsource", "share", "sequences", "epochs", "MLM loss")]
+    for part, count, epochs in parts:
+        numbers = (f"{100 * part.weight:.3g}%", f"{count:,}", header.epochs(epochs).split()[0])
+        rows.append((part.name, *numbers, f"{scores[f'mlm_loss/{part.name}']:.3f}"))
+    for row in rows if len(rows) > 1 else ():
+        print_on_main("{:18}{:>8}{:>14}{:>10}{:>10}".format(*row), Level.RESULTS)
+    longest = config.model.max_position_embeddings - 2
+    of_parts = zip(*(masked_examples(part, longest) for part in corpus.parts), strict=False)
+    examples = list(itertools.chain.from_iterable(of_parts))[:_NUM_EXAMPLES]
     if bert and console.shows(Level.PROGRESS):
         print_on_main("")
         for ids, answer in examples:

@@ -340,6 +340,38 @@ def test_the_shape_is_that_of_the_model_whatever_the_recipes(exported, store, tm
     assert not list(tmp_path.iterdir())
 
 
+def test_a_mixture_of_texts(store, tmp_path, capsys):
+    """Of a store and of plain text: what is printed and recorded, and which text resumes."""
+    text, workdir = tmp_path / "more.txt", tmp_path / "run"
+    text.write_text("\n\n".join(" ".join(NUMBERS[::-1][i % 7 :]) + "\nnine." for i in range(60)))
+    changes = [f"--config.data.source={store}@3,{text}@1", "--config.steps=8"]
+    scores = pretrain(store, workdir, *changes).scores
+    printed = capsys.readouterr().out
+    source = r"\nsource     {}: {}% of the sequences, {}, which is {} epochs? of [\d,]+ tokens\n"
+    train, held_out = records(workdir)[-2:]
+    for name, share, count in (("store", 75, 96), ("more.txt", 25, 32)):
+        epochs = header.epochs(train[f"epoch/{name}"]).split()[0]
+        assert re.search(source.format(name, share, count, re.escape(epochs)), printed)
+        row = (
+            rf"\n{name} +{share}% +{count} +{re.escape(epochs)} +{scores[f'mlm_loss/{name}']:.3f}\n"
+        )
+        assert re.search(row, printed)
+    losses = [held_out[f"mlm_loss/{name}"] for name in ("store", "more.txt")]
+    assert held_out["mlm_loss"] == pytest.approx(0.75 * losses[0] + 0.25 * losses[1])
+    assert losses[0] != losses[1]
+
+    corpus = pretraining.start(recipe(store, *changes, "--config.steps=9").config, workdir).corpus
+    assert corpus.fingerprint == (workdir / "text.sha256").read_text().strip()
+    with pytest.raises(UserError, match=r"belongs to another config: data.source is"):
+        pretrain(store, workdir, *changes, f"--config.data.source={store}@2,{text}@1")
+    text.write_text(text.read_text() + "One.\n")
+    with pytest.raises(UserError, match="store/1 was prepared from other text"):
+        pretrain(store, workdir, *changes, "--config.steps=9")
+    shutil.rmtree(workdir / "store")
+    with pytest.raises(UserError, match="was trained on other text"):
+        pretrain(store, workdir, *changes, "--config.steps=9")
+
+
 def test_the_roberta_recipe_at_a_tiny_size(tmp_path):
     """With a byte-level vocabulary trained on the text; exported, and loaded again."""
     small = {

@@ -29,6 +29,11 @@ class FullBlocks:
     def batch(self, number: int, size: int, indices: np.ndarray | None = None) -> Batch:
         """Return the sequences at some indices of a batch: `SentencePairs.batch` without labels."""
         indices = np.arange(size) if indices is None else indices
+        batch = self.assemble(self.draw(number, size, indices))
+        return {**batch, "index": indices.astype(np.int32)}
+
+    def draw(self, number: int, size: int, indices: np.ndarray) -> np.ndarray:
+        """Return the first token of the sequences at some indices of a batch."""
         budget, per_epoch = self.length - 2, self.sequences_per_epoch
         epochs, blocks = np.divmod(number * size + indices.astype(np.int64), per_epoch)
         spare = max(0, len(self.store.tokens) - per_epoch * budget)
@@ -38,9 +43,9 @@ class FullBlocks:
             order = permute(blocks[in_epoch], per_epoch, (self.seed, ORDER, epoch))
             shift = int(keyed_generator(self.seed, SHIFT, epoch).random() * (spare + 1))
             first[in_epoch] = order * budget + shift
-        return {**self._assemble(first), "index": indices.astype(np.int32)}
+        return first
 
-    def _assemble(self, first: np.ndarray) -> Batch:
+    def assemble(self, first: np.ndarray) -> Batch:
         """Return the text from each first token on, [n], with [SEP] where a document ends."""
         sentences, documents = self.store.sentences, self.store.documents
         column = np.arange(self.length - 2)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grain
@@ -10,6 +11,7 @@ import numpy as np
 from bert_jax import console
 from bert_jax.batches import Batch, packing
 from bert_jax.batches.full_blocks import FullBlocks
+from bert_jax.batches.mixed_sequences import MixedSequences, part_seeds
 from bert_jax.batches.packing import PackedPairs
 from bert_jax.batches.sentence_pairs import SentencePairs
 from bert_jax.config import DataConfig, Phase, TrainConfig
@@ -40,13 +42,17 @@ class TrainBatches:
         self, corpus: Corpus, config: TrainConfig, process_indices: ProcessIndices = np.arange
     ):
         self._num_steps, self._process_indices = config.steps, process_indices
+        self._mixed, weights = corpus.mixed, [part.weight for part in corpus.parts]
         self._phases = []
         for number, (first_step, phase) in enumerate(phases(config)):
             seed = config.seed * 1000 + number  # so that no phase repeats another's sequences
-            sequences = make_sequences(
-                corpus.train, corpus.tokenizer, config.data, phase.max_length, seed
-            )
-            self._phases.append((first_step, phase.batch_size, sequences))
+            seeds = part_seeds(seed, len(weights))
+            parts = [
+                make_sequences(part.train, part.tokenizer, config.data, phase.max_length, part_seed)
+                for part, part_seed in zip(corpus.parts, seeds, strict=True)
+            ]
+            mixed = MixedSequences(parts, weights, seed)
+            self._phases.append((first_step, phase.batch_size, mixed))
 
     def __len__(self) -> int:
         return self._num_steps
@@ -57,14 +63,28 @@ class TrainBatches:
 
     def progress(self, step: int) -> dict[str, float]:
         """Return the passes over the text in the first steps, and their sequences and tokens."""
+        seen = list(self._seen(step))
+        return {
+            "epoch": sum(count / kind.sequences_per_epoch for count, kind in seen),
+            "sequences": sum(count for count, _ in seen),
+            "tokens": sum(count * kind.length for count, kind in seen),
+            **{f"epoch/{part.name}": epochs for part, _, epochs in self.progress_of_parts(step)},
+        }
+
+    def progress_of_parts(self, step: int) -> list[tuple[Corpus, int, float]]:
+        """Return the sequences and the epochs of each text of a mixture in the first steps."""
+        result = []
+        for i, part in enumerate(self._mixed):
+            seen = [(m.counts(n)[i], m.parts[i].sequences_per_epoch) for n, m in self._seen(step)]
+            epochs = sum(count / per_epoch for count, per_epoch in seen)
+            result.append((part, sum(count for count, _ in seen), epochs))
+        return result
+
+    def _seen(self, step: int) -> Iterator[tuple[int, MixedSequences]]:
+        """Yield the number of sequences of each phase in the first steps."""
         ends = [first for first, _, _ in self._phases[1:]] + [self._num_steps]
-        epoch, seen, tokens = 0.0, 0, 0
         for end, (first, size, sequences) in zip(ends, self._phases, strict=True):
-            count = max(0, min(step, end) - first) * size
-            epoch += count / sequences.sequences_per_epoch
-            seen += count
-            tokens += count * sequences.length
-        return {"epoch": epoch, "sequences": seen, "tokens": tokens}
+            yield max(0, min(step, end) - first) * size, sequences
 
     def epochs(self) -> float:
         """Return the number of passes over the text in the run."""
@@ -72,8 +92,13 @@ class TrainBatches:
 
     def statistics(self) -> dict[int, packing.PairStatistics]:
         """Return the statistics of the pairs by length; none of full blocks."""
-        pairs = [kind for _, _, kind in self._phases if isinstance(kind, SentencePairs)]
-        return {kind.length: packing.statistics(kind) for kind in pairs}
+        result = {}
+        for _, _, sequences in self._phases:
+            pairs = [kind for kind in sequences.parts if isinstance(kind, SentencePairs)]
+            if pairs:
+                means = np.average(list(map(packing.statistics, pairs)), 0, sequences.weights)
+                result[sequences.length] = packing.PairStatistics(*means.tolist())
+        return result
 
 
 def prefetch(batches: Any, step: int) -> Iterator[Any]:
@@ -85,6 +110,15 @@ def prefetch(batches: Any, step: int) -> Iterator[Any]:
 def take_indices(batch: Batch, process_indices: ProcessIndices) -> Batch:
     """Return the sequences of a global batch that a process reads."""
     return {name: value[process_indices(len(value))] for name, value in batch.items()}
+
+
+def eval_parts(
+    corpus: Corpus, config: TrainConfig, phase: Phase, process_indices: ProcessIndices = np.arange
+) -> list[tuple[Corpus, Callable[[], Iterator[Batch]]]]:
+    """Return each text with its held-out batches, of an equal share of `config.eval_rows`."""
+    rows = max(1, config.eval_rows // len(corpus.parts))
+    of_part = dataclasses.replace(config, eval_rows=rows)
+    return [(p, partial(eval_batches, p, of_part, phase, process_indices)) for p in corpus.parts]
 
 
 def eval_batches(

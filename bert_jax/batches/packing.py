@@ -82,15 +82,17 @@ class PackedPairs(SentencePairs):
         sequences["label"] = np.where(members < 0, NO_PAIR, label[members])
         return sequences
 
-    def batch(self, number: int, size: int, indices: np.ndarray | None = None) -> Batch:
-        """Return the arrays of `SentencePairs.batch`, and those by which pairs are told apart."""
-        indices = np.arange(size) if indices is None else indices
-        sequences = self._batch_sequences(number, size)[indices]
-        is_pair = sequences["label"] != NO_PAIR
-        first, count = (sequences[name][is_pair].T for name in ("first", "count"))
+    def draw(self, number: int, size: int, indices: np.ndarray) -> np.ndarray:
+        """Return the records of `_draw_sequences` at some indices of a batch."""
+        return self._batch_sequences(number, size)[indices]
+
+    def assemble(self, drawn: np.ndarray) -> Batch:
+        """Return the arrays of `SentencePairs`, and those by which pairs are told apart."""
+        is_pair = drawn["label"] != NO_PAIR
+        first, count = (drawn[name][is_pair].T for name in ("first", "count"))
         pairs = assemble_pairs(self.store, self.tokenizer, self.length, first, count)
         is_token = pairs["attention_mask"] > 0
-        sizes = np.where(is_pair, _sizes(sequences["count"]), 0).astype(np.int32)
+        sizes = np.where(is_pair, _sizes(drawn["count"]), 0).astype(np.int32)
         ends = sizes.cumsum(1, dtype=np.int32)
         # Tokens have the same order in `pairs` and in the packed arrays.
         inside = np.arange(self.length) < ends[:, -1:]
@@ -108,8 +110,7 @@ class PackedPairs(SentencePairs):
             "position_ids": packed(np.arange(self.length), 0),  # in the pair
             # [n, T], the first position of each pair, and its label; 0 and -1 for no further pair.
             "segment_starts": np.where(is_pair, ends - sizes, 0),
-            "next_sentence_label": sequences["label"].astype(np.int32),
-            "index": indices.astype(np.int32),
+            "next_sentence_label": drawn["label"].astype(np.int32),
         }
 
 

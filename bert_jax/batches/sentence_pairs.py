@@ -48,14 +48,21 @@ class SentencePairs:
     def batch(self, number: int, size: int, indices: np.ndarray | None = None) -> Batch:
         """Return the sequences at some indices of a batch; label 1: B is random or swapped."""
         indices = np.arange(size) if indices is None else indices
+        batch = self.assemble(self.draw(number, size, indices))
+        return {**batch, "index": indices.astype(np.int32)}
+
+    def draw(self, number: int, size: int, indices: np.ndarray) -> np.ndarray:
+        """Return the first token of A and B, their numbers of tokens and the label, [n, 5]."""
         # The whole batch is drawn, so that a sequence does not depend on the others of its process.
         pairs = self._batch_sequences(number, size)
-        first, count, label = self._segments(pairs, keyed_generator(self.seed, BATCH, number))
-        arrays = assemble_pairs(
-            self.store, self.tokenizer, self.length, first[:, indices], count[:, indices]
-        )
-        label = label[indices].astype(np.int32)
-        return {**arrays, "next_sentence_label": label, "index": indices.astype(np.int32)}
+        segments = self._segments(pairs, keyed_generator(self.seed, BATCH, number))
+        return np.vstack(segments).T[indices]
+
+    def assemble(self, drawn: np.ndarray) -> Batch:
+        """Return the arrays of drawn sequences."""
+        first, count, label = drawn.T[:2], drawn.T[2:4], drawn[:, 4].astype(np.int32)
+        arrays = assemble_pairs(self.store, self.tokenizer, self.length, first, count)
+        return {**arrays, "next_sentence_label": label}
 
     def _batch_sequences(self, number: int, size: int) -> np.ndarray:
         """Return the drawn sequences of a batch, which may span groups and epochs, [size]."""

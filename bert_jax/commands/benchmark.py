@@ -49,13 +49,13 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
             raise UserError(f"--profile={args.profile} {reason}; choose another folder") from error
     keep_host_memory()
     from bert_jax.planning import benchmark
-    from bert_jax.text import prepare
+    from bert_jax.text import mixture
 
     phase, corpus = phases(config)[args.phase - 1][1], None
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
         if args.text:
             console.show(f"reading {config.data.source}")
-            corpus = prepare.read(config, None, Path(folder))
+            corpus = mixture.read(config, None, Path(folder))
         limits = {"steps": args.steps, "seconds": args.seconds, "trace_folder": args.profile}
         with console.working("measuring", says_end=False):
             result = benchmark.measure(config, phase, corpus, console.follow, **limits)

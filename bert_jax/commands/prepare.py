@@ -81,7 +81,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, options: list[str]) -> None:
-    from bert_jax.text import remote, shards, store
+    from bert_jax.text import mixture, remote, shards, store
 
     is_remote = remote.is_remote(args.finish or args.store)
     if args.runner and (args.shard or args.sample is not None):
@@ -99,6 +99,9 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
         shards.finish(Path(args.finish))
         _report(args, args.finish, store.open_store(Path(args.finish)))
         return
+    if mixture.parse(args.source or ""):
+        remedy = "prepare each text by itself, all with one --tokenizer=PATH"
+        raise UserError(f"{args.source} is a mixture, which `bert-jax pretrain` makes; {remedy}")
     shard = shards.parse(args.shard) if args.shard else None
     if args.sample is not None and (shard or not args.sample > 0):
         raise UserError("--sample must be a positive number of gigabytes, and without --shard")

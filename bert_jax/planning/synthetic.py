@@ -14,7 +14,7 @@ from bert_jax.config import Phase, TrainConfig
 from bert_jax.distributed import mesh as mesh_lib
 from bert_jax.distributed.fsdp import BATCH_AXES
 from bert_jax.distributed.precision import resolve_dtype
-from bert_jax.text.prepare import resolve_vocab_size
+from bert_jax.text.mixture import resolve_vocab_size
 from bert_jax.training.masking import Masking
 from bert_jax.training.objectives import pretraining_objective
 from bert_jax.training.setup import Setup

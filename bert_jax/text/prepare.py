@@ -58,16 +58,6 @@ def given_tokenizer(folder: Path) -> Tokenizer | None:
     return tokenizer_loading.load(folder / "tokenizer") if is_given else None
 
 
-def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) -> int:
-    """Return `model.vocab_size`, or where it is 0 the size of the run's tokenizer."""
-    if config.model.vocab_size:
-        return config.model.vocab_size
-    if store.is_store(config.data.source):
-        return tokenizer_loading.load(Path(config.data.source) / "tokenizer").vocab_size
-    tokenizer = choose_tokenizer(config, init_tokenizer)
-    return tokenizer.vocab_size if isinstance(tokenizer, Tokenizer) else DEFAULT_VOCAB_SIZE
-
-
 def prepare(
     data: DataConfig, tokenizer: Tokenizer | TokenizerConfig, vocab_size: int, folder: Path
 ) -> store.Corpus:
@@ -98,7 +88,8 @@ def write(
         return
     try:
         if "splits" not in record and isinstance(tokenizer, TokenizerConfig):
-            tokenizer = train_tokenizer(sources, data.eval_fraction, tokenizer, vocab_size)
+            sentences = training_sentences(sources, data.eval_fraction)
+            tokenizer = train_tokenizer(sentences, tokenizer, vocab_size)
         with locked(folder):
             record = _read_progress(folder, identity, sources)
             if "vocab_size" in record:  # another process has written it meanwhile
@@ -126,16 +117,18 @@ def open_sources(data: DataConfig, shard: Shard | None = None) -> list[Source]:
     return [open_source(name, data, shard) for name in (data.source, data.eval_source) if name]
 
 
-def train_tokenizer(
-    sources: list[Source],
-    eval_fraction: float,
-    config: TokenizerConfig,
-    vocab_size: int,
-    chunks: Iterable[int] | None = None,
-) -> Tokenizer:
-    """Train a tokenizer on the training text of the first source, or of some chunks of it."""
+def training_sentences(
+    sources: list[Source], eval_fraction: float, chunks: Iterable[int] | None = None
+) -> Iterator[str]:
+    """Yield the training text of the first source, or of some chunks of it."""
     documents = _documents(sources, eval_fraction, chunks)
-    sentences = (s for split, document in documents if split == "train" for s in document)
+    return (s for split, document in documents if split == "train" for s in document)
+
+
+def train_tokenizer(
+    sentences: Iterable[str], config: TokenizerConfig, vocab_size: int
+) -> Tokenizer:
+    """Train a tokenizer on a sample of sentences."""
     # In a thread, since the libraries notice no signal, or take it for another error.
     train = partial(tokenizer_training.train, sentences, config, vocab_size)
     with console.working("training the tokenizer"):

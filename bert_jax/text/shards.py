@@ -47,9 +47,9 @@ def train_tokenizer(
     size, total = sources[0].size, len(sources[0].chunks)
     number = min(total, max(1, round(1e9 * gigabytes * total / max(1, size))))
     chunks = [i * total // number for i in range(number)]  # at even distances
-    fraction = data.eval_fraction
+    sentences = prepare.training_sentences(sources, data.eval_fraction, chunks)
     with replacing(folder / "tokenizer") as path:
-        prepare.train_tokenizer(sources, fraction, config, vocab_size, chunks).save(path)
+        prepare.train_tokenizer(sentences, config, vocab_size).save(path)
     return f"{number:,} of {total:,} chunks of the text, at even distances"
 
 

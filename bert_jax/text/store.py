@@ -65,7 +65,10 @@ class TokenStore:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A prepared store: its tokenizer, training text and held-out text."""
+    """A prepared store: its tokenizer, training text and held-out text; or a mixture of several.
+
+    `train` and `eval` of a mixture are those of its first text; `parts` has all.
+    """
 
     tokenizer: Tokenizer
     train: TokenStore
@@ -73,18 +76,32 @@ class Corpus:
     fingerprint: str = ""  # of the text, the tokenizer, and how the text was split
     unknown: float = 0.0  # share of the characters that have become the unknown token
     verified: Future[None] | None = None
+    name: str = ""  # in a mixture
+    weight: float = 1.0  # its share of the sequences of a mixture
+    mixed: tuple["Corpus", ...] = ()
+
+    @property
+    def parts(self) -> tuple["Corpus", ...]:
+        return self.mixed or (self,)
+
+    @property
+    def of_name(self) -> str:
+        return f" of {self.name}" if self.name else ""
 
     def verify(self, seconds: float | None = None) -> None:
         """Wait up to `seconds`, by default for ever, for the checksums; UserError on damage."""
-        if self.verified and wait([self.verified], seconds).done:
-            self.verified.result()
+        for part in self.parts:
+            if part.verified and wait([part.verified], seconds).done:
+                part.verified.result()
 
     @property
     def warning(self) -> str:
         """A line about unknown text, if it is more than one per cent."""
-        if self.unknown <= 0.01:
+        worst = max(self.parts, key=lambda part: part.unknown)
+        if worst.unknown <= 0.01:
             return ""
-        return f"{self.unknown:.1%} of the characters are unknown; {UNKNOWN_REMEDY}"
+        share = f"{worst.unknown:.1%} of the characters{worst.of_name}"
+        return f"{share} are unknown; {UNKNOWN_REMEDY}"
 
 
 def is_store(path: str | Path) -> bool:

@@ -23,7 +23,7 @@ from bert_jax.text.tokenizer import (
 )
 
 # Enough for a stable vocabulary: more text takes longer and hardly improves it.
-_MAX_SENTENCES = 500_000
+MAX_SENTENCES = 500_000
 # SentencePiece silently skips longer sentences; those of `sources` are well below this.
 _MAX_SENTENCE_BYTES = 1 << 17
 # Fixed, because SentencePiece's result depends on the number of threads.
@@ -37,11 +37,11 @@ _NUM_BYTES, _NUM_SPECIAL = 256, 5
 
 def train(sentences: Iterable[str], config: TokenizerConfig, vocab_size: int) -> Tokenizer:
     """Train a tokenizer on a sample of sentences, smaller where the text has no more tokens."""
-    sample = _sample(sentences, _MAX_SENTENCES)
-    if not sample:
+    chosen = sample(sentences, MAX_SENTENCES)
+    if not chosen:
         raise UserError("data.source has no text to train a tokenizer on; give more text")
     trainers = {WordPieceTokenizer.kind: _train_wordpiece, ByteLevelTokenizer.kind: _train_bytes}
-    tokenizer = trainers.get(config.kind, _train_sentencepiece)(sample, config, vocab_size)
+    tokenizer = trainers.get(config.kind, _train_sentencepiece)(chosen, config, vocab_size)
     if tokenizer.vocab_size > vocab_size:
         need = f"{config.kind} needs {tokenizer.vocab_size} tokens"
         raise UserError(f"model.vocab_size {vocab_size} is too small: {need}; raise it")
@@ -177,13 +177,13 @@ def _run_sentencepiece(
     return model.getvalue()
 
 
-def _sample(items: Iterable[str], size: int) -> list[str]:
+def sample(items: Iterable[str], size: int) -> list[str]:
     """Return `size` items, uniformly sampled in one pass (Vitter 1985, algorithm R)."""
     generator = random.Random(0)
-    sample: list[str] = []
+    chosen: list[str] = []
     for index, item in enumerate(items):
         if index < size:
-            sample.append(item)
+            chosen.append(item)
         elif (position := generator.randrange(index + 1)) < size:
-            sample[position] = item
-    return sample
+            chosen[position] = item
+    return chosen

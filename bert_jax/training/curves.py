@@ -49,6 +49,7 @@ def _metrics(runs: Sequence[Run]) -> list[str]:
     records = sorted((r for run in runs for r in run.records), key=lambda r: r["split"])
     every = dict.fromkeys(name for record in records for name in record)
     names = {n: None for n in every if n not in _NOT_DRAWN and not n.endswith(BASELINE)}
+    names = {n: None for n in names if "/" not in n}  # of a text of a mixture
     if all(any("mlm_loss" in record for record in run.records) for run in runs):
         names.pop("loss", None)  # the sum of their losses
     losses = [name for name in ("mlm_loss", "loss") if name in names]

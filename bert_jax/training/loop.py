@@ -14,6 +14,7 @@ from bert_jax import console
 from bert_jax.batches import Batch
 from bert_jax.distributed import hosts
 from bert_jax.errors import Interrupted, TrainingError
+from bert_jax.text.store import Corpus
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Sums, Writer, add_up, describe, describe_speed, means
 from bert_jax.training.objectives import TOKENS, Metrics
@@ -34,15 +35,27 @@ class Stage:
 
 def evaluate(
     eval_step: Callable[[Any, Batch], Metrics],
-    batches: Callable[[], Iterable[Batch]],
+    parts: Iterable[tuple[Corpus, Callable[[], Iterable[Batch]]]],
     batch_size: int,
     state: TrainState,
 ) -> dict[str, float]:
-    """Return the means over all held-out sequences, and how many were evaluated a second."""
-    started = time.monotonic()
-    metrics = jax.device_get([eval_step(state.params, batch) for batch in batches()])
-    speed = len(metrics) * batch_size / (time.monotonic() - started)
-    return {**means(add_up(metrics)), "sequences_per_second": speed}
+    """Return the means over the held-out sequences of each text, averaged by its weight.
+
+    Also the losses of each text of a mixture, and how many sequences were evaluated a second.
+    """
+    started, count = time.monotonic(), 0
+    sums: Sums = {}
+    of_parts: dict[str, float] = {}
+    for part, batches in parts:
+        metrics = jax.device_get([eval_step(state.params, batch) for batch in batches()])
+        count += len(metrics) * batch_size
+        for name, value in means(add_up(metrics)).items():
+            total, weight = sums.get(name, (0.0, 0.0))
+            sums[name] = [total + part.weight * value, weight + part.weight]
+            if part.name and name.endswith("_loss"):
+                of_parts[f"{name}/{part.name}"] = value
+    scores = {name: total / weight for name, (total, weight) in sums.items()}
+    return {**scores, **of_parts, "sequences_per_second": count / (time.monotonic() - started)}
 
 
 def fit(

@@ -80,6 +80,7 @@ def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
             "prepare t.csv s --text-field=txt",
             "set --text-field to one of text, n; did you mean text?",
         ),
+        ("prepare a@1,b@2 s", "prepare each text by itself, all with one --tokenizer=PATH"),
         ("prepare t.csv s --text-field=x", "set --text-field to one of text, n; or add the line"),
     ],
 )

@@ -392,7 +392,7 @@ def test_the_sample_is_uniform():
     counts = np.zeros(50)
     items = [str(i) for i in range(50)]
     for repeat in range(400):
-        for item in tokenizer_training._sample(items[repeat % 50 :] + items[: repeat % 50], 10):
+        for item in tokenizer_training.sample(items[repeat % 50 :] + items[: repeat % 50], 10):
             counts[int(item)] += 1
     assert counts.sum() == 4000
     assert counts.std() < 3 * np.sqrt(80)

@@ -1,0 +1,164 @@
+"""The text of a run: one, or a mixture of several by weights, NAME@WEIGHT,NAME@WEIGHT."""
+
+import dataclasses
+import glob
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bert_jax.config import TokenizerConfig, TrainConfig
+from bert_jax.errors import UserError
+from bert_jax.locks import replacing
+from bert_jax.text import prepare, store, tokenizer_loading, tokenizer_training
+from bert_jax.text.store import Corpus, is_store
+from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
+
+
+def parse(source: str) -> dict[str, float]:
+    """Return the weights of the texts of a mixture, which add up to 1; {} of a source that is none.
+
+    They are 0 where stores have none, whose shares are those of their tokens. What exists under a
+    name with `@` is that file.
+    """
+    parts = [_split_weight(part) for part in map(str.strip, source.split(",")) if part]
+    names, weights = [name for name, _ in parts], [weight for _, weight in parts]
+    is_weighted = weights.count(None) < len(weights)
+    has_stores = len(names) > 1 and any(map(is_store, names))
+    if is_store(source) or not (is_weighted or has_stores):
+        return {}
+    for name, weight in parts:
+        fault = ""
+        if names.count(name) > 1:
+            fault = "is there twice; name each text once"
+        elif weight is not None and not 0 < weight < math.inf:
+            fault = f"has the weight {weight:g}; give a number above 0, or leave the text out"
+        elif weight is None and is_weighted:
+            fault = f"has no weight, and another text has; write {name}@NUMBER"
+        if fault:
+            raise UserError(f"data.source: {name} {fault}")
+    total = sum(weight or 0.0 for weight in weights) or 1.0
+    return {name: (weight or 0.0) / total for name, weight in parts}
+
+
+def _split_weight(part: str) -> tuple[str, float | None]:
+    name, _, weight = part.rpartition("@")
+    try:
+        is_weighted = name and not glob.glob(os.path.expanduser(part))
+        return (name, float(weight)) if is_weighted else (part, None)
+    except ValueError:
+        return part, None
+
+
+def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) -> int:
+    """Return `model.vocab_size`, or where it is 0 the size of the run's tokenizer."""
+    if config.model.vocab_size:
+        return config.model.vocab_size
+    for source in parse(config.data.source) or (config.data.source,):
+        if is_store(source):
+            return tokenizer_loading.load(Path(source) / "tokenizer").vocab_size
+    tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
+    return tokenizer.vocab_size if isinstance(tokenizer, Tokenizer) else prepare.DEFAULT_VOCAB_SIZE
+
+
+def given_tokenizer(source: str, folder: Path) -> Tokenizer | None:
+    """Return the tokenizer of what `read` prepared in a folder, if it was not trained for it."""
+    folders = [path for path in _folders(source, folder).values() if path.parent == folder]
+    return next(filter(None, map(prepare.given_tokenizer, folders or [folder])), None)
+
+
+def is_prepared(source: str) -> bool:
+    """Return whether all texts of `data.source` are stores."""
+    return all(map(is_store, parse(source) or (source,)))
+
+
+def open_prepared(source: str, folder: Path) -> Corpus:
+    """Return what `read` has prepared in a folder."""
+    corpora = {name: store.open_store(path) for name, path in _folders(source, folder).items()}
+    return _mix(parse(source), corpora) if corpora else store.open_store(folder)
+
+
+def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> Corpus:
+    """Return the text of a run, prepared in `folder` where that has not been done."""
+    vocab_size, folders = config.model.vocab_size, _folders(config.data.source, folder)
+    if not folders:
+        return prepare.read(config, init_tokenizer, folder)
+    if config.data.eval_source:
+        wrong = "data.eval_source is not for a mixture, each text of which has held-out documents"
+        raise UserError(f"{wrong}; leave it out, or prepare stores with --eval-source")
+    tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
+    data = {name: dataclasses.replace(config.data, source=name) for name in folders}
+    raw = [name for name, path in folders.items() if path.parent == folder]
+    for name in raw:  # so that a missing file is found before the long work
+        prepare.open_sources(data[name])
+    corpora = {
+        name: prepare.prepare(data[name], tokenizer, vocab_size, folder)
+        for name in folders
+        if name not in raw
+    }
+    for name, corpus in corpora.items():
+        first = next(iter(corpora))
+        if corpus.tokenizer.fingerprint != corpora[first].tokenizer.fingerprint:
+            remedy = f"prepare it again with --tokenizer={first}/tokenizer"
+            raise UserError(f"{name} has another tokenizer than {first}; {remedy}")
+        tokenizer = corpus.tokenizer
+    if isinstance(tokenizer, TokenizerConfig):
+        tokenizer = _train_tokenizer(config, folder)
+    check_vocab_size(tokenizer, vocab_size)
+    for name in raw:
+        corpora[name] = prepare.prepare(data[name], tokenizer, vocab_size, folders[name])
+    return _mix(parse(config.data.source), corpora)
+
+
+def _folders(source: str, folder: Path) -> dict[str, Path]:
+    """Return the store of each text of a mixture: its own, or what it becomes in `folder`."""
+    folders = {}
+    for number, name in enumerate(parse(source)):
+        is_own = is_store(name) or os.path.isdir(os.path.join(name, "shards"))
+        folders[name] = Path(name) if is_own else folder / str(number)
+    return folders
+
+
+def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:
+    sizes = {name: weights[name] or len(corpora[name].train.tokens) for name in weights}
+    parts = tuple(
+        dataclasses.replace(corpora[name], name=short, weight=size / sum(sizes.values()))
+        for short, (name, size) in zip(_short_names([*sizes]), sizes.items(), strict=True)
+    )
+    identity = json.dumps([(part.fingerprint, part.weight) for part in parts])
+    unknown = sum(part.weight * part.unknown for part in parts)
+    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+    return dataclasses.replace(parts[0], fingerprint=fingerprint, unknown=unknown, mixed=parts)
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Return the ends of paths that tell them apart, in characters that every logger takes."""
+    cleaned = [re.sub(r"[^\w./-]+", "_", name, flags=re.ASCII).strip("/") for name in names]
+    ends = (["/".join(name.split("/")[-n:]) for name in cleaned] for n in range(1, 99))
+    numbered = [f"{number}_{name}" for number, name in enumerate(cleaned)]
+    return next((short for short in ends if len({*short}) == len(names)), numbered)
+
+
+def _train_tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
+    """Return a tokenizer trained on all texts: of each its weight of the sample, or all it has."""
+    data, size = config.data, config.model.vocab_size or prepare.DEFAULT_VOCAB_SIZE
+    settings = (config.tokenizer, size, data.source, data.eval_fraction, data.text_field)
+    digest = hashlib.sha256(repr((*settings, data.sentences)).encode()).hexdigest()
+    path = folder / f"tokenizer-{digest[:8]}"
+
+    def sample(name: str, weight: float) -> list[str]:
+        sources = prepare.open_sources(dataclasses.replace(data, source=name))
+        sentences = prepare.training_sentences(sources, data.eval_fraction)
+        most = max(1, round(weight * tokenizer_training.MAX_SENTENCES))
+        return tokenizer_training.sample(sentences, most)
+
+    if not path.exists():
+        samples = itertools.starmap(sample, parse(data.source).items())
+        sentences = itertools.chain.from_iterable(samples)
+        with replacing(path) as new:
+            prepare.train_tokenizer(sentences, config.tokenizer, size).save(new)
+    return tokenizer_loading.load(path)
