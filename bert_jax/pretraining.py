@@ -169,9 +169,10 @@ def start(
     for part in corpus.parts:
         for name, split in (("training", part.train), ("held-out", part.eval)):
             if config.data.pairs != "none" and split.num_sentences == 1:
-                wrong = f"the {name} text{part.of_name} is a single sentence"
-                remedy = "set data.pairs to none, or give more text"
-                raise UserError(f"{wrong}, of which no pair can be made; {remedy}")
+                wrong = f"{part.name} the {name} text is a single sentence, of which no pair"
+                raise UserError(
+                    f"{wrong.strip()} can be made; set data.pairs to none, or give more text"
+                )
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
     setup = setup or set_up(config, mesh)

@@ -67,8 +67,9 @@ def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) ->
 
 def given_tokenizer(source: str, folder: Path) -> Tokenizer | None:
     """Return the tokenizer of what `read` prepared in a folder, if it was not trained for it."""
-    folders = [path for path in _folders(source, folder).values() if path.parent == folder]
-    return next(filter(None, map(prepare.given_tokenizer, folders or [folder])), None)
+    folders = _folders(source, folder)
+    prepared = [folders[name] for name in folders if not _is_own(name)] or [folder]
+    return next(filter(None, map(prepare.given_tokenizer, prepared)), None)
 
 
 def is_prepared(source: str) -> bool:
@@ -92,7 +93,7 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
         raise UserError(f"{wrong}; leave it out, or prepare stores with --eval-source")
     tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
     data = {name: dataclasses.replace(config.data, source=name) for name in folders}
-    raw = [name for name, path in folders.items() if path.parent == folder]
+    raw = [name for name in folders if not _is_own(name)]
     for name in raw:  # so that a missing file is found before the long work
         prepare.open_sources(data[name])
     corpora = {
@@ -116,11 +117,12 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
 
 def _folders(source: str, folder: Path) -> dict[str, Path]:
     """Return the store of each text of a mixture: its own, or what it becomes in `folder`."""
-    folders = {}
-    for number, name in enumerate(parse(source)):
-        is_own = is_store(name) or os.path.isdir(os.path.join(name, "shards"))
-        folders[name] = Path(name) if is_own else folder / str(number)
-    return folders
+    names = enumerate(parse(source))
+    return {name: Path(name) if _is_own(name) else folder / str(i) for i, name in names}
+
+
+def _is_own(name: str) -> bool:
+    return is_store(name) or os.path.isdir(os.path.join(name, "shards"))
 
 
 def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:

@@ -84,10 +84,6 @@ class Corpus:
     def parts(self) -> tuple["Corpus", ...]:
         return self.mixed or (self,)
 
-    @property
-    def of_name(self) -> str:
-        return f" of {self.name}" if self.name else ""
-
     def verify(self, seconds: float | None = None) -> None:
         """Wait up to `seconds`, by default for ever, for the checksums; UserError on damage."""
         for part in self.parts:
@@ -100,8 +96,8 @@ class Corpus:
         worst = max(self.parts, key=lambda part: part.unknown)
         if worst.unknown <= 0.01:
             return ""
-        share = f"{worst.unknown:.1%} of the characters{worst.of_name}"
-        return f"{share} are unknown; {UNKNOWN_REMEDY}"
+        of = f" of {worst.name}" if worst.name else ""
+        return f"{worst.unknown:.1%} of the characters{of} are unknown; {UNKNOWN_REMEDY}"
 
 
 def is_store(path: str | Path) -> bool:
