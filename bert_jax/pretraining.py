@@ -169,10 +169,9 @@ def start(
     for part in corpus.parts:
         for name, split in (("training", part.train), ("held-out", part.eval)):
             if config.data.pairs != "none" and split.num_sentences == 1:
-                wrong = f"{part.name} the {name} text is a single sentence, of which no pair"
-                raise UserError(
-                    f"{wrong.strip()} can be made; set data.pairs to none, or give more text"
-                )
+                of = f" of {part.name}" if part.name else ""
+                wrong = f"the {name} text{of} is a single sentence, of which no pair can be made"
+                raise UserError(f"{wrong}; set data.pairs to none, or give more text")
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
     setup = setup or set_up(config, mesh)
