@@ -144,7 +144,9 @@ def start(
             wrong = f"tokenizer.path {config.tokenizer.path} is not the tokenizer of {parent}"
             raise UserError(f"{wrong}, which --fork keeps; leave it empty")
     elif resumes and not initial:
-        tokenizer = mixture.given_tokenizer(config.data.source, workdir / "store")
+        tokenizer = prepare.given_tokenizer(workdir / "store")
+        if mixture.parse(config.data.source):
+            tokenizer = tokenizer_loading.load(workdir / "tokenizer")
     is_open = not config.model.vocab_size
     vocab_size = hosts.run_on_main(lambda: mixture.resolve_vocab_size(config, tokenizer)) or 0
     config.model.vocab_size = hosts.broadcast_from_main(lambda: vocab_size)

@@ -67,7 +67,7 @@ class TrainBatches:
         return {
             "epoch": sum(count / kind.sequences_per_epoch for count, kind in seen),
             "sequences": sum(count for count, _ in seen),
-            "tokens": sum(count * kind.length for count, kind in seen),
+            "tokens": sum(count * kind.parts[0].length for count, kind in seen),
             **{f"epoch/{part.name}": epochs for part, _, epochs in self.progress_of_parts(step)},
         }
 
@@ -97,7 +97,7 @@ class TrainBatches:
             pairs = [kind for kind in sequences.parts if isinstance(kind, SentencePairs)]
             if pairs:
                 means = np.average(list(map(packing.statistics, pairs)), 0, sequences.weights)
-                result[sequences.length] = packing.PairStatistics(*means.tolist())
+                result[pairs[0].length] = packing.PairStatistics(*means.tolist())
         return result
 
 

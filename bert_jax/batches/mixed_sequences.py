@@ -45,10 +45,6 @@ class MixedSequences:
         self._levels = list(zip(shares, offsets.tolist(), strict=True))[:-1]
 
     @property
-    def length(self) -> int:
-        return self.parts[0].length
-
-    @property
     def sequences_per_epoch(self) -> int:
         """Number of sequences in one pass over the text of each part."""
         return sum(part.sequences_per_epoch for part in self.parts)

@@ -65,13 +65,6 @@ def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) ->
     return tokenizer.vocab_size if isinstance(tokenizer, Tokenizer) else prepare.DEFAULT_VOCAB_SIZE
 
 
-def given_tokenizer(source: str, folder: Path) -> Tokenizer | None:
-    """Return the tokenizer of what `read` prepared in a folder, if it was not trained for it."""
-    folders = _folders(source, folder)
-    prepared = [folders[name] for name in folders if not _is_own(name)] or [folder]
-    return next(filter(None, map(prepare.given_tokenizer, prepared)), None)
-
-
 def is_prepared(source: str) -> bool:
     """Return whether all texts of `data.source` are stores."""
     return all(map(is_store, parse(source) or (source,)))
@@ -96,17 +89,13 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
     raw = [name for name in folders if not _is_own(name)]
     for name in raw:  # so that a missing file is found before the long work
         prepare.open_sources(data[name])
-    corpora = {
-        name: prepare.prepare(data[name], tokenizer, vocab_size, folder)
-        for name in folders
-        if name not in raw
-    }
-    for name, corpus in corpora.items():
-        first = next(iter(corpora))
-        if corpus.tokenizer.fingerprint != corpora[first].tokenizer.fingerprint:
-            remedy = f"prepare it again with --tokenizer={first}/tokenizer"
-            raise UserError(f"{name} has another tokenizer than {first}; {remedy}")
-        tokenizer = corpus.tokenizer
+    stores = [name for name in folders if name not in raw]
+    corpora = {n: prepare.prepare(data[n], tokenizer, vocab_size, folder) for n in stores}
+    for name in stores:
+        tokenizer = corpora[stores[0]].tokenizer
+        if corpora[name].tokenizer.fingerprint != tokenizer.fingerprint:
+            remedy = f"prepare it again with --tokenizer={stores[0]}/tokenizer"
+            raise UserError(f"{name} has another tokenizer than {stores[0]}; {remedy}")
     if isinstance(tokenizer, TokenizerConfig):
         tokenizer = _train_tokenizer(config, folder)
     check_vocab_size(tokenizer, vocab_size)
