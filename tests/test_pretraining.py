@@ -345,6 +345,7 @@ def test_a_mixture_of_texts(store, tmp_path, capsys):
     text, workdir = tmp_path / "more.txt", tmp_path / "run"
     text.write_text("\n\n".join(" ".join(NUMBERS[::-1][i % 7 :]) + "\nnine." for i in range(60)))
     changes = [f"--config.data.source={store}@3,{text}@1", "--config.steps=8"]
+    changes += ["--config.data.length_warmup_fraction=0"]
     scores = pretrain(store, workdir, *changes).scores
     printed = capsys.readouterr().out
     source = r"\nsource     {}: {}% of the sequences, {}, which is {} epochs? of [\d,]+ tokens\n"
