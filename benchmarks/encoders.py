@@ -63,7 +63,7 @@ ENCODERS = {
     ),
     "bert_short": Encoder(
         "BERT, no NSP, 15%, short sequences first",
-        f"{_BERT} --config.data.length_warmup_fraction=0.25",
+        f"{_BERT} --config.data.length_warmup_fraction=0.5",
     ),
     "bert_30": Encoder("BERT, no NSP, 30%", f"{_BERT} {_THIRTY}"),
     "modern": Encoder("ModernBERT, 15%", _MODERN),

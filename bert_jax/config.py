@@ -170,9 +170,7 @@ class DataConfig:
     max_length: int = setting(128, "tokens a sequence, in the first phase")
     batch_size: int = setting(256, "sequences a step, over all devices, in the first phase")
     length_warmup_fraction: float = setting(
-        0.0,
-        "share of the steps, the first, with sequences of 16 tokens, as many tokens a step",
-        SHARE,
+        0.0, "share of the steps, the first, with sequences of 16 tokens, then 64 and so on", SHARE
     )
     phases: tuple[Phase, ...] = _resumable((), "later phases, with other lengths")
     pairs: Literal["nsp", "sop", "none"] = setting(

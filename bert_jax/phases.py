@@ -5,8 +5,9 @@ import dataclasses
 from bert_jax.config import DataConfig, OptimizerConfig, Phase, TrainConfig
 from bert_jax.errors import UserError
 
-# At which a BERT learns from neighboring tokens soonest (docs/encoders.md).
-_WARMUP_LENGTH = 16
+# Of a length warm-up: a BERT learns from neighboring tokens soonest at 16, and keeps it at four
+# times the length, but hardly at eight times (docs/encoders.md).
+_SHORTEST, _GROWTH = 16, 4
 
 
 def default_predictions(max_length: int, mask_fraction: float) -> int:
@@ -35,14 +36,25 @@ def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
 
 
 def with_length_warmup(data: DataConfig) -> DataConfig:
-    """Return `data` with its length warm-up, if it has one, as a phase.
+    """Return `data` with its length warm-up, if it has one, as phases.
 
     Source of the idea: Press et al. 2021, section 3, and Li et al. 2022, section 4.
     """
-    times = data.max_length // _WARMUP_LENGTH
-    if not data.length_warmup_fraction or times < 2:
+    lengths, length = [], _SHORTEST
+    while length < data.max_length:
+        lengths.append(length)
+        length *= _GROWTH
+    if not data.length_warmup_fraction or not lengths:
         return data
-    rest = Phase(
+    first, *later = (
+        Phase(
+            start=i / len(lengths) * data.length_warmup_fraction,
+            max_length=length,
+            batch_size=data.max_length // length * data.batch_size,
+        )
+        for i, length in enumerate(lengths)
+    )
+    whole = Phase(
         start=data.length_warmup_fraction,
         max_length=data.max_length,
         batch_size=data.batch_size,
@@ -51,10 +63,10 @@ def with_length_warmup(data: DataConfig) -> DataConfig:
     return dataclasses.replace(
         data,
         length_warmup_fraction=0.0,
-        max_length=_WARMUP_LENGTH,
-        batch_size=times * data.batch_size,
+        max_length=first.max_length,
+        batch_size=first.batch_size,
         max_predictions=0,
-        phases=(rest, *data.phases),
+        phases=(*later, whole, *data.phases),
     )
 
 

@@ -106,8 +106,9 @@ def test_phases_take_their_share_of_the_steps():
 @pytest.mark.parametrize(
     ("length", "expected"),
     [
-        (100, [(0, 16, 48, 3), (30, 100, 8, 9), (90, 512, 4, 77)]),
-        (31, [(0, 31, 8, 9), (90, 512, 4, 77)]),  # too short for a warm-up
+        (128, [(0, 16, 64, 3), (15, 64, 16, 10), (30, 128, 8, 9), (90, 512, 4, 77)]),
+        (50, [(0, 16, 24, 3), (30, 50, 8, 9), (90, 512, 4, 77)]),
+        (16, [(0, 16, 8, 9), (90, 512, 4, 77)]),  # too short for a warm-up
     ],
 )
 def test_a_length_warmup_is_a_phase_before_the_others(length, expected):
