@@ -12,9 +12,9 @@ from bert_jax.config import CheckpointConfig, DataConfig, ModelConfig, Optimizer
 
 def get_config() -> TrainConfig:
     return TrainConfig(
-        steps=1500,
-        log_every=125,
-        eval_every=750,
+        steps=2500,
+        log_every=250,
+        eval_every=500,
         model=ModelConfig(
             vocab_size=4096,
             hidden_size=128,
@@ -32,8 +32,8 @@ def get_config() -> TrainConfig:
             eval_fraction=0.1,
             max_length=64,
             batch_size=32,
-            length_warmup_fraction=0.4,
+            length_warmup_fraction=0.2,
         ),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=3e-3, b2=0.98, warmup_fraction=0.1),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=2e-3, b2=0.98, warmup_fraction=0.1),
         checkpoint=CheckpointConfig(every=500),
     )
