@@ -167,10 +167,15 @@ class DataConfig:
         "lines: a sentence a line, documents between blank lines; documents: a document a line; "
         "split: paragraphs",
     )
-    max_length: int = setting(128, "tokens a sequence, in the first phase")
-    batch_size: int = setting(256, "sequences a step, over all devices, in the first phase")
-    length_warmup_fraction: float = setting(
-        0.0, "share of the steps, the first, with sequences of 16 tokens, then 64 and so on", SHARE
+    max_length: int = setting(128, "tokens a sequence, up to the first of the phases")
+    batch_size: int = setting(
+        256, "sequences a step, over all devices, up to the first of the phases"
+    )
+    length_warmup_fraction: float = _resumable(
+        0.0,
+        "steps that begin the run with sequences of 16 tokens, then 64 and so on: below 1 a share "
+        "of all, from 1 on their number",
+        SHARE_OR_STEPS,
     )
     phases: tuple[Phase, ...] = _resumable((), "later phases, with other lengths")
     pairs: Literal["nsp", "sop", "none"] = setting(

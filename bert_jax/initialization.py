@@ -20,7 +20,6 @@ from bert_jax.distributed import hosts
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import make_pretraining_model
-from bert_jax.phases import with_length_warmup
 from bert_jax.training import checkpoint, sinks
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
@@ -44,8 +43,6 @@ def resolve(
 ) -> _Config:
     """Return the config of a run with its model resolved, once it is valid on all hosts."""
     config, source = copy.deepcopy(config), initial and initial.config
-    if isinstance(config, TrainConfig):
-        config.data = with_length_warmup(config.data)
     if fork and isinstance(config, TrainConfig):
         source = check_fork(config, fork, workdir)
     if initial:

@@ -16,11 +16,11 @@ def default_predictions(max_length: int, mask_fraction: float) -> int:
 
 
 def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
-    """Return each phase with its first step; the first has `data`'s own length and batch size."""
-    data = config.data
-    first = Phase(0.0, data.max_length, data.batch_size, data.max_predictions)
+    """Return each phase with its first step: of the length warm-up, of `data` itself, the later."""
+    data, warmup = config.data, length_warmup(config)
+    whole = Phase(float(warmup), data.max_length, data.batch_size, data.max_predictions)
     result = []
-    for phase in (first, *data.phases):
+    for phase in (*_warmup_phases(data, warmup), whole, *data.phases):
         share = phase.mask_fraction or data.mask_fraction
         most = phase.max_predictions or default_predictions(phase.max_length, share)
         theta = phase.global_rope_theta or config.model.global_rope_theta
@@ -35,39 +35,36 @@ def phases(config: TrainConfig) -> list[tuple[int, Phase]]:
     return result
 
 
-def with_length_warmup(data: DataConfig) -> DataConfig:
-    """Return `data` with its length warm-up, if it has one, as phases.
+def main_phases(config: TrainConfig) -> list[tuple[int, Phase]]:
+    """Return the phases without those of the length warm-up."""
+    return phases(config)[-1 - len(config.data.phases) :]
+
+
+def length_warmup(config: TrainConfig) -> int:
+    """Return the number of steps with shorter sequences, at the beginning."""
+    share = config.data.length_warmup_fraction
+    if config.data.max_length <= _SHORTEST:
+        return 0
+    return min(round(share * config.steps), config.steps - 1) if share < 1 else int(share)
+
+
+def _warmup_phases(data: DataConfig, steps: int) -> list[Phase]:
+    """Return the phases of a length warm-up, of about as many tokens a step.
 
     Source of the idea: Press et al. 2021, section 3, and Li et al. 2022, section 4.
     """
     lengths, length = [], _SHORTEST
-    while length < data.max_length:
+    while steps and length < data.max_length:
         lengths.append(length)
         length *= _GROWTH
-    if not data.length_warmup_fraction or not lengths:
-        return data
-    first, *later = (
+    return [
         Phase(
-            start=i / len(lengths) * data.length_warmup_fraction,
-            max_length=length,
-            batch_size=data.max_length // length * data.batch_size,
+            float(index * steps // len(lengths)),
+            length,
+            data.max_length // length * data.batch_size,
         )
-        for i, length in enumerate(lengths)
-    )
-    whole = Phase(
-        start=data.length_warmup_fraction,
-        max_length=data.max_length,
-        batch_size=data.batch_size,
-        max_predictions=data.max_predictions,
-    )
-    return dataclasses.replace(
-        data,
-        length_warmup_fraction=0.0,
-        max_length=first.max_length,
-        batch_size=first.batch_size,
-        max_predictions=0,
-        phases=(*later, whole, *data.phases),
-    )
+        for index, length in enumerate(lengths)
+    ]
 
 
 def peaks(config: TrainConfig) -> list[tuple[int, float]]:
@@ -86,10 +83,11 @@ def as_of_step(config: TrainConfig, step: int) -> TrainConfig:
     """
     if not any(phase.global_rope_theta for phase in config.data.phases):
         return config
+    count = len(config.data.phases)
     thetas = [(first, phase.global_rope_theta) for first, phase in phases(config)]
     later = (
         dataclasses.replace(phase, global_rope_theta=theta)
-        for phase, (_, theta) in zip(config.data.phases, thetas[1:], strict=True)
+        for phase, (_, theta) in zip(config.data.phases, thetas[-count:], strict=True)
     )
     theta = next(theta for first, theta in reversed(thetas) if first < max(step, 1))
     model = dataclasses.replace(config.model, global_rope_theta=theta)

@@ -14,7 +14,7 @@ from bert_jax.config import (
     TrainConfig,
 )
 from bert_jax.errors import UserError, nearest
-from bert_jax.phases import phases, warmup_and_decay
+from bert_jax.phases import length_warmup, main_phases, warmup_and_decay
 from bert_jax.settings import check
 
 
@@ -48,7 +48,10 @@ def validate(config: TrainConfig) -> None:
         raise UserError(f"{needs} a model.type_vocab_size of 2; set it, or data.pairs to none")
     if data.packing and data.pairs == "none":
         raise UserError("data.packing is for pairs; full blocks need none: set it to False")
-    for number, (_, phase) in enumerate(phases(config)):
+    if (warmup := length_warmup(config)) and warmup >= min([*steps, config.steps]):
+        wrong = f"data.length_warmup_fraction {data.length_warmup_fraction} is {warmup:,} steps"
+        raise UserError(f"{wrong}, and must end before the next phase and the run; lower it")
+    for number, (_, phase) in enumerate(main_phases(config)):
         where = f"data.phases[{number - 1}]" if number else "data"
         _validate_batches(where, phase, model, config.optimizer)
         if (

@@ -27,10 +27,10 @@ from bert_jax.models.heads import make_pretraining_model
 from bert_jax.phases import (
     as_of_step,
     default_predictions,
+    main_phases,
     peaks,
     phases,
     warmup_and_decay,
-    with_length_warmup,
 )
 from bert_jax.recipes import recipe
 from bert_jax.settings import flatten, from_dict, override, to_json
@@ -114,10 +114,10 @@ def test_phases_take_their_share_of_the_steps():
 def test_a_length_warmup_is_a_phase_before_the_others(length, expected):
     data = DataConfig(max_length=length, batch_size=8, max_predictions=9)
     data.phases, data.length_warmup_fraction = (Phase(90, 512, 4),), 0.3
-    config = TrainConfig(steps=100, data=with_length_warmup(data))
+    config = TrainConfig(steps=100, data=data)
     found = [(f, p.max_length, p.batch_size, p.max_predictions) for f, p in phases(config)]
     assert found == expected
-    assert with_length_warmup(config.data) == config.data
+    assert main_phases(config) == phases(config)[-2:]
 
 
 def test_a_phase_has_its_own_share_of_masks_or_that_of_the_data():

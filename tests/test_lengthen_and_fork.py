@@ -402,7 +402,7 @@ def test_a_length_warmup_that_is_done_keeps_its_steps(tiny_config, tmp_path):
         (64, 1536),
         (80, 2048),
     ]
-    assert workdirs.own_config(tmp_path).data.phases[0].start == 2
+    assert workdirs.own_config(tmp_path).data.length_warmup_fraction == 2
 
 
 def test_a_workdir_alone_has_the_config_of_its_run(stopped, tmp_path, monkeypatch, bert_jax_main):

@@ -65,6 +65,8 @@ def flags(store: Path, *changes: str) -> list[str]:
         "data.source": store,
         "data.max_length": 32,
         "data.batch_size": 16,
+        "data.length_warmup_fraction": 0,
+        "optimizer.learning_rate": 3e-3,
         "checkpoint.every": 6,
     }
     return words(config, changes)

@@ -15,7 +15,7 @@ from bert_jax.commands.flags import Parser, add_config, read_config
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
-from bert_jax.phases import phases
+from bert_jax.phases import main_phases
 from bert_jax.validation import validate
 
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
         raise UserError("--steps and --seconds must be positive")
     config, name, _ = read_config(args.config, words, TrainConfig)
     validate(config)
-    count = len(phases(config))
+    count = len(config.data.phases) + 1
     if not 1 <= args.phase <= count:
         raise UserError(f"--phase {args.phase}: the config has phases 1 to {count}")
     if config.parallel.mode == "pmap":
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
     from bert_jax.planning import benchmark
     from bert_jax.text import mixture
 
-    phase, corpus = phases(config)[args.phase - 1][1], None
+    phase, corpus = main_phases(config)[args.phase - 1][1], None
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
         if args.text:
             console.show(f"reading {config.data.source}")

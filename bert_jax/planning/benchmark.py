@@ -172,9 +172,8 @@ def text_batches(
     corpus: Corpus, config: TrainConfig, phase: Phase, mesh: Mesh
 ) -> Iterator[tuple[dict[str, jax.Array], float]]:
     """Yield the batches of a phase without end, prefetched as in training, with their padding."""
-    data = dataclasses.replace(
-        config.data, max_length=phase.max_length, batch_size=phase.batch_size, phases=()
-    )
+    sizes = {"max_length": phase.max_length, "batch_size": phase.batch_size}
+    data = dataclasses.replace(config.data, **sizes, phases=(), length_warmup_fraction=0.0)
     endless = dataclasses.replace(config, data=data, steps=1 << 40)
     for batch in loader.prefetch(loader.TrainBatches(corpus, endless), 0):
         yield shard_batch(mesh, batch), float((batch["attention_mask"] == 0).mean())

@@ -14,7 +14,7 @@ from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.models.electra import embedding_size, pretrained_encoders
-from bert_jax.phases import phases
+from bert_jax.phases import main_phases
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
 from bert_jax.planning.costs import abstract_parameters, compile_cost, model_flops, sent_bytes
 from bert_jax.planning.synthetic import make_checked_mesh
@@ -49,7 +49,7 @@ def make_plans(
 
 def _choose_steps(config: TrainConfig, topology: Topology, search: bool) -> list["_Step"]:
     config = topology.resolve(config)
-    starts, chosen = zip(*phases(config), strict=True)
+    starts, chosen = zip(*main_phases(config), strict=True)
     configs = [config]
     if search:
         longest = np.diff([*starts, config.steps]).argmax()

@@ -19,7 +19,7 @@ from bert_jax.config import FinetuneConfig, Phase, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.locks import locked
-from bert_jax.phases import phases
+from bert_jax.phases import length_warmup, phases
 from bert_jax.text import remote
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -111,7 +111,7 @@ def hold(workdir: Path) -> Iterator[None]:
 
 
 def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None:
-    """Set what a run that resumes has resolved: `dtype`, `vocab_size`, the start of phases."""
+    """Set what a run that resumes has resolved: `dtype`, `vocab_size`, the steps of phases."""
     if not has_checkpoint(workdir):
         return
     saved = _saved_config(type(config), workdir / "config.json")
@@ -120,10 +120,14 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
     if isinstance(config, TrainConfig):
         # A share of other steps is another step, and a phase that has begun keeps its first one.
-        begun = _begun(saved, _steps_done(workdir))[1:]
+        warmup = length_warmup(saved)
+        if config.data.length_warmup_fraction < 1 and length_warmup(config) != warmup:
+            config.data.length_warmup_fraction = float(warmup)
+        before = len(phases(saved)) - len(saved.data.phases)
+        begun = _begun(saved, _steps_done(workdir))[before:]
         changed = list(config.data.phases)
         for index, ((first, _), phase) in enumerate(zip(begun, changed, strict=False)):
-            if phase.start < 1 and phases(config)[index + 1][0] != first:
+            if phase.start < 1 and phases(config)[before + index][0] != first:
                 changed[index] = dataclasses.replace(phase, start=float(first))
         config.data.phases = tuple(changed)
 

@@ -65,6 +65,7 @@ def train(store: Path | str, workdir: Path | str) -> list[str]:
         "data.source": store,
         "data.max_length": 32,
         "data.batch_size": 16,
+        "data.length_warmup_fraction": 0,
         "optimizer.learning_rate": 1e-3,
         "checkpoint.every": 4,
         "parallel.fsdp": 2,
