@@ -24,7 +24,7 @@ def part_seeds(seed: int, count: int) -> list[int]:
 
 @dataclasses.dataclass
 class MixedSequences:
-    """The sequences of each part in its own order, at places that its weight decides.
+    """The sequences of each part in its own order, at indices that its weight decides.
 
     The first part takes every 1 / weight-th index, rounded; the next one its share of the others,
     and so on. So the number of sequences of a part among the first n is a formula, and differs

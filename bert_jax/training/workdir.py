@@ -33,7 +33,7 @@ def check_path(workdir: Path) -> None:
     if remote.is_remote(workdir):
         wrong = f"--workdir {workdir} is not on a disk, which metrics and locks need"
         raise UserError(
-            f"{wrong}; give a folder, and copy it as the run goes on, or mount a bucket"
+            f"{wrong}; give a folder, and copy it while the run trains, or mount a bucket"
         )
     try:
         str(workdir).encode()  # Orbax writes to UTF-8 names only
