@@ -20,6 +20,7 @@ from bert_jax.distributed import hosts
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import make_pretraining_model
+from bert_jax.phases import length_warmup
 from bert_jax.training import checkpoint, sinks
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
@@ -52,6 +53,7 @@ def resolve(
     if source and not workdirs.has_checkpoint(workdir):
         _say_if_interpolated(source, config.model)
     workdirs.resume_settings(config, workdir)
+    validate(config)  # again: what a run keeps may not fit its new steps
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
     flags = {"init": init and str(init), "fork": fork and str(fork)}
     hosts.check_same_run(config, workdir=str(workdir), **flags)
@@ -121,6 +123,8 @@ def check_fork(config: TrainConfig, fork: Path, workdir: Path) -> ModelConfig:
         raise UserError(f"--fork begins a new run; choose another --workdir than {workdir}")
     saved = settings.from_dict(TrainConfig, checkpoint.read_json(fork, "config"), f"{fork}/config")
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
+    if config.data.length_warmup_fraction < 1:  # of other steps it would be another one
+        config.data.length_warmup_fraction = float(length_warmup(saved))
     values = settings.flatten(saved)
     free = (*_COMPUTATION, *_DROPOUTS, "initializer_range", "global_rope_theta")
     fixed = [name for name in values if name.startswith("model.") and name[6:] not in free]

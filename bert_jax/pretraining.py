@@ -3,6 +3,7 @@
 `pretrain` is `start`, which checks everything and prepares the text, and `train`.
 """
 
+import atexit
 import dataclasses
 from collections.abc import Callable, Iterable
 from concurrent import futures
@@ -20,7 +21,7 @@ from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
-from bert_jax.phases import as_of_step, peaks, phases
+from bert_jax.phases import as_of_step, main_phases, peaks, phases
 from bert_jax.planning import costs, machine
 from bert_jax.text import mixture, prepare, tokenizer_loading
 from bert_jax.text.store import Corpus
@@ -154,17 +155,14 @@ def start(
     lengths = [phase.max_length for _, phase in phases(config)]
     meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
     meshes.check_generator(config.model, mesh)
-    for _, phase in phases(config):
+    for _, phase in main_phases(config):  # those of a length warm-up have multiples of its batch
         meshes.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
         costs.check_fits(config.model, phase, config.optimizer.microbatches, mesh)
     setup, state = None if is_open else set_up(config, mesh), None
     if setup and hosts.count() == 1 and not (initial or parent or resumes):
         state = background.start(setup.new_state)  # compiled while the text is prepared
-    try:
-        corpus = _read_text(config, tokenizer, workdir / "store")
-    finally:
-        if state:  # Python must not exit while XLA compiles
-            futures.wait([state])
+        atexit.register(futures.wait, [state])  # Python must not exit while XLA compiles
+    corpus = _read_text(config, tokenizer, workdir / "store")
     if is_open:  # the text may have fewer tokens than were asked for
         config.model.vocab_size = corpus.tokenizer.vocab_size
         meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
@@ -194,7 +192,7 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     """Train, from the latest checkpoint on, and evaluate."""
-    largest = max((phase for _, phase in phases(run.config)), key=lambda p: p.batch_size)
+    largest = max((phase for _, phase in main_phases(run.config)), key=lambda p: p.batch_size)
     with workdirs.hold(run.workdir), machine.out_of_memory_refused(largest, jax.devices()[0]):
         return _train(run, stop)
 

@@ -403,6 +403,20 @@ def test_a_length_warmup_that_is_done_keeps_its_steps(tiny_config, tmp_path):
         (80, 2048),
     ]
     assert workdirs.own_config(tmp_path).data.length_warmup_fraction == 2
+    config.steps = 24
+    forked = pretraining.start(config, tmp_path / "fork", fork=f"{tmp_path}@8")
+    assert forked.config.data.length_warmup_fraction == 2
+
+
+def test_a_run_cannot_end_in_its_length_warmup(tiny_config, tmp_path):
+    config = changed(tiny_config, steps=12)
+    config.data.length_warmup_fraction = 0.5
+    run = pretraining.start(config, tmp_path)
+    with console.quiet(), pytest.raises(Interrupted):
+        pretraining.train(run, lambda: "a test")
+    config.steps = 4
+    with pytest.raises(UserError, match=r"length_warmup_fraction 6\.0 is 6 steps, and must end"):
+        pretrain(config, tmp_path, quiet=True)
 
 
 def test_a_workdir_alone_has_the_config_of_its_run(stopped, tmp_path, monkeypatch, bert_jax_main):

@@ -36,7 +36,7 @@ def prepare_shards(
     except ImportError as error:
         wrong = f"--runner={runner} needs Apache Beam ({error})"
         raise UserError(f"{wrong}; pip install 'bert-jax[beam]'") from error
-    for path in Path(folder).glob("shards/*-of-*"):  # of a store on a disk
+    for path in Path(folder).glob("shards/[0-9]*-of-*[0-9]"):  # of a store on a disk
         if not path.name.endswith(f"-of-{count:05d}"):
             there = int(path.name.partition("-of-")[2])
             remedy = f"remove {folder}/shards, or give --shards={there}"
@@ -54,7 +54,10 @@ def prepare_shards(
             # Without it, one worker would be given all of them.
             _ = numbers | beam.Reshuffle() | "prepare a shard" >> beam.Map(work)
     except SystemExit as error:
-        raise UserError(f"--runner={runner}: {refused.getvalue().splitlines()[-1]}") from error
+        if not error.code:  # Beam has printed its own help
+            raise
+        line = [str(error), *refused.getvalue().splitlines()][-1]
+        raise UserError(f"--runner={runner}: {line}") from error
     except Exception as error:  # of any type, from any worker
         text = str(error).strip() or repr(error)
         own = re.search(rf"{UserError.__name__}: (.+)", text)  # in the traceback of a worker

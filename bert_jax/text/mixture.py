@@ -5,7 +5,6 @@ import glob
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,8 @@ from bert_jax.locks import replacing
 from bert_jax.text import prepare, store, tokenizer_loading, tokenizer_training
 from bert_jax.text.store import Corpus, is_store
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
+
+_LEAST = 1e-9  # weight; far smaller ones are lost when they are divided by their sum
 
 
 def parse(source: str) -> dict[str, float]:
@@ -35,8 +36,9 @@ def parse(source: str) -> dict[str, float]:
         fault = ""
         if names.count(name) > 1:
             fault = "is there twice; name each text once"
-        elif weight is not None and not 0 < weight < math.inf:
-            fault = f"has the weight {weight:g}; give a number above 0, or leave the text out"
+        elif weight is not None and not _LEAST <= weight <= 1 / _LEAST:
+            limits = f"from {_LEAST:g} to {1 / _LEAST:g}"
+            fault = f"has the weight {weight:g}; give a number {limits}, or drop the text"
         elif weight is None and is_weighted:
             fault = f"has no weight, and another text has; write {name}@NUMBER"
         if fault:
@@ -49,7 +51,7 @@ def _split_weight(part: str) -> tuple[str, float | None]:
     name, _, weight = part.rpartition("@")
     try:
         is_weighted = name and not glob.glob(os.path.expanduser(part))
-        return (name, float(weight)) if is_weighted else (part, None)
+        return (name.strip(), float(weight)) if is_weighted else (part, None)
     except ValueError:
         return part, None
 

@@ -36,11 +36,15 @@ def find(pattern: str) -> list[tuple[str, State]]:
         if not files and system.exists(f"{path.rstrip('/')}/store.json"):
             fault = "is a store, and training maps its files into memory"
             raise UserError(f"{pattern} {fault}; copy it to a disk, and give that folder")
+        sizes = []
+        for name, info in files.items():
+            url = system.unstrip_protocol(name)
+            is_listed = info.get("size") is not None  # a web server may list names alone
+            sizes.append((url, (_state(info) if is_listed else state(url))[:1]))
     if not files:
         reason = f" ({_line(cause)})" if cause else ""
         fault = "is a folder, not a file" if found else f"does not exist{reason}"
         raise UserError(f"data source {pattern} {fault}; give files or a glob 'gs://text/*.txt'")
-    sizes = [(system.unstrip_protocol(n), _state(info)[:1]) for n, info in files.items()]
     return sorted(sizes)
 
 

@@ -66,7 +66,7 @@ def test_what_a_source_says(folder):
         ("a.txt@0.5,b.txt", "b.txt has no weight, and another text has; write b.txt@NUMBER"),
         ("a.txt@0.5,c@2", "c@2 has no weight"),
         ("a.txt@0.5,b.txt@half", "b.txt@half has no weight"),
-        ("a.txt@0,7,b.txt@0,3", "a.txt has the weight 0; give a number above 0"),
+        ("a.txt@0,7,b.txt@0,3", "a.txt has the weight 0; give a number from 1e-09 to"),
         ("a.txt@1,b.txt@-1", "b.txt has the weight -1"),
         ("a.txt@nan,b.txt@1", "a.txt has the weight nan"),
         ("a.txt@inf,b.txt@1", "a.txt has the weight inf"),
