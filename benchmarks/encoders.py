@@ -69,6 +69,10 @@ ENCODERS = {
     "modern": Encoder("ModernBERT, 15%", _MODERN),
     "modern_30": Encoder("ModernBERT, 30%", f"{_MODERN} {_THIRTY}"),
     "electra": Encoder("ELECTRA, 15%", _ELECTRA),
+    "electra_short": Encoder(
+        "ELECTRA, 15%, short sequences first",
+        f"{_ELECTRA} --config.data.length_warmup_fraction=0.5",
+    ),
 }
 _TUNING = """
     --config.optimizer.name=adamw --config.optimizer.learning_rate=3e-4 --config.data.max_length=64

@@ -157,7 +157,7 @@ class DataConfig:
 
     source: str = setting(
         "builtin",
-        "files or globs, comma separated; tfds:NAME; builtin; a store; a mixture A@0.7,B@0.3",
+        "files, globs or URLs, comma separated; tfds:NAME; builtin; a store; a mixture A@0.7,B@0.3",
     )
     eval_source: str = setting("", "held-out text; empty holds out eval_fraction of the documents")
     eval_fraction: float = setting(0.05, "share of documents held out", SHARE)

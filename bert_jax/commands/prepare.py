@@ -86,12 +86,14 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     is_remote = remote.is_remote(args.finish or args.store)
     if args.runner and (args.shard or args.sample is not None):
         raise UserError("--runner prepares all shards; drop --shard and --sample")
-    if args.force and (args.runner or is_remote):
-        raise UserError("--force replaces a store or a shard on a disk; remove it yourself")
+    if args.force and (args.runner or is_remote or args.sample is not None):
+        raise UserError("--force replaces one store, or one shard, on a disk; drop it")
     if (options or args.shards) and not args.runner:
         raise UserError("--shards and what follows -- are for Apache Beam; add --runner=RUNNER")
     if not 0 <= args.shards < 100_000:
         raise UserError(f"--shards={args.shards} is no number of shards; give 1 to 99999")
+    if is_remote and args.store and args.store.startswith(("http:", "https:", "file:")):
+        raise UserError(f"{args.store} cannot be written; give a folder, or gs:// or s3://")
     if is_remote and not (args.runner or args.shard or args.sample is not None):
         wrong = f"{args.finish or args.store} is not on a disk, where a whole store must be"
         raise UserError(f"{wrong}; give a folder, or only --sample, --shard or --runner")
@@ -118,7 +120,9 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     if args.sample is not None and is_path:
         raise UserError("--sample trains a tokenizer; choose --tokenizer=KIND or no --sample")
     with shards.mirrored(args.store, shard) as folder:
-        _prepare(args, options, data, config, folder, shard)
+        end = _prepare(args, options, data, config, folder, shard)
+    if end:  # of what may have been sent meanwhile
+        print(end)
 
 
 def _prepare(
@@ -128,13 +132,13 @@ def _prepare(
     config: TokenizerConfig,
     folder: Path,
     shard: Any,
-) -> None:
+) -> str:
+    """Do what is asked for; return the line to end with."""
     from bert_jax.text import prepare, remote, shards, store
 
     if args.sample is not None:
         sample = shards.train_tokenizer(data, config, args.vocab_size, folder, args.sample)
-        print(f"tokenizer: {args.store}/tokenizer, trained on {sample}")
-        return
+        return f"tokenizer: {args.store}/tokenizer, trained on {sample}"
     tokenizer: Any = config
     if args.tokenizer not in _KINDS:
         tokenizer = _load_tokenizer(Path(args.tokenizer), lowercase=not args.cased)
@@ -146,11 +150,10 @@ def _prepare(
         with process.ending_with_workers(args.parser.prog):
             beam.prepare_shards(data, tokenizer, args.store, args.shards, args.runner, options)
         if remote.is_remote(args.store):
-            print(f"complete: all shards of {args.store}; {_COPY}")
-            return
+            return f"complete: all shards of {args.store}; {_COPY}"
         shards.finish(folder)
         _report(args, args.store, store.open_store(folder))
-        return
+        return ""
     folder = shards.shard_folder(folder, shard) if shard else folder
     is_replaced = args.force and os.path.lexists(folder) and not store.is_store(args.source)
     if is_replaced and not store.is_only_store(folder):
@@ -168,9 +171,9 @@ def _prepare(
         locks.replace(new, folder)
     if corpus:
         _report(args, args.store, corpus)
-    else:
-        then = _COPY if remote.is_remote(args.store) else f"{_FINISH} {args.store}"
-        print(f"complete: shard {args.shard} of {args.store}; after all others: {then}")
+        return ""
+    then = _COPY if remote.is_remote(args.store) else f"{_FINISH} {args.store}"
+    return f"complete: shard {args.shard} of {args.store}; after all others: {then}"
 
 
 def _report(args: argparse.Namespace, name: str, corpus: Any) -> None:

@@ -126,8 +126,9 @@ def _reading(url: str, done: str = "read") -> Iterator[None]:
     except UserError:
         raise
     except ImportError as error:
-        wrong = f"{url} needs a package that is not installed ({error})"
-        raise UserError(f"{wrong}; pip install 'bert-jax[remote]'") from error
+        wrong = f"{url} needs a package that is not installed ({_line(error)})"
+        remedy = "install it; pip install 'bert-jax[remote]' has those of gs://, s3:// and https://"
+        raise UserError(f"{wrong}; {remedy}") from error
     except Exception as error:
         remedy = "check the address, the network and your credentials, and repeat the command"
         raise UserError(f"{url} cannot be {done} ({_line(error)}); {remedy}") from error

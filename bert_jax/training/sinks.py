@@ -27,7 +27,7 @@ Values = Mapping[str, int | float]
 
 
 class Sink(Protocol):
-    """A place that keeps the metrics of a run."""
+    """What the metrics of a run are written to."""
 
     def write(self, step: int, values: Values) -> None:
         """Keep values such as "train/loss" of a step."""

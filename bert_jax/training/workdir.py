@@ -31,7 +31,8 @@ _SEEN_WITHIN = 30  # seconds in which a network file system shows one host's fil
 def check_path(workdir: Path) -> None:
     """Refuse a workdir whose path, or that of a file in it, no file system accepts."""
     if remote.is_remote(workdir):
-        wrong = f"--workdir {workdir} is not on a disk, which metrics and locks need"
+        url = str(workdir).replace(":/", "://", 1)  # a Path has one slash
+        wrong = f"--workdir {url} is not on a disk, which metrics and locks need"
         raise UserError(
             f"{wrong}; give a folder, and copy it while the run trains, or mount a bucket"
         )
@@ -76,7 +77,7 @@ def _check_steps_done(config: TrainConfig, workdir: Path) -> None:
         wrong = f"{workdir} has done {done:,} steps, and steps is {config.steps:,}"
         raise UserError(f"{wrong}; raise it or choose another --workdir")
     if saved and _begun(config, done) != _begun(saved, done):
-        wrong = f"{workdir} has done {done:,} steps with other data.phases"
+        wrong = f"{workdir} has done {done:,} steps with other phases or another length warm-up"
         raise UserError(f"{wrong}; let new ones start at that step or later")
 
 
@@ -120,8 +121,10 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
     if isinstance(config, TrainConfig):
         # A share of other steps is another step, and a phase that has begun keeps its first one.
+        share, known = (each.data.length_warmup_fraction for each in (config, saved))
         warmup = length_warmup(saved)
-        if config.data.length_warmup_fraction < 1 and length_warmup(config) != warmup:
+        is_new = known < 1 and known != share  # it was set for this command
+        if share < 1 and not is_new and length_warmup(config) != warmup:
             config.data.length_warmup_fraction = float(warmup)
         before = len(phases(saved)) - len(saved.data.phases)
         begun = _begun(saved, _steps_done(workdir))[before:]

@@ -17,7 +17,6 @@ from bert_jax.commands import main
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.text import beam, shards, sources
-from bert_jax.text import prepare as prepare_lib
 
 needs_beam = pytest.mark.skipif(
     importlib.util.find_spec("apache_beam") is None,
@@ -46,10 +45,8 @@ store.write_record = write_or_die
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch):
+def data(tmp_path, small_chunks):
     """A text of some 30 chunks."""
-    monkeypatch.setattr(sources, "_CHUNK_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 400)
     write_text(tmp_path / "a.txt", documents(200))
     return DataConfig(source=str(tmp_path / "a.txt"))
 

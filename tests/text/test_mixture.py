@@ -71,6 +71,7 @@ def test_what_a_source_says(folder):
         ("a.txt@nan,b.txt@1", "a.txt has the weight nan"),
         ("a.txt@inf,b.txt@1", "a.txt has the weight inf"),
         ("a.txt@0.5,a.txt@0.5", "a.txt is there twice; name each text once"),
+        ("a.txt@0.5,./a.txt@0.5", "a.txt is there twice"),
         ("a.txt@0.5,wiki@0.5", "data source wiki does not exist"),
     ],
 )

@@ -8,27 +8,23 @@ import lzma
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import fsspec
 import numpy as np
 import pytest
-from test_shards import CHUNK_BYTES, documents, prepare_shard, write_text
+from test_shards import documents, prepare_shard, write_text
 
 from bert_jax.commands import main
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import remote, shards, sources
 from bert_jax.text.prepare import prepare
 from bert_jax.text.sources import open_source
 from bert_jax.text.store import open_store
 from bert_jax.training import workdir
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(sources, "_CHUNK_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 400)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 @pytest.fixture
@@ -107,7 +103,9 @@ def test_a_store_of_remote_text_is_that_of_the_text_on_a_disk(texts, memory, tmp
     prepare(there, tokenizer, 0, tmp_path / "whole")  # is complete, of the same text
 
 
-def test_a_remote_store_has_the_shards_of_one_on_a_disk(texts, memory, tmp_path, capsys):
+def test_a_remote_store_has_the_shards_of_one_on_a_disk(
+    texts, memory, tmp_path, capsys, monkeypatch
+):
     def run(*words: str) -> str:
         main._run("bert-jax", ["prepare", *words], "bert-jax prepare")
         return capsys.readouterr().out
@@ -134,13 +132,21 @@ def test_a_remote_store_has_the_shards_of_one_on_a_disk(texts, memory, tmp_path,
     for words in ((source, store), ("--finish", store)):
         with pytest.raises(UserError, match="store is not on a disk, where a whole store must be"):
             run(*words)
-    with pytest.raises(UserError, match="--force replaces a store or a shard on a disk"):
+    with pytest.raises(UserError, match="--force replaces one store, or one shard, on a disk"):
         run(source, store, "--shard=1/2", "--force")
+    for url in ("https://host/store", "file:///store"):
+        with pytest.raises(UserError, match=f"^{url} cannot be written; give a folder"):
+            run(source, url, "--shard=1/2")
+    monkeypatch.setattr(remote, "send", fail := mock.Mock(side_effect=UserError("no network")))
+    with pytest.raises(UserError, match="no network"):
+        run(source, "memory://bucket/other", "--sample=1")
+    assert fail.called
+    assert "tokenizer:" not in capsys.readouterr().out
 
 
 def test_a_remote_workdir_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="--workdir gs:/bucket/run is not on a disk"):
+    with pytest.raises(UserError, match="--workdir gs://bucket/run is not on a disk"):
         workdir.check_path(Path("gs://bucket/run"))
     assert not list(tmp_path.iterdir())
 
@@ -191,5 +197,7 @@ def test_what_is_refused(memory, name, message):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(UserError, match=r"s3fs.*; pip install 'bert-jax\[remote\]'$"):
+    with pytest.raises(
+        UserError, match=r"\(Install s3fs.*; install it; pip install 'bert-jax\[remote\]'"
+    ):
         remote.find("s3://bucket/*.txt")

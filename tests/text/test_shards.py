@@ -20,7 +20,7 @@ from bert_jax.text.sources import open_source
 from bert_jax.text.store import is_only_store, open_store
 
 KIND = TokenizerConfig(kind="wordpiece")
-CHUNK_BYTES = 1500
+CHUNK_BYTES = 1500  # as in conftest.py
 WORDS = ["cat", "dog", "mat", "rain", "sun", "why", "tree", "sat", "on", "the"]
 
 
@@ -37,10 +37,7 @@ def write_text(path, texts: list[list[str]]) -> None:
     path.write_text("\n\n".join("\n".join(text) for text in texts) + "\n")
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(sources, "_CHUNK_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 400)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 @pytest.fixture

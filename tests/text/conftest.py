@@ -1,0 +1,12 @@
+"""What the tests of text share."""
+
+import pytest
+
+from bert_jax.text import prepare, sources
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Divide a text of some kilobytes as one of many chunks and batches is."""
+    monkeypatch.setattr(sources, "_CHUNK_BYTES", 1500)
+    monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 400)
