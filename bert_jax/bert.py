@@ -10,7 +10,7 @@ from typing import Any, cast, overload
 import jax
 import numpy as np
 
-from bert_jax import console
+from bert_jax import console, paths
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
 from bert_jax.convert import google, hub, huggingface, model_card, names, sentence_transformers
 from bert_jax.embeddings import Encoder, prompt_of, tokenize, warn_truncated
@@ -19,6 +19,7 @@ from bert_jax.locks import replacing
 from bert_jax.masked_lm import Guess, MaskFiller
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.heads import PreTrainingModel, TaskModel, make_encoder
+from bert_jax.paths import AnyPath
 from bert_jax.predictions import Predictions, Predictor, predict_texts
 from bert_jax.settings import from_dict
 from bert_jax.text import tokenizer_loading
@@ -57,7 +58,7 @@ class Bert:
     unused: Sequence[str] = ()
     task: TaskConfig | None = None
     data: DataFiles = dataclasses.field(default_factory=DataFiles)
-    source: str | Path | None = None
+    source: str | AnyPath | None = None
 
     def __repr__(self) -> str:
         c, size = self.config, sum(x.size for x in jax.tree.leaves(self.params))
@@ -392,7 +393,7 @@ class Bert:
 
 
 @console.working("loading the model", says_end=False)
-def load(path: str | Path) -> Bert:
+def load(path: str | AnyPath) -> Bert:
     """Load a checkpoint.
 
     Args:
@@ -409,13 +410,12 @@ def load(path: str | Path) -> Bert:
     """
     if hub.is_name(path):
         return dataclasses.replace(load(hub.fetch(str(path))), source=str(path))
-    path = Path(path)
     for module, is_its in (
         (google, google.is_google),
         (sentence_transformers, sentence_transformers.is_sentence_transformers),
         (huggingface, huggingface.is_huggingface),
     ):
-        if is_its(path):
+        if not paths.is_remote(path) and is_its(path := Path(path)):
             config, converted, tokenizer = module.load(path)
             params, task = converted.params, converted.task
             model = names.make_model(config, task, modules=names.module_names(params))

@@ -6,6 +6,8 @@ from typing import Any
 
 import google_crc32c
 
+from bert_jax.paths import AnyPath
+
 _BLOCK_BYTES = 1 << 20  # google_crc32c keeps the interpreter's lock, here for 0.1 ms
 
 
@@ -14,7 +16,7 @@ def of_files(folder: Path, paths: Iterable[Path]) -> dict[str, int]:
     return {path.relative_to(folder).as_posix(): _of_file(path) for path in paths}
 
 
-def find_damage(folder: Path, recorded: Mapping[str, Any]) -> str:
+def find_damage(folder: AnyPath, recorded: Mapping[str, Any]) -> str:
     """Return a sentence about a file whose CRC-32C differs from the recorded one; "" if none."""
     for name, checksum in recorded.items():
         if _of_file(folder / name) != checksum:
@@ -22,7 +24,7 @@ def find_damage(folder: Path, recorded: Mapping[str, Any]) -> str:
     return ""
 
 
-def _of_file(path: Path) -> int:
+def _of_file(path: AnyPath) -> int:
     checksum = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):

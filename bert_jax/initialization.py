@@ -20,8 +20,9 @@ from bert_jax.distributed import hosts
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import make_pretraining_model
+from bert_jax.paths import AnyPath
 from bert_jax.phases import length_warmup
-from bert_jax.training import checkpoint, sinks
+from bert_jax.training import bucket, checkpoint, sinks
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.step import TrainState
@@ -40,7 +41,7 @@ def resolve(
     initial: Bert | None,
     model_fields: Iterable[str] | None,
     validate: Callable[[_Config], None],
-    fork: Path | None = None,
+    fork: AnyPath | None = None,
 ) -> _Config:
     """Return the config of a run with its model resolved, once it is valid on all hosts."""
     config, source = copy.deepcopy(config), initial and initial.config
@@ -56,7 +57,7 @@ def resolve(
     validate(config)  # again: what a run keeps may not fit its new steps
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
     flags = {"init": init and str(init), "fork": fork and str(fork)}
-    hosts.check_same_run(config, workdir=str(workdir), **flags)
+    hosts.check_same_run(config, workdir=str(bucket.address(workdir)), **flags)
     if hosts.count() > 1 and config.parallel.mode == "pmap":
         raise UserError("parallel.mode pmap runs on one host; set it to mesh")
     hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))
@@ -69,7 +70,7 @@ def initial_state(
     new_state: Callable[[], TrainState],
     abstract_state: TrainState,
     params: Any = None,
-    fork: Path | None = None,
+    fork: AnyPath | None = None,
 ) -> tuple[int, TrainState]:
     """Return the step and state of the latest checkpoint or of `fork`, or new ones."""
     latest = checkpoints.latest()
@@ -83,7 +84,7 @@ def initial_state(
         return 0, state
 
 
-def _read_state(source: Path, like: TrainState, *, is_fork: bool) -> TrainState:
+def _read_state(source: AnyPath, like: TrainState, *, is_fork: bool) -> TrainState:
     """Read a state; interpolate the learned positions of a fork, with their moments, to more."""
     if not is_fork:
         return checkpoint.read_state(source, like)
@@ -114,7 +115,7 @@ def _say_if_interpolated(source: ModelConfig, model: ModelConfig) -> None:
         hosts.print_on_main(f"positions  {few:,} learned positions, interpolated to {many:,}")
 
 
-def check_fork(config: TrainConfig, fork: Path, workdir: Path) -> ModelConfig:
+def check_fork(config: TrainConfig, fork: AnyPath, workdir: Path) -> ModelConfig:
     """Set the vocabulary of a fork; refuse a field with which its state would be another's.
 
     Return the model that is forked.

@@ -1,4 +1,4 @@
-"""A folder of ours: its lock, released when the process that holds it ends, and its replacement."""
+"""Folders of ours: locks, released when the process that holds them ends, and replacement."""
 
 import contextlib
 import fcntl
@@ -11,6 +11,13 @@ from bert_jax import console
 from bert_jax.errors import UserError
 
 NAME = ".lock"
+
+
+def cache_folder() -> Path:
+    """Return the folder of this program in the user's cache; RuntimeError without a home."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The XDG specification says to ignore a path that is not absolute.
+    return (base if base.is_absolute() else Path.home() / ".cache") / "bert-jax"
 
 
 @contextlib.contextmanager

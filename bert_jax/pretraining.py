@@ -21,12 +21,13 @@ from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
+from bert_jax.paths import AnyPath
 from bert_jax.phases import as_of_step, main_phases, peaks, phases
 from bert_jax.planning import costs, machine
 from bert_jax.text import mixture, prepare, tokenizer_loading
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, collapse, loop
+from bert_jax.training import bucket, checkpoint, collapse, loop
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.masking import make_masking
@@ -56,7 +57,7 @@ class PretrainingResult:
 
     scores: dict[str, float]
     baselines: dict[str, float]
-    checkpoint: Path
+    checkpoint: AnyPath
     bert: Bert | None
 
 
@@ -71,7 +72,7 @@ class Run:
     corpus: Corpus
     setup: Setup
     new_state: Callable[[], TrainState]
-    fork: Path | None = None
+    fork: AnyPath | None = None
     recipe: str = ""  # its name
 
 
@@ -87,7 +88,8 @@ def pretrain(
 
     Args:
       config: every setting of the run; `bert_jax.recipe("tiny")` returns one.
-      workdir: folder of checkpoints, metrics and pictures. A run that is there resumes.
+      workdir: folder of checkpoints, metrics and pictures, on a disk or "gs://BUCKET/FOLDER". A run
+        that is there resumes.
       init: a checkpoint whose weights, architecture and tokenizer to continue from. Of
         `config.model`, its dtype, remat, scan_layers and attention still count, dropouts that
         differ from their defaults, and more positions (learned ones are interpolated).
@@ -107,7 +109,7 @@ def pretrain(
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
     with console.output(Level.NOTHING if quiet else Level.PROGRESS):
-        return train(start(config, Path(workdir), init, fork=fork))
+        return train(start(config, bucket.open_workdir(workdir), init, fork=fork))
 
 
 def start(
@@ -127,7 +129,7 @@ def start(
     config = initialization.resolve(config, workdir, init, initial, model_fields, validate, parent)
     if fork and resumes:
         hosts.warn_on_main(f"{workdir} has a run, which resumes; --fork is not used again")
-    if (workdir / "checkpoints" / str(config.steps)).is_dir():
+    if config.steps in workdirs.steps(workdir):
         report.finished(
             f"{workdir} has done its {config.steps:,} steps",
             "train longer with a larger --config.steps",
@@ -162,7 +164,7 @@ def start(
     if setup and hosts.count() == 1 and not (initial or parent or resumes):
         state = background.start(setup.new_state)  # compiled while the text is prepared
         atexit.register(futures.wait, [state])  # Python must not exit while XLA compiles
-    corpus = _read_text(config, tokenizer, workdir / "store")
+    corpus = _read_text(config, tokenizer, workdir)
     if is_open:  # the text may have fewer tokens than were asked for
         config.model.vocab_size = corpus.tokenizer.vocab_size
         meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
@@ -179,10 +181,11 @@ def start(
     return Run(config, workdir, initial, str(init), corpus, setup, new_state, parent, recipe)
 
 
-def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -> Corpus:
-    """Return the text, which the first host prepares while the others wait."""
-    read, source = partial(mixture.read, config, tokenizer, folder), config.data.source
-    if hosts.broadcast_from_main(lambda: mixture.is_prepared(source)):
+def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) -> Corpus:
+    """Return the text, which the first host prepares for all, or each if they share no disk."""
+    folder, source = workdir / "store", config.data.source
+    read, is_shared = partial(mixture.read, config, tokenizer, folder), not bucket.url_of(workdir)
+    if hosts.broadcast_from_main(lambda: mixture.is_prepared(source) or not is_shared):
         corpus = hosts.run_on_all_hosts(read)  # each host has a copy, or all see the same folder
         hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
         return corpus
@@ -193,7 +196,8 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, folder: Path) -
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     """Train, from the latest checkpoint on, and evaluate."""
     largest = max((phase for _, phase in main_phases(run.config)), key=lambda p: p.batch_size)
-    with workdirs.hold(run.workdir), machine.out_of_memory_refused(largest, jax.devices()[0]):
+    refusing = machine.out_of_memory_refused(largest, jax.devices()[0])
+    with workdirs.hold(run.workdir), bucket.sending(run.workdir), refusing:
         return _train(run, stop)
 
 
@@ -202,13 +206,18 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     mesh = setup.layout.mesh
     stages = _make_stages(config, corpus, setup)
     batches = loader.TrainBatches(corpus, config, partial(meshes.process_indices, mesh))
-    folder = workdir / "checkpoints"
+    folder = workdirs.checkpoint_folder(workdir)
 
     def describe(step: int) -> dict[str, Any]:
         return dataclasses.asdict(as_of_step(config, step))
 
     checkpoints = Checkpoints(
-        folder, config.checkpoint, describe, corpus.tokenizer, lambda scores: -scores["loss"]
+        folder,
+        config.checkpoint,
+        describe,
+        corpus.tokenizer,
+        rank=lambda scores: -scores["loss"],
+        on_save=partial(bucket.send, workdir),
     )
     params = run.init and run.init.params
     step, state = initialization.initial_state(
@@ -226,9 +235,11 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     if step and not run.fork:
         results = workdirs.read_results(workdir)
     workdirs.write_results(workdir, results)
+    bucket.send(workdir)  # with which the first checkpoint makes it that of a run
     if run.fork:  # so that the run needs the other one no more
         checkpoints.save(step, state, None)
-    report.pretraining_start(config, corpus, mesh, state, batches, workdir, run.recipe)
+    where = bucket.address(workdir)
+    report.pretraining_start(config, corpus, mesh, state, batches, where, run.recipe)
     if before:
         report.new_schedule(before, config, step)
 
@@ -271,7 +282,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}
     workdirs.write_results(workdir, results)
     parts = batches.progress_of_parts(config.steps)
-    report.pretraining_end(scores, baselines, config, corpus, bert, workdir, latest, parts)
+    report.pretraining_end(scores, baselines, config, corpus, bert, where, latest, parts)
     return PretrainingResult(scores, baselines, latest, bert)
 
 

@@ -24,6 +24,7 @@ from bert_jax.console import Level
 from bert_jax.convert.names import module_names
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
 from bert_jax.models.electra import generator_config
+from bert_jax.paths import AnyPath
 from bert_jax.phases import peaks, phases, warmup_and_decay
 from bert_jax.planning import machine
 from bert_jax.tasks.datasets import Datasets
@@ -53,7 +54,7 @@ def pretraining_start(
     mesh: Mesh,
     state: TrainState,
     batches: TrainBatches,
-    workdir: Path,
+    workdir: AnyPath,
     recipe: str,
 ) -> None:
     """Print what is about to be trained, on what, and where."""
@@ -204,8 +205,8 @@ def pretraining_end(
     config: TrainConfig,
     corpus: Corpus,
     bert: Bert | None,
-    workdir: Path,
-    checkpoint: Path,
+    workdir: AnyPath,
+    checkpoint: AnyPath,
     parts: Iterable[tuple[Corpus, int, float]] = (),
 ) -> None:
     """Print the held-out scores beside their baselines, some filled masks, and the files."""

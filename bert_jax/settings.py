@@ -10,10 +10,10 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError, nearest
+from bert_jax.paths import AnyPath
 
 _LIMIT = 2**32
 
@@ -75,7 +75,7 @@ def to_json(config: Any) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
-def read_json(path: Path, remedy: str, kind: type = dict) -> Any:
+def read_json(path: AnyPath, remedy: str, kind: type = dict) -> Any:
     """Return the object of a JSON file, or its list; `remedy` is what to do if it is damaged."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

@@ -32,7 +32,7 @@ LAYERS = (
     ("config",),
     ("locks",),
     ("settings", "console", "checksums", "background"),
-    ("errors",),
+    ("errors", "paths"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

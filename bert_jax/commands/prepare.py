@@ -19,7 +19,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from bert_jax import console, locks
+from bert_jax import console, locks, paths
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, add_data_dir, add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig
@@ -81,9 +81,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, options: list[str]) -> None:
-    from bert_jax.text import mixture, remote, shards, store
+    from bert_jax.text import mixture, shards, store
 
-    is_remote = remote.is_remote(args.finish or args.store)
+    is_remote = paths.is_remote(args.finish or args.store)
     if args.runner and (args.shard or args.sample is not None):
         raise UserError("--runner prepares all shards; drop --shard and --sample")
     if args.force and (args.runner or is_remote or args.sample is not None):
@@ -134,7 +134,7 @@ def _prepare(
     shard: Any,
 ) -> str:
     """Do what is asked for; return the line to end with."""
-    from bert_jax.text import prepare, remote, shards, store
+    from bert_jax.text import prepare, shards, store
 
     if args.sample is not None:
         sample = shards.train_tokenizer(data, config, args.vocab_size, folder, args.sample)
@@ -149,7 +149,7 @@ def _prepare(
 
         with process.ending_with_workers(args.parser.prog):
             beam.prepare_shards(data, tokenizer, args.store, args.shards, args.runner, options)
-        if remote.is_remote(args.store):
+        if paths.is_remote(args.store):
             return f"complete: all shards of {args.store}; {_COPY}"
         shards.finish(folder)
         _report(args, args.store, store.open_store(folder))
@@ -172,7 +172,7 @@ def _prepare(
     if corpus:
         _report(args, args.store, corpus)
         return ""
-    then = _COPY if remote.is_remote(args.store) else f"{_FINISH} {args.store}"
+    then = _COPY if paths.is_remote(args.store) else f"{_FINISH} {args.store}"
     return f"complete: shard {args.shard} of {args.store}; after all others: {then}"
 
 

@@ -8,14 +8,16 @@ continues from the weights, the shape and the tokenizer of another model; heads 
 randomly initialized. `--fork` begins a new run from the whole state of another one, the optimizer's
 included, with its config unless `--config` names a recipe.
 
+The workdir may be in a bucket: gs://BUCKET/FOLDER.
+
 On several hosts the same command is started on each, with a workdir that all of them share. On a
 TPU pod, under Slurm and in Kubernetes they find each other; elsewhere the last four flags say who
 they are.
 """
 
 import argparse
-from pathlib import Path
 
+from bert_jax import paths
 from bert_jax.commands import process
 from bert_jax.commands.flags import CHECKPOINT, Parser, add_config, add_run, read_config
 from bert_jax.config import TrainConfig
@@ -36,9 +38,10 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
     own = None
     if args.fork and not args.workdir:
         raise UserError("--fork begins a new run; name its folder by --workdir")
-    if args.workdir and not args.config:
-        from bert_jax.training import workdir  # late, as it imports JAX
+    if args.workdir and (paths.is_remote(args.workdir) or not args.config):
+        from bert_jax.training import bucket, workdir  # late, as they import JAX
 
-        own = workdir.own_config(Path(args.workdir), args.fork)
+        args.workdir = bucket.open_workdir(args.workdir)
+        own = None if args.config else workdir.own_config(args.workdir, args.fork)
     recipe = read_config(args.config or _DEFAULT, words, TrainConfig, own)
     process.train("pretraining", args, recipe._replace(name="") if own else recipe)

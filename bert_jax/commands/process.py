@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bert_jax import console
+from bert_jax import console, locks
 from bert_jax.commands.flags import Recipe
 from bert_jax.errors import CommandError, HostLost
 
@@ -132,10 +132,8 @@ def cache_compiled_programs() -> None:
 
     # Several hosts must share the folder, so there the user has to name it.
     if getattr(jax.config, _CACHE) is None and jax.process_count() == 1:
-        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
         try:
-            # The XDG specification says to ignore a path that is not absolute.
-            folder = (base if base.is_absolute() else Path.home() / ".cache") / "bert-jax"
+            folder = locks.cache_folder()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, RuntimeError):  # a full or read-only disk, or no home
             return

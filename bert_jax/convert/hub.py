@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import wait
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from bert_jax import background, console, settings
 from bert_jax.console import Level
@@ -33,7 +33,7 @@ _WEIGHTS += ("generator/model.safetensors", "[0-9]_*/model.safetensors")
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
-def is_name(path: str | Path) -> bool:
+def is_name(path: str | PurePath) -> bool:
     """Return whether a path is the name of a model of the hub."""
     return str(path).startswith(_PREFIX)
 

@@ -15,6 +15,7 @@ from bert_jax.config import (
 )
 from bert_jax.console import counted
 from bert_jax.convert.huggingface import Exported
+from bert_jax.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.training import workdir as workdirs
@@ -55,7 +56,7 @@ def write(
     config: ModelConfig,
     tokenizer: Tokenizer,
     task: TaskConfig | None,
-    source: str | Path | None,
+    source: str | AnyPath | None,
     max_length: int,
 ) -> None:
     """Write the card of a model that was exported to a folder from a checkpoint, `source`."""
@@ -88,9 +89,9 @@ def write(
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def _records(source: str | Path | None) -> tuple[TrainConfig | FinetuneConfig | None, Any]:
+def _records(source: str | AnyPath | None) -> tuple[TrainConfig | FinetuneConfig | None, Any]:
     """Return the config and the results of the run that wrote a checkpoint, if one did."""
-    folder = source if isinstance(source, Path) else Path()
+    folder = Path() if source is None or isinstance(source, str) else source
     is_step = folder.name.isdigit() and folder.parent.name == "checkpoints"
     workdir = folder.parents[1] if is_step else folder.parent
     if not is_step and not (folder.name.startswith("best") and (workdir / "results.json").exists()):

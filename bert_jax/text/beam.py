@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from bert_jax import console
+from bert_jax import console, paths
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text import prepare, remote, shards, tokenizer_loading
+from bert_jax.text import prepare, shards, tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
 _MOST_SHARDS = 256  # unless a number is given
@@ -41,7 +41,7 @@ def prepare_shards(
             there = int(path.name.partition("-of-")[2])
             remedy = f"remove {folder}/shards, or give --shards={there}"
             raise UserError(f"{folder} has shards of {there}, not of {count}; {remedy}")
-    folder = folder if remote.is_remote(folder) else os.path.abspath(folder)
+    folder = folder if paths.is_remote(folder) else os.path.abspath(folder)
     work = partial(_prepare_shard, data, tokenizer.to_json(), folder, count)
     refused = io.StringIO()
     try:

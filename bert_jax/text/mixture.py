@@ -10,10 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bert_jax import paths
 from bert_jax.config import TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.locks import replacing
-from bert_jax.text import prepare, remote, store, tokenizer_loading, tokenizer_training
+from bert_jax.text import prepare, store, tokenizer_loading, tokenizer_training
 from bert_jax.text.store import Corpus, is_store
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
 
@@ -32,10 +33,10 @@ def parse(source: str) -> dict[str, float]:
     has_stores = len(names) > 1 and any(map(is_store, names))
     if is_store(source) or not (is_weighted or has_stores):
         return {}
-    paths = list(map(_path, names))
+    places = list(map(_path, names))
     for name, weight in parts:
         fault = ""
-        if paths.count(_path(name)) > 1:
+        if places.count(_path(name)) > 1:
             fault = "is there twice; name each text once"
         elif weight is not None and not _LEAST <= weight <= 1 / _LEAST:
             limits = f"from {_LEAST:g} to {1 / _LEAST:g}"
@@ -49,7 +50,7 @@ def parse(source: str) -> dict[str, float]:
 
 
 def _path(name: str) -> str:
-    return name if remote.is_remote(name) else os.path.realpath(os.path.expanduser(name))
+    return name if paths.is_remote(name) else os.path.realpath(os.path.expanduser(name))
 
 
 def _split_weight(part: str) -> tuple[str, float | None]:

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from bert_jax import paths
 from bert_jax.console import counted, show
 from bert_jax.errors import UserError, nearest
 from bert_jax.text import remote
@@ -78,7 +79,7 @@ def open_file(path: Path | str, block_bytes: int = _BLOCK_BYTES) -> io.BufferedR
 
     Of a URL, each request reads `block_bytes`.
     """
-    if isinstance(path, str) and remote.is_remote(path):
+    if isinstance(path, str) and paths.is_remote(path):
         return remote.open_file(path, block_bytes)
     try:
         # Not `sys.stdin`, whose lock a thread that waits for a line would hold at exit.

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,6 @@ from bert_jax.errors import UserError
 State = tuple[Any, ...]  # the size in bytes, and what changes with the content
 # As file systems name it; a size alone is known of a server that has none of these.
 _VERSIONS = ("ETag", "etag", "generation", "created", "mtime")
-
-
-def is_remote(path: str | Path) -> bool:
-    """Return whether a path is a URL, or was one before it became a Path."""
-    return bool(re.match(r"\w{2,}:/", str(path)))
 
 
 def find(pattern: str) -> list[tuple[str, State]]:
@@ -46,6 +40,16 @@ def find(pattern: str) -> list[tuple[str, State]]:
         fault = "is a folder, not a file" if found else f"does not exist{reason}"
         raise UserError(f"data source {pattern} {fault}; give files or a glob 'gs://text/*.txt'")
     return sorted(sizes)
+
+
+def names(url: str) -> list[str]:
+    """Return what is in a folder: the names of files and folders; none if it does not exist."""
+    with _reading(url):
+        system, path = _system(url)
+        try:
+            return [Path(name).name for name in system.ls(path, detail=False)]
+        except FileNotFoundError:
+            return []
 
 
 def state(url: str) -> State:

@@ -17,7 +17,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from bert_jax import checksums, locks
+from bert_jax import checksums, locks, paths
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.locks import locked, replacing
@@ -59,7 +59,7 @@ def mirrored(store: str, shard: Shard | None) -> Iterator[Path]:
 
     That has the tokenizer and, of a shard that is complete, the record of its text.
     """
-    if not remote.is_remote(store):
+    if not paths.is_remote(store):
         yield Path(store)
         return
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as temporary:

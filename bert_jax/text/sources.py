@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax import paths
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.text import builtin, records, remote, sentences
@@ -254,10 +255,10 @@ def _reader(path: _Path) -> Any:
     return records.table_rows if records.file_type(path) in (".csv", ".tsv") else None
 
 
-def _expand(paths: str) -> list[tuple[_Path, remote.State]]:
+def _expand(patterns: str) -> list[tuple[_Path, remote.State]]:
     expanded: list[tuple[_Path, remote.State]] = []
-    for pattern in filter(None, map(str.strip, paths.split(","))):
-        if remote.is_remote(pattern):
+    for pattern in filter(None, map(str.strip, patterns.split(","))):
+        if paths.is_remote(pattern):
             expanded += remote.find(pattern)
             continue
         name = os.path.expanduser(pattern)

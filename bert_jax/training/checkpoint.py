@@ -15,10 +15,11 @@ import orbax.checkpoint as ocp
 from flax import traverse_util
 from orbax.checkpoint import checkpoint_managers
 
-from bert_jax import checksums, settings
+from bert_jax import checksums, paths, settings
 from bert_jax.config import CheckpointConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
+from bert_jax.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.metrics import Sums
@@ -35,13 +36,16 @@ class Checkpoints:
 
     def __init__(
         self,
-        folder: Path,
+        folder: AnyPath,
         config: CheckpointConfig,
         describe: Callable[[int], dict[str, Any]],  # the config of a step's checkpoint, as JSON
         tokenizer: Tokenizer,
         rank: Callable[[Mapping[str, float]], float],  # of an evaluation; the highest is kept
+        on_save: Callable[[], None] = lambda: None,  # called when one is complete
     ):
-        self.folder, self.rank = folder.absolute(), rank
+        self.folder, self.rank, self._on_save = paths.absolute(folder), rank, on_save
+        # Of a disk, Orbax renames one before it deletes it: a killed run leaves no half.
+        self._deleted = None if paths.is_remote(folder) else Path(self.folder) / _DELETED
         self._remove_deleted()
         hosts.run_on_main(self._check_steps)
         latest = checkpoint_managers.LatestN(config.keep)
@@ -54,9 +58,8 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
                 best_fn=rank,  # without it Orbax does not write the metrics
-                # Renamed first: a run that is killed leaves no half of a checkpoint.
-                todelete_subdir=_DELETED,
-                async_options=ocp.AsyncOptions(post_finalization_callback=self._add_checksums),
+                todelete_subdir=self._deleted and _DELETED,
+                async_options=ocp.AsyncOptions(post_finalization_callback=self._complete),
             ),
         )
         self._describe, self._tokenizer = describe, tokenizer.to_json()
@@ -99,20 +102,22 @@ class Checkpoints:
 
     def _remove_deleted(self) -> None:
         # One by one, since Orbax may be moving another into their folder.
-        for path in (self.folder / _DELETED).glob("*") if hosts.is_main() else ():
+        for path in self._deleted.glob("*") if self._deleted and hosts.is_main() else ():
             shutil.rmtree(path, ignore_errors=True)
 
-    def _add_checksums(self) -> None:
-        """Add checksums to a checkpoint before Orbax renames it to its final name."""
-        for folder in self.folder.glob("*.orbax-checkpoint-tmp*") if hosts.is_main() else ():
-            _write_checksums(folder)
+    def _complete(self) -> None:
+        """Add checksums to a checkpoint before Orbax renames it; a bucket has its own."""
+        folder = self._deleted.parent if self._deleted and hosts.is_main() else None
+        for path in folder.glob("*.orbax-checkpoint-tmp*") if folder else ():
+            _write_checksums(path)
+        self._on_save()
 
     def close(self) -> None:
         """Wait until everything is written."""
         with _writing(self.folder):
             self._manager.close()
-        if hosts.is_main():
-            shutil.rmtree(self.folder / _DELETED, ignore_errors=True)
+        if self._deleted and hosts.is_main():
+            shutil.rmtree(self._deleted, ignore_errors=True)
 
 
 _EXPECTED = (
@@ -121,10 +126,10 @@ _EXPECTED = (
 )
 
 
-def find(path: str | Path) -> Path:
+def find(path: str | AnyPath) -> AnyPath:
     """Return the checkpoint at `path`: itself, or the best or latest one of a workdir."""
-    path = Path(path)
-    if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
+    path = paths.as_path(path)
+    if not paths.exists(path):
         raise UserError(f"checkpoint {path} does not exist; {_remedy(path)}")
     # Fine-tuning leaves best, and best.new if it was killed between two renames.
     for folder in (path, path / "best", path / "best.new"):
@@ -136,7 +141,7 @@ def find(path: str | Path) -> Path:
     raise UserError(f"{path} holds no checkpoint; give {_EXPECTED}")
 
 
-def _remedy(path: Path) -> str:
+def _remedy(path: AnyPath) -> str:
     is_name = re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(path))
     # The owner of a model is no folder here, as that of a workdir is.
     if is_name and (path.parent == Path() or not os.path.exists(path.parent)):
@@ -176,7 +181,7 @@ def _write_checksums(checkpoint: Path) -> None:
     workdirs.write(checkpoint / _CHECKSUMS, json.dumps(content, indent=1))
 
 
-def _verify(checkpoint: Path, item: str) -> None:
+def _verify(checkpoint: AnyPath, item: str) -> None:
     """Refuse an item of a checkpoint that has changed since it was written."""
     with _reading(checkpoint):
         if not (checkpoint / _CHECKSUMS).exists():  # one of an earlier version
@@ -187,31 +192,31 @@ def _verify(checkpoint: Path, item: str) -> None:
             raise ValueError(damage)
 
 
-def read_json(checkpoint: Path, item: str) -> dict[str, Any]:
+def read_json(checkpoint: AnyPath, item: str) -> dict[str, Any]:
     """Return the "config" or the "tokenizer" of a checkpoint."""
     _verify(checkpoint, item)
     with _reading(checkpoint):
         return json.loads((checkpoint / item / "metadata").read_text())
 
 
-def read_scores(checkpoint: Path) -> dict[str, float] | None:
+def read_scores(checkpoint: AnyPath) -> dict[str, float] | None:
     """Return the held-out scores of a checkpoint; None if its step was not evaluated."""
     path = checkpoint / "metrics/metrics"
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def read_state(checkpoint: Path, like: TrainState) -> TrainState:
+def read_state(checkpoint: AnyPath, like: TrainState) -> TrainState:
     """Read a checkpoint's state onto the devices of `like`, an abstract state."""
     hosts.run_on_main(lambda: _verify(checkpoint, "state"))
     with _reading(checkpoint), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
         arguments = ocp.args.StandardRestore(like)
-        return reader.restore(checkpoint.absolute() / "state", args=arguments)
+        return reader.restore(paths.absolute(checkpoint) / "state", args=arguments)
 
 
-def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> Any:
+def read_params(checkpoint: AnyPath, like: Any, optional: Sequence[str] = ()) -> Any:
     """Read a checkpoint's parameters like those of `like`, without `optional` modules it lacks."""
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    folder = checkpoint.absolute() / "state"
+    folder = paths.absolute(checkpoint) / "state"
     _verify(checkpoint, "state")
     with _reading(checkpoint), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         metadata = reader.metadata(folder).item_metadata
@@ -235,7 +240,7 @@ def read_params(checkpoint: Path, like: Any, optional: Sequence[str] = ()) -> An
 
 
 @contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _writing(folder: AnyPath) -> Iterator[None]:
     """Raise any error of writing checkpoints as a TrainingError."""
     try:
         yield
@@ -248,7 +253,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _reading(checkpoint: Path) -> Iterator[None]:
+def _reading(checkpoint: AnyPath) -> Iterator[None]:
     """Raise any error of reading a checkpoint as a UserError."""
     log = logging.getLogger("absl")
     level = log.level

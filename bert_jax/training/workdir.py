@@ -14,14 +14,15 @@ import google_crc32c
 import jax
 import numpy as np
 
-from bert_jax import settings
+from bert_jax import paths, settings
 from bert_jax.config import FinetuneConfig, Phase, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.locks import locked
+from bert_jax.paths import AnyPath
 from bert_jax.phases import length_warmup, phases
-from bert_jax.text import remote
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training import bucket
 
 RESUME = "fix that, then repeat the command to resume"
 _TEXT = "text.sha256"
@@ -30,12 +31,10 @@ _SEEN_WITHIN = 30  # seconds in which a network file system shows one host's fil
 
 def check_path(workdir: Path) -> None:
     """Refuse a workdir whose path, or that of a file in it, no file system accepts."""
-    if remote.is_remote(workdir):
+    if paths.is_remote(workdir):
         url = str(workdir).replace(":/", "://", 1)  # a Path has one slash
-        wrong = f"--workdir {url} is not on a disk, which metrics and locks need"
-        raise UserError(
-            f"{wrong}; give a folder, and copy it while the run trains, or mount a bucket"
-        )
+        wrong = f"--workdir {url} is not on a disk, which fine-tuning needs"
+        raise UserError(f"{wrong}; give a folder, and copy it when the run has ended")
     try:
         str(workdir).encode()  # Orbax writes to UTF-8 names only
         os.lstat(workdir / ("x" * 200))
@@ -82,8 +81,12 @@ def _check_steps_done(config: TrainConfig, workdir: Path) -> None:
 
 
 def _steps_done(workdir: Path) -> int:
-    names = [path.name for path in workdir.glob("checkpoints/*")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
+    return max(steps(workdir), default=0)
+
+
+def steps(workdir: Path) -> list[int]:
+    """Return the steps of a run of pretraining that have a checkpoint."""
+    return [int(p.name) for p in checkpoint_folder(workdir).glob("*") if _is_complete(p)]
 
 
 def _begun(config: TrainConfig, done: int) -> list[tuple[int, Phase]]:
@@ -93,8 +96,15 @@ def _begun(config: TrainConfig, done: int) -> list[tuple[int, Phase]]:
 
 def has_checkpoint(workdir: Path) -> bool:
     """Return whether the workdir belongs to a run, as it does from the first checkpoint on."""
-    folders = [*workdir.glob("checkpoints/*"), *workdir.glob("*/checkpoints/*")]
-    return (workdir / "config.json").exists() and any(path.name.isdigit() for path in folders)
+    if not (workdir / "config.json").exists():
+        return False
+    of_seeds = any(path.name.isdigit() for path in workdir.glob("*/checkpoints/*"))
+    return of_seeds or bool(steps(workdir))
+
+
+def checkpoint_folder(workdir: Path) -> AnyPath:
+    """Return the folder of the checkpoints of a run of pretraining, on a disk or in a bucket."""
+    return bucket.address(workdir) / "checkpoints"
 
 
 @contextlib.contextmanager
@@ -135,7 +145,7 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None
         config.data.phases = tuple(changed)
 
 
-def own_config(workdir: Path, fork: str | Path | None = None) -> TrainConfig | None:
+def own_config(workdir: Path, fork: str | AnyPath | None = None) -> TrainConfig | None:
     """Return the config of the run that owns a workdir, or of what it forks; None without."""
     path = workdir / "config.json"
     # Without a checkpoint the command that began the run is needed: it may have had --init.
@@ -145,14 +155,15 @@ def own_config(workdir: Path, fork: str | Path | None = None) -> TrainConfig | N
     return _saved_config(TrainConfig, path) if owns or fork else None
 
 
-def fork_checkpoint(fork: str | Path) -> Path:
+def fork_checkpoint(fork: str | AnyPath) -> AnyPath:
     """Return the checkpoint of a run that is meant by RUN, RUN@STEP or its own path."""
     name, at, step = str(fork).rpartition("@")
     if not (at and step.isdigit()) or os.path.exists(fork):
         name, step = str(fork), ""
-    if Path(name).name.isdigit() and os.path.isdir(f"{name}/state"):
-        return Path(name)
-    found = list_checkpoints(Path(name, "checkpoints"))
+    path = paths.as_path(name)
+    if path.name.isdigit() and paths.is_folder(path / "state"):
+        return path
+    found = list_checkpoints(path / "checkpoints")
     if not found:
         advice = "give RUN or RUN@STEP, with the workdir RUN of pretraining, or --init for weights"
         raise UserError(f"--fork={fork}: {name} is no workdir with checkpoints; {advice}")
@@ -160,16 +171,22 @@ def fork_checkpoint(fork: str | Path) -> Path:
     if step and int(step) not in steps:
         kept = ", ".join(f"{each:,}" for each in steps)
         raise UserError(f"--fork={fork}: {name} has no such checkpoint; choose of {kept}")
-    return Path(name, "checkpoints", str(int(step or steps[-1])))
+    return path / "checkpoints" / str(int(step or steps[-1]))
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder."""
-    paths = folder.glob("*") if os.path.isdir(folder) else ()
-    return [path for path in paths if path.name.isdigit() and (path / "state").is_dir()]
+def list_checkpoints(folder: AnyPath) -> list[AnyPath]:
+    """Return the checkpoints in a folder, those in a bucket once they are complete."""
+    found = folder.glob("*") if paths.is_folder(folder) else ()
+    return [path for path in found if _is_complete(path) and (path / "state").is_dir()]
 
 
-def _saved_config(kind: type, path: Path) -> Any:
+def _is_complete(path: AnyPath) -> bool:
+    # In a bucket, where Orbax cannot rename a folder when it is complete, it adds a file.
+    is_renamed = not paths.is_remote(path)
+    return path.name.isdigit() and (is_renamed or (path / "commit_success.txt").exists())
+
+
+def _saved_config(kind: type, path: AnyPath) -> Any:
     values = settings.read_json(path, "mend it or choose another --workdir")
     return settings.from_dict(kind, values, str(path))
 
@@ -186,7 +203,7 @@ def check_text(workdir: Path, fingerprint: str) -> None:
 
 def check_shared(workdir: Path) -> None:
     """Refuse a workdir that is not the same folder on every host."""
-    if hosts.count() == 1:
+    if hosts.count() == 1 or bucket.url_of(workdir):
         return
     marker = workdir / f".{hosts.broadcast_from_main(lambda: secrets.token_hex(8))}"
 
@@ -217,7 +234,7 @@ def claim(
     write(workdir / "config.json", settings.to_json(config))
 
 
-def read_results(workdir: Path) -> dict[str, Any]:
+def read_results(workdir: AnyPath) -> dict[str, Any]:
     """Return what a run has recorded in its `results.json`; nothing where it has none."""
     path = workdir / "results.json"
     return settings.read_json(path, "move it away") if path.exists() else {}

@@ -1,0 +1,42 @@
+"""Paths on a disk, and in a bucket: those of etils, which have the same methods."""
+
+import os
+import re
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from etils import epath
+
+    AnyPath = Path | epath.Path
+else:
+    AnyPath = PurePath  # which both are; to import etils here would delay each command by 60 ms
+
+
+def is_remote(path: str | PurePath) -> bool:
+    """Return whether a path is a URL, or was one before it became a Path."""
+    return bool(re.match(r"\w{2,}:/", str(path)))
+
+
+def as_path(name: "str | AnyPath") -> AnyPath:
+    """Return the path that a name is of, on a disk or in a bucket."""
+    if not is_remote(name):
+        return Path(name)
+    from etils import epath
+
+    return epath.Path(name)
+
+
+def absolute(path: AnyPath) -> AnyPath:
+    """Return a path that does not depend on the folder of the process."""
+    return path if is_remote(path) else path.absolute()
+
+
+def exists(path: AnyPath) -> bool:
+    """Return whether there is such a path, also where the name is too long, as Path does not."""
+    return path.exists() if is_remote(path) else os.path.exists(path)
+
+
+def is_folder(path: AnyPath) -> bool:
+    """Return whether a path is a folder, likewise."""
+    return path.is_dir() if is_remote(path) else os.path.isdir(path)

@@ -1,0 +1,106 @@
+"""A run on gs:// is that of a disk; another machine resumes it. The bucket is on this machine."""
+
+import copy
+import importlib.util
+import os
+from unittest import mock
+
+import fake_bucket
+import jax
+import numpy as np
+import pytest
+from runs import without_speeds
+
+from bert_jax import Interrupted, UserError, console, load, pretrain, pretraining
+from bert_jax.errors import TrainingError
+from bert_jax.training import bucket as buckets
+from bert_jax.training import workdir as workdirs
+
+pytestmark = [
+    pytest.mark.remote,
+    pytest.mark.skipif(
+        importlib.util.find_spec("gcsfs") is None, reason="needs pip install 'bert-jax[remote]'"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def served():
+    bucket = fake_bucket.Bucket()
+    with fake_bucket.serving(bucket) as environment, mock.patch.dict(os.environ, environment):
+        yield bucket
+
+
+@pytest.fixture
+def bucket(served, tmp_path, monkeypatch):
+    """An empty bucket; `machine` is one that has no part of a run."""
+    served.objects.clear()
+    served.fails = ""
+
+    def machine(name: str) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+
+    served.machine = machine
+    machine("first")
+    return served
+
+
+def assert_same(one, other) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_a_run_is_that_of_a_disk_and_resumes_on_another_machine(bucket, tiny_config, tmp_path):
+    config = copy.deepcopy(tiny_config)
+    config.steps, config.eval_every = 8, 8
+    config.checkpoint.every, config.checkpoint.keep = 2, 1
+    expected = pretrain(config, tmp_path / "run", quiet=True)
+    run = pretraining.start(config, buckets.open_workdir("gs://bucket/run"))
+    asked = iter(range(8))
+    with console.quiet(), pytest.raises(Interrupted):
+        pretraining.train(run, lambda: "a test" if next(asked) == 4 else "")
+    kept = "config.json", "metrics.jsonl", "text.sha256", "tokenizer/tokenizer.json"
+    assert {f"run/{name}" for name in kept} <= {*bucket.objects}
+    assert not [name for name in bucket.objects if "/store/" in name or name.endswith(".lock")]
+
+    # A checkpoint that was not complete when the machine was lost does not count.
+    state = {n: x for n, x in bucket.objects.items() if n.startswith("run/checkpoints/5/state/")}
+    assert state
+    bucket.objects |= {name.replace("/5/", "/6/"): value for name, value in state.items()}
+    bucket.machine("second")
+    folder = buckets.open_workdir("gs://bucket/run/")
+    assert workdirs.steps(folder) == [5]
+    result = pretrain(config, "gs://bucket/run", quiet=True)
+    assert str(result.checkpoint) == "gs://bucket/run/checkpoints/8"
+    assert_same(result.bert.params, expected.bert.params)
+    assert without_speeds(folder) == without_speeds(tmp_path / "run")
+    written = {name.split("/")[2] for name in bucket.objects if "/checkpoints/" in name}
+    assert written == {"8"}  # as checkpoint.keep says
+
+    bucket.machine("third")
+    assert_same(load("gs://bucket/run").params, expected.bert.params)
+    assert_same(load("gs://bucket/run/checkpoints/8").params, expected.bert.params)
+    config.steps = 9
+    longer = pretrain(config, tmp_path / "run", quiet=True)
+    fork = pretrain(config, tmp_path / "fork", fork="gs://bucket/run@8", quiet=True)
+    assert_same(fork.bert.params, longer.bert.params)
+
+
+def test_what_is_refused(bucket, tiny_config):
+    for url in ("s3://bucket/run", "https://host/run"):
+        with pytest.raises(UserError, match=f"--workdir {url} is not on a disk, .*; give a folder"):
+            pretrain(tiny_config, url, quiet=True)
+    with pytest.raises(UserError, match="gs://bucket/none does not exist"):
+        load("gs://bucket/none")
+    with pytest.raises(UserError, match="gs://bucket/none is no workdir with checkpoints"):
+        workdirs.fork_checkpoint("gs://bucket/none@4")
+
+
+# Of a failed write, Orbax closes the event loop before the other writes end.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("what", ["config.json", "checkpoints/2/state"])
+def test_a_bucket_that_cannot_be_written(bucket, tiny_config, what, tmp_path):
+    bucket.fails = what
+    error = UserError if what == "config.json" else TrainingError
+    with pytest.raises(error, match=r"cannot be written .*(Forbidden|no permission)") as raised:
+        pretrain(tiny_config, f"gs://bucket/{tmp_path.name}", quiet=True)
+    assert "\n" not in str(raised.value)
