@@ -6,7 +6,7 @@ set -euo pipefail
 name=bert-large zone=us-west4-a
 type=v5litepod-16            # 4x4 chips on four hosts; v5litepod-256 for 16x16 on 64
 runtime=v2-alpha-tpuv5-lite  # v5p: v2-alpha-tpuv5; v6e: v2-alpha-tpuv6e; v4: tpu-ubuntu2204-base
-nfs=10.0.0.2:/share          # a Filestore share in the network of the slice
+bucket=gs://my-bucket/bert   # in the region of the slice; the text is in its stores/mine
 
 state() {
   gcloud compute tpus queued-resources describe "$name" --zone="$zone" \
@@ -21,7 +21,7 @@ train() {
   git archive --format=tar.gz --output="$archive" HEAD &&  # what is committed
   gcloud compute tpus tpu-vm scp "$archive" "$name:bert-jax.tar.gz" --zone="$zone" --worker=all &&
     on_every_host "mkdir -p bert-jax && tar -xzf bert-jax.tar.gz -C bert-jax" &&
-    on_every_host "bash bert-jax/examples/tpu_host.sh $nfs"
+    on_every_host "bash bert-jax/examples/tpu_host.sh $bucket"
 }
 
 archive=$(mktemp)
