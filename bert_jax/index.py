@@ -23,6 +23,7 @@ from bert_jax.convert import hub
 from bert_jax.embeddings import chunks, own_prompt, warn_truncated
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForEmbedding
+from bert_jax.paths import absolute, as_path
 from bert_jax.retrieval import search
 from bert_jax.tasks import readers
 from bert_jax.text import builtin, records, store
@@ -372,7 +373,7 @@ def _write(bert: Bert, files: Sequence[str], column: str, count: int, folder: Pa
     record = {
         "format": _FORMAT,
         "identity": identity,
-        "checkpoint": str(Path(source).absolute() if is_path else source),
+        "checkpoint": str(absolute(as_path(source)) if is_path else source),
         "truncated": progress["truncated"],
         "bytes": {path.name: path.stat().st_size for path in paths},
         "checksums": checksums.of_files(folder, paths),

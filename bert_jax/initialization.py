@@ -120,7 +120,8 @@ def check_fork(config: TrainConfig, fork: AnyPath, workdir: Path) -> ModelConfig
 
     Return the model that is forked.
     """
-    if workdir.resolve() in fork.resolve().parents:
+    own = workdirs.checkpoint_folder(workdir)
+    if fork.parent == own or workdir.resolve() in fork.resolve().parents:
         raise UserError(f"--fork begins a new run; choose another --workdir than {workdir}")
     saved = settings.from_dict(TrainConfig, checkpoint.read_json(fork, "config"), f"{fork}/config")
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size

@@ -1,9 +1,12 @@
 """Paths on a disk, and in a bucket: those of etils, which have the same methods."""
 
+import importlib.util
 import os
 import re
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
+
+from bert_jax.errors import UserError
 
 if TYPE_CHECKING:
     from etils import epath
@@ -19,12 +22,19 @@ def is_remote(path: str | PurePath) -> bool:
 
 
 def as_path(name: "str | AnyPath") -> AnyPath:
-    """Return the path that a name is of, on a disk or in a bucket."""
+    """Return the path that a name is of; UserError for a URL that is not of gs://BUCKET/FOLDER."""
     if not is_remote(name):
         return Path(name)
+    url = re.sub(":/(?!/)", "://", str(name), count=1).rstrip("/")  # a Path has one slash
+    scheme, _, folder = url.partition("://")
+    if scheme != "gs" or {"", ".", ".."} & {*folder.split("/")}:
+        raise UserError(f"{url} is no folder of a bucket; give a folder, or gs://BUCKET/FOLDER")
+    if importlib.util.find_spec("gcsfs") is None:
+        fault = "needs a package that is not installed"
+        raise UserError(f"{url} {fault}; pip install 'bert-jax[remote]'")
     from etils import epath
 
-    return epath.Path(name)
+    return epath.Path(url)
 
 
 def absolute(path: AnyPath) -> AnyPath:

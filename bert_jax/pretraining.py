@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from bert_jax import background, console, initialization, report
+from bert_jax import background, console, initialization, paths, report
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
 from bert_jax.config import TrainConfig
@@ -25,7 +25,7 @@ from bert_jax.paths import AnyPath
 from bert_jax.phases import as_of_step, main_phases, peaks, phases
 from bert_jax.planning import costs, machine
 from bert_jax.text import mixture, prepare, tokenizer_loading
-from bert_jax.text.store import Corpus
+from bert_jax.text.store import Corpus, is_store
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import bucket, checkpoint, collapse, loop
 from bert_jax.training import workdir as workdirs
@@ -78,7 +78,7 @@ class Run:
 
 def pretrain(
     config: TrainConfig,
-    workdir: str | Path,
+    workdir: str | AnyPath,
     *,
     init: str | Path | None = None,
     fork: str | Path | None = None,
@@ -109,12 +109,12 @@ def pretrain(
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
     with console.output(Level.NOTHING if quiet else Level.PROGRESS):
-        return train(start(config, bucket.open_workdir(workdir), init, fork=fork))
+        return train(start(config, paths.as_path(workdir), init, fork=fork))
 
 
 def start(
     config: TrainConfig,
-    workdir: Path,
+    workdir: AnyPath,
     init: str | Path | None = None,
     model_fields: Iterable[str] | None = None,
     fork: str | Path | None = None,
@@ -123,15 +123,17 @@ def start(
     """Check a run against its workdir and the devices, and prepare its text."""
     if init and fork:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
+    where = workdir
+    workdir = hosts.run_on_all_hosts(lambda: bucket.open_workdir(where))
     initial = load(init) if init else None
     resumes = workdirs.has_checkpoint(workdir)
     parent = workdirs.fork_checkpoint(fork) if fork and not resumes else None
     config = initialization.resolve(config, workdir, init, initial, model_fields, validate, parent)
     if fork and resumes:
-        hosts.warn_on_main(f"{workdir} has a run, which resumes; --fork is not used again")
+        hosts.warn_on_main(f"{where} has a run, which resumes; --fork is not used again")
     if config.steps in workdirs.steps(workdir):
         report.finished(
-            f"{workdir} has done its {config.steps:,} steps",
+            f"{where} has done its {config.steps:,} steps",
             "train longer with a larger --config.steps",
             "evaluate anew, on another number of sequences, with --config.eval_rows",
         )
@@ -148,7 +150,8 @@ def start(
             raise UserError(f"{wrong}, which --fork keeps; leave it empty")
     elif resumes and not initial:
         tokenizer = prepare.given_tokenizer(workdir / "store")
-        if mixture.parse(config.data.source):
+        is_given = workdirs.read_results(workdir).get("init") and not is_store(workdir / "store")
+        if is_given or mixture.parse(config.data.source):
             tokenizer = tokenizer_loading.load(workdir / "tokenizer")
     is_open = not config.model.vocab_size
     vocab_size = hosts.run_on_main(lambda: mixture.resolve_vocab_size(config, tokenizer)) or 0
@@ -217,7 +220,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         describe,
         corpus.tokenizer,
         rank=lambda scores: -scores["loss"],
-        on_save=partial(bucket.send, workdir),
+        on_save=partial(bucket.try_to_send, workdir),
     )
     params = run.init and run.init.params
     step, state = initialization.initial_state(

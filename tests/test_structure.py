@@ -32,7 +32,8 @@ LAYERS = (
     ("config",),
     ("locks",),
     ("settings", "console", "checksums", "background"),
-    ("errors", "paths"),
+    ("paths",),
+    ("errors",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

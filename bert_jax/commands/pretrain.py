@@ -38,10 +38,9 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
     own = None
     if args.fork and not args.workdir:
         raise UserError("--fork begins a new run; name its folder by --workdir")
-    if args.workdir and (paths.is_remote(args.workdir) or not args.config):
-        from bert_jax.training import bucket, workdir  # late, as they import JAX
+    if args.workdir and not args.config:
+        from bert_jax.training import workdir  # late, as it imports JAX
 
-        args.workdir = bucket.open_workdir(args.workdir)
-        own = None if args.config else workdir.own_config(args.workdir, args.fork)
+        own = workdir.own_config(paths.as_path(args.workdir), args.fork)
     recipe = read_config(args.config or _DEFAULT, words, TrainConfig, own)
     process.train("pretraining", args, recipe._replace(name="") if own else recipe)

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bert_jax import console, locks
+from bert_jax import console, locks, paths
 from bert_jax.commands.flags import Recipe
 from bert_jax.errors import CommandError, HostLost
 
@@ -91,7 +91,7 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         cache_compiled_programs()
         with console.working("starting", says_end=False):
             module = importlib.import_module(f"bert_jax.{name}")
-        workdir = Path(args.workdir or f"runs/{recipe.name}")
+        workdir = paths.as_path(args.workdir or f"runs/{recipe.name}")
         options = {
             "init": args.init,
             "model_fields": recipe.model_fields,

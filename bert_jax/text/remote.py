@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bert_jax import paths
 from bert_jax.errors import UserError
 
 State = tuple[Any, ...]  # the size in bytes, and what changes with the content
@@ -19,7 +20,7 @@ def find(pattern: str) -> list[tuple[str, State]]:
     A listing has the sizes of a thousand files in one request. The rest of a state takes one each.
     """
     cause = None
-    with _reading(pattern):
+    with reading(pattern):
         system, path = _system(pattern)
         try:
             found = {path: system.info(path)}  # a name that exists is no pattern
@@ -44,7 +45,7 @@ def find(pattern: str) -> list[tuple[str, State]]:
 
 def names(url: str) -> list[str]:
     """Return what is in a folder: the names of files and folders; none if it does not exist."""
-    with _reading(url):
+    with reading(url):
         system, path = _system(url)
         try:
             return [Path(name).name for name in system.ls(path, detail=False)]
@@ -54,7 +55,7 @@ def names(url: str) -> list[str]:
 
 def state(url: str) -> State:
     """Return the state of a file as it is now."""
-    with _reading(url):
+    with reading(url):
         system, path = _system(url)
         return _state(system.info(path))
 
@@ -66,7 +67,7 @@ def open_file(url: str, block_bytes: int) -> io.BufferedReader:
 
 def fetch(url: str, path: Path) -> None:
     """Copy a file, or the files of a folder, to a disk, if there is one."""
-    with _reading(url):
+    with reading(url):
         system, name = _system(url)
         if system.exists(name):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,9 +76,16 @@ def fetch(url: str, path: Path) -> None:
 
 def send(path: Path, url: str) -> None:
     """Copy a file from a disk."""
-    with _reading(url, "written"):
+    with reading(url, "written"):
         system, name = _system(url)
         system.put_file(str(path), name)
+
+
+def write(url: str, data: bytes) -> None:
+    """Write a file."""
+    with reading(url, "written"):
+        system, name = _system(url)
+        system.pipe_file(name, data)
 
 
 class _File(io.RawIOBase):
@@ -100,7 +108,7 @@ class _File(io.RawIOBase):
         start, end = self._position, min(self._position + len(buffer), self._size)
         if start >= end:
             return 0
-        with _reading(self._url):
+        with reading(self._url):
             data = self._system.cat_file(self._path, start=start, end=end)
             if len(data) != end - start:
                 wanted = f"{end - start} bytes from {start} on"
@@ -123,8 +131,8 @@ def _state(info: dict[str, Any]) -> State:
 
 
 @contextlib.contextmanager
-def _reading(url: str, done: str = "read") -> Iterator[None]:
-    """Turn an error, of which file systems raise nearly every type, into a UserError."""
+def reading(url: object, done: str = "read") -> Iterator[None]:
+    """Turn an error of a URL, of which file systems raise nearly every type, into a UserError."""
     try:
         yield
     except UserError:
@@ -134,6 +142,8 @@ def _reading(url: str, done: str = "read") -> Iterator[None]:
         remedy = "install it; pip install 'bert-jax[remote]' has those of gs://, s3:// and https://"
         raise UserError(f"{wrong}; {remedy}") from error
     except Exception as error:
+        if not paths.is_remote(str(url)):
+            raise
         remedy = "check the address, the network and your credentials, and repeat the command"
         raise UserError(f"{url} cannot be {done} ({_line(error)}); {remedy}") from error
 

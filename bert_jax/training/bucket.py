@@ -8,9 +8,11 @@ machine that has none gets the small files from the bucket, and prepares the tex
 import contextlib
 import os
 import shutil
-import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
+
+import jax
 
 from bert_jax import locks, paths
 from bert_jax.distributed import hosts
@@ -18,28 +20,30 @@ from bert_jax.errors import UserError
 from bert_jax.paths import AnyPath
 from bert_jax.text import remote
 
-_ADDRESS = ".bucket"  # the file with the URL of a workdir; its time is that of the last copy
-_KEPT = {_ADDRESS, locks.NAME, "store"}  # what is not copied, in either direction
+_ADDRESS = ".bucket"  # the file with the URL of a workdir
+# What a run that resumes reads; then what it only writes.
+_RECORDS = ("config.json", "text.sha256", "tokenizer", "metrics.jsonl", "results.json")
+_READ = (*_RECORDS, "wandb.id", "mlflow.id")
+_WRITTEN = ("baselines.json", "curves.png", "tensorboard")
+_sent: dict[Path, tuple[int, int]] = {}  # the time and the size of each file as it was copied
 
 
-def open_workdir(workdir: str | Path) -> Path:
+def open_workdir(workdir: AnyPath) -> Path:
     """Return the folder on a disk of a workdir: itself, or that of a URL with what is there."""
     if not paths.is_remote(workdir):
         return Path(workdir)
-    url = str(workdir).rstrip("/")
-    if not url.startswith("gs://"):
-        wrong = f"--workdir {url} is not on a disk, which metrics and locks need"
-        raise UserError(f"{wrong}; give a folder, or gs://BUCKET/FOLDER")
+    url = str(workdir)
+    there = {*remote.names(url)}
+    # Of several processes on one machine, each has its own.
+    number = f"-{jax.process_index()}" if jax.process_index() else ""
     try:
-        folder = locks.cache_folder() / "runs" / url.replace("://", "/")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = locks.cache_folder() / "runs" / f"{_quoted(url)}{number}"
         with locks.locked(folder):
-            for path in folder.iterdir():  # what the bucket has is what counts
-                if path.name not in _KEPT:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-            for name in remote.names(url):
-                if name not in (*_KEPT, "checkpoints"):
-                    remote.fetch(f"{url}/{name}", folder / name)
+            for name in (*_READ, *_WRITTEN):  # what the bucket has is what counts
+                path = folder / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                if name in there and name in _READ:
+                    remote.fetch(f"{url}/{name}", path)
             (folder / _ADDRESS).write_text(url)
     except (OSError, RuntimeError) as error:  # RuntimeError without a home
         wrong = f"the part of --workdir {url} that is on a disk cannot be written ({error})"
@@ -47,29 +51,45 @@ def open_workdir(workdir: str | Path) -> Path:
     return folder
 
 
-def url_of(workdir: Path) -> str:
+def _quoted(url: str) -> str:
+    return urllib.parse.quote(url, safe="")
+
+
+def url_of(workdir: AnyPath) -> str:
     """Return the URL that a workdir is a copy of; "" of one that is on a disk alone."""
-    path = workdir / _ADDRESS
-    return path.read_text() if os.path.exists(path) else ""
+    path = os.path.join(workdir, _ADDRESS)
+    url = Path(path).read_text() if os.path.exists(path) else ""
+    return url if workdir.name.startswith(_quoted(url)) else ""  # that folder itself is no copy
 
 
-def address(workdir: Path) -> AnyPath:
+def address(workdir: AnyPath) -> AnyPath:
     """Return where a workdir is kept: itself, or the folder of the bucket that it is a copy of."""
-    return paths.as_path(url_of(workdir) or workdir)
+    url = url_of(workdir)
+    return paths.as_path(url) if url else workdir
 
 
 def send(workdir: Path) -> None:
     """Copy what has changed since the last time to the bucket of a workdir, if it has one."""
-    url, marker = url_of(workdir), workdir / _ADDRESS
+    url = url_of(workdir)
     if not (url and hosts.is_main()):
         return
-    since, now = marker.stat().st_mtime_ns, time.time_ns()
-    for path in sorted(workdir.rglob("*")):
-        name = path.relative_to(workdir)
-        is_own = name.parts[0] not in _KEPT and path.suffix != ".tmp" and path.is_file()
-        if is_own and path.stat().st_mtime_ns >= since:
-            remote.send(path, f"{url}/{name.as_posix()}")
-    os.utime(marker, ns=(now, now))
+    for name in (*_READ, *_WRITTEN):
+        path = workdir / name
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if not file.is_file():
+                continue
+            state = file.stat().st_mtime_ns, file.stat().st_size
+            if _sent.get(file) != state:
+                remote.write(f"{url}/{file.relative_to(workdir).as_posix()}", file.read_bytes())
+                _sent[file] = state
+
+
+def try_to_send(workdir: Path) -> None:
+    """Copy it, or warn: a run continues, or ends as it would, without that."""
+    try:
+        send(workdir)
+    except UserError as error:
+        hosts.warn_on_main(f"{error}; the run continues, and copies it with the next checkpoint")
 
 
 @contextlib.contextmanager
@@ -77,5 +97,7 @@ def sending(workdir: Path) -> Iterator[None]:
     """Copy a workdir at the end, however that comes."""
     try:
         yield
-    finally:
-        send(workdir)
+    except BaseException:
+        try_to_send(workdir)
+        raise
+    send(workdir)

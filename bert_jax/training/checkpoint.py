@@ -18,8 +18,9 @@ from orbax.checkpoint import checkpoint_managers
 from bert_jax import checksums, paths, settings
 from bert_jax.config import CheckpointConfig
 from bert_jax.distributed import hosts
-from bert_jax.errors import TrainingError, UserError
+from bert_jax.errors import CommandError, TrainingError, UserError
 from bert_jax.paths import AnyPath
+from bert_jax.text import remote
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.metrics import Sums
@@ -52,16 +53,15 @@ class Checkpoints:
         best = checkpoint_managers.BestN(
             get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False
         )
-        self._manager = ocp.CheckpointManager(
-            self.folder,
-            item_names=("state", "config", "tokenizer", "log_window"),
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
-                best_fn=rank,  # without it Orbax does not write the metrics
-                todelete_subdir=self._deleted and _DELETED,
-                async_options=ocp.AsyncOptions(post_finalization_callback=self._complete),
-            ),
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=checkpoint_managers.AnyPreservationPolicy([latest, best]),
+            best_fn=rank,  # without it Orbax does not write the metrics
+            todelete_subdir=self._deleted and _DELETED,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._complete),
         )
+        items = ("state", "config", "tokenizer", "log_window")
+        with _writing(self.folder):
+            self._manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
         self._describe, self._tokenizer = describe, tokenizer.to_json()
 
     def save(
@@ -95,7 +95,7 @@ class Checkpoints:
         for path in workdirs.list_checkpoints(self.folder):
             if (path / "_CHECKPOINT_METADATA").exists():
                 settings.read_json(path / "_CHECKPOINT_METADATA", _REMEDY)
-            if (path / "metrics").exists():
+            if (path / "metrics/metrics").exists():
                 _verify(path, "metrics")
                 with _reading(path):
                     self.rank(json.loads((path / "metrics/metrics").read_text()))
@@ -129,15 +129,16 @@ _EXPECTED = (
 def find(path: str | AnyPath) -> AnyPath:
     """Return the checkpoint at `path`: itself, or the best or latest one of a workdir."""
     path = paths.as_path(path)
-    if not paths.exists(path):
-        raise UserError(f"checkpoint {path} does not exist; {_remedy(path)}")
-    # Fine-tuning leaves best, and best.new if it was killed between two renames.
-    for folder in (path, path / "best", path / "best.new"):
-        if (folder / "state").is_dir():
-            return folder
-    for folder in (path / "checkpoints", path):
-        if checkpoints := workdirs.list_checkpoints(folder):
-            return max(checkpoints, key=lambda p: int(p.name))
+    with remote.reading(path):
+        if not paths.exists(path):
+            raise UserError(f"checkpoint {path} does not exist; {_remedy(path)}")
+        # Fine-tuning leaves best, and best.new if it was killed between two renames.
+        for folder in (path, path / "best", path / "best.new"):
+            if (folder / "state").is_dir():
+                return folder
+        for folder in (path / "checkpoints", path):
+            if checkpoints := workdirs.list_checkpoints(folder):
+                return max(checkpoints, key=lambda p: int(p.name))
     raise UserError(f"{path} holds no checkpoint; give {_EXPECTED}")
 
 
@@ -244,6 +245,8 @@ def _writing(folder: AnyPath) -> Iterator[None]:
     """Raise any error of writing checkpoints as a TrainingError."""
     try:
         yield
+    except CommandError:
+        raise
     except Exception as error:  # TensorStore and Orbax raise nearly every kind
         # TensorStore's message ends with the cause and, in brackets, its own details.
         cause = str(error).partition(" [")[0].rpartition(": ")[2]

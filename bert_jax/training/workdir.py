@@ -21,6 +21,7 @@ from bert_jax.errors import TrainingError, UserError
 from bert_jax.locks import locked
 from bert_jax.paths import AnyPath
 from bert_jax.phases import length_warmup, phases
+from bert_jax.text import remote
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import bucket
 
@@ -29,11 +30,10 @@ _TEXT = "text.sha256"
 _SEEN_WITHIN = 30  # seconds in which a network file system shows one host's file to the others
 
 
-def check_path(workdir: Path) -> None:
+def check_path(workdir: AnyPath) -> None:
     """Refuse a workdir whose path, or that of a file in it, no file system accepts."""
     if paths.is_remote(workdir):
-        url = str(workdir).replace(":/", "://", 1)  # a Path has one slash
-        wrong = f"--workdir {url} is not on a disk, which fine-tuning needs"
+        wrong = f"--workdir {workdir} is not on a disk, which fine-tuning needs"
         raise UserError(f"{wrong}; give a folder, and copy it when the run has ended")
     try:
         str(workdir).encode()  # Orbax writes to UTF-8 names only
@@ -73,10 +73,11 @@ def _check_steps_done(config: TrainConfig, workdir: Path) -> None:
     """Refuse fewer steps than a run has done, and other phases than it did them with."""
     done, saved = _steps_done(workdir), own_config(workdir)
     if config.steps < done:
-        wrong = f"{workdir} has done {done:,} steps, and steps is {config.steps:,}"
+        wrong = f"{bucket.address(workdir)} has done {done:,} steps, and steps is {config.steps:,}"
         raise UserError(f"{wrong}; raise it or choose another --workdir")
     if saved and _begun(config, done) != _begun(saved, done):
-        wrong = f"{workdir} has done {done:,} steps with other phases or another length warm-up"
+        where = bucket.address(workdir)
+        wrong = f"{where} has done {done:,} steps with other phases or another length warm-up"
         raise UserError(f"{wrong}; let new ones start at that step or later")
 
 
@@ -84,7 +85,7 @@ def _steps_done(workdir: Path) -> int:
     return max(steps(workdir), default=0)
 
 
-def steps(workdir: Path) -> list[int]:
+def steps(workdir: AnyPath) -> list[int]:
     """Return the steps of a run of pretraining that have a checkpoint."""
     return [int(p.name) for p in checkpoint_folder(workdir).glob("*") if _is_complete(p)]
 
@@ -94,15 +95,17 @@ def _begun(config: TrainConfig, done: int) -> list[tuple[int, Phase]]:
     return [(f, dataclasses.replace(p, start=f)) for f, p in phases(config) if f < max(done, 1)]
 
 
-def has_checkpoint(workdir: Path) -> bool:
+def has_checkpoint(workdir: AnyPath) -> bool:
     """Return whether the workdir belongs to a run, as it does from the first checkpoint on."""
     if not (workdir / "config.json").exists():
         return False
-    of_seeds = any(path.name.isdigit() for path in workdir.glob("*/checkpoints/*"))
-    return of_seeds or bool(steps(workdir))
+    if steps(workdir):
+        return True
+    of_seeds = [] if paths.is_remote(workdir) else workdir.glob("*/checkpoints/*")
+    return any(path.name.isdigit() for path in of_seeds)
 
 
-def checkpoint_folder(workdir: Path) -> AnyPath:
+def checkpoint_folder(workdir: AnyPath) -> AnyPath:
     """Return the folder of the checkpoints of a run of pretraining, on a disk or in a bucket."""
     return bucket.address(workdir) / "checkpoints"
 
@@ -145,11 +148,12 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None
         config.data.phases = tuple(changed)
 
 
-def own_config(workdir: Path, fork: str | AnyPath | None = None) -> TrainConfig | None:
+def own_config(workdir: AnyPath, fork: str | AnyPath | None = None) -> TrainConfig | None:
     """Return the config of the run that owns a workdir, or of what it forks; None without."""
     path = workdir / "config.json"
     # Without a checkpoint the command that began the run is needed: it may have had --init.
-    owns = os.path.exists(path) and has_checkpoint(workdir)
+    with remote.reading(workdir):
+        owns = paths.exists(path) and has_checkpoint(workdir)
     if fork and not owns:
         path = fork_checkpoint(fork) / "config/metadata"
     return _saved_config(TrainConfig, path) if owns or fork else None
@@ -161,9 +165,10 @@ def fork_checkpoint(fork: str | AnyPath) -> AnyPath:
     if not (at and step.isdigit()) or os.path.exists(fork):
         name, step = str(fork), ""
     path = paths.as_path(name)
-    if path.name.isdigit() and paths.is_folder(path / "state"):
-        return path
-    found = list_checkpoints(path / "checkpoints")
+    with remote.reading(path):
+        if path.name.isdigit() and paths.is_folder(path / "state"):
+            return path
+        found = list_checkpoints(path / "checkpoints")
     if not found:
         advice = "give RUN or RUN@STEP, with the workdir RUN of pretraining, or --init for weights"
         raise UserError(f"--fork={fork}: {name} is no workdir with checkpoints; {advice}")
@@ -198,7 +203,8 @@ def check_text(workdir: Path, fingerprint: str) -> None:
         return
     if not path.is_file() or path.read_bytes().strip() != fingerprint.encode():
         wrong = "was trained on other text, with another tokenizer or from another --init"
-        raise UserError(f"{workdir} {wrong}; choose another --workdir, or restore them")
+        remedy = "choose another --workdir, or restore them"
+        raise UserError(f"{bucket.address(workdir)} {wrong}; {remedy}")
 
 
 def check_shared(workdir: Path) -> None:

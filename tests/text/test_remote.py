@@ -147,7 +147,7 @@ def test_a_remote_store_has_the_shards_of_one_on_a_disk(
 def test_a_remote_workdir_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        UserError, match="--workdir gs://bucket/run is not on a disk, which fine-tuning needs"
+        UserError, match="--workdir gs:/bucket/run is not on a disk, which fine-tuning needs"
     ):
         workdir.check_path(Path("gs://bucket/run"))
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from runs import without_speeds
 
-from bert_jax import Interrupted, UserError, console, load, pretrain, pretraining
+from bert_jax import Interrupted, UserError, console, load, paths, pretrain, pretraining
 from bert_jax.errors import TrainingError
 from bert_jax.training import bucket as buckets
 from bert_jax.training import workdir as workdirs
@@ -54,7 +54,7 @@ def test_a_run_is_that_of_a_disk_and_resumes_on_another_machine(bucket, tiny_con
     config.steps, config.eval_every = 8, 8
     config.checkpoint.every, config.checkpoint.keep = 2, 1
     expected = pretrain(config, tmp_path / "run", quiet=True)
-    run = pretraining.start(config, buckets.open_workdir("gs://bucket/run"))
+    run = pretraining.start(config, paths.as_path("gs://bucket/run"))
     asked = iter(range(8))
     with console.quiet(), pytest.raises(Interrupted):
         pretraining.train(run, lambda: "a test" if next(asked) == 4 else "")
@@ -67,7 +67,7 @@ def test_a_run_is_that_of_a_disk_and_resumes_on_another_machine(bucket, tiny_con
     assert state
     bucket.objects |= {name.replace("/5/", "/6/"): value for name, value in state.items()}
     bucket.machine("second")
-    folder = buckets.open_workdir("gs://bucket/run/")
+    folder = buckets.open_workdir(paths.as_path("gs://bucket/run/"))
     assert workdirs.steps(folder) == [5]
     result = pretrain(config, "gs://bucket/run", quiet=True)
     assert str(result.checkpoint) == "gs://bucket/run/checkpoints/8"
@@ -86,8 +86,8 @@ def test_a_run_is_that_of_a_disk_and_resumes_on_another_machine(bucket, tiny_con
 
 
 def test_what_is_refused(bucket, tiny_config):
-    for url in ("s3://bucket/run", "https://host/run"):
-        with pytest.raises(UserError, match=f"--workdir {url} is not on a disk, .*; give a folder"):
+    for url in ("s3://bucket/run", "https://host/run", "gs://bucket/../run", "gs:///run"):
+        with pytest.raises(UserError, match=f"{url} is no folder of a bucket; give a folder"):
             pretrain(tiny_config, url, quiet=True)
     with pytest.raises(UserError, match="gs://bucket/none does not exist"):
         load("gs://bucket/none")
@@ -104,3 +104,36 @@ def test_a_bucket_that_cannot_be_written(bucket, tiny_config, what, tmp_path):
     with pytest.raises(error, match=r"cannot be written .*(Forbidden|no permission)") as raised:
         pretrain(tiny_config, f"gs://bucket/{tmp_path.name}", quiet=True)
     assert "\n" not in str(raised.value)
+
+
+def test_runs_beside_and_within_each_other(bucket, tiny_config):
+    """The folder of one on the disk is not that of another, and other files stay where they are."""
+    bucket.objects["outer/notes.txt"] = (1, b"of somebody")
+    for name in ("outer/inner", "outer"):
+        pretrain(tiny_config, f"gs://bucket/{name}", quiet=True)
+    inner = buckets.open_workdir(paths.as_path("gs://bucket/outer/inner"))
+    assert workdirs.has_checkpoint(inner)
+    outer = buckets.open_workdir(paths.as_path("gs://bucket/outer"))
+    assert {path.name for path in outer.iterdir()} <= {*buckets._READ, ".bucket", ".lock", "store"}
+    assert not [name for name in bucket.objects if "store" in name]
+
+
+def test_a_fork_resumes_on_another_machine(bucket, tiny_config, tmp_path):
+    """With the tokenizer that it was given, and not one that it trains."""
+    pretrain(tiny_config, tmp_path / "run", quiet=True)
+    config = copy.deepcopy(tiny_config)
+    for config.steps, machine in ((4, "first"), (6, "second")):
+        bucket.machine(machine)
+        fork = tmp_path / "run" if machine == "first" else None
+        pretrain(config, "gs://bucket/fork", fork=fork, quiet=True)
+    assert workdirs.steps(paths.as_path("gs://bucket/fork"))[-1] == 6
+
+
+def test_small_files_that_cannot_be_copied_do_not_end_a_run(bucket, tiny_config, capsys):
+    bucket.fails = "metrics.jsonl"
+    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be written"):  # at the end
+        pretrain(tiny_config, "gs://bucket/small")
+    assert "the run continues, and copies it with the next checkpoint" in capsys.readouterr().out
+    bucket.fails = ""
+    pretrain(tiny_config, "gs://bucket/small", quiet=True)
+    assert "small/metrics.jsonl" in bucket.objects
