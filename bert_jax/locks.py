@@ -21,12 +21,12 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, made where it is missing; UserError if another process holds the lock."""
+def locked(folder: Path, *, waits: bool = False) -> Iterator[None]:
+    """Lock a folder, made where it is missing; UserError if another has it, and this not waits."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / NAME).open("ab") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError as error:
             reason = "in use by another process; wait until that ends, or choose another"
             raise UserError(f"{folder} is {reason}") from error

@@ -188,7 +188,8 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) 
     """Return the text, which the first host prepares for all, or each if they share no disk."""
     folder, source = workdir / "store", config.data.source
     read, is_shared = partial(mixture.read, config, tokenizer, folder), not bucket.url_of(workdir)
-    if hosts.broadcast_from_main(lambda: mixture.is_prepared(source) or not is_shared):
+    is_prepared = hosts.run_on_main(lambda: mixture.is_prepared(source))
+    if hosts.broadcast_from_main(lambda: bool(is_prepared or not is_shared)):
         corpus = hosts.run_on_all_hosts(read)  # each host has a copy, or all see the same folder
         hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
         return corpus

@@ -4,8 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mkdir -p ~/stores/mine
-gcloud storage rsync --recursive "$1/stores/mine" ~/stores/mine
 if [[ ! -e .venv ]]; then  # the image's Python may be older than 3.11
   curl -LsSf https://astral.sh/uv/install.sh | sh
   ~/.local/bin/uv venv --python 3.11
@@ -18,7 +16,7 @@ if pkill -f 'python train.py'; then  # left by a broken connection: it saves and
 fi
 code=0
 .venv/bin/python train.py --config=large --workdir="$1/runs/large" \
-  --config.data.source="$HOME/stores/mine" --connect_timeout=600 || code=$?
+  --config.data.source="$1/stores/mine" --connect_timeout=600 || code=$?
 case $code in
   1 | 2) code=$((code + 100)) ;;  # gcloud uses 1 and 2 too
 esac

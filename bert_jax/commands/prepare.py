@@ -30,7 +30,6 @@ from bert_jax.validation import validate
 _KINDS = ("sentencepiece", "wordpiece", "byte_bpe")
 _FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")
 _FINISH = "bert-jax prepare --finish"
-_COPY = f"copy it to a disk, and there: {_FINISH} FOLDER"
 _FLAGS = {
     **{f"data.{name}": f"--{name.replace('_', '-')}" for name in _FIELDS},
     "data.source": "SOURCE",
@@ -95,8 +94,8 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     if is_remote and args.store and args.store.startswith(("http:", "https:", "file:")):
         raise UserError(f"{args.store} cannot be written; give a folder, or gs:// or s3://")
     if is_remote and not (args.runner or args.shard or args.sample is not None):
-        wrong = f"{args.finish or args.store} is not on a disk, where a whole store must be"
-        raise UserError(f"{wrong}; give a folder, or only --sample, --shard or --runner")
+        wrong = f"{args.finish or args.store} is not on a disk, where whole stores are written"
+        raise UserError(f"{wrong}; prepare it by --sample and --shard or --runner, and train on it")
     if args.finish is not None:
         shards.finish(Path(args.finish))
         _report(args, args.finish, store.open_store(Path(args.finish)))
@@ -150,7 +149,7 @@ def _prepare(
         with process.ending_with_workers(args.parser.prog):
             beam.prepare_shards(data, tokenizer, args.store, args.shards, args.runner, options)
         if paths.is_remote(args.store):
-            return f"complete: all shards of {args.store}; {_COPY}"
+            return f"complete: all shards of {args.store}; {_train_on(args.store)}"
         shards.finish(folder)
         _report(args, args.store, store.open_store(folder))
         return ""
@@ -172,7 +171,9 @@ def _prepare(
     if corpus:
         _report(args, args.store, corpus)
         return ""
-    then = _COPY if paths.is_remote(args.store) else f"{_FINISH} {args.store}"
+    then = f"{_FINISH} {args.store}"
+    if paths.is_remote(args.store):
+        then = _train_on(args.store)
     return f"complete: shard {args.shard} of {args.store}; after all others: {then}"
 
 
@@ -184,8 +185,12 @@ def _report(args: argparse.Namespace, name: str, corpus: Any) -> None:
     print(f"unknown: {corpus.unknown:.2%} of the characters")
     if corpus.warning:
         console.warn(args.parser.in_its_words(corpus.warning))
-    source = shlex.quote(f"--config.data.source={name}")
-    print(f"train on it with: bert-jax pretrain {source} --config.model.vocab_size=0")
+    print(_train_on(name))
+
+
+def _train_on(store: str) -> str:
+    source = shlex.quote(f"--config.data.source={store}")
+    return f"train on it with: bert-jax pretrain {source} --config.model.vocab_size=0"
 
 
 def _load_tokenizer(path: Path, *, lowercase: bool) -> Any:

@@ -14,8 +14,9 @@ from bert_jax import paths
 from bert_jax.config import TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.locks import replacing
-from bert_jax.text import prepare, store, tokenizer_loading, tokenizer_training
-from bert_jax.text.store import Corpus, is_store
+from bert_jax.text import fetched, prepare, store, tokenizer_loading, tokenizer_training
+from bert_jax.text.fetched import is_of_shards, is_store
+from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
 
 _LEAST = 1e-9  # weight; far smaller ones are lost when they are divided by their sum
@@ -68,7 +69,7 @@ def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) ->
         return config.model.vocab_size
     for source in parse(config.data.source) or (config.data.source,):
         if is_store(source):
-            return tokenizer_loading.load(Path(source) / "tokenizer").vocab_size
+            return tokenizer_loading.load(fetched.tokenizer_folder(source)).vocab_size
     tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
     return tokenizer.vocab_size if isinstance(tokenizer, Tokenizer) else prepare.DEFAULT_VOCAB_SIZE
 
@@ -88,13 +89,14 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
     """Return the text of a run, prepared in `folder` where that has not been done."""
     vocab_size, folders = config.model.vocab_size, _folders(config.data.source, folder)
     if not folders:
-        return prepare.read(config, init_tokenizer, folder)
+        data = dataclasses.replace(config.data, source=_local(config.data.source))
+        return prepare.read(dataclasses.replace(config, data=data), init_tokenizer, folder)
     if config.data.eval_source:
         wrong = "data.eval_source is not for a mixture, each text of which has held-out documents"
         raise UserError(f"{wrong}; leave it out, or prepare stores with --eval-source")
     tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
-    data = {name: dataclasses.replace(config.data, source=name) for name in folders}
-    raw = [name for name in folders if not _is_own(name)]
+    data = {name: dataclasses.replace(config.data, source=_local(name)) for name in folders}
+    raw = [name for name in folders if not is_of_shards(name)]
     for name in raw:  # so that a missing file is found before the long work
         prepare.open_sources(data[name])
     stores = [name for name in folders if name not in raw]
@@ -115,11 +117,14 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
 def _folders(source: str, folder: Path) -> dict[str, Path]:
     """Return the store of each text of a mixture: its own, or what it becomes in `folder`."""
     names = enumerate(parse(source))
-    return {name: Path(name) if _is_own(name) else folder / str(i) for i, name in names}
+    return {
+        name: Path(_local(name)) if is_of_shards(name) else folder / str(i) for i, name in names
+    }
 
 
-def _is_own(name: str) -> bool:
-    return is_store(name) or os.path.isdir(os.path.join(name, "shards"))
+def _local(name: str) -> str:
+    """Return what a text is on this machine, or the text itself, which is read from where it is."""
+    return str(fetched.folder(name)) if is_of_shards(name) else name
 
 
 def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:

@@ -53,6 +53,15 @@ def names(url: str) -> list[str]:
             return []
 
 
+def files(url: str) -> dict[str, State]:
+    """Return all files in a folder and the folders in it, by their names from there on."""
+    with reading(url):
+        system, path = _system(url)
+        found = system.find(path, detail=True)
+        prefix = f"{path.rstrip('/')}/"
+        return {name.removeprefix(prefix): _state(info) for name, info in found.items()}
+
+
 def state(url: str) -> State:
     """Return the state of a file as it is now."""
     with reading(url):

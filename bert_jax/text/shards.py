@@ -103,14 +103,14 @@ def finish(folder: Path) -> None:
     if os.path.exists(folder / "store.json"):
         return
     try:
-        paths = _complete_shards(folder)
+        complete(folder)
         with locked(folder):
-            _finish(folder, {path: store.read_record(path / "store.json") for path in paths})
+            join(folder)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error}); choose another") from error
 
 
-def _complete_shards(folder: Path) -> list[Path]:
+def complete(folder: Path) -> list[Path]:
     """Return the folders of all shards in order; UserError if one is missing."""
     paths = sorted((folder / "shards").glob("[0-9]*-of-*[0-9]"))
     counts = sorted({int(path.name.partition("-of-")[2]) for path in paths})
@@ -130,7 +130,9 @@ def _complete_shards(folder: Path) -> list[Path]:
     return paths
 
 
-def _finish(folder: Path, shards: dict[Path, dict[str, Any]]) -> None:
+def join(folder: Path) -> None:
+    """Make one store of all shards in a folder, which this process has locked."""
+    shards = {path: store.read_record(path / "store.json") for path in complete(folder)}
     identity = _merge_identities(shards)
     for path, record in shards.items():
         for split in store.SPLITS:

@@ -18,7 +18,7 @@ from test_shards import documents, prepare_shard, write_text
 from bert_jax.commands import main
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.text import remote, shards, sources
+from bert_jax.text import fetched, remote, shards, sources
 from bert_jax.text.prepare import prepare
 from bert_jax.text.sources import open_source
 from bert_jax.text.store import open_store
@@ -45,7 +45,9 @@ def texts(tmp_path):
 
 
 @pytest.fixture
-def memory(texts):
+def memory(texts, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fetched._files.cache_clear()
     system = fsspec.filesystem("memory")
     system.put(f"{texts}/", "/bucket/text/", recursive=True)
     yield system
@@ -114,7 +116,10 @@ def test_a_remote_store_has_the_shards_of_one_on_a_disk(
     assert f"tokenizer: {store}/tokenizer" in run(source, store, "--sample=1", "--vocab-size=60")
     for number in (1, 0):
         printed = run(source, store, f"--shard={number}/2")
-        assert printed.endswith("copy it to a disk, and there: bert-jax prepare --finish FOLDER\n")
+        assert (
+            f"after all others: train on it with: bert-jax pretrain --config.data.source={store}"
+            in printed
+        )
     before = memory.info("/bucket/store/shards/00001-of-00002/train/tokens.bin")
     run(source, store, "--shard=1/2")  # does nothing
     assert memory.info("/bucket/store/shards/00001-of-00002/train/tokens.bin") == before
@@ -123,14 +128,14 @@ def test_a_remote_store_has_the_shards_of_one_on_a_disk(
     with pytest.raises(UserError, match=message):
         run(source, store, "--shard=1/2", "--eval-fraction=0.5")
 
-    memory.get("/bucket/store", str(tmp_path / "copy"), recursive=True)
-    run("--finish", str(tmp_path / "copy"))
-    run(source, str(tmp_path / "whole"), f"--tokenizer={tmp_path}/copy/tokenizer")
-    one, other = open_store(tmp_path / "copy"), open_store(tmp_path / "whole")
+    run(source, str(tmp_path / "whole"), f"--tokenizer={fetched.tokenizer_folder(store)}")
+    one, other = open_store(fetched.folder(store)), open_store(tmp_path / "whole")
     assert one.fingerprint == other.fingerprint
     np.testing.assert_array_equal(one.train.tokens[:], other.train.tokens[:])
     for words in ((source, store), ("--finish", store)):
-        with pytest.raises(UserError, match="store is not on a disk, where a whole store must be"):
+        with pytest.raises(
+            UserError, match="store is not on a disk, where whole stores are written"
+        ):
             run(*words)
     with pytest.raises(UserError, match="--force replaces one store, or one shard, on a disk"):
         run(source, store, "--shard=1/2", "--force")
