@@ -22,14 +22,17 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path, *, waits: bool = False) -> Iterator[None]:
-    """Lock a folder, made where it is missing; UserError if another has it, and this not waits."""
+    """Lock a folder, made where it is missing; where another process has it, wait or UserError."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / NAME).open("ab") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            reason = "in use by another process; wait until that ends, or choose another"
-            raise UserError(f"{folder} is {reason}") from error
+            if not waits:
+                reason = "in use by another process; wait until that ends, or choose another"
+                raise UserError(f"{folder} is {reason}") from error
+            with console.working(f"waiting for the process that uses {folder}"):
+                fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:  # some network file systems have no locks
             console.warn(
                 f"{folder} cannot be locked ({error.strerror}); run one command on it at a time"

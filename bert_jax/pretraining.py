@@ -189,7 +189,7 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) 
     folder, source = workdir / "store", config.data.source
     read, is_shared = partial(mixture.read, config, tokenizer, folder), not bucket.url_of(workdir)
     is_prepared = hosts.run_on_main(lambda: mixture.is_prepared(source))
-    if hosts.broadcast_from_main(lambda: bool(is_prepared or not is_shared)):
+    if not is_shared or hosts.broadcast_from_main(lambda: is_prepared):
         corpus = hosts.run_on_all_hosts(read)  # each host has a copy, or all see the same folder
         hosts.check_same({"the text of data.source": corpus.fingerprint}, "copy it once more")
         return corpus

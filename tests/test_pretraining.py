@@ -477,7 +477,7 @@ def test_damage_on_disk(finished, store, tmp_path, damaged):
             "checkpoints/24 cannot be read",
         ),
         "config": ([workdir / "config.json"], "cannot be read"),
-        "store": ([copy / "train/tokens.bin"], "remove the folder to prepare it again"),
+        "store": ([copy / "train/tokens.bin"], "remove the folder, and prepare or copy it again"),
     }[damaged]
     for path in paths:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

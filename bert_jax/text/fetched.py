@@ -1,110 +1,152 @@
 """Stores on gs:// and s3://: copied to the user's cache, since training maps their files.
 
-The name of a copy has a digest of what is there, so that a store that has changed is copied anew.
+The name of a copy has a digest of the store, so that one that has changed is copied anew.
 """
 
-import functools
+import contextlib
 import hashlib
 import json
 import os
+import shutil
+import socket
+import threading
 import urllib.parse
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator
+from concurrent.futures import as_completed
 from pathlib import Path
+from typing import Any
 
-from bert_jax import console, locks, paths
+from bert_jax import background, console, locks, paths
 from bert_jax.errors import UserError
 from bert_jax.text import remote, shards, store
 
-_PARTS = ("store.json", "tokenizer", "train", "eval", "shards")  # a bucket may have more
-_TOKENIZER = "tokenizer/"  # which shards may have only in themselves
+_WITHOUT_LISTS = ("http:", "https:", "file:")  # their stores are not copied
+_OF_TEXT = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".xz")  # saves requests
 _AT_ONCE = 8  # files
-_WITHOUT_LISTS = ("http:", "https:")  # their stores are not found
+_PARTS = (*store.SPLITS, "shards", "store.json", "tokenizer")  # a bucket may have more
+_SPACE = "set XDG_CACHE_HOME to a folder with enough space"
 
 
 def is_store(source: str) -> bool:
     """Return whether a source is a store, on a disk or not."""
-    return bool(_files(source)) if paths.is_remote(source) else store.is_store(source)
+    if not paths.is_remote(source):
+        return store.is_store(source)
+    is_text = {*source} & {*"*?[,"} or Path(source).suffix in _OF_TEXT
+    if is_text or source.startswith(_WITHOUT_LISTS):
+        return False
+    return any(remote.exists(f"{source.rstrip('/')}/{name}") for name in ("store.json", "shards"))
 
 
 def is_of_shards(source: str) -> bool:
-    """Return whether a source is a store or shards that are not one yet."""
+    """Return whether a source is a store, or shards that are not one yet."""
     return is_store(source) or os.path.isdir(os.path.join(source, "shards"))
 
 
 def tokenizer_folder(source: str) -> Path:
     """Return the tokenizer of a store, without the rest of one that is not on a disk."""
-    is_apart = paths.is_remote(source) and any(n.startswith(_TOKENIZER) for n in _files(source))
-    return (_fetch(source, _TOKENIZER) if is_apart else folder(source)) / "tokenizer"
+    if not paths.is_remote(source):
+        return Path(source) / "tokenizer"
+    url, files, version = _find(source)
+    folders = {name.rpartition("/")[0] for name in files}
+    names = sorted((n for n in folders if n.endswith("tokenizer")), key=len)
+    name = names[0] if names else "tokenizer"  # shards may have one only in themselves
+    with _copy_of(url, version) as folder:
+        if (folder / "store.json").exists():
+            return folder / "tokenizer"
+        _copy(url, folder, {n: size for n, size in files.items() if n.startswith(f"{name}/")})
+    return folder / name
 
 
 def folder(source: str) -> Path:
     """Return the folder of a store; UserError if it cannot be copied, or shards are missing."""
-    return _fetch(source) if paths.is_remote(source) else Path(source)
-
-
-@functools.cache  # a run has one view of it
-def _files(url: str) -> dict[str, remote.State]:
-    """Return the files of a store, by their names in it; {} where there is none."""
-    if url.startswith(_WITHOUT_LISTS) or {*url} & {*"*?[,"}:
-        return {}
-    top = {*remote.names(url)}
-    if not {"store.json", "shards"} & top:
-        return {}
-    found = remote.files(url)
-    return {name: state for name, state in found.items() if name.split("/")[0] in _PARTS}
-
-
-def _fetch(url: str, only: str = "") -> Path:
-    """Copy the files of a store that begin with `only`; a copy that was killed continues."""
-    files = _files(url)
-    digest = hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
-    sizes = {name: size for name, (size, *_) in files.items() if name.startswith(only)}
-    try:
-        name = f"{urllib.parse.quote(url, safe='')}-{digest[:16]}"
-        folder = locks.cache_folder() / "stores" / name
-        with locks.locked(folder, waits=True):  # of the processes of a machine, one copies it
-            if (folder / "store.json").exists():  # which is written last
-                return folder
-            if only or "store.json" in sizes:
-                last = {name: sizes.pop(name) for name in ("store.json",) if name in sizes}
-                _copy(url, folder, sizes)
-                _copy(url, folder, last)
-            else:
-                _copy_shards(url, folder, sizes)
-    except (OSError, RuntimeError) as error:  # RuntimeError without a home
-        wrong = f"the copy of {url} on a disk cannot be written ({error})"
-        raise UserError(f"{wrong}; set XDG_CACHE_HOME to a folder with enough space") from error
+    if not paths.is_remote(source):
+        return Path(source)
+    url, files, version = _find(source)
+    with _copy_of(url, version) as folder:
+        if not (folder / "store.json").exists():  # which is written last
+            (_copy_whole if "store.json" in files else _copy_shards)(url, folder, files)
     return folder
 
 
-def _copy_shards(url: str, folder: Path, sizes: dict[str, int]) -> None:
+def _find(source: str) -> tuple[str, dict[str, int], Any]:
+    """Return the URL of a store, the sizes of its files, and what differs where the store does."""
+    url = source.rstrip("/")
+    files = {n: x for n, x in remote.files(url).items() if n.split("/")[0] in _PARTS}
+    version: Any = sorted(files.items())
+    if "store.json" in files:  # which has the checksums of the others
+        version = remote.read(f"{url}/store.json").decode()
+    return url, {name: size for name, (size, *_) in files.items()}, version
+
+
+@contextlib.contextmanager
+def _copy_of(url: str, version: Any) -> Iterator[Path]:
+    """Yield the folder of the copy of a store; of the processes of a machine, one at a time."""
+    digest = hashlib.sha256(json.dumps([url, version]).encode()).hexdigest()
+    name = urllib.parse.quote(url.rpartition("/")[2], safe="")[:100]
+    try:
+        folder = locks.cache_folder() / "stores" / f"{name}-{digest[:16]}"
+        with locks.locked(folder, waits=True):
+            yield folder
+    except (OSError, RuntimeError) as error:  # RuntimeError without a home
+        raise UserError(f"the copy of {url} cannot be written ({error}); {_SPACE}") from error
+
+
+def _copy_whole(url: str, folder: Path, files: dict[str, int]) -> None:
+    manifest = folder / "manifest.json"
+    remote.copy(f"{url}/store.json", manifest)
+    with store.refusing_damage(manifest):
+        names = [*store.read_record(manifest)["checksums"]]
+    if missing := [name for name in names if name not in files]:
+        remedy = "wait until all of it has been sent, or send it again"
+        raise UserError(f"{url} has no {missing[0]}, which its store.json names; {remedy}")
+    _copy(url, folder, {name: files[name] for name in names})
+    os.replace(manifest, folder / "store.json")
+
+
+def _copy_shards(url: str, folder: Path, files: dict[str, int]) -> None:
     """Copy shards that are not one store yet, and make one of the copies."""
-    _copy(url, folder, {n: size for n, size in sizes.items() if n.endswith("/store.json")})
+    _copy(url, folder, {n: size for n, size in files.items() if n.endswith("/store.json")})
     try:
         shards.complete(folder)  # before the long copy
-        _copy(url, folder, sizes)
-        shards.join(folder)
     except UserError as error:
         raise UserError(str(error).replace(str(folder), url)) from error
+    _copy(url, folder, files)
+    shards.join(folder)
 
 
 def _copy(url: str, folder: Path, sizes: dict[str, int]) -> None:
-    # A file is written in order, so one of the right size is whole. Opening verifies the content.
-    missing = {name: size for name, size in sizes.items() if _size(folder / name) != size}
-    total = sum(missing.values())
+    """Copy the files that are not there; each has its name once it is whole."""
+    missing = {name: size for name, size in sizes.items() if not (folder / name).exists()}
+    total, free = sum(missing.values()), shutil.disk_usage(folder).free
+    if total > free:
+        wrong = f"has {total / 1e9:.1f} GB to copy to {folder}, where {free / 1e9:.1f} are free"
+        raise UserError(f"{url} {wrong}; {_SPACE}")
     if not missing:
         return
-    with console.working(f"copying {url}", total) as work, ThreadPoolExecutor(_AT_ONCE) as pool:
+    names, stopped = iter(missing), threading.Event()
+    with console.working(f"copying {url}", total) as work:
         work.note = f"{total / 1e6:,.1f} MB to {folder}"
-        copies = {pool.submit(remote.fetch, f"{url}/{n}", folder / n): n for n in missing}
+
+        def copy_files() -> None:
+            while not stopped.is_set() and (name := next(names, None)):
+                copied = 0
+
+                def advance(size: int) -> None:
+                    nonlocal copied
+                    work.n, copied = work.n + size - copied, size
+
+                # Of hosts that share the folder, each has its own; the parts of a file come in any
+                # order, so its size says nothing.
+                part = folder / f"{name}.{socket.gethostname()}.part"
+                remote.copy(f"{url}/{name}", part, advance)
+                if part.stat().st_size != missing[name]:
+                    wrong = "was changed while it was copied"
+                    raise UserError(f"{url}/{name} {wrong}; repeat the command")
+                os.replace(part, folder / name)
+
+        copies = [background.start(copy_files) for _ in range(min(_AT_ONCE, len(missing)))]
         try:
             for copy in as_completed(copies):
                 copy.result()
-                work.n += missing[copies[copy]]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else -1
+        finally:
+            stopped.set()

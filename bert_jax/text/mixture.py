@@ -51,7 +51,7 @@ def parse(source: str) -> dict[str, float]:
 
 
 def _path(name: str) -> str:
-    return name if paths.is_remote(name) else os.path.realpath(os.path.expanduser(name))
+    return name.rstrip("/") if paths.is_remote(name) else os.path.realpath(os.path.expanduser(name))
 
 
 def _split_weight(part: str) -> tuple[str, float | None]:
@@ -81,50 +81,46 @@ def is_prepared(source: str) -> bool:
 
 def open_prepared(source: str, folder: Path) -> Corpus:
     """Return what `read` has prepared in a folder."""
-    corpora = {name: store.open_store(path) for name, path in _folders(source, folder).items()}
-    return _mix(parse(source), corpora) if corpora else store.open_store(folder)
+    weights = parse(source)
+    corpora = {n: store.open_store(path) for n, path in _folders(weights, folder).items()}
+    return _mix(weights, corpora) if corpora else store.open_store(folder)
 
 
 def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> Corpus:
     """Return the text of a run, prepared in `folder` where that has not been done."""
-    vocab_size, folders = config.model.vocab_size, _folders(config.data.source, folder)
-    if not folders:
-        data = dataclasses.replace(config.data, source=_local(config.data.source))
+    source, vocab_size = config.data.source, config.model.vocab_size
+    weights = parse(source)
+    if not weights:
+        local = str(fetched.folder(source)) if is_of_shards(source) else source
+        data = dataclasses.replace(config.data, source=local)
         return prepare.read(dataclasses.replace(config, data=data), init_tokenizer, folder)
     if config.data.eval_source:
         wrong = "data.eval_source is not for a mixture, each text of which has held-out documents"
         raise UserError(f"{wrong}; leave it out, or prepare stores with --eval-source")
     tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
-    data = {name: dataclasses.replace(config.data, source=_local(name)) for name in folders}
-    raw = [name for name in folders if not is_of_shards(name)]
-    for name in raw:  # so that a missing file is found before the long work
+    stores = [name for name in weights if is_of_shards(name)]
+    data = {n: dataclasses.replace(config.data, source=n) for n in weights if n not in stores}
+    for name in data:  # so that a missing file is found before the long work
         prepare.open_sources(data[name])
-    stores = [name for name in folders if name not in raw]
-    corpora = {n: prepare.prepare(data[n], tokenizer, vocab_size, folder) for n in stores}
+    folders = _folders(weights, folder)
+    corpora = {name: prepare.open_given(folders[name], tokenizer) for name in stores}
     for name in stores:
         tokenizer = corpora[stores[0]].tokenizer
         if corpora[name].tokenizer.fingerprint != tokenizer.fingerprint:
-            remedy = f"prepare it again with --tokenizer={stores[0]}/tokenizer"
+            remedy = f"prepare it again with --tokenizer={folders[stores[0]]}/tokenizer"
             raise UserError(f"{name} has another tokenizer than {stores[0]}; {remedy}")
     if isinstance(tokenizer, TokenizerConfig):
         tokenizer = _train_tokenizer(config, folder)
     check_vocab_size(tokenizer, vocab_size)
-    for name in raw:
+    for name in data:
         corpora[name] = prepare.prepare(data[name], tokenizer, vocab_size, folders[name])
-    return _mix(parse(config.data.source), corpora)
+    return _mix(weights, corpora)
 
 
-def _folders(source: str, folder: Path) -> dict[str, Path]:
+def _folders(weights: Mapping[str, float], folder: Path) -> dict[str, Path]:
     """Return the store of each text of a mixture: its own, or what it becomes in `folder`."""
-    names = enumerate(parse(source))
-    return {
-        name: Path(_local(name)) if is_of_shards(name) else folder / str(i) for i, name in names
-    }
-
-
-def _local(name: str) -> str:
-    """Return what a text is on this machine, or the text itself, which is read from where it is."""
-    return str(fetched.folder(name)) if is_of_shards(name) else name
+    names = enumerate(weights)
+    return {n: fetched.folder(n) if is_of_shards(n) else folder / str(i) for i, n in names}
 
 
 def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:

@@ -64,7 +64,7 @@ def prepare(
     """Return the store of `data.source`, written to `folder` where that has not been done."""
     # Of shards that are not one store yet, opening says what to do.
     if store.is_store(data.source) or os.path.isdir(os.path.join(data.source, "shards")):
-        return _open_source(data.source, tokenizer)
+        return open_given(Path(data.source), tokenizer)
     write(data, tokenizer, vocab_size, folder)
     return store.open_store(folder)
 
@@ -138,11 +138,11 @@ def train_tokenizer(
     return tokenizer
 
 
-def _open_source(source: str, tokenizer: Tokenizer | TokenizerConfig) -> store.Corpus:
+def open_given(folder: Path, tokenizer: Tokenizer | TokenizerConfig) -> store.Corpus:
     """Open a store that is `data.source`; a tokenizer that was loaded must be its own."""
-    corpus = store.open_store(Path(source))
+    corpus = store.open_store(folder)
     if isinstance(tokenizer, Tokenizer) and tokenizer.fingerprint != corpus.tokenizer.fingerprint:
-        fault = f"tokenizer.path, --init or --fork is not the one that {source} was prepared with"
+        fault = f"tokenizer.path, --init or --fork is not the one that {folder} was prepared with"
         remedy = "drop that flag, or: bert-jax prepare SOURCE STORE --tokenizer=CHECKPOINT"
         raise UserError(f"the tokenizer of {fault}; {remedy}")
     return corpus
@@ -188,7 +188,9 @@ def _read_progress(folder: Path, identity: dict[str, Any], sources: list[Source]
     if other and "failed" not in record:
         names = {"text": "other text", "held_out": "other held-out text"}
         found = f"was prepared from {names.get(other, f'another {other}')}"
-        raise UserError(f"{folder} {found}; choose another folder, or {store.REMEDY}")
+        raise UserError(
+            f"{folder} {found}; choose another folder, or remove the folder to prepare it again"
+        )
     return {} if other else record
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ def find(pattern: str) -> list[tuple[str, State]]:
             found = system.glob(path, detail=True)
         files = {n: info for n, info in found.items() if info["type"] == "file"}
         if not files and system.exists(f"{path.rstrip('/')}/store.json"):
-            fault = "is a store, and training maps its files into memory"
-            raise UserError(f"{pattern} {fault}; copy it to a disk, and give that folder")
+            fault = "is a store, and text is needed, or the store on gs:// or s3://"
+            raise UserError(f"{pattern} {fault}; or copy it to a disk, as data.source")
         sizes = []
         for name, info in files.items():
             url = system.unstrip_protocol(name)
@@ -62,6 +62,13 @@ def files(url: str) -> dict[str, State]:
         return {name.removeprefix(prefix): _state(info) for name, info in found.items()}
 
 
+def exists(url: str) -> bool:
+    """Return whether there is such a file or folder, and it may be known."""
+    with reading(url):
+        system, path = _system(url)
+        return system.exists(path)
+
+
 def state(url: str) -> State:
     """Return the state of a file as it is now."""
     with reading(url):
@@ -81,6 +88,24 @@ def fetch(url: str, path: Path) -> None:
         if system.exists(name):
             path.parent.mkdir(parents=True, exist_ok=True)
             system.get(name, str(path), recursive=True)
+
+
+def copy(url: str, path: Path, advance: Callable[[int], None] = lambda size: None) -> None:
+    """Copy a file to a disk, and call `advance` with the bytes that are there."""
+    import fsspec
+
+    callback = fsspec.Callback(hooks={"advance": lambda size, value: advance(value)})
+    with reading(url):
+        system, name = _system(url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        system.get_file(name, str(path), callback=callback)
+
+
+def read(url: str) -> bytes:
+    """Return the content of a file."""
+    with reading(url):
+        system, name = _system(url)
+        return system.cat_file(name)
 
 
 def send(path: Path, url: str) -> None:

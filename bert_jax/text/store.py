@@ -28,7 +28,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 FILES = ("tokens", "sentences", "documents")
 SPLITS = ("train", "eval")
-REMEDY = "remove the folder to prepare it again"
+REMEDY = "remove the folder, and prepare or copy it again"
 _VERIFIED_WITHIN = 0.8  # seconds that opening may take longer; a large store is verified meanwhile
 _BLOCK = 1 << 20
 CHARACTERS = ("characters", "unknown_characters")  # of the text; an older store does not say

@@ -1,6 +1,8 @@
 """A store on a remote file system is copied once, whole, and is that of a disk."""
 
+import shutil
 import threading
+from unittest import mock
 
 import fsspec
 import numpy as np
@@ -20,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 def there(tmp_path, monkeypatch):
     """A file system with a whole store, and two of three shards of the same text."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fetched._files.cache_clear()
     write_text(tmp_path / "a.txt", documents(60))
     data = DataConfig(source=str(tmp_path / "a.txt"), eval_fraction=0.1)
     tokenizer = prepare(data, TokenizerConfig(kind="wordpiece"), 60, tmp_path / "first").tokenizer
@@ -62,40 +63,48 @@ def test_it_is_copied_once(there, name, tmp_path, monkeypatch):
     assert fetched.tokenizer_folder(url).is_dir()
     assert_same(read(url, tmp_path / "run"), expected)
     assert not list((tmp_path / "cache").rglob("notes.txt"))
-    monkeypatch.setattr(remote, "fetch", None)  # nothing is copied again
+    monkeypatch.setattr(remote, "copy", None)  # nothing is copied again
     assert_same(read(url, tmp_path / "run"), expected)
     a, b = read(f"{url}@1,{tmp_path}/one@3", tmp_path / "run").parts
     assert (a.weight, b.weight) == (0.25, 0.75)
     assert a.fingerprint == b.fingerprint
 
 
-def test_a_copy_that_was_killed_continues(there, monkeypatch, tmp_path):
-    fetch, copied = remote.fetch, []
+@pytest.fixture
+def copied(monkeypatch):
+    """The URLs of the files that are copied."""
+    copy, urls = remote.copy, []
 
-    def killed(url, path):
-        if url.endswith("tokens.bin"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"a part")
-            raise UserError(f"{url} cannot be read (killed)")
-        copied.append(path.name)
-        fetch(url, path)
+    def recorded(url, *args):
+        urls.append(url)
+        copy(url, *args)
 
-    monkeypatch.setattr(remote, "fetch", killed)
+    monkeypatch.setattr(remote, "copy", recorded)
+    return urls
+
+
+def test_a_copy_that_was_killed_continues(there, copied, monkeypatch, tmp_path):
+    """What is left of a file may be as large as the file, and is not taken for it."""
+    recorded = remote.copy
+
+    def killed(url, path, *args):
+        if not url.endswith("tokens.bin"):
+            return recorded(url, path, *args)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(there.size(url.removeprefix("memory://"))))
+        raise UserError(f"{url} cannot be read (killed)")
+
+    monkeypatch.setattr(remote, "copy", killed)
     with pytest.raises(UserError, match=r"one/(train|eval)/tokens.bin cannot be read \(killed\)"):
         fetched.folder("memory://bucket/one")
-    assert "store.json" not in copied
+    monkeypatch.setattr(remote, "copy", recorded)
     before = len(copied)
-    monkeypatch.setattr(
-        remote, "fetch", lambda url, path: (copied.append(path.name), fetch(url, path))
-    )
-    assert_same(open_store(fetched.folder("memory://bucket/one")), open_store(tmp_path / "one"))
-    assert {"tokens.bin", "store.json"} <= {*copied[before:]}
-    assert len(copied) == len({*copied}) + 3  # of training and held-out text
+    assert_same(open_store(fetched.folder("memory://bucket/one/")), open_store(tmp_path / "one"))
+    again = {*copied[:before]} & {*copied[before:]}
+    assert again == {"memory://bucket/one/store.json"}
 
 
-def test_processes_of_a_machine_copy_it_once(there, monkeypatch):
-    fetch, copied = remote.fetch, []
-    monkeypatch.setattr(remote, "fetch", lambda url, path: (copied.append(url), fetch(url, path)))
+def test_processes_of_a_machine_copy_it_once(there, copied):
     threads = [
         threading.Thread(target=fetched.folder, args=["memory://bucket/one"]) for _ in range(4)
     ]
@@ -107,25 +116,54 @@ def test_processes_of_a_machine_copy_it_once(there, monkeypatch):
 
 def test_a_store_that_has_changed_is_copied_anew(there):
     first = fetched.folder("memory://bucket/one")
-    fetched._files.cache_clear()  # as in another run
     assert fetched.folder("memory://bucket/one") == first
-    there.pipe_file("/bucket/one/store.json", there.cat_file("/bucket/one/store.json"))
-    fetched._files.cache_clear()
+    there.pipe_file("/bucket/one/store.json", there.cat_file("/bucket/one/store.json") + b" ")
     assert fetched.folder("memory://bucket/one") != first
+    shards = fetched.folder("memory://bucket/three")
+    name = "/bucket/three/shards/00000-of-00003/store.json"
+    there.pipe_file(name, there.cat_file(name))  # later
+    assert fetched.folder("memory://bucket/three") != shards
+
+
+def test_a_long_name_and_a_tokenizer_that_only_shards_have(there, tmp_path):
+    name = "語" * 80
+    there.copy("/bucket/three", f"/bucket/{name}", recursive=True)
+    config = TrainConfig(data=DataConfig(source=f"memory://bucket/{name}"))
+    config.model.vocab_size = 0
+    expected = open_store(tmp_path / "one")
+    assert mixture.resolve_vocab_size(config, None) == expected.tokenizer.vocab_size
+    assert not list((tmp_path / "cache").rglob("tokens.bin"))
+    assert_same(read(config.data.source, tmp_path / "run"), expected)
+
+
+def test_text_needs_no_permission_to_list(there, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(type(there), "ls", mock.Mock(side_effect=PermissionError("no listing")))
+        for name in ("a.txt", "*.gz", "a.txt,memory://bucket/b.txt", "text"):
+            assert not fetched.is_store(f"memory://bucket/{name}")
+
+
+def refused(source: str, message: str, folder) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        read(source, folder).verify()
+    assert "\n" not in str(error.value)
 
 
 def test_what_is_refused(there, tmp_path, monkeypatch):
+    one, three, run = "memory://bucket/one", "memory://bucket/three", tmp_path / "run"
     there.rm("/bucket/three/shards/00001-of-00003/store.json")
-    message = "1 of 3 shards of memory://bucket/three are missing or unfinished: 1; repeat the comm"
-    with pytest.raises(UserError, match=f"^{message}") as error:
-        read("memory://bucket/three", tmp_path / "run")
-    assert "\n" not in str(error.value)
+    missing = f"^1 of 3 shards of {three} are missing or unfinished: 1; repeat the command"
+    refused(three, missing, run)
     assert not list((tmp_path / "cache").rglob("tokens.bin"))  # before the long copy
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+        refused(one, "has 0.0 GB to copy to .*, where 0.0 are free; set XDG_CACHE_HOME", run)
     tokens = "/bucket/one/train/tokens.bin"
-    there.pipe_file(tokens, b"x" * there.size(tokens))
-    with pytest.raises(UserError, match=r"one-\w+: train/tokens.bin .*; remove the folder"):
-        read("memory://bucket/one", tmp_path / "run").verify()
+    content = there.cat_file(tokens)
+    there.rm(tokens)
+    refused(one, f"^{one} has no train/tokens.bin, which its store.json names; wait until", run)
+    there.pipe_file(tokens, b"x" * len(content))
+    refused(one, r"stores/one-\w+: train/tokens.bin .*; remove the folder, and prepare or co", run)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(UserError, match=r"one on a disk cannot be written .*; set XDG_CACHE_HOME"):
-        read("memory://bucket/one", tmp_path / "run")
+    refused(one, r"^the copy of .*/one cannot be written .*; set XDG_CACHE_HOME", run)

@@ -47,7 +47,6 @@ def texts(tmp_path):
 @pytest.fixture
 def memory(texts, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fetched._files.cache_clear()
     system = fsspec.filesystem("memory")
     system.put(f"{texts}/", "/bucket/text/", recursive=True)
     yield system
@@ -192,7 +191,10 @@ def test_a_file_that_changes_is_an_error(memory):
     [
         ("memory://bucket/text/*.none", "does not exist; give files or a glob"),
         ("memory://bucket/text", "is a folder, not a file; give files or a glob"),
-        ("memory://bucket/store", "is a store, .*; copy it to a disk, and give that folder"),
+        (
+            "memory://bucket/store",
+            "is a store, and text is needed, .*; or copy it to a disk, as data.source",
+        ),
         ("nonsense://bucket/a.txt", "Protocol not known: nonsense"),
     ],
 )

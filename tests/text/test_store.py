@@ -47,7 +47,7 @@ def test_a_store_of_an_earlier_version(tmp_path):
 def test_damage_is_detected(folder, name):
     path = folder / name
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(UserError, match="remove the folder to prepare it again"):
+    with pytest.raises(UserError, match="remove the folder, and prepare or copy it again"):
         open_store(folder)
     path.unlink()
     with pytest.raises(UserError):
@@ -119,7 +119,7 @@ def test_a_record_of_anything(folder, changes):
     del record["crc32c"]
     record = {name: value for name, value in record.items() if value is not None}
     (folder / "store.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match="remove the folder to prepare it again"):
+    with pytest.raises(UserError, match="remove the folder, and prepare or copy it again"):
         open_store(folder)
 
 
