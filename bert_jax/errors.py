@@ -15,6 +15,11 @@ def nearest(word: str, names: Iterable[str] | Mapping[str, str], otherwise: str)
     return f"did you mean {shown[close[0]]}?" if close else otherwise
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type, at most 300 characters of it."""
+    return (str(error).strip() or repr(error)).splitlines()[0][:300]
+
+
 class CommandError(Exception):
     """Ends a command with its message and `exit_code`."""
 

@@ -39,7 +39,8 @@ from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.embedding_loss import task_objective
 from bert_jax.training.metrics import Writer
 from bert_jax.training.optimizer import learning_rate, make_optimizer
-from bert_jax.training.step import TrainState, init_state, make_predict_step, make_train_step
+from bert_jax.training.setup import make_setup
+from bert_jax.training.step import TrainState, make_predict_step, make_train_step
 from bert_jax.validation import validate_finetuning
 
 
@@ -95,15 +96,13 @@ class Run:
         self.eval_every = max(1, self.per_epoch // config.evaluations)
         self.model = self.task.model(config.model, config.probe)
         decay, is_probe = config.layer_decay, bool(config.probe)
-        self.optimizer = make_optimizer(
+        optimizer = make_optimizer(
             config.optimizer, self.steps, layer_decay=decay, freezes_encoder=is_probe
         )
-        self.abstract_state, self.layout = meshes.make_layout(
-            partial(self._new_state, 0), self.mesh, config.parallel
-        )
+        self.setup = make_setup(self.model, optimizer, config.seed, self.mesh, config.parallel)
         objective = task_objective(self.model, config.task)
-        compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=self.layout)
-        train_step = make_train_step(objective, self.optimizer, config.optimizer.microbatches)
+        compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=self.setup.layout)
+        train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
         self.train_step = compiled(train_step, outputs=("state", "metrics"))
         step = compiled(make_predict_step(objective), outputs=("per_example", "metrics"))
         size = config.data.batch_size // config.optimizer.microbatches  # what fits in training
@@ -111,11 +110,7 @@ class Run:
 
     def new_state(self, seed: int) -> TrainState:
         """Return a randomly initialized state, on the devices."""
-        make = partial(self._new_state, seed)
-        return meshes.init_sharded(make, self.layout.state, jax.random.key(seed))
-
-    def _new_state(self, seed: int, key: jax.Array) -> TrainState:
-        return init_state(self.model.init_params(key), self.optimizer, seed)
+        return dataclasses.replace(self.setup, seed=seed).new_state()
 
     @console.working("tokenizing the examples", says_end=False)
     def batcher(self, examples: Sequence[Example]) -> Batcher:
@@ -252,15 +247,15 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     run.claim()
     batches = run.batches(config.seed)
     report.finetuning_start(config, run.datasets, run.train, batches, run.mesh, workdir, run.recipe)
-    report.initialized_from(run.init, run.abstract_state.params, run.params)
+    report.initialized_from(run.init, run.setup.abstract_state.params, run.params)
 
     seeds = range(config.seed, config.seed + config.seeds)
     results = [_train_seed(run, s, run.params, workdir / f"seed-{s}", stop) for s in seeds]
     others = seeds if config.compare else ()
     random = [_train_seed(run, s, None, workdir / f"random-{s}", stop) for s in others]
     best = max(results, key=lambda result: run.task.rank(result["best"]))
-    params = checkpoint.read_params(workdir / best["checkpoint"], run.abstract_state.params)
-    params = initialization.copy_params(run.abstract_state.params, params)
+    params = checkpoint.read_params(workdir / best["checkpoint"], run.setup.abstract_state.params)
+    params = initialization.copy_params(run.setup.abstract_state.params, params)
     scores, truncated = _predict_all(run, params)
     tuned = run.task.config  # on the held-out examples
     model = config.model, params, run.tokenizer, run.model
@@ -313,7 +308,9 @@ def _train_seed(
         folder / "checkpoints", keep, lambda _: description, run.tokenizer, rank=task.rank
     )
     new_state = partial(run.new_state, seed)
-    step, state = initialization.initial_state(checkpoints, new_state, run.abstract_state, params)
+    step, state = initialization.initial_state(
+        checkpoints, new_state, run.setup.abstract_state, params
+    )
     if step:
         hosts.print_on_main(f"resuming from step {step:,}")
 

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 else:
     AnyPath = PurePath  # which both are; to import etils here would delay each command by 60 ms
 
+# What may be given for a checkpoint.
+CHECKPOINT = (
+    "a workdir, one of its checkpoints, a Hugging Face or Google checkpoint directory, or "
+    "hf:OWNER/NAME, a model of the Hugging Face hub"
+)
+
 
 def is_remote(path: str | PurePath) -> bool:
     """Return whether a path is a URL, or was one before it became a Path."""

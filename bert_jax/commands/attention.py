@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from bert_jax import console
 from bert_jax.commands import process, texts
-from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
+from bert_jax.paths import CHECKPOINT
 
 if TYPE_CHECKING:
     from bert_jax.viewer.patterns import Patterns

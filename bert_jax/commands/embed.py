@@ -20,8 +20,8 @@ import numpy as np
 
 from bert_jax import console
 from bert_jax.commands import process, texts
-from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
+from bert_jax.paths import CHECKPOINT
 from bert_jax.retrieval.search import normalize
 
 if TYPE_CHECKING:

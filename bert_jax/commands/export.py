@@ -10,8 +10,8 @@ log in with `hf auth login`, or set HF_TOKEN.
 import argparse
 
 from bert_jax.commands import process
-from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
+from bert_jax.paths import CHECKPOINT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

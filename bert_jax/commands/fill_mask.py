@@ -11,8 +11,8 @@ import dataclasses
 import os
 
 from bert_jax.commands import process, texts
-from bert_jax.commands.flags import CHECKPOINT
 from bert_jax.errors import UserError
+from bert_jax.paths import CHECKPOINT
 from bert_jax.text.records import STDIN
 
 

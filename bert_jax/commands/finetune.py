@@ -9,8 +9,9 @@ the checkpoint's. On several hosts it is started as `bert-jax pretrain` is.
 import argparse
 
 from bert_jax.commands import process
-from bert_jax.commands.flags import CHECKPOINT, Parser, add_config, add_run, read_config
+from bert_jax.commands.flags import Parser, add_config, add_run, read_config
 from bert_jax.config import FinetuneConfig
+from bert_jax.paths import CHECKPOINT
 
 
 def add_arguments(parser: Parser) -> None:

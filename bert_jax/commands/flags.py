@@ -9,11 +9,6 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from bert_jax import recipes, settings
 from bert_jax.errors import UserError, nearest
 
-CHECKPOINT = (
-    "a workdir, one of its checkpoints, a Hugging Face or Google checkpoint directory, or "
-    "hf:OWNER/NAME, a model of the Hugging Face hub"
-)
-
 
 class Recipe(NamedTuple):
     """The config of a recipe, such as "tiny", with the fields that the command line sets."""

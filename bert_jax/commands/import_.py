@@ -9,7 +9,7 @@ self-contained.
 import argparse
 
 from bert_jax.commands import process
-from bert_jax.commands.flags import CHECKPOINT
+from bert_jax.paths import CHECKPOINT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,9 @@ interrupted. Then: bert-jax search my.index "a question"
 import argparse
 
 from bert_jax.commands import process
-from bert_jax.commands.flags import CHECKPOINT, Parser
+from bert_jax.commands.flags import Parser
 from bert_jax.console import counted, quoted
+from bert_jax.paths import CHECKPOINT
 
 
 def add_arguments(parser: Parser) -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_jax.commands import process, texts
-from bert_jax.commands.flags import CHECKPOINT, Parser, add_data_dir
+from bert_jax.commands.flags import Parser, add_data_dir
 from bert_jax.errors import UserError
+from bert_jax.paths import CHECKPOINT
 from bert_jax.text.records import STDIN, file_type
 
 if TYPE_CHECKING:

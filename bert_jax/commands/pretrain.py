@@ -19,9 +19,10 @@ import argparse
 
 from bert_jax import paths
 from bert_jax.commands import process
-from bert_jax.commands.flags import CHECKPOINT, Parser, add_config, add_run, read_config
+from bert_jax.commands.flags import Parser, add_config, add_run, read_config
 from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
+from bert_jax.paths import CHECKPOINT
 
 _DEFAULT = "tiny"
 

@@ -14,7 +14,7 @@ import safetensors
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.convert import config_json, generator, names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensors
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.models.electra import embedding_size
 from bert_jax.models.positions import sinusoidal_positions
 from bert_jax.settings import read_json
@@ -172,8 +172,7 @@ def open_weights(path: Path) -> Tensors:
             with safetensors.safe_open(str(file), "np") as opened:
                 tensors |= {name: partial(_read, file, name) for name in opened.offset_keys()}
         except (OSError, safetensors.SafetensorError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{file} is damaged ({reason}); fetch it again") from error
+            raise UserError(f"{file} is damaged ({first_line(error)}); fetch it again") from error
     return tensors
 
 

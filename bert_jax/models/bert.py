@@ -35,6 +35,8 @@ from bert_jax.models.layers import (
 )
 from bert_jax.models.positions import sinusoidal_positions
 
+_NOTHING = Requested()
+
 
 class BertEmbeddings(nn.Module):
     """The sum of word, position and token type embeddings, normalized."""
@@ -111,15 +113,44 @@ class BertLayer(nn.Module):
         return LayerNorm(c, name="feed_forward_layer_norm")(hidden + update), maps
 
 
-class BertModel(Encoder):
-    """Embeddings, encoder and, unless `add_pooling_layer` is False, pooler."""
+class BertLayers(nn.Module):
+    """The layers of the encoder."""
+
+    config: ModelConfig
 
     def setup(self) -> None:
         c = self.config
-        self.embeddings = BertEmbeddings(c)
         layer = nn.remat(BertLayer, static_argnums=(4,)) if c.remat else BertLayer
         self.layers = [layer(c, name=f"layer_{i}") for i in range(c.num_hidden_layers)]
         self.any_layer = layer(c, parent=None)
+
+    def encode(
+        self,
+        embedded: Float[Array, "B L D"],
+        mask: AttentionMask,
+        dropout_key: DropoutKey | None,
+        requested: Requested = _NOTHING,
+    ) -> EncoderOutput:
+        """Return the output of the layers; the first of the hidden states is their input."""
+
+        def call(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
+            return layer(hidden, mask, dropout_key and dropout_key.fold(index), requested.maps)
+
+        is_scanned = self.config.scan_layers and not self.is_initializing()
+        scanned = [self.any_layer] if is_scanned else []
+        return run_layers(call, self.layers, embedded, requested, scanned)
+
+
+class BertModel(BertLayers, Encoder):
+    """Embeddings, encoder and, unless `add_pooling_layer` is False, pooler."""
+
+    pooler_activation = staticmethod(jnp.tanh)
+
+    def setup(self) -> None:
+        super().setup()
+        c = self.config
+        width = c.embedding_size or c.hidden_size  # ELECTRA's may be narrower than its layers
+        self.embeddings = BertEmbeddings(dataclasses.replace(c, hidden_size=width))
         if self.add_pooling_layer:
             self.pooler = Dense(c, (c.hidden_size, c.hidden_size), ("embed", "hidden"))
 
@@ -153,19 +184,23 @@ class BertModel(Encoder):
           output_queries_keys: whether to return the queries and keys of every layer. Attention is
             plain where maps, queries or keys are returned.
         """
-        c = self.config
         mask = AttentionMask(attention_mask, packed=position_ids is not None)
-        embedding_key = dropout_key and dropout_key.fold(c.num_hidden_layers)
-        embedded = self.embeddings(input_ids, token_type_ids, embedding_key, position_ids)
+        embedded = self.embed(input_ids, token_type_ids, dropout_key, position_ids)
         requested = Requested(output_hidden_states, output_attentions, output_queries_keys)
-
-        def call(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
-            return layer(hidden, mask, dropout_key and dropout_key.fold(index), requested.maps)
-
-        scanned = [self.any_layer] if c.scan_layers and not self.is_initializing() else []
-        output = run_layers(call, self.layers, embedded, requested, scanned)
+        output = self.encode(embedded, mask, dropout_key, requested)
         if not self.add_pooling_layer:
             return output
         hidden = output.last_hidden_state
         first = hidden[:, 0] if segment_starts is None else gather_positions(hidden, segment_starts)
-        return dataclasses.replace(output, pooled=jnp.tanh(self.pooler(first)))
+        return dataclasses.replace(output, pooled=self.pooler_activation(self.pooler(first)))
+
+    def embed(
+        self,
+        input_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+        dropout_key: DropoutKey | None,
+        position_ids: Int[Array, "B L"] | None = None,
+    ) -> Float[Array, "B L E"]:
+        """Return the embeddings, the input of `encode`."""
+        key = dropout_key and dropout_key.fold(self.config.num_hidden_layers)
+        return self.embeddings(input_ids, token_type_ids, key, position_ids)

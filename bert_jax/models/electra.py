@@ -14,21 +14,17 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
 from bert_jax.models.attention import AttentionMask
-from bert_jax.models.bert import BertEmbeddings, BertLayer
+from bert_jax.models.bert import BertLayers, BertModel
 from bert_jax.models.encoder import (
-    Encoder,
     EncoderOutput,
     PreTrainingOutput,
-    Requested,
     gather_positions,
-    run_layers,
 )
 from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, param
 from bert_jax.models.matmul import logits_from_embeddings
 
 # The activation of the generator's head and of the pooler in `transformers`, whatever `hidden_act`.
 _HEAD_ACTIVATION = ACTIVATIONS["gelu"]
-_NOTHING = Requested(hidden_states=False, attentions=False, queries_keys=False)
 
 
 def embedding_size(config: ModelConfig) -> int:
@@ -62,83 +58,27 @@ def pretrained_encoders(config: ModelConfig) -> list[ModelConfig]:
     return [config, generator_config(config) or config] if is_electra else [config]
 
 
-class ElectraLayers(nn.Module):
+class ElectraLayers(BertLayers):
     """BERT's layers on embeddings, projected where these are of another width."""
-
-    config: ModelConfig
-
-    def setup(self) -> None:
-        c = self.config
-        if embedding_size(c) != c.hidden_size:
-            shape, axes = (embedding_size(c), c.hidden_size), ("embed", "hidden")
-            self.embeddings_project = Dense(c, shape, axes)
-        layer = nn.remat(BertLayer, static_argnums=(4,)) if c.remat else BertLayer
-        self.layers = [layer(c, name=f"layer_{i}") for i in range(c.num_hidden_layers)]
-        self.any_layer = layer(c, parent=None)
-
-    def encode(
-        self,
-        embedded: Float[Array, "B L E"],
-        mask: AttentionMask,
-        dropout_key: DropoutKey | None,
-        requested: Requested = _NOTHING,
-    ) -> EncoderOutput:
-        """Return the output of the layers; the first of the hidden states is the projection."""
-        c = self.config
-        if embedding_size(c) != c.hidden_size:
-            embedded = self.embeddings_project(embedded)
-
-        def call(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
-            return layer(hidden, mask, dropout_key and dropout_key.fold(index), requested.maps)
-
-        scanned = [self.any_layer] if c.scan_layers and not self.is_initializing() else []
-        return run_layers(call, self.layers, embedded, requested, scanned)
-
-
-class ElectraModel(ElectraLayers, Encoder):
-    """The encoder: embeddings, layers and, with `add_pooling_layer`, a dense layer on [CLS]."""
 
     def setup(self) -> None:
         super().setup()
         c = self.config
-        self.embeddings = BertEmbeddings(dataclasses.replace(c, hidden_size=embedding_size(c)))
-        if self.add_pooling_layer:
-            self.pooler = Dense(c, (c.hidden_size, c.hidden_size), ("embed", "hidden"))
+        if embedding_size(c) != c.hidden_size:
+            shape, axes = (embedding_size(c), c.hidden_size), ("embed", "hidden")
+            self.embeddings_project = Dense(c, shape, axes)
 
-    def __call__(
-        self,
-        input_ids: Int[Array, "B L"],
-        token_type_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
-        dropout_key: DropoutKey | None = None,
-        *,
-        position_ids: Int[Array, "B L"] | None = None,
-        segment_starts: Int[Array, "B T"] | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        output_queries_keys: bool = False,
-    ) -> EncoderOutput:
-        """Encode a batch; see `models.bert.BertModel`."""
-        mask = AttentionMask(attention_mask, packed=position_ids is not None)
-        embedded = self.embed(input_ids, token_type_ids, dropout_key, position_ids)
-        requested = Requested(output_hidden_states, output_attentions, output_queries_keys)
-        output = self.encode(embedded, mask, dropout_key, requested)
-        if not self.add_pooling_layer:
-            return output
-        hidden = output.last_hidden_state
-        first = hidden[:, 0] if segment_starts is None else gather_positions(hidden, segment_starts)
-        return dataclasses.replace(output, pooled=_HEAD_ACTIVATION(self.pooler(first)))
+    def encode(self, embedded: Float[Array, "B L E"], *args: Any, **kwargs: Any) -> EncoderOutput:
+        """Return the output of the layers; the first of the hidden states is the projection."""
+        if embedding_size(self.config) != self.config.hidden_size:
+            embedded = self.embeddings_project(embedded)
+        return super().encode(embedded, *args, **kwargs)
 
-    def embed(
-        self,
-        input_ids: Int[Array, "B L"],
-        token_type_ids: Int[Array, "B L"],
-        dropout_key: DropoutKey | None,
-        position_ids: Int[Array, "B L"] | None = None,
-    ) -> Float[Array, "B L E"]:
-        """Return the embeddings before any projection."""
-        key = dropout_key and dropout_key.fold(self.config.num_hidden_layers)
-        return self.embeddings(input_ids, token_type_ids, key, position_ids)
+
+class ElectraModel(ElectraLayers, BertModel):
+    """The encoder: embeddings, layers and, with `add_pooling_layer`, a dense layer on [CLS]."""
+
+    pooler_activation = staticmethod(_HEAD_ACTIVATION)
 
 
 class GeneratorHead(nn.Module):

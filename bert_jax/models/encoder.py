@@ -85,9 +85,9 @@ class PreTrainingOutput:
 class Requested(NamedTuple):
     """What an encoder returns of each layer."""
 
-    hidden_states: bool
-    attentions: bool
-    queries_keys: bool
+    hidden_states: bool = False
+    attentions: bool = False
+    queries_keys: bool = False
 
     @property
     def maps(self) -> bool:

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -120,9 +121,19 @@ class Task(abc.ABC):
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         """Return a prediction as plain values: what is predicted, and its probability."""
 
-    @abc.abstractmethod
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return the content of each file of predictions, by its suffix."""
+        lines = []
+        for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
+            result = self.to_json(example, prediction)
+            predicted = next(iter(result.values()))  # a value, the name of a class, or a choice
+            predicted = predicted if isinstance(predicted, float) else str(predicted)
+            line = {"id": number if example.id is None else example.id, "prediction": predicted}
+            if "probability" in result:
+                line["probability"] = round(result["probability"], 6)
+            line |= {} if example.label is None else {"label": example.label}
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        return {".jsonl": "".join(lines)}
 
     def baselines(
         self, train: Sequence[Example], held_out: Sequence[Example]

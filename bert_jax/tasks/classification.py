@@ -1,6 +1,5 @@
 """Classification and regression of texts and pairs of texts."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,19 +109,6 @@ class TextTask(Task):
     def target(self, example: Example) -> float:
         """Return the label for the loss: the number of the class, or the value."""
         return NO_LABEL if example.label is None else self.labels.index(example.label)
-
-    def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
-        lines = []
-        for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
-            result = self.to_json(example, prediction)
-            predicted = next(iter(result.values()))  # a value, the name of a class, or a choice
-            predicted = predicted if isinstance(predicted, float) else str(predicted)
-            line = {"id": number if example.id is None else example.id, "prediction": predicted}
-            if "probability" in result:
-                line["probability"] = round(result["probability"], 6)
-            line |= {} if example.label is None else {"label": example.label}
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        return {".jsonl": "".join(lines)}
 
 
 class Classification(TextTask):

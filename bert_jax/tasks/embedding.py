@@ -1,6 +1,5 @@
 """Embeddings of texts: queries and passages, scored pairs, or plain text."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -165,7 +164,7 @@ class Embedding(Task):
             by_query[example.texts[0]] = vectors[0]
             by_passage |= zip(example.texts[1:], vectors[1:], strict=True)
         matrices = (
-            _unit(np.array([vectors[text] for text in texts]))
+            search.normalize(np.array([vectors[text] for text in texts]))
             for vectors, texts in ((by_query, queries), (by_passage, passages))
         )
         asked, corpus = matrices
@@ -186,23 +185,11 @@ class Embedding(Task):
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         return {"similarity": cosine(prediction)}
 
-    def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
-        lines = []
-        for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
-            name = number if example.id is None else example.id
-            line = {"id": name, "prediction": cosine(prediction)}
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        return {".jsonl": "".join(lines)}
-
 
 def cosine(vectors: np.ndarray) -> float:
     """Return the cosine of the first two of [C, I] vectors."""
-    first, second = _unit(vectors[:2])
+    first, second = search.normalize(vectors[:2])
     return float(first @ second)
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
 def _collection(

@@ -12,7 +12,6 @@ import lzma
 import os
 import re
 import stat
-import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 
 from bert_jax import paths
 from bert_jax.console import counted, show
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError, first_line, nearest
 from bert_jax.text import remote
 
 # Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
@@ -271,14 +270,14 @@ def open_tfds(source: str) -> Any:
         fault = f"is no dataset of TFDS, and is not in {folder}"
         raise UserError(f"{source} {fault}; {hint} {elsewhere}") from error
     except Exception as error:  # TFDS raises nearly every type for a name that it cannot serve
-        raise UserError(f"{source} cannot be read ({_first_line(error)}); check it") from error
+        raise UserError(f"{source} cannot be read ({first_line(error)}); check it") from error
     try:
         if not is_prepared:
             show(f"preparing {source} in {folder}; without a network this fails after some minutes")
         builder.download_and_prepare(**options)
     except Exception as error:
         call = f"tfds.builder({dataset!r}, data_dir=DIR, file_format='array_record')"
-        fault = f"is not in {folder} and cannot be prepared ({_first_line(error)})"
+        fault = f"is not in {folder} and cannot be prepared ({first_line(error)})"
         remedy = f"prepare it on another machine, by {call}.download_and_prepare(), and copy DIR"
         raise UserError(f"{source} {fault}; {remedy}; {elsewhere}") from error
     try:
@@ -286,13 +285,9 @@ def open_tfds(source: str) -> Any:
         if len(rows):
             rows[0]  # raises if a file is missing or damaged
     except Exception as error:
-        fault = f"cannot be read from {folder} ({_first_line(error)})"
+        fault = f"cannot be read from {folder} ({first_line(error)})"
         raise UserError(f"{source} {fault}; check the split; {elsewhere}") from error
     return rows
-
-
-def _first_line(error: Exception) -> str:
-    return textwrap.shorten((str(error).strip() or repr(error)).splitlines()[0], 300)
 
 
 def tfds_records(source: str, rows: Any) -> Iterator[Record]:

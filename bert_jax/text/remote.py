@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import paths
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 
 State = tuple[Any, ...]  # the size in bytes, and what changes with the content
 # As file systems name it; a size alone is known of a server that has none of these.
@@ -37,7 +37,7 @@ def find(pattern: str) -> list[tuple[str, State]]:
             is_listed = info.get("size") is not None  # a web server may list names alone
             sizes.append((url, (_state(info) if is_listed else state(url))[:1]))
     if not files:
-        reason = f" ({_line(cause)})" if cause else ""
+        reason = f" ({first_line(cause)})" if cause else ""
         fault = "is a folder, not a file" if found else f"does not exist{reason}"
         raise UserError(f"data source {pattern} {fault}; give files or a glob 'gs://text/*.txt'")
     return sorted(sizes)
@@ -172,15 +172,11 @@ def reading(url: object, done: str = "read") -> Iterator[None]:
     except UserError:
         raise
     except ImportError as error:
-        wrong = f"{url} needs a package that is not installed ({_line(error)})"
+        wrong = f"{url} needs a package that is not installed ({first_line(error)})"
         remedy = "install it; pip install 'bert-jax[remote]' has those of gs://, s3:// and https://"
         raise UserError(f"{wrong}; {remedy}") from error
     except Exception as error:
         if not paths.is_remote(str(url)):
             raise
         remedy = "check the address, the network and your credentials, and repeat the command"
-        raise UserError(f"{url} cannot be {done} ({_line(error)}); {remedy}") from error
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]
+        raise UserError(f"{url} cannot be {done} ({first_line(error)}); {remedy}") from error

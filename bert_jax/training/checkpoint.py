@@ -18,7 +18,7 @@ from orbax.checkpoint import checkpoint_managers
 from bert_jax import checksums, paths, settings
 from bert_jax.config import CheckpointConfig
 from bert_jax.distributed import hosts
-from bert_jax.errors import CommandError, TrainingError, UserError
+from bert_jax.errors import CommandError, TrainingError, UserError, first_line
 from bert_jax.paths import AnyPath
 from bert_jax.text import remote
 from bert_jax.text.tokenizer import Tokenizer
@@ -120,12 +120,6 @@ class Checkpoints:
             shutil.rmtree(self._deleted, ignore_errors=True)
 
 
-_EXPECTED = (
-    "a workdir, one of its checkpoints, a Hugging Face or Google checkpoint directory, or "
-    "hf:OWNER/NAME, a model of the Hugging Face hub"
-)
-
-
 def find(path: str | AnyPath) -> AnyPath:
     """Return the checkpoint at `path`: itself, or the best or latest one of a workdir."""
     path = paths.as_path(path)
@@ -139,7 +133,7 @@ def find(path: str | AnyPath) -> AnyPath:
         for folder in (path / "checkpoints", path):
             if checkpoints := workdirs.list_checkpoints(folder):
                 return max(checkpoints, key=lambda p: int(p.name))
-    raise UserError(f"{path} holds no checkpoint; give {_EXPECTED}")
+    raise UserError(f"{path} holds no checkpoint; give {paths.CHECKPOINT}")
 
 
 def _remedy(path: AnyPath) -> str:
@@ -147,7 +141,7 @@ def _remedy(path: AnyPath) -> str:
     # The owner of a model is no folder here, as that of a workdir is.
     if is_name and (path.parent == Path() or not os.path.exists(path.parent)):
         return f"hf:{path} would download a model of that name from the Hugging Face hub"
-    return f"give {_EXPECTED}"
+    return f"give {paths.CHECKPOINT}"
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -267,7 +261,7 @@ def _reading(checkpoint: AnyPath) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # TensorStore and Orbax raise nearly every kind
-        reason = (str(error).strip().splitlines() or [repr(error)])[0][:160]
-        raise UserError(f"checkpoint {checkpoint} cannot be read ({reason}); {_REMEDY}") from error
+        wrong = f"cannot be read ({first_line(error)})"
+        raise UserError(f"checkpoint {checkpoint} {wrong}; {_REMEDY}") from error
     finally:
         log.setLevel(level)

@@ -1,4 +1,4 @@
-"""What a pretraining config trains: the model, its optimizer, and the layout of their state."""
+"""What is trained: a model, its optimizer, and the layout of their state."""
 
 import dataclasses
 from functools import partial
@@ -8,9 +8,9 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.config import TrainConfig
+from bert_jax.config import ParallelConfig, TrainConfig
 from bert_jax.distributed.mesh import Layout, init_sharded, make_layout
-from bert_jax.models.heads import PreTrainingModel, make_pretraining_model
+from bert_jax.models.heads import make_pretraining_model
 from bert_jax.phases import peaks
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import TrainState, init_state
@@ -20,7 +20,7 @@ from bert_jax.training.step import TrainState, init_state
 class Setup:
     """A model and its optimizer, with their abstract state (shapes and shardings)."""
 
-    model: PreTrainingModel
+    model: Any  # with `init_params(key)`
     optimizer: optax.GradientTransformation
     seed: int
     abstract_state: TrainState
@@ -33,12 +33,23 @@ class Setup:
 
 
 def set_up(config: TrainConfig, mesh: Mesh) -> Setup:
-    """Return the model, optimizer and layout of a resolved config."""
+    """Return the model, optimizer and layout of a resolved pretraining config."""
     model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
     optimizer = make_optimizer(config.optimizer, config.steps, peaks(config))
-    make = partial(_new_state, model, optimizer, config.seed)
-    return Setup(model, optimizer, config.seed, *make_layout(make, mesh, config.parallel))
+    return make_setup(model, optimizer, config.seed, mesh, config.parallel)
 
 
-def _new_state(model: PreTrainingModel, optimizer: Any, seed: int, key: jax.Array) -> TrainState:
+def make_setup(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    mesh: Mesh,
+    parallel: ParallelConfig,
+) -> Setup:
+    """Return a model that has `init_params(key)`, its optimizer and their layout."""
+    make = partial(_new_state, model, optimizer, seed)
+    return Setup(model, optimizer, seed, *make_layout(make, mesh, parallel))
+
+
+def _new_state(model: Any, optimizer: Any, seed: int, key: jax.Array) -> TrainState:
     return init_state(model.init_params(key), optimizer, seed)
