@@ -13,7 +13,15 @@ import numpy as np
 from bert_jax import console, paths
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
 from bert_jax.convert import google, hub, huggingface, model_card, names, sentence_transformers
-from bert_jax.embeddings import Encoder, prompt_of, tokenize, warn_truncated
+from bert_jax.embeddings import (
+    Encoder,
+    encoder_inputs,
+    padded_length,
+    prompt_of,
+    text_list,
+    tokenize,
+    warn_truncated,
+)
 from bert_jax.errors import UserError
 from bert_jax.locks import replacing
 from bert_jax.masked_lm import Guess, MaskFiller
@@ -30,13 +38,14 @@ from bert_jax.viewer.patterns import Patterns, Survey
 from bert_jax.viewer.view import AttentionView, Viewer, WordComparison, compare
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Bert:
     """A pretrained or fine-tuned model with its tokenizer.
 
     Attributes:
       config: the model's config, in the names of BERT's own `config.json`.
-      params: nested dictionaries of the float32 parameters of `model`.
+      params: nested dictionaries of the float32 parameters of `model`. Give others with
+        `dataclasses.replace(bert, params=...)`; what is changed within them may go unseen.
       tokenizer: the tokenizer that the model was trained with.
       model: the Flax module: the encoder with pretraining heads, or with the head of a task.
       unused: names of tensors of a foreign checkpoint that the model has no place for.
@@ -71,10 +80,14 @@ class Bert:
             f"{self.tokenizer.kind} of {self.tokenizer.vocab_size:,} tokens{task})"
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what pickle writes: the fields, and not what was compiled."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     def tokenize(
         self,
-        texts: str | Sequence[str],
-        text_pairs: str | Sequence[str] | None = None,
+        texts: str | Iterable[str],
+        text_pairs: str | Iterable[str] | None = None,
         max_length: int | None = None,
     ) -> dict[str, np.ndarray]:
         """Return texts as padded arrays of tokens, with [CLS] and [SEP].
@@ -83,30 +96,48 @@ class Bert:
           texts: one text or several.
           text_pairs: the second text of each, if there is one.
           max_length: tokens of a sequence, at most; the model's positions where it is None. What
-            exceeds it is truncated, the longer text of a pair first.
+            exceeds it is truncated, the longer text of a pair first; where it is None, with a
+            warning.
 
         Returns:
           `input_ids`, `token_type_ids` and `attention_mask`, [N, L] int32, L the longest sequence.
 
         Raises:
-          UserError: there are no texts, not as many pairs, or `max_length` is out of range.
+          UserError: there are no texts, one is no str, there are not as many pairs, or `max_length`
+            is out of range.
 
         >>> arrays = getfixture("tiny_bert").tokenize(["A bank.", "A river bank."])
         >>> arrays["input_ids"].shape == arrays["attention_mask"].shape
         True
         """
-        return tokenize(self.config, self.tokenizer, texts, text_pairs, max_length)
+        return self._padded(texts, text_pairs, max_length, lambda longest: longest)[0]
+
+    def _padded(
+        self, texts: Any, text_pairs: Any, max_length: int | None, pad_to: Callable[[int], int]
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """Return texts as padded arrays, and the length of the longest."""
+        given = self.config, self.tokenizer, texts, text_pairs, max_length
+        sequences, second_starts, num_truncated = tokenize(*given)
+        if max_length is None:
+            positions = self.config.max_position_embeddings
+            warn_truncated(num_truncated, len(sequences), positions, stacklevel=4)
+        longest = max(map(len, sequences))
+        padding = pad_to(longest), self.tokenizer.pad_id
+        return encoder_inputs(self.config, sequences, second_starts, *padding), longest
 
     def __call__(
         self,
-        texts: str | Sequence[str],
-        text_pairs: str | Sequence[str] | None = None,
+        texts: str | Iterable[str],
+        text_pairs: str | Iterable[str] | None = None,
         *,
         max_length: int | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> EncoderOutput:
-        """Run the encoder on texts; `tokenize` says which are refused.
+        """Run the encoder on texts, all in one batch; `tokenize` says which are refused.
+
+        Each new number of texts is compiled, and each of some lengths. `encode` divides any number
+        of texts into batches.
 
         Args:
           texts, text_pairs, max_length: as in `tokenize`.
@@ -117,11 +148,14 @@ class Bert:
         >>> len(output.attentions), output.last_hidden_state.shape[-1]
         (2, 16)
         """
-        return self._encode(
-            **self.tokenize(texts, text_pairs, max_length),
+        pad_to = functools.partial(padded_length, self.config)
+        arrays, longest = self._padded(texts, text_pairs, max_length, pad_to)
+        output = self._encode(
+            **arrays,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
+        return output.without_padding(longest)
 
     @functools.cached_property
     def _encode(self) -> Callable[..., EncoderOutput]:
@@ -133,7 +167,7 @@ class Bert:
 
     def encode(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         layer: int | Sequence[int] | None = None,
         pooling: str | None = None,
         prompt: str = "",
@@ -156,12 +190,12 @@ class Bert:
           [N, D] float32 for N texts; or a list of N arrays, [n, D], by token or word.
 
         Raises:
-          UserError: there is no such layer, pooling or prompt.
+          UserError: there is no such layer, pooling or prompt, or a text is no str.
 
         >>> getfixture("tiny_bert").encode(["A river bank.", "A bank."]).shape
         (2, 16)
         """
-        texts = [texts] if isinstance(texts, str) else texts
+        texts = text_list(texts)
         layers = (layer,) if isinstance(layer, int) else layer if layer is None else tuple(layer)
         encoder, before = self.encoder(layers, pooling), prompt_of(self.task, prompt)
         embeddings = list(encoder(before + text for text in texts))
@@ -181,8 +215,8 @@ class Bert:
     @overload
     def fill_mask(self, text: str, top_k: int = 5) -> list[Guess]: ...  # pyright: ignore
     @overload
-    def fill_mask(self, text: Sequence[str], top_k: int = 5) -> list[list[Guess]]: ...
-    def fill_mask(self, text: str | Sequence[str], top_k: int = 5) -> Any:
+    def fill_mask(self, text: Iterable[str], top_k: int = 5) -> list[list[Guess]]: ...
+    def fill_mask(self, text: str | Iterable[str], top_k: int = 5) -> Any:
         """Return the most probable tokens for each "[MASK]" of a text.
 
         Args:
@@ -200,7 +234,7 @@ class Bert:
         (3, 2)
         """
         if not isinstance(text, str):
-            return [self.fill_mask(each, top_k) for each in text]
+            return [self.fill_mask(each, top_k) for each in text_list(text, "text")]
         ids = self.tokenizer.encode_with_masks(text)
         if self.tokenizer.mask_id not in ids:
             raise UserError(f"the text has no [MASK]: {text[:60]!r}; put one where a token belongs")
@@ -228,7 +262,7 @@ class Bert:
         >>> len(view.guesses[2])  # of the embeddings and of each layer
         3
         """
-        texts = [text] if text_pair is None else [text, text_pair]
+        texts = text_list([text] if text_pair is None else [text, text_pair])
         view = self._viewer(repr(self), texts, lambda: self.mask_filler)
         if view.is_truncated:
             warnings.warn(
@@ -286,7 +320,7 @@ class Bert:
 
     def predict(
         self,
-        examples: Sequence[Any] | Path,
+        examples: Iterable[Any] | Path,
         *,
         text: str | None = None,
         label: str | None = None,
@@ -297,6 +331,7 @@ class Bert:
         Args:
           examples: plain values: a str for a text, two for a pair, a list of words; dictionaries
             such as {"question": ..., "context": ...}; or the `Path` of a file, as for fine-tuning.
+            A str or a dictionary is one example.
           text: column of a file's texts, where it is not that of the training data.
           label: column of a file's labels, likewise.
           batch_size: examples at a time, on each device.

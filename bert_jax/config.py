@@ -61,7 +61,7 @@ MODEL_TYPES = {
 }
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class ModelConfig:
     """The encoder, in the names of BERT's own `config.json`.
 
@@ -107,7 +107,7 @@ class ModelConfig:
     attention: Literal["auto", "plain", "fused"] = _resumable("auto", "auto: plain; fused: kernel")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class TokenizerConfig:
     """A tokenizer: loaded from `path`, or trained on the text.
 
@@ -126,7 +126,7 @@ class TokenizerConfig:
     strip_accents: bool = setting(False, "remove accents and other marks; not of sentencepiece")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Phase:
     """A later part of a run: its length and batch size, and what else is not that of the run.
 
@@ -145,7 +145,7 @@ class Phase:
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class DataConfig:
     """Text, and how sequences are made of it.
 
@@ -188,7 +188,7 @@ class DataConfig:
     whole_word_masking: bool = setting(False, "mask whole words")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class OptimizerConfig:
     """Adam with decoupled weight decay; a linear warm-up, and how the rate then decays.
 
@@ -225,7 +225,7 @@ class OptimizerConfig:
     microbatches: int = setting(1, "passes a step is split into, to save memory")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class CheckpointConfig:
     """When checkpoints are written, and which are kept.
 
@@ -237,7 +237,7 @@ class CheckpointConfig:
     keep: int = _resumable(2, "latest checkpoints to keep; the best by held-out loss is kept too")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class ParallelConfig:
     """How a step is spread over a mesh of devices, data × fsdp × tensor.
 
@@ -252,7 +252,7 @@ class ParallelConfig:
     mode: Literal["mesh", "pmap"] = _resumable("mesh", "pmap: jax.pmap, which is in maintenance")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class TrainConfig:
     """A pretraining run.
 
@@ -275,7 +275,7 @@ class TrainConfig:
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class EmbeddingConfig:
     """How a text becomes a vector, and what the vectors are trained by.
 
@@ -312,7 +312,7 @@ class EmbeddingConfig:
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class TaskConfig:
     """What an encoder is fine-tuned for.
 
@@ -347,7 +347,7 @@ class TaskConfig:
     embedding: EmbeddingConfig = dataclasses.field(default_factory=EmbeddingConfig)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class DataFiles:
     """A task's data: .tsv, .csv, .jsonl, .conll, SQuAD's .json, or "tfds:NAME@SPLIT".
 
@@ -365,7 +365,7 @@ class DataFiles:
     batch_size: int = setting(32, "examples a step, over all devices")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class FinetuneConfig:
     """A fine-tuning run.
 

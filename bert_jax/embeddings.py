@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
@@ -238,29 +239,46 @@ def tokenize(
     texts: str | Sequence[str],
     text_pairs: str | Sequence[str] | None,
     max_length: int | None,
-) -> dict[str, np.ndarray]:
-    """Return texts or pairs as the padded inputs of an encoder, as `Bert.tokenize` says."""
-    columns = [[texts] if isinstance(texts, str) else list(texts)]
+) -> tuple[Sequence[Sequence[int]], Sequence[int], int]:
+    """Return texts or pairs as sequences, where their second texts begin, and how many are cut.
+
+    `Bert.tokenize` says what the arguments are.
+    """
+    columns = [text_list(texts)]
     if text_pairs is not None:
-        columns.append([text_pairs] if isinstance(text_pairs, str) else list(text_pairs))
-    if not columns[0] or len(columns[0]) != len(columns[-1]):
-        raise UserError(
-            f"there are {len(columns[0])} texts and {len(columns[-1])} second texts; give one "
-            "text or more, and as many second texts"
-        )
+        columns.append(text_list(text_pairs, "text_pairs"))
+    if not columns[0]:
+        raise UserError("there are no texts; give one or more")
+    if len(columns[0]) != len(columns[-1]):
+        counts = f"{len(columns[0])} texts and {len(columns[1])} second texts"
+        raise UserError(f"there are {counts}; give each text its second one")
     longest = config.max_position_embeddings
     length = longest if max_length is None else max_length
     room = max_text_tokens(len(columns), config, length)
     if room < 1 or length > longest:
         raise UserError(f"max_length is {length}; it must leave room and be at most {longest}")
     encoded = [tokenizer.encode(column) for column in columns]
-    joined = (
-        build_sequence(truncate(example, room), tokenizer, config)
-        for example in zip(*encoded, strict=True)
-    )
+    examples = list(zip(*encoded, strict=True))
+    joined = [build_sequence(truncate(each, room), tokenizer, config) for each in examples]
     sequences, second_starts = zip(*joined, strict=True)
-    longest = max(map(len, sequences))
-    return encoder_inputs(config, sequences, second_starts, longest, tokenizer.pad_id)
+    return sequences, second_starts, sum(sum(map(len, each)) > room for each in examples)
+
+
+def text_list(texts: Any, name: str = "texts") -> list[str]:
+    """Return one text or several as a list; UserError where one is no text."""
+    if isinstance(texts, str):
+        texts = [texts]
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise UserError(f"{name} is {reprlib.repr(texts)}; give a text, or a list of texts")
+    result = list(texts)
+    for index, text in enumerate(result):
+        if not isinstance(text, str):
+            raise UserError(f"{name}[{index}] is {reprlib.repr(text)}; give a text, as a str")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # half of a surrogate pair
+            raise UserError(f"{name}[{index}] is not Unicode ({error}); mend it") from error
+    return result
 
 
 def prompt_of(task: TaskConfig | None, name: str) -> str:
@@ -279,12 +297,12 @@ def own_prompt(task: TaskConfig | None, name: str) -> str:
     return getattr(task.embedding, f"{name}_prompt")
 
 
-def warn_truncated(number: int, of: int, length: int) -> None:
+def warn_truncated(number: int, of: int, length: int, stacklevel: int = 3) -> None:
     """Warn the caller of the function that calls this of texts that were truncated to a length."""
     if number:
         text = f"{number:,} of {of:,} texts are longer than the model's {length} tokens"
         text += " and were truncated"
-        warnings.warn(text, stacklevel=3)
+        warnings.warn(text, stacklevel=stacklevel)
 
 
 def padded_length(config: ModelConfig, length: int) -> int:

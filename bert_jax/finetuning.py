@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import console, initialization, locks, report
+from bert_jax import console, initialization, locks, report, settings
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert, load
@@ -184,6 +184,7 @@ def start(
     recipe: str = "",
 ) -> Run:
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
+    settings.check_class(config, FinetuneConfig)
     initial = load(init)
     config = dataclasses.replace(config, task=_like_initial(config.task, initial.task))
     config = initialization.resolve(

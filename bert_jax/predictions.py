@@ -1,7 +1,7 @@
 """What `Bert.predict` returns: labels and probabilities of examples, to be read or saved."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from bert_jax import console
 from bert_jax.batches.buckets import Batcher
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
+from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example, Task
@@ -76,16 +77,22 @@ class Predictor:
 
     @console.working("predicting", says_end=False)
     def __call__(
-        self, config: TaskConfig, data: DataFiles, examples: Sequence[Any] | Path, batch_size: int
+        self, config: TaskConfig, data: DataFiles, examples: Iterable[Any] | Path, batch_size: int
     ) -> Predictions:
         """Return what `Bert.predict` does, for examples of a task."""
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be at least 1")
         task = make_task(config)
         if isinstance(examples, Path):
             examples = read_examples(task, str(examples), data, labelled=False)
+        elif isinstance(examples, str | Mapping):
+            examples = [examples]
         examples = [
             value if isinstance(value, Example) else task.example_from(value, index, data)
             for index, value in enumerate(examples)
         ]
+        if not examples:
+            raise UserError("there are no examples; give one or more")
         if not task.labels:  # of a foreign multiple choice, whose choices have no names
             task = type(task)(task.config, task.label_names(examples))
         check_labels(task, examples)

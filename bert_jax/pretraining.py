@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from bert_jax import background, console, initialization, paths, report
+from bert_jax import background, console, initialization, paths, report, settings
 from bert_jax.batches import loader
 from bert_jax.bert import Bert, load
 from bert_jax.config import TrainConfig
@@ -121,6 +121,7 @@ def start(
     recipe: str = "",
 ) -> Run:
     """Check a run against its workdir and the devices, and prepare its text."""
+    settings.check_class(config, TrainConfig)
     if init and fork:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
     where = workdir

@@ -70,6 +70,16 @@ def check(config: Any, prefix: str = "") -> None:
     _read(type(config), dataclasses.asdict(config), prefix)
 
 
+def check_class(config: Any, cls: type, name: str = "config") -> None:
+    """Refuse a config of another class, or one that holds something else than its settings."""
+    if not isinstance(config, cls):
+        wrong = f"{name} is of the class {type(config).__name__}, not {cls.__name__}"
+        raise UserError(f"{wrong}; bert_jax.recipe(NAME) returns a config to be changed")
+    for group, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            check_class(getattr(config, group), typing.cast(type, hint), f"{name}.{group}")
+
+
 def to_json(config: Any) -> str:
     """Return a config as indented JSON, the form of a workdir's `config.json`."""
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"

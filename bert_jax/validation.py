@@ -157,7 +157,7 @@ def _validate_parallel(config: ParallelConfig) -> None:
 
 
 def _validate_optimizer(config: OptimizerConfig) -> None:
-    if config.schedule != "wsd" and config.decay_fraction != OptimizerConfig.decay_fraction:
+    if config.schedule != "wsd" and config.decay_fraction != OptimizerConfig().decay_fraction:
         wrong = f"optimizer.decay_fraction does nothing with optimizer.schedule {config.schedule}"
         raise UserError(f"{wrong}; set the schedule to wsd, or leave decay_fraction out")
 

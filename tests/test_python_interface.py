@@ -1,12 +1,16 @@
 """The Python interface: quiet to the process, plain values in, arrays and plain values out."""
 
+import copy
 import dataclasses
 import json
+import pickle
 import signal
 import subprocess
 import sys
+import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -14,7 +18,7 @@ from helpers import model_config
 
 import bert_jax
 from bert_jax import Bert, DataFiles, TaskConfig, TokenizerConfig, UserError, initialization
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.models.heads import BertForPreTraining, make_encoder
 from bert_jax.tasks import make_task
 from bert_jax.text import tokenizer_training
 
@@ -70,6 +74,7 @@ def test_public_names():
     assert len(bert_jax.__all__) == len(set(bert_jax.__all__))
     for name in bert_jax.__all__:
         assert getattr(bert_jax, name).__doc__
+    assert dir(bert_jax) == sorted(bert_jax.__all__)  # for completion, before they are imported
     assert bert_jax.__version__.count(".") == 2
     with pytest.raises(AttributeError, match="has no attribute 'Brt'"):
         _ = bert_jax.Brt
@@ -104,6 +109,48 @@ def test_tokenize_joins_and_truncates_pairs(tiny_bert):
     (row,) = arrays["input_ids"].tolist()
     assert len(row) == 16
     assert row[-len(second) - 1 :] == [*second, tiny_bert.tokenizer.sep_id]
+
+
+@pytest.mark.parametrize("call", [Bert.tokenize, Bert.__call__, Bert.encode])
+def test_texts_that_are_truncated_warn_the_caller(tiny_bert, call):
+    with pytest.warns(UserWarning, match="1 of 2 texts are longer than the model's 32") as caught:
+        call(tiny_bert, ["the river " * 40, "a bank"])
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny_bert.tokenize("the river " * 9, max_length=16)  # as asked for
+
+
+def test_texts_in_any_iterable_are_those_of_a_list(tiny_bert):
+    texts = ["The river.", "A bank."]
+    for given in (iter(texts), np.array(texts), tuple(texts), dict.fromkeys(texts).keys()):
+        np.testing.assert_array_equal(tiny_bert.encode(given), tiny_bert.encode(texts))
+    assert len(tiny_bert(iter(texts)).last_hidden_state) == 2
+    assert tiny_bert.encode([]).shape == (0, 16)
+
+
+def test_one_program_serves_texts_of_similar_lengths(tiny_bert):
+    bert = dataclasses.replace(tiny_bert)
+    for text in ("a", "the river", "the river bank"):
+        arrays = jax.tree.map(jnp.asarray, bert.tokenize(text))
+        output = bert(text, output_hidden_states=True, output_attentions=True)
+        assert output.last_hidden_state.shape[:2] == arrays["input_ids"].shape
+        apply = make_encoder(bert.config, add_pooling_layer=True).apply
+        alone = apply({"params": bert.params["bert"]}, **arrays, output_attentions=True)
+        np.testing.assert_allclose(output.last_hidden_state, alone.last_hidden_state, atol=1e-5)
+        np.testing.assert_allclose(output.attentions[1], alone.attentions[1], atol=1e-6)
+    assert bert._encode.func._cache_size() == 1
+
+
+def test_a_model_that_was_used_is_pickled_without_its_programs(tiny_bert, tiny_classifier):
+    tiny_bert.encode("The river.")
+    tiny_bert.fill_mask("The [MASK].")
+    read = pickle.loads(pickle.dumps(tiny_bert))
+    assert read != tiny_bert
+    np.testing.assert_array_equal(read.encode("The river."), tiny_bert.encode("The river."))
+    before = tiny_classifier.predict("The river.")
+    read = pickle.loads(pickle.dumps(tiny_classifier))
+    assert list(read.predict("The river.")) == list(before)
 
 
 def test_a_roberta_has_two_separators_and_one_token_type(roberta):
@@ -214,8 +261,16 @@ def test_errors_read_as_those_of_the_commands(tiny_bert, tiny_run, tmp_path, ber
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda bert: bert.tokenize([]), "there are 0 texts"),
+        (lambda bert: bert.tokenize([]), "there are no texts; give one or more"),
         (lambda bert: bert.tokenize(["a", "b"], ["c"]), "2 texts and 1 second texts"),
+        (lambda bert: bert.tokenize(["a", None]), r"texts\[1\] is None; give a text, as a str"),
+        (lambda bert: bert.tokenize("a", [b"c"]), r"text_pairs\[0\] is b'c'; give a text"),
+        (lambda bert: bert({"a": "b"}), r"texts is {'a': 'b'}; give a text, or a list of texts"),
+        (lambda bert: bert.encode(["a", 1.5]), r"texts\[1\] is 1.5; give a text"),
+        (lambda bert: bert.encode(None), "texts is None; give a text, or a list of texts"),
+        (lambda bert: bert.encode("\ud800"), r"texts\[0\] is not Unicode"),
+        (lambda bert: bert.attention(["a"]), r"texts\[0\] is \['a'\]; give a text"),
+        (lambda bert: bert.fill_mask(["[MASK]", 3]), r"text\[1\] is 3; give a text"),
         (lambda bert: bert.tokenize("a", max_length=33), "max_length is 33"),
         (lambda bert: bert.tokenize("a", "b", max_length=3), "max_length is 3"),
         (lambda bert: bert.fill_mask("[MASK] " * 40), "has 42 tokens and the model 32"),
@@ -226,6 +281,49 @@ def test_errors_read_as_those_of_the_commands(tiny_bert, tiny_run, tmp_path, ber
 def test_mistakes(tiny_bert, call, message):
     with pytest.raises(UserError, match=message):
         call(tiny_bert)
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ([], "there are no examples; give one or more"),
+        ("", "a text is ''; fill it in"),
+        ([("a", "b")], r"examples\[0\] has 2 texts and the model was trained on 1 \(sentence\)"),
+        (["a", None], r"examples\[1\] is None; give"),
+    ],
+)
+def test_mistakes_in_examples(tiny_classifier, examples, message):
+    with pytest.raises(UserError, match=message):
+        tiny_classifier.predict(examples)
+    with pytest.raises(UserError, match="batch_size is 0; it must be at least 1"):
+        tiny_classifier.predict(["a"], batch_size=0)
+
+
+def test_one_example_needs_no_list(tiny_classifier, tmp_path):
+    (expected,) = tiny_classifier.predict(["The river."])
+    for example in ("The river.", {"sentence": "The river."}):
+        assert list(tiny_classifier.predict(example)) == [expected]
+    predictions = tiny_classifier.predict(text for text in ["The river.", "A bank."])
+    assert [p.exists() for p in predictions.save(tmp_path / "new" / "folder" / "p")] == [True]
+
+
+def test_settings_that_do_not_exist(tiny_config, tiny_finetuning_config, tiny_run, tmp_path):
+    for config in (tiny_config, tiny_finetuning_config):
+        for group in (config, config.model, config.data, config.optimizer):
+            with pytest.raises(AttributeError, match="has no attribute 'learnin_rate'"):
+                group.learnin_rate = 1e-5
+    for wrong, message in (
+        (None, "config is of the class NoneType, not TrainConfig; bert_jax.recipe"),
+        (tiny_finetuning_config, "config is of the class FinetuneConfig, not TrainConfig"),
+        (
+            dataclasses.replace(tiny_config, optimizer={}),
+            "config.optimizer is of the class dict, not OptimizerConfig",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            bert_jax.pretrain(wrong, tmp_path / "run")
+    with pytest.raises(UserError, match="config is of the class TrainConfig, not FinetuneConfig"):
+        bert_jax.finetune(tiny_config, tiny_run.checkpoint, tmp_path / "run")
 
 
 def test_a_fine_tuned_model_has_no_masked_lm_head(tiny_classifier):
@@ -240,7 +338,9 @@ def test_quiet_runs_print_and_draw_nothing_and_install_nothing(
         raise AssertionError("a signal handler was installed")
 
     monkeypatch.setattr(signal, "signal", refuse)
-    pretrained = bert_jax.pretrain(tiny_config, tmp_path / "run", quiet=True)
+    config = copy.deepcopy(tiny_config)
+    config.checkpoint.every, config.eval_every = 1, 2  # checkpoints that have no scores, too
+    pretrained = bert_jax.pretrain(config, tmp_path / "run", quiet=True)
     finetuned = bert_jax.finetune(
         tiny_finetuning_config, pretrained.checkpoint, tmp_path / "task", quiet=True
     )

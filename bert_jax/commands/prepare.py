@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     if is_path and not args.tokenizer.startswith("hf:") and not os.path.exists(args.tokenizer):
         hint = nearest(args.tokenizer, _KINDS, "give its file or folder, or what to train")
         raise UserError(f"--tokenizer={args.tokenizer} does not exist; {hint}")
-    kind = TokenizerConfig.kind if is_path else args.tokenizer
+    kind = TokenizerConfig().kind if is_path else args.tokenizer
     flags = {"model_type": args.model_type, "strip_accents": args.strip_accents}
     config = TokenizerConfig(kind=kind, lowercase=not args.cased, **flags)
     data = DataConfig(source=args.source, **{name: getattr(args, name) for name in _FIELDS})

@@ -61,9 +61,10 @@ class AttentionMask:
     def _bias(self, query_ids: Any, key_ids: Any, first_query: int) -> Array:
         attends = key_ids[:, None, None, :] > 0
         if self.packed:
-            attends &= query_ids[:, None, :, None] == key_ids[:, None, None, :]
+            attends = attends & (query_ids[:, None, :, None] == key_ids[:, None, None, :])
         if self.window:
-            attends &= self._is_in_window(query_ids.shape[1], key_ids.shape[1], first_query)
+            near_enough = self._is_in_window(query_ids.shape[1], key_ids.shape[1], first_query)
+            attends = attends & near_enough
         return jnp.where(attends, 0.0, MASKED_SCORE)
 
     def window_bias(self) -> Float[Array, "L M"]:

@@ -64,6 +64,15 @@ class EncoderOutput:
     attentions: Any = None
     queries_keys: Any = None
 
+    def without_padding(self, length: int) -> "EncoderOutput":
+        """Return the states and maps of the first tokens of each sequence alone."""
+        states, maps = self.hidden_states, self.attentions
+        return self.replace(  # pyright: ignore
+            last_hidden_state=self.last_hidden_state[:, :length],
+            hidden_states=states and tuple(state[:, :length] for state in states),
+            attentions=maps and tuple(each[..., :length, :length] for each in maps),
+        )
+
 
 @struct.dataclass
 class PreTrainingOutput:

@@ -1,5 +1,6 @@
 """Classification and regression of texts and pairs of texts."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,18 +54,17 @@ class TextTask(Task):
         is_text = isinstance(texts, Sequence) and 1 <= len(texts) <= 2
         return {"texts": tuple(texts), "label": None} if is_text else None
 
-    def line_value(self, line: str, where: str, data: DataFiles) -> Any:
-        value, glue_name = super().line_value(line, where, data), self.config.glue
+    def example_from(self, value: Any, index: int | str, data: DataFiles) -> Example:
+        example, glue_name = super().example_from(value, index, data), self.config.glue
         columns = glue.layout(glue_name).fields if glue_name else data.text.split(",")
-        count = 1 if isinstance(value, str) else len(value)
         # What a foreign model was trained on is unknown.
-        if (glue_name or data.train) and count != len(columns):
+        if (glue_name or data.train) and len(example.texts) != len(columns):
             names = " and ".join(columns)
             raise UserError(
-                f"{where} has {counted(count, 'text')} and the model was trained on "
-                f"{len(columns)} ({names}); give as many, with a tab between; or a table's file"
+                f"{example.where} has {counted(len(example.texts), 'text')} and the model was "
+                f"trained on {len(columns)} ({names}); give as many (in a line, with a tab between)"
             )
-        return value
+        return example
 
     def make_example(self, record: Record) -> Example | None:
         if not record.fields:
@@ -126,10 +126,9 @@ class Classification(TextTask):
 
         actual = [self.labels.index(example.label) for example in examples]
         predicted = [int(logits.argmax()) for logits in predictions]
-        classes = list(range(len(self.labels)))
-        # The mean is over all classes, whether or not these examples have them.
-        average: Any = "binary" if len(classes) == 2 else "macro"
-        options: dict[str, Any] = {"labels": classes, "average": average, "zero_division": 0}
+        # Of more than two, the mean over the classes that are actual or predicted.
+        average: Any = "binary" if len(self.labels) == 2 else "macro"
+        options: dict[str, Any] = {"average": average, "zero_division": 0}
         varied = len({*actual, *predicted}) > 1
         scores = {
             "accuracy": float(metrics.accuracy_score(actual, predicted)),
@@ -189,7 +188,11 @@ class Classification(TextTask):
             ax=figure.subplots(),
         )
         temporary = path.with_suffix(".tmp")
-        figure.savefig(temporary, format="png", dpi=120)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", "Glyph .* missing from font")
+            figure.savefig(temporary, format="png", dpi=120)
+        if caught:
+            console.show(f"{path} has boxes for letters of labels that matplotlib's font lacks")
         temporary.replace(path)
 
 

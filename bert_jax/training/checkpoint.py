@@ -78,7 +78,8 @@ class Checkpoints:
         content = {"config": self._describe(step), "tokenizer": self._tokenizer}
         content["log_window"] = sums or {}
         items = _items(ocp.args.StandardSave(state), content)
-        with _writing(self.folder):
+        # Orbax warns where a checkpoint has no scores, which only those of evaluations have.
+        with _writing(self.folder), _without_warnings():
             self._manager.save(step, args=items, metrics=held_out)
 
     def latest(self) -> int | None:
@@ -252,16 +253,23 @@ def _writing(folder: AnyPath) -> Iterator[None]:
 @contextlib.contextmanager
 def _reading(checkpoint: AnyPath) -> Iterator[None]:
     """Raise any error of reading a checkpoint as a UserError."""
-    log = logging.getLogger("absl")
-    level = log.level
-    # Orbax warns that the state lacks a file, which is a folder above it.
-    log.setLevel(logging.ERROR)
     try:
-        yield
+        with _without_warnings():  # that the state lacks a file, which is a folder above it
+            yield
     except UserError:
         raise
     except Exception as error:  # TensorStore and Orbax raise nearly every kind
         wrong = f"cannot be read ({first_line(error)})"
         raise UserError(f"checkpoint {checkpoint} {wrong}; {_REMEDY}") from error
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keep Orbax from logging warnings."""
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
     finally:
         log.setLevel(level)

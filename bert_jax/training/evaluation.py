@@ -54,6 +54,7 @@ def write(
     task: Task, examples: Sequence[Example], predictions: Sequence[Any], stem: Path
 ) -> list[Path]:
     """Write the files of predictions, `stem` with each suffix, and return them."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
     paths = []
     for suffix, content in task.files(examples, predictions).items():
         paths.append(stem.with_name(stem.name + suffix))

@@ -168,8 +168,10 @@ def test_a_prediction_for_a_reader(kind, inputs, result, line):
 def test_a_tab_is_no_pair_of_a_task_with_one_text():
     data = DataFiles(train="train.tsv")
     for config, line in ((TaskConfig(), "A film.\tgood"), (TaskConfig(glue="mrpc"), "A film.")):
+        task = make_task(config, ("a", "b"))
+        value = task.line_value(line, "x:1", data)
         with pytest.raises(UserError, match=r"x:1 has \d texts? and the model was trained on"):
-            make_task(config, ("a", "b")).line_value(line, "x:1", data)
+            task.example_from(value, "x:1", data)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from helpers import model_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax import console
 from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
@@ -78,13 +79,18 @@ def expected_scores(actual, predicted, count):
         for c in range(count)
     ]
 
+    there = actual.any(0) | predicted.any(0)
+
     def covariance(x, y):
         return sum(np.cov(x[:, c], y[:, c], bias=True)[0, 1] for c in range(count))
 
     spread = math.sqrt(covariance(actual, actual) * covariance(predicted, predicted))
     return {
         "accuracy": (actual * predicted).sum(1).mean(),
-        "f1": f1[1] if count == 2 else np.mean(f1),
+        # Of more than two classes, the mean of those that there are: not of 0 of 0 of 0.
+        "f1": f1[1]
+        if count == 2
+        else np.mean([f for f, is_there in zip(f1, there, strict=True) if is_there]),
         "matthews": covariance(actual, predicted) / spread if spread > 1e-12 else 0.0,
     }
 
@@ -114,6 +120,14 @@ def test_scores_by_hand():
     scores = classes("no", "yes").score(actual, [logits_of(n, 2) for n in (0, 0, 1, 1, 0)])
     # Of "yes" one is right, one wrong and one missed: 1·2 − 1·1 over √(2·2·3·3).
     assert scores == pytest.approx({"accuracy": 0.6, "f1": 0.5, "matthews": 1 / 6})
+
+
+def test_a_class_that_held_out_examples_lack_has_no_f1():
+    examples = labelled("a", "b", "b")
+    assert classes("a", "b", "c").score(examples, [logits_of(n, 3) for n in (0, 1, 1)])["f1"] == 1
+    assert classes("a", "b", "c").score(examples, [logits_of(n, 3) for n in (0, 1, 2)])["f1"] == (
+        pytest.approx((1 + 2 / 3 + 0) / 3)
+    )
 
 
 @pytest.mark.parametrize("metrics", [(), *itertools.combinations(ALL, 1), ALL])
@@ -168,6 +182,18 @@ def test_the_confusion_matrix_is_drawn(tmp_path, names):
     picture = (tmp_path / "picture").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
     assert b"IEND" in picture[-12:]
+
+
+def test_letters_that_the_font_lacks_are_one_line(tmp_path, capfd, recwarn):
+    examples = labelled("हिन्दी", "中文")
+    task, predictions = classes("हिन्दी", "中文"), [logits_of(n, 2) for n in (0, 1)]
+    with console.output(console.Level.PROGRESS):
+        task.draw(tmp_path / "picture", examples, predictions)
+    assert not [each for each in recwarn if "Glyph" in str(each.message)]
+    printed = capfd.readouterr().out.splitlines()
+    assert printed == [
+        f"{tmp_path}/picture has boxes for letters of labels that matplotlib's font lacks"
+    ]
 
 
 PAIRS = st.lists(
