@@ -38,6 +38,8 @@ from bert_jax.training.step import TrainState
 _BLOCK = 1 << 20  # tokens that are counted at once
 _NUM_EXAMPLES = 3
 _MAX_CANDIDATES = 200  # sentences that are looked at for each example
+_MOST_CUT = 0.1  # the share of the text beyond which what is never read is worth a warning
+_MANY_UNKNOWN = 0.01  # the share of the tokens beyond which the unknown are worth a warning
 _ONE_LABEL = 0.8  # the share of the more frequent label above which labels have little to teach
 
 
@@ -93,6 +95,10 @@ def pretraining_start(
     if reason := _unlearnable_pairs(config, corpus, pairs):
         name = config.data.pairs.upper()
         warn_on_main(f"{reason}; train without {name} by --config.data.pairs=none")
+    if pairs and (cut := pairs[max(pairs)].cut) > _MOST_CUT:
+        wrong = f"{cut:.0%} of the text is cut off, as its sentences are beyond data.max_length"
+        split = "split them by --config.data.sentences=split if they are several"
+        warn_on_main(f"{wrong}; {split}, or train on all of it by --config.data.pairs=none")
 
 
 def _generator(config: ModelConfig) -> str:
@@ -330,6 +336,9 @@ def finetuning_start(
         f"rate       {header.rate(config.optimizer, len(batches))}\n"
         f"memory     {header.memory(config, longest, mesh)}"
     )
+    if train.unknown > _MANY_UNKNOWN:
+        wrong = f"{train.unknown:.1%} of the tokens of the examples are unknown to the tokenizer"
+        warn_on_main(f"{wrong}; choose a model that was trained on such text")
     if train.features.truncated:
         print_on_main(f"truncated  {train.features.truncated:,} texts to {length} tokens")
     if train.features.skipped:

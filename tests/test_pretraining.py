@@ -1,6 +1,7 @@
 """Pretraining: to the end, killed, stopped, resumed, continued from a model, and refused."""
 
 import contextlib
+import copy
 import dataclasses
 import io
 import json
@@ -567,7 +568,17 @@ def test_letters_are_learned(tmp_path):
         assert set(result.baselines) == {"mlm_loss", "mlm_accuracy"}
 
 
+def test_a_text_whose_sentences_are_cut_off_warns(tiny_config, tmp_path, capfd):
+    """As of a language without full stops: a document is a line, of which a pair has the least."""
+    text, config = tmp_path / "text.txt", copy.deepcopy(tiny_config)
+    text.write_text("\n\n".join(["the river bank of the model " * 20] * 40))
+    config.data.source = str(text)
+    bert_jax.pretrain(config, tmp_path / "run")
+    printed = "".join(capfd.readouterr())
+    assert "% of the text is cut off, as its sentences are beyond data.max_length" in printed
+
+
 def test_the_padding_line_names_lengths():
-    pairs = {64: PairStatistics(0.295, 0.052, 0.9)}
+    pairs = {64: PairStatistics(0.295, 0.052, 0.9, 0.0)}
     line = report._padding(TrainConfig(), pairs)
     assert line == "29.5% at length 64, 5.2% with data.packing"

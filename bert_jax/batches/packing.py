@@ -11,6 +11,7 @@ from bert_jax.batches.shuffle import PACKING, SEGMENTS, keyed_generator
 
 NO_PAIR = -1  # the label where a sequence has no further pair
 _TOKENS_PER_PAIR = 16
+_SOME_SENTENCES = 1 << 20  # enough for a share of all
 
 
 def max_pairs(length: int) -> int:
@@ -115,11 +116,19 @@ class PackedPairs(SentencePairs):
 
 
 class PairStatistics(NamedTuple):
-    """Shares of padding without and with packing, and the share of the more frequent label."""
+    """What pairs of a length make of a text.
+
+    Attributes:
+      padding: its share of the positions.
+      packed_padding: likewise, with packing.
+      majority: the share of the more frequent label.
+      cut: the share of the tokens that no pair can have, as their sentence is too long.
+    """
 
     padding: float
     packed_padding: float
     majority: float
+    cut: float
 
 
 def statistics(pairs: SentencePairs) -> PairStatistics:
@@ -128,10 +137,12 @@ def statistics(pairs: SentencePairs) -> PairStatistics:
     sequences = PackedPairs(**fields)._draw_sequences(0, 0, 0)
     is_pair = sequences["label"] != NO_PAIR
     sizes, labels = _sizes(sequences["count"])[is_pair], sequences["label"][is_pair]
+    sentences = np.diff(pairs.store.sentences[:_SOME_SENTENCES])
     return PairStatistics(
         1 - sizes.mean() / pairs.length,
         1 - sizes.sum() / (len(sequences) * pairs.length),
         max(labels.mean(), 1 - labels.mean()),
+        np.maximum(sentences - (pairs.length - 3), 0).sum() / max(1, sentences.sum()),
     )
 
 

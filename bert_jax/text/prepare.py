@@ -287,7 +287,8 @@ def check_text(record: Mapping[str, Any], name: str, kind: str) -> None:
             remedy = f"set it to {math.ceil(100 / num_documents) / 100} or more"
         text = f"{console.counted(num_documents, 'document')} of {name}"
         fault = f"data.eval_fraction holds out none of {text}"
-        raise UserError(f"{fault}; {remedy}, or give data.eval_source")
+        lines = "if each line is a document, set data.sentences to documents"
+        raise UserError(f"{fault}; {lines}; else {remedy}, or give data.eval_source")
     if (share := store.unknown_share(record)) > _MOST_UNKNOWN:
         fault = f"{share:.0%} of {name} is unknown to the {kind} tokenizer"
         remedy = f"{store.UNKNOWN_REMEDY}, or --config=letters for sequences of letters"

@@ -45,8 +45,11 @@ class Record:
         """Return the field that `setting` of the config names; UserError without one."""
         if name not in self.fields:
             hint = nearest(name, list(self.fields), "")
-            if not hint and file_type(self.where.rpartition(":")[0]) in (".csv", ".tsv"):
+            kind = file_type(self.where.rpartition(":")[0])
+            if not hint and kind in (".csv", ".tsv"):
                 hint = "or add the line of column names if the file has none"
+            elif kind == ".jsonl":
+                hint = hint or "or mend this record, if others have it"
             every = f"set {setting} to one of {', '.join(self.fields) or 'no columns'}"
             remedy = "; ".join(filter(None, (every, hint)))
             raise UserError(f"{self.where} has no column {name!r}; {remedy}")

@@ -8,9 +8,15 @@ MAX_SENTENCE_CHARACTERS = 10_000
 MAX_DOCUMENT_SENTENCES = 1_000
 MAX_DOCUMENT_CHARACTERS = MAX_SENTENCE_CHARACTERS * MAX_DOCUMENT_SENTENCES
 
-# Scripts with spaces end a sentence before a space, Chinese and Japanese anywhere.
+# Marks that may stand within a sentence end one before a space alone. Others end one anywhere: of
+# Chinese and Japanese, Armenian, Urdu, Ethiopic, Burmese, Khmer and Mongolian, and the shad of
+# Tibetan. Source: Sentence_Terminal of Unicode, PropList.txt, of the scripts in wide use.
 # From the first mark of a run, so that the time does not grow with the square of its length.
-_SENTENCE_END = re.compile(r"((?<![.!?…؟।])[.!?…؟।]+[\"'”’»)\]]*)\s+|[。！？]+[」』”’）]*\s*")
+_SENTENCE_END = re.compile(
+    r"((?<![.!?…؟।॥])[.!?…؟।॥]+[\"'”’»)\]]*)\s+"
+    r"|[。｡！？։۔።፧፨။។៕᠃᠉]+[」』”’»）]*\s*"
+    r"|[།༎](?:\s*[།༎])*\s*"
+)
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(\[\"'])(?:[^\W\d_]|e\.g|i\.e|cf|vs|etc|al|approx|no|nos|vol|fig|eq|sec|ch|pp|ed|eds"
     r"|mr|mrs|ms|dr|prof|rev|gen|col|lt|sgt|capt|sen|rep|gov|pres|st|jr|sr|inc|ltd|co|corp"

@@ -33,8 +33,8 @@ _VERIFIED_WITHIN = 0.8  # seconds that opening may take longer; a large store is
 _BLOCK = 1 << 20
 CHARACTERS = ("characters", "unknown_characters")  # of the text; an older store does not say
 UNKNOWN_REMEDY = (
-    "set tokenizer.kind to byte_bpe or sentencepiece, or tokenizer.path to a vocabulary of its "
-    "characters"
+    "train a tokenizer on it, of tokenizer.kind byte_bpe or sentencepiece (without --init), or set "
+    "tokenizer.path to a vocabulary of its characters"
 )
 
 

@@ -53,8 +53,11 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
         raise UserError(f"--workdir {workdir} cannot be made: {reason}; choose another")
     if (workdir / "state").exists():
         raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
+    path = workdir / "config.json"
+    if path.exists() and "optimizer" not in settings.read_json(path, "choose another --workdir"):
+        raise UserError(f"--workdir {workdir} has the config.json of no run; choose another folder")
     if has_checkpoint(workdir):
-        check_same_run(config, workdir / "config.json")
+        check_same_run(config, path)
         if isinstance(config, TrainConfig):
             _check_steps_done(config, workdir)
 
@@ -256,7 +259,7 @@ def write(path: Path, content: str) -> None:
     if not hosts.is_main():
         return
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(content)
+    temporary.write_text(content, encoding="utf-8")
     os.replace(temporary, path)
 
 

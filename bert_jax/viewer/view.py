@@ -274,7 +274,8 @@ def _layer(view: AttentionView, layer: int) -> bytes:
     if layer:
         arrays += [x[layer - 1].astype("<f2") for x in (view.queries, view.keys)]
         if view.position_scores is not None:
-            arrays.append(view.position_scores[layer - 1].astype("<f2"))
+            largest = np.finfo("<f2").max  # less than what a window hides is multiplied by
+            arrays.append(view.position_scores[layer - 1].clip(-largest, largest).astype("<f2"))
         maps = view.maps[layer - 1]
         largest = maps.max(-1).astype("<f2")
         # A weight of a long text, such as 1 / 512, is less than one 255th.

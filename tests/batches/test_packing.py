@@ -1,5 +1,7 @@
 """Packed pairs: each pair once and complete, sequences full, batches a function of the number."""
 
+import itertools
+
 import numpy as np
 import pytest
 from absl import flags
@@ -97,11 +99,18 @@ def test_sequences_are_full():
     """Documents of a tenth of a sequence and more leave sequences of one pair half empty."""
     short = make_store(2000, longest=20)
     for length in (LENGTH, 512):
-        alone, packed, _ = packing.statistics(make_packed(short, length))
+        alone, packed, *_ = packing.statistics(make_packed(short, length))
         assert packed < 0.05
         batch = make_packed(short, length).batch(0, 64)
         assert (batch["attention_mask"] > 0).mean() > 0.95
     assert alone > 0.4
+
+
+def test_the_share_that_is_cut_off_is_that_of_the_sentences(store):
+    sizes = [b - a for a, b in itertools.pairwise(store.sentences.tolist())]
+    for length in (8, LENGTH, 512):
+        beyond = sum(max(0, size - (length - 3)) for size in sizes)
+        assert packing.statistics(make_packed(store, length)).cut == beyond / sum(sizes)
 
 
 def test_a_batch_is_a_pure_function_of_its_number(store):

@@ -410,7 +410,7 @@ def test_text_that_is_unknown_to_the_tokenizer(tmp_path, capsys):
         data = DataConfig(source=str(path), eval_fraction=0.1, sentences="documents")
         if share > 0.2:
             for _ in range(2):  # and again, where all of it has been tokenized
-                with pytest.raises(UserError, match=r"100% of .* tokenizer.kind to byte_bpe or"):
+                with pytest.raises(UserError, match=r"100% of .* tokenizer.kind byte_bpe or"):
                     prepare(data, tokenizer, 0, tmp_path / "store")
             continue
         corpus = prepare(data, tokenizer, 0, tmp_path / f"store{long_words}")

@@ -19,6 +19,13 @@ from bert_jax.text.sentences import split_sentences
         ),
         ("version 2. of it", ["version 2. of it"]),
         ("これは文です。次の文です！終わり", ["これは文です。", "次の文です！", "終わり"]),
+        ("ሰላም ነው። እንዴት ነህ፧ ደህና", ["ሰላም ነው።", "እንዴት ነህ፧", "ደህና"]),
+        ("یہ ایک جملہ ہے۔ یہ دوسرا ہے۔", ["یہ ایک جملہ ہے۔", "یہ دوسرا ہے۔"]),
+        ("မြန်မာ။ နိုင်ငံ။", ["မြန်မာ။", "နိုင်ငံ။"]),
+        ("ភាសាខ្មែរ។ អក្សរ៕", ["ភាសាខ្មែរ។", "អក្សរ៕"]),
+        ("བོད་ཡིག ། ། སྐད་ཡིག།", ["བོད་ཡིག ། །", "སྐད་ཡིག།"]),
+        ("Առաջին։ Երկրորդ։", ["Առաջին։", "Երկրորդ։"]),
+        ("पहला वाक्य। दूसरा॥ तीसरा", ["पहला वाक्य।", "दूसरा॥", "तीसरा"]),
         ("Wait... what? no.", ["Wait... what? no."]),
         ("", []),
     ],
@@ -30,4 +37,6 @@ def test_split_sentences(paragraph, sentences):
 def test_the_time_is_linear_in_a_run_of_marks():
     started = time.monotonic()
     assert split_sentences("." * 200_000 + "x") == ["." * 200_000 + "x"]
+    assert len(split_sentences("། " * 100_000 + "x")) == 2
+    assert len(split_sentences("།" + " " * 100_000 + "x")) == 2
     assert time.monotonic() - started < 2

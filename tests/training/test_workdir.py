@@ -1,11 +1,14 @@
 """The workdir of a run: whose it is, and what the run resumes with."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bert_jax import settings
-from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.training import workdir
 from bert_jax.training.workdir import resume_settings
@@ -41,6 +44,24 @@ def test_a_run_without_a_checkpoint_owns_nothing(tmp_path):
     claim(tmp_path, TrainConfig(seed=1))
     workdir.check(tmp_path, TrainConfig(seed=2))
     workdir.check_text(tmp_path, "0" * 64)
+
+
+@pytest.mark.parametrize("config", [TrainConfig(), FinetuneConfig()])
+def test_the_folder_of_another_model_is_refused(tmp_path, config):
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "vocab_size": 30522}')
+    with pytest.raises(UserError, match=r"has the config.json of no run; choose another folder"):
+        workdir.check(tmp_path, config)
+    (tmp_path / "notes.txt").write_text("of mine")
+    (tmp_path / "config.json").write_text(settings.to_json(config))
+    workdir.check(tmp_path, config)
+
+
+def test_files_are_utf8_in_any_locale(tmp_path):
+    code = "from pathlib import Path; from bert_jax.training import workdir; "
+    code += f"workdir.write(Path({str(tmp_path)!r}) / 'x', '\\u0928\\u0924')"
+    plain = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **plain}, check=True)
+    assert (tmp_path / "x").read_bytes() == "नत".encode()
 
 
 @pytest.mark.parametrize("checkpoint", ["checkpoints/6", "seed-0/checkpoints/6"])

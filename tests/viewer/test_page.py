@@ -1,6 +1,7 @@
 """The page as a file: what is in it, and what is not."""
 
 import base64
+import dataclasses
 import gzip
 import json
 import re
@@ -55,6 +56,15 @@ def test_texts_cannot_end_their_script(content):
     assert "<" not in data
     assert json.loads(data)["texts"][0]["tokens"] == HOSTILE
     assert content.count("</script>") == content.count("<script")
+
+
+def test_what_a_window_hides_is_in_the_range_of_float16(view, tmp_path):
+    """As in a ModernBERT: -10,000, times the root of a head of 64."""
+    scores = np.full_like(view.position_scores, -80_000.0)
+    with np.errstate(all="raise"):
+        content = saved(dataclasses.replace(view, position_scores=scores), tmp_path)
+    layer = gzip.decompress(base64.b64decode(elements(content)["layer-0-2"]))
+    assert np.float16(-65504).tobytes() * 9 in layer
 
 
 def test_layers_hold_the_arrays(view, content):
