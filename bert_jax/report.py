@@ -39,6 +39,7 @@ _BLOCK = 1 << 20  # tokens that are counted at once
 _NUM_EXAMPLES = 3
 _MAX_CANDIDATES = 200  # sentences that are looked at for each example
 _MOST_CUT = 0.1  # the share of the text beyond which what is never read is worth a warning
+_MANY_EPOCHS = 100  # beyond which a text has nothing new to teach
 _MANY_UNKNOWN = 0.01  # the share of the tokens beyond which the unknown are worth a warning
 _ONE_LABEL = 0.8  # the share of the more frequent label above which labels have little to teach
 
@@ -92,6 +93,9 @@ def pretraining_start(
     )
     if corpus.warning:
         warn_on_main(corpus.warning)
+    if batches.epochs() > _MANY_EPOCHS:
+        wrong = f"{header.epochs(batches.epochs())} of so little text are learned by heart"
+        warn_on_main(f"{wrong}; give more text, or train for fewer steps")
     if reason := _unlearnable_pairs(config, corpus, pairs):
         name = config.data.pairs.upper()
         warn_on_main(f"{reason}; train without {name} by --config.data.pairs=none")

@@ -568,13 +568,14 @@ def test_letters_are_learned(tmp_path):
         assert set(result.baselines) == {"mlm_loss", "mlm_accuracy"}
 
 
-def test_a_text_whose_sentences_are_cut_off_warns(tiny_config, tmp_path, capfd):
+def test_a_text_of_which_little_can_be_learned_warns(tiny_config, tmp_path, capfd):
     """As of a language without full stops: a document is a line, of which a pair has the least."""
     text, config = tmp_path / "text.txt", copy.deepcopy(tiny_config)
     text.write_text("\n\n".join(["the river bank of the model " * 20] * 40))
-    config.data.source = str(text)
+    config.data.source, config.data.batch_size, config.steps = str(text), 512, 8
     bert_jax.pretrain(config, tmp_path / "run")
     printed = "".join(capfd.readouterr())
+    assert "epochs of so little text are learned by heart; give more text" in printed
     assert "% of the text is cut off, as its sentences are beyond data.max_length" in printed
 
 
