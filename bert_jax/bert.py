@@ -22,7 +22,7 @@ from bert_jax.embeddings import (
     tokenize,
     warn_truncated,
 )
-from bert_jax.errors import UserError
+from bert_jax.errors import TextWarning, UserError
 from bert_jax.locks import replacing
 from bert_jax.masked_lm import Guess, MaskFiller
 from bert_jax.models.encoder import EncoderOutput
@@ -268,6 +268,7 @@ class Bert:
             warnings.warn(
                 "the text is longer than the model's positions and was truncated to "
                 f"{len(view.input_ids):,} tokens",
+                TextWarning,
                 stacklevel=2,
             )
         kind = self.task.kind if self.task else ""

@@ -17,10 +17,10 @@ from tokenizers import Regex, pre_tokenizers
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.distributed.fsdp import Collectives
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
-from bert_jax.errors import UserError
+from bert_jax.errors import TextWarning, UserError
 from bert_jax.models.heads import BertForEmbedding, make_encoder
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer import Tokenizer, unknown_fault
 
 POOLINGS = ("mean", "cls", "max", "tokens", "words")
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -128,6 +128,9 @@ class Encoder:
             tokens: Sequence[Sequence[int]] = [ids for ids, _ in with_offsets]
         else:
             tokens = tokenizer.encode(texts)
+        unknown = sum(list(ids).count(tokenizer.unk_id) for ids in tokens)
+        if fault := unknown_fault(unknown / max(1, sum(map(len, tokens)))):
+            warnings.warn(fault, TextWarning, stacklevel=3)
         room = self.max_length - 2
         sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids in tokens]
         vectors = [np.empty(0)] * len(texts)
@@ -302,7 +305,7 @@ def warn_truncated(number: int, of: int, length: int, stacklevel: int = 3) -> No
     if number:
         text = f"{number:,} of {of:,} texts are longer than the model's {length} tokens"
         text += " and were truncated"
-        warnings.warn(text, stacklevel=stacklevel)
+        warnings.warn(text, TextWarning, stacklevel=stacklevel)
 
 
 def padded_length(config: ModelConfig, length: int) -> int:

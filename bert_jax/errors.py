@@ -63,6 +63,10 @@ class Interrupted(CommandError):
     exit_code = 75
 
 
+class TextWarning(UserWarning):
+    """Texts were not read as they are: truncated, or with characters that become [UNK]."""
+
+
 class HostLost(CommandError):
     """Not all processes of a run connected in time; the same command may (EX_UNAVAILABLE)."""
 

@@ -31,6 +31,7 @@ from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, no_better
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus, TokenStore
+from bert_jax.text.tokenizer import unknown_fault
 from bert_jax.training.metrics import HELD_OUT
 from bert_jax.training.optimizer import schedule
 from bert_jax.training.step import TrainState
@@ -40,7 +41,6 @@ _NUM_EXAMPLES = 3
 _MAX_CANDIDATES = 200  # sentences that are looked at for each example
 _MOST_CUT = 0.1  # the share of the text beyond which what is never read is worth a warning
 _MANY_EPOCHS = 100  # beyond which a text has nothing new to teach
-_MANY_UNKNOWN = 0.01  # the share of the tokens beyond which the unknown are worth a warning
 _ONE_LABEL = 0.8  # the share of the more frequent label above which labels have little to teach
 
 
@@ -340,9 +340,8 @@ def finetuning_start(
         f"rate       {header.rate(config.optimizer, len(batches))}\n"
         f"memory     {header.memory(config, longest, mesh)}"
     )
-    if train.unknown > _MANY_UNKNOWN:
-        wrong = f"{train.unknown:.1%} of the tokens of the examples are unknown to the tokenizer"
-        warn_on_main(f"{wrong}; choose a model that was trained on such text")
+    if fault := unknown_fault(train.unknown, most=0.01):
+        warn_on_main(fault)
     if train.features.truncated:
         print_on_main(f"truncated  {train.features.truncated:,} texts to {length} tokens")
     if train.features.skipped:

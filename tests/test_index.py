@@ -55,6 +55,7 @@ def test_hits_are_those_of_all_cosines(built, tiny_bert):
     assert made.search([]) == []
 
 
+@pytest.mark.filterwarnings("ignore:.*unknown to the tokenizer")
 def test_functions_of_the_library(tiny_bert, tmp_path, monkeypatch):
     """In place of a file: each signature once, and what the function does."""
     found = builtin.functions()
@@ -83,6 +84,7 @@ def test_on_disk(built, tiny_run):
     assert again.bert.source == tiny_run.checkpoint
 
 
+@pytest.mark.filterwarnings("ignore:.*unknown to the tokenizer")
 def test_tables_and_text_in_any_script(tiny_bert, folder):
     (folder / "a.tsv").write_text("id\ttext\n1\tthe bank\n2\t\n3\tthe river\n")
     (folder / "b.csv").write_text('text,id\n"two\nlines",1\n,2\nhead,3\n')
@@ -279,6 +281,7 @@ def test_embeddings_that_are_not_finite(tiny_bert, folder):
     Index.build(tiny_bert, "texts.txt", "my.index")  # of what was begun nothing is kept
 
 
+@pytest.mark.filterwarnings("ignore:.*unknown to the tokenizer")
 def test_queries(built, tiny_bert):
     made, _ = built
     for query in ("", " \n", ["the bank", ""]):

@@ -18,6 +18,7 @@ from helpers import model_config
 
 import bert_jax
 from bert_jax import Bert, DataFiles, TaskConfig, TokenizerConfig, UserError, initialization
+from bert_jax.errors import TextWarning
 from bert_jax.models.heads import BertForPreTraining, make_encoder
 from bert_jax.tasks import make_task
 from bert_jax.text import tokenizer_training
@@ -119,6 +120,13 @@ def test_texts_that_are_truncated_warn_the_caller(tiny_bert, call):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tiny_bert.tokenize("the river " * 9, max_length=16)  # as asked for
+
+
+def test_text_that_the_tokenizer_does_not_know_warns(tiny_bert, tiny_classifier):
+    for call in (tiny_bert.encode, tiny_classifier.predict):
+        with pytest.warns(TextWarning, match="100% of the tokens are unknown to the tokenizer"):
+            call(["日本語", "中文"])
+        call(["The river bank.", "A model reads."])
 
 
 def test_texts_in_any_iterable_are_those_of_a_list(tiny_bert):

@@ -80,7 +80,9 @@ class Batcher:
         self.tokens = float(self.lengths.mean() if features.is_packed else lengths.mean())
         self.padding = 1 - self.tokens / max_length  # its share if all had `max_length`
         # The share of the tokens that stand for text that the tokenizer does not know.
-        self.unknown = float((np.concatenate(features.sequences) == tokenizer.unk_id).mean())
+        ids = np.concatenate(features.sequences)
+        of_text = ~np.isin(ids, (tokenizer.cls_id, tokenizer.sep_id))
+        self.unknown = float((ids == tokenizer.unk_id).sum() / max(1, of_text.sum()))
 
     def batch(self, indices: np.ndarray, length: int) -> Batch:
         """Return examples padded to `length`, for `training.objectives`.

@@ -7,7 +7,6 @@ over all texts of a file, as a page and as JSON.
 """
 
 import argparse
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,16 +51,12 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     process.keep_host_memory()
     process.cache_compiled_programs()
     bert = load(args.checkpoint)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        if lines:
-            found = bert.attention_patterns(_texts_and_pairs(lines))
-        elif args.compare:
-            found = bert.compare(args.text, args.compare)
-        else:
-            found = bert.attention(*args.text)
-    for each in caught:
-        print(each.message)
+    if lines:
+        found = bert.attention_patterns(_texts_and_pairs(lines))
+    elif args.compare:
+        found = bert.compare(args.text, args.compare)
+    else:
+        found = bert.attention(*args.text)
     if isinstance(found, patterns.Patterns):
         _print(found)
     size = found.save(output, force=args.force)

@@ -79,6 +79,7 @@ def _run(prog: str, words: list[str], name: str) -> None:
     level = Level.RESULTS if args.quiet else Level.DETAILS if args.verbose else Level.PROGRESS
     if args.verbose:
         process.show_details()
+    process.show_warnings_of_texts()
     # The output of the other commands is their result.
     to_stderr = command not in TASKS["train"]
     try:

@@ -26,7 +26,7 @@ from typing import Any
 
 from bert_jax import console, locks, paths
 from bert_jax.commands.flags import Recipe
-from bert_jax.errors import CommandError, HostLost
+from bert_jax.errors import CommandError, HostLost, TextWarning
 
 _CACHE = "jax_compilation_cache_dir"
 # What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
@@ -184,6 +184,20 @@ def quiet_libraries(name: str = "bert-jax") -> None:
             show(unraisable)
 
     sys.unraisablehook = show_others
+
+
+def show_warnings_of_texts() -> None:
+    """Print warnings of texts as those of a command, each once."""
+    show = warnings.showwarning
+
+    def show_in_a_line(message: Any, category: type[Warning], *args: Any, **options: Any) -> None:
+        if issubclass(category, TextWarning):
+            console.warn(str(message))
+        else:
+            show(message, category, *args, **options)
+
+    warnings.filterwarnings("once", category=TextWarning)
+    warnings.showwarning = show_in_a_line
 
 
 def show_details() -> None:

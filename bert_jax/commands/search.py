@@ -8,8 +8,6 @@ With - for QUERY, the queries are the lines of stdin.
 
 import argparse
 import dataclasses
-import sys
-import warnings
 
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser
@@ -41,11 +39,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     is_first = True
     for part in parts:
         queries = [query for _, query in part]
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
-            found = index.search(queries, args.top_k)
-        for each in caught:
-            print(each.message, file=sys.stderr)
+        found = index.search(queries, args.top_k)
         for query, hits in zip(queries, found, strict=True):
             if args.json:
                 texts.print_json({"query": query, "hits": list(map(dataclasses.asdict, hits))})

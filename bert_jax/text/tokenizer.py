@@ -40,6 +40,14 @@ _CHINESE = r"\u3001-\u303f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U
 _SPACELESS = rf"[{_CHINESE}\u3040-\u30ff\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]"
 
 
+def unknown_fault(share: float, most: float = 0.1) -> str:
+    """Return a warning of the share of tokens that are unknown; nothing up to the `most`."""
+    if share <= most:
+        return ""
+    remedy = "choose a model that was trained on such text"
+    return f"{share:.0%} of the tokens are unknown to the tokenizer; {remedy}"
+
+
 class Tokenizer(abc.ABC):
     """Text to token ids and back."""
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax import Patterns, UserError
+from bert_jax import Patterns, UserError, console
 from bert_jax.embeddings import pad
 from bert_jax.viewer import patterns
 
@@ -176,19 +176,21 @@ def file(tmp_path):
 
 def test_the_command(tiny_run, tiny_bert, file, tmp_path, monkeypatch, bert_jax_main):
     monkeypatch.chdir(tmp_path)
+    warned = []
+    monkeypatch.setattr(console, "warn", warned.append)
     printed = bert_jax_main("attention", tiny_run.checkpoint, f"--texts={file}").splitlines()
     with pytest.warns(UserWarning, match="truncated"):
         expected = tiny_bert.attention_patterns([*TEXTS, "the " * 50])
     tokens = f"{expected.num_tokens} tokens"
-    assert printed[0] == "1 of 6 texts are longer than the model's 32 tokens and were truncated"
-    assert printed[1] == f"6 texts of {tokens}"
-    assert [line.split("  ")[0] for line in printed[2:10]] == [
+    assert warned == ["1 of 6 texts are longer than the model's 32 tokens and were truncated"]
+    assert printed[0] == f"6 texts of {tokens}"
+    assert [line.split("  ")[0] for line in printed[1:9]] == [
         name.replace("_", " ") for name in patterns.EXPLANATIONS
     ]
     layer, head, share = expected.strongest("previous")[0]
     strongest = f"layer {layer} head {head:<2} {share:4.0%}"
-    assert printed[3].startswith(f"previous       {strongest}   layer")
-    assert printed[10].startswith("patterns.html: ")
+    assert printed[2].startswith(f"previous       {strongest}   layer")
+    assert printed[9].startswith("patterns.html: ")
     written = json.loads((tmp_path / "patterns.json").read_text())
     content = expected.to_json()
     assert written.pop("model") == repr(tiny_bert)
