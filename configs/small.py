@@ -43,6 +43,7 @@ def get_config() -> TrainConfig:
             name="adamw",
             learning_rate=1e-3,
             b2=0.98,
+            weight_decay=0.1,
             warmup_fraction=0.02,
             schedule="wsd",
             decay_fraction=0.2,
