@@ -424,7 +424,7 @@ class Bert:
                 task = task if task and task.kind != "embedding" else None
                 exported = huggingface.save(*model, new, head, task)
             origin = self.config, self.tokenizer, task, self.source
-            model_card.write(new, str(path), exported, *origin, longest)
+            model_card.write(new, str(path), exported, *origin, self.data, longest)
         return exported
 
 

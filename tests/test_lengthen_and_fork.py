@@ -361,7 +361,7 @@ def test_what_cannot_be_forked(tiny_config, stopped, tmp_path, bert_jax_main):
 def test_a_finished_run_with_a_phase_after_its_end(tiny_config, copied, printed):
     """Here of the length that was, whose programs are compiled."""
     finished = changed(tiny_config, steps=STOPPED)
-    (copied / "config.json").write_text(json.dumps(finished, default=vars))
+    (copied / "config.json").write_text(json.dumps(finished, default=dataclasses.asdict))
     pretrain(with_phase(tiny_config, 4.0, steps=9, max_length=32), copied, quiet=True)
     end = "falls to 0 at step 9; it was 4; length 32 from step 4"
     assert f"schedule   the rate now {end}" in printed
@@ -382,7 +382,7 @@ def test_a_phase_that_has_begun_keeps_its_first_step(tiny_config, copied):
     """A share of more steps would be a later one; that of a phase that is to come moves."""
     for start, expected in ((0.25, 2), (0.75, 0.75)):
         saved = with_phase(tiny_config, start, steps=8)
-        (copied / "config.json").write_text(json.dumps(saved, default=vars))
+        (copied / "config.json").write_text(json.dumps(saved, default=dataclasses.asdict))
         for steps in (8, 16):
             run = pretraining.start(with_phase(tiny_config, start, steps=steps), copied)
             assert run.config.data.phases[0].start == (start if steps == 8 else expected)

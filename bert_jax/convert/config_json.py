@@ -151,7 +151,7 @@ def _from_modernbert(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": None}
         if not isinstance(rope, dict) or {**plain, **rope, "rope_theta": None} != plain:
             raise UserError(f"{where} has rope_parameters {rope!r}; only rope_theta is read")
-        result[field] = rope.get("rope_theta", values.get(field, getattr(ModelConfig, field)))
+        result[field] = rope.get("rope_theta", values.get(field, getattr(ModelConfig(), field)))
     if result["local_rope_theta"] is None:  # then it is that of all layers
         result["local_rope_theta"] = result["global_rope_theta"]
     return result

@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_jax import settings
 from bert_jax.config import (
+    DataFiles,
     EmbeddingConfig,
     FinetuneConfig,
     ModelConfig,
@@ -16,6 +17,7 @@ from bert_jax.config import (
 from bert_jax.console import counted
 from bert_jax.convert.huggingface import Exported
 from bert_jax.paths import AnyPath
+from bert_jax.tasks import glue
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.training import workdir as workdirs
@@ -57,6 +59,7 @@ def write(
     tokenizer: Tokenizer,
     task: TaskConfig | None,
     source: str | AnyPath | None,
+    data: DataFiles,
     max_length: int,
 ) -> None:
     """Write the card of a model that was exported to a folder from a checkpoint, `source`."""
@@ -85,7 +88,7 @@ def write(
         parts += _scores(source, run, results, exported.dropped)
         parts += ["## Training", _table(("", ""), _training(source, run, results, str(origin)))]
         parts += _settings(run)
-    text = "\n\n".join([*parts, "## Use", *_use(name, exported, task)]) + "\n"
+    text = "\n\n".join([*parts, "## Use", *_use(name, exported, task, data)]) + "\n"
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
@@ -207,18 +210,21 @@ def _settings(run: TrainConfig | FinetuneConfig) -> list[str]:
     return [f"<details>{title}\n\n```text\n{block}\n```\n\n</details>"] if lines else []
 
 
-def _use(name: str, exported: Exported, task: TaskConfig | None) -> list[str]:
+def _use(name: str, exported: Exported, task: TaskConfig | None, data: DataFiles) -> list[str]:
     address, architecture = json.dumps(name), exported.architecture
     ours = json.dumps(f"hf:{name}" if "/" in name else name)
     embedding = task.embedding if task and task.kind == "embedding" else None
     prompt = ', prompt="query"' if embedding and embedding.query_prompt else ""
     result = f'print(bert.encode(["A text."]{prompt}).shape)  # one embedding a text'
+    example, texts = _TASKS[task.kind][1:] if task else ("", _TEXTS)
+    if texts == _TEXTS and task and len(glue.text_columns(task, data)) == 2:
+        example, texts = '("A text.", "Another.")', '"A text.", "Another.", return_tensors="pt"'
     if task and not embedding:
-        result = f"print(bert.predict([{_TASKS[task.kind][1]}])[0])"
+        result = f"print(bert.predict([{example}])[0])"
     elif architecture.endswith(("BertForPreTraining", "ForMaskedLM")):
         result = 'for guess in bert.fill_mask("A text with a [MASK] in it."):\n'
         result += "    print(guess.token, guess.probability)"
-    inputs = f"inputs = tokenizer({_TASKS[task.kind][2] if task else _TEXTS})"
+    inputs = f"inputs = tokenizer({texts})"
     if task and task.kind == "multiple_choice":
         ends = '["A text."] * 2, ["One end.", "Another."], padding=True, return_tensors="pt"'
         inputs = f"inputs = tokenizer({ends})\n"

@@ -55,10 +55,9 @@ class TextTask(Task):
         return {"texts": tuple(texts), "label": None} if is_text else None
 
     def example_from(self, value: Any, index: int | str, data: DataFiles) -> Example:
-        example, glue_name = super().example_from(value, index, data), self.config.glue
-        columns = glue.layout(glue_name).fields if glue_name else data.text.split(",")
-        # What a foreign model was trained on is unknown.
-        if (glue_name or data.train) and len(example.texts) != len(columns):
+        example = super().example_from(value, index, data)
+        columns = glue.text_columns(self.config, data)
+        if columns and len(example.texts) != len(columns):
             names = " and ".join(columns)
             raise UserError(
                 f"{example.where} has {counted(len(example.texts), 'text')} and the model was "

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.config import TaskConfig
+from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError, nearest
 from bert_jax.tasks import readers
 from bert_jax.tasks.readers import Record
@@ -54,6 +54,13 @@ def layout(name: str) -> Layout:
         hint = nearest(name.lower(), list(LAYOUTS), f"choose one of {', '.join(LAYOUTS)}")
         raise UserError(f"GLUE has no task {name!r}; {hint}")
     return LAYOUTS[name]
+
+
+def text_columns(task: TaskConfig, data: DataFiles) -> tuple[str, ...]:
+    """Return the columns of the texts that a model was trained on; none of a foreign model."""
+    if task.glue:
+        return layout(task.glue).fields
+    return tuple(data.text.split(",")) if data.train else ()
 
 
 def task(name: str) -> TaskConfig:

@@ -157,6 +157,7 @@ def test_each_task(number, exported, tmp_path, monkeypatch):
     expected = {"classification": "text-classification", "multiple-choice": None}.get(kind, kind)
     assert header.get("pipeline_tag") == expected
     monkeypatch.chdir(folder)
+    assert ('"A text.", "Another."' in text) == (task.glue == "mnli")  # what it was trained on
     # And compile nothing.
     monkeypatch.setattr(bert_jax.Bert, "_predictor", property(lambda bert: read_examples))
     assert run_code(text, "bert_jax")["bert"].task == task
