@@ -16,7 +16,7 @@ from bert_jax.config import (
     TokenizerConfig,
     TrainConfig,
 )
-from bert_jax.errors import Interrupted, TrainingError, UserError
+from bert_jax.errors import Interrupted, TextWarning, TrainingError, UserError
 from bert_jax.recipes import recipe
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ __all__ = [
     "Predictions",
     "PretrainingResult",
     "TaskConfig",
+    "TextWarning",
     "TokenizerConfig",
     "TrainConfig",
     "TrainingError",
@@ -77,7 +78,7 @@ _MODULES = {
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

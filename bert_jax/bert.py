@@ -235,7 +235,7 @@ class Bert:
         """
         if not isinstance(text, str):
             return [self.fill_mask(each, top_k) for each in text_list(text, "text")]
-        ids = self.tokenizer.encode_with_masks(text)
+        ids = self.tokenizer.encode_with_masks(*text_list(text, "text"))
         if self.tokenizer.mask_id not in ids:
             raise UserError(f"the text has no [MASK]: {text[:60]!r}; put one where a token belongs")
         return self.mask_filler(ids, top_k)
@@ -262,7 +262,8 @@ class Bert:
         >>> len(view.guesses[2])  # of the embeddings and of each layer
         3
         """
-        texts = text_list([text] if text_pair is None else [text, text_pair])
+        texts = text_list([text], "text")
+        texts += [] if text_pair is None else text_list([text_pair], "text_pair")
         view = self._viewer(repr(self), texts, lambda: self.mask_filler)
         if view.is_truncated:
             warnings.warn(
@@ -271,8 +272,10 @@ class Bert:
                 TextWarning,
                 stacklevel=2,
             )
-        kind = self.task.kind if self.task else ""
-        return dataclasses.replace(view, prediction=predict_texts(self.predict, kind, texts))
+        if not self.task:
+            return view
+        prediction = predict_texts(self.predict, self.task, self.data, texts)
+        return dataclasses.replace(view, prediction=prediction)
 
     @functools.cached_property
     def _viewer(self) -> Viewer:
@@ -317,7 +320,7 @@ class Bert:
         >>> bert.compare(["A river bank.", "The bank reads."], "bank").cosines.shape
         (3, 2, 2)
         """
-        return compare(self.attention, self.config, texts, word)
+        return compare(self.attention, self.config, text_list(texts), word)
 
     def predict(
         self,
@@ -332,7 +335,7 @@ class Bert:
         Args:
           examples: plain values: a str for a text, two for a pair, a list of words; dictionaries
             such as {"question": ..., "context": ...}; or the `Path` of a file, as for fine-tuning.
-            A str or a dictionary is one example.
+            A str or a dictionary is one example; a pair alone is [("a", "b")].
           text: column of a file's texts, where it is not that of the training data.
           label: column of a file's labels, likewise.
           batch_size: examples at a time, on each device.

@@ -20,7 +20,7 @@ from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.errors import TextWarning, UserError
 from bert_jax.models.heads import BertForEmbedding, make_encoder
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
-from bert_jax.text.tokenizer import Tokenizer, unknown_fault
+from bert_jax.text.tokenizer import Tokenizer, warn_unknown
 
 POOLINGS = ("mean", "cls", "max", "tokens", "words")
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -129,8 +129,7 @@ class Encoder:
         else:
             tokens = tokenizer.encode(texts)
         unknown = sum(list(ids).count(tokenizer.unk_id) for ids in tokens)
-        if fault := unknown_fault(unknown / max(1, sum(map(len, tokens)))):
-            warnings.warn(fault, TextWarning, stacklevel=3)
+        warn_unknown(unknown, sum(map(len, tokens)))
         room = self.max_length - 2
         sequences = [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids in tokens]
         vectors = [np.empty(0)] * len(texts)
@@ -239,8 +238,8 @@ def encoder_inputs(
 def tokenize(
     config: ModelConfig,
     tokenizer: Tokenizer,
-    texts: str | Sequence[str],
-    text_pairs: str | Sequence[str] | None,
+    texts: str | Iterable[str],
+    text_pairs: str | Iterable[str] | None,
     max_length: int | None,
 ) -> tuple[Sequence[Sequence[int]], Sequence[int], int]:
     """Return texts or pairs as sequences, where their second texts begin, and how many are cut.

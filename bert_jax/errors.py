@@ -64,7 +64,15 @@ class Interrupted(CommandError):
 
 
 class TextWarning(UserWarning):
-    """Texts were not read as they are: truncated, or with characters that become [UNK]."""
+    """Texts were not read as they are: truncated, or with characters that become [UNK].
+
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     vectors = getfixture("tiny_bert").encode("river " * 50)
+    >>> str(caught[0].message)
+    "1 of 1 texts are longer than the model's 32 tokens and were truncated"
+    """
 
 
 class HostLost(CommandError):

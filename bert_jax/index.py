@@ -20,7 +20,7 @@ import numpy as np
 from bert_jax import background, checksums, console, locks
 from bert_jax.bert import Bert, load
 from bert_jax.convert import hub
-from bert_jax.embeddings import chunks, own_prompt, warn_truncated
+from bert_jax.embeddings import chunks, own_prompt, text_list, warn_truncated
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForEmbedding
 from bert_jax.paths import absolute, as_path
@@ -205,7 +205,7 @@ class Index:
         Raises:
           UserError: a query is empty, or the index is of another model.
         """
-        queries = [queries] if isinstance(queries, str) else queries
+        queries = text_list(queries, "queries")
         for number, query in enumerate(queries, start=1):
             if not query.strip():
                 which = f"query {number} of {len(queries)}" if len(queries) > 1 else "the query"

@@ -1,7 +1,6 @@
 """What `Bert.predict` returns: labels and probabilities of examples, to be read or saved."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from bert_jax import console
 from bert_jax.batches.buckets import Batcher
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
-from bert_jax.errors import TextWarning, UserError
+from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
-from bert_jax.tasks import make_task
+from bert_jax.tasks import glue, make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_labels, read_examples
-from bert_jax.text.tokenizer import Tokenizer, unknown_fault
+from bert_jax.text.tokenizer import Tokenizer, warn_unknown
 from bert_jax.training import evaluation
 from bert_jax.training.embedding_loss import task_objective
 from bert_jax.training.step import make_predict_step
@@ -101,17 +100,20 @@ class Predictor:
         types, size = self._config.type_vocab_size, batch_size * self._mesh.size
         batcher = Batcher(features, self._tokenizer, types, data.max_length)
         options = self._params, examples, batcher
-        if fault := unknown_fault(batcher.unknown):
-            warnings.warn(fault, TextWarning, stacklevel=3)
+        warn_unknown(*batcher.unknown)
         predictions, scores = evaluation.predict(self._step, task, size, np.arange, *options)
         scores.pop("sequences_per_second")
         return Predictions(task, examples, predictions, scores, features.truncated)
 
 
-def predict_texts(predict: Callable[[Any], Any], kind: str, texts: Sequence[str]) -> Any:
-    """Return the prediction of a kind of task for a text or a pair; None where it has none."""
+def predict_texts(
+    predict: Callable[[Any], Any], task: TaskConfig, data: DataFiles, texts: Sequence[str]
+) -> Any:
+    """Return the prediction of a task for a text or a pair; None where it has none."""
+    kind, columns = task.kind, glue.text_columns(task, data)
     if kind == "question_answering" and len(texts) == 2:
         return predict([{"question": texts[0], "context": texts[1]}])[0]
     if kind == "token_classification":
         return predict([" ".join(texts).split()])[0]
-    return predict([texts])[0] if kind in ("classification", "regression") else None
+    is_for_them = not columns or len(columns) == len(texts)
+    return predict([texts])[0] if kind in ("classification", "regression") and is_for_them else None

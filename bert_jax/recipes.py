@@ -31,7 +31,8 @@ def recipe(name: str) -> Any:
     except UserError:
         raise
     except Exception as error:  # whatever the recipe's own Python raises
-        reason = " ".join(str(error).strip("\"'").split()) or type(error).__name__
+        words = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+        reason = " ".join(words.split()) or type(error).__name__
         raise UserError(f"recipe {path} cannot be read: {reason}") from error
 
 

@@ -31,7 +31,7 @@ from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, no_better
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus, TokenStore
-from bert_jax.text.tokenizer import unknown_fault
+from bert_jax.text.tokenizer import UNKNOWN_TOKENS
 from bert_jax.training.metrics import HELD_OUT
 from bert_jax.training.optimizer import schedule
 from bert_jax.training.step import TrainState
@@ -93,8 +93,9 @@ def pretraining_start(
     )
     if corpus.warning:
         warn_on_main(corpus.warning)
-    if batches.epochs() > _MANY_EPOCHS:
-        wrong = f"{header.epochs(batches.epochs())} of so little text are learned by heart"
+    most_epochs = max([batches.epochs(), *(e for *_, e in batches.progress_of_parts(config.steps))])
+    if most_epochs > _MANY_EPOCHS:
+        wrong = f"{header.epochs(most_epochs)} of so little text are learned by heart"
         warn_on_main(f"{wrong}; give more text, or train for fewer steps")
     if reason := _unlearnable_pairs(config, corpus, pairs):
         name = config.data.pairs.upper()
@@ -340,8 +341,9 @@ def finetuning_start(
         f"rate       {header.rate(config.optimizer, len(batches))}\n"
         f"memory     {header.memory(config, longest, mesh)}"
     )
-    if fault := unknown_fault(train.unknown, most=0.01):
-        warn_on_main(fault)
+    unknown, tokens = train.unknown
+    if 100 * unknown > tokens:
+        warn_on_main(f"{unknown / tokens:.1%} {UNKNOWN_TOKENS}")
     if train.features.truncated:
         print_on_main(f"truncated  {train.features.truncated:,} texts to {length} tokens")
     if train.features.skipped:

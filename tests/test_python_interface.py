@@ -75,7 +75,7 @@ def test_public_names():
     assert len(bert_jax.__all__) == len(set(bert_jax.__all__))
     for name in bert_jax.__all__:
         assert getattr(bert_jax, name).__doc__
-    assert dir(bert_jax) == sorted(bert_jax.__all__)  # for completion, before they are imported
+    assert {*bert_jax.__all__} <= {*dir(bert_jax)}  # for completion, before they are imported
     assert bert_jax.__version__.count(".") == 2
     with pytest.raises(AttributeError, match="has no attribute 'Brt'"):
         _ = bert_jax.Brt
@@ -124,9 +124,10 @@ def test_texts_that_are_truncated_warn_the_caller(tiny_bert, call):
 
 def test_text_that_the_tokenizer_does_not_know_warns(tiny_bert, tiny_classifier):
     for call in (tiny_bert.encode, tiny_classifier.predict):
-        with pytest.warns(TextWarning, match="100% of the tokens are unknown to the tokenizer"):
+        with pytest.warns(TextWarning, match="10% of the tokens are unknown to the") as caught:
             call(["日本語", "中文"])
-        call(["The river bank.", "A model reads."])
+        assert caught[0].filename == __file__
+        call(["The river bank.", "A model reads. \U0001f600"])
 
 
 def test_texts_in_any_iterable_are_those_of_a_list(tiny_bert):
@@ -154,7 +155,6 @@ def test_a_model_that_was_used_is_pickled_without_its_programs(tiny_bert, tiny_c
     tiny_bert.encode("The river.")
     tiny_bert.fill_mask("The [MASK].")
     read = pickle.loads(pickle.dumps(tiny_bert))
-    assert read != tiny_bert
     np.testing.assert_array_equal(read.encode("The river."), tiny_bert.encode("The river."))
     before = tiny_classifier.predict("The river.")
     read = pickle.loads(pickle.dumps(tiny_classifier))
@@ -277,7 +277,7 @@ def test_errors_read_as_those_of_the_commands(tiny_bert, tiny_run, tmp_path, ber
         (lambda bert: bert.encode(["a", 1.5]), r"texts\[1\] is 1.5; give a text"),
         (lambda bert: bert.encode(None), "texts is None; give a text, or a list of texts"),
         (lambda bert: bert.encode("\ud800"), r"texts\[0\] is not Unicode"),
-        (lambda bert: bert.attention(["a"]), r"texts\[0\] is \['a'\]; give a text"),
+        (lambda bert: bert.attention(["a"]), r"text\[0\] is \['a'\]; give a text"),
         (lambda bert: bert.fill_mask(["[MASK]", 3]), r"text\[1\] is 3; give a text"),
         (lambda bert: bert.tokenize("a", max_length=33), "max_length is 33"),
         (lambda bert: bert.tokenize("a", "b", max_length=3), "max_length is 3"),

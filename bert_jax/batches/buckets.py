@@ -79,10 +79,14 @@ class Batcher:
         # Of a sequence.
         self.tokens = float(self.lengths.mean() if features.is_packed else lengths.mean())
         self.padding = 1 - self.tokens / max_length  # its share if all had `max_length`
-        # The share of the tokens that stand for text that the tokenizer does not know.
-        ids = np.concatenate(features.sequences)
-        of_text = ~np.isin(ids, (tokenizer.cls_id, tokenizer.sep_id))
-        self.unknown = float((ids == tokenizer.unk_id).sum() / max(1, of_text.sum()))
+        self._unk = tokenizer.unk_id
+
+    @property
+    def unknown(self) -> tuple[int, int]:
+        """How many tokens stand for text that the tokenizer does not know, and of how many."""
+        sequences = self.features.sequences
+        unknown = sum(int(np.count_nonzero(ids == self._unk)) for ids in sequences)
+        return unknown, sum(len(ids) - 2 for ids in sequences)  # without [CLS] and the last [SEP]
 
     def batch(self, indices: np.ndarray, length: int) -> Batch:
         """Return examples padded to `length`, for `training.objectives`.

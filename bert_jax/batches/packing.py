@@ -11,7 +11,7 @@ from bert_jax.batches.shuffle import PACKING, SEGMENTS, keyed_generator
 
 NO_PAIR = -1  # the label where a sequence has no further pair
 _TOKENS_PER_PAIR = 16
-_SOME_SENTENCES = 1 << 20  # enough for a share of all
+_BLOCKS, _BLOCK = 16, 1 << 16  # of sentences, enough for a share of all
 
 
 def max_pairs(length: int) -> int:
@@ -137,7 +137,9 @@ def statistics(pairs: SentencePairs) -> PairStatistics:
     sequences = PackedPairs(**fields)._draw_sequences(0, 0, 0)
     is_pair = sequences["label"] != NO_PAIR
     sizes, labels = _sizes(sequences["count"])[is_pair], sequences["label"][is_pair]
-    sentences = np.diff(pairs.store.sentences[:_SOME_SENTENCES])
+    offsets = pairs.store.sentences
+    starts = np.linspace(0, max(0, len(offsets) - _BLOCK), _BLOCKS).astype(np.int64)
+    sentences = np.concatenate([np.diff(offsets[s : s + _BLOCK]) for s in np.unique(starts)])
     return PairStatistics(
         1 - sizes.mean() / pairs.length,
         1 - sizes.sum() / (len(sequences) * pairs.length),

@@ -187,7 +187,7 @@ def quiet_libraries(name: str = "bert-jax") -> None:
 
 
 def show_warnings_of_texts() -> None:
-    """Print warnings of texts as those of a command, each once."""
+    """Print warnings of texts as those of a command."""
     show = warnings.showwarning
 
     def show_in_a_line(message: Any, category: type[Warning], *args: Any, **options: Any) -> None:
@@ -196,7 +196,8 @@ def show_warnings_of_texts() -> None:
         else:
             show(message, category, *args, **options)
 
-    warnings.filterwarnings("once", category=TextWarning)
+    warnings.filterwarnings("always", category=TextWarning)
+    warnings.filterwarnings("once", ".*unknown to the tokenizer", TextWarning)
     warnings.showwarning = show_in_a_line
 
 

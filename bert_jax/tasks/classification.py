@@ -1,5 +1,6 @@
 """Classification and regression of texts and pairs of texts."""
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from bert_jax.text import builtin
 from bert_jax.text.tokenizer import Tokenizer
 
 _MAX_VALUE = float(np.finfo(np.float32).max)
+
+_MISSING = "Glyph .* missing from font"  # of matplotlib
 
 
 class TextTask(Task):
@@ -188,9 +191,12 @@ class Classification(TextTask):
         )
         temporary = path.with_suffix(".tmp")
         with warnings.catch_warnings(record=True) as caught:
-            warnings.filterwarnings("always", "Glyph .* missing from font")
+            warnings.filterwarnings("always", _MISSING)
             figure.savefig(temporary, format="png", dpi=120)
-        if caught:
+        missing = [re.match(_MISSING, str(each.message)) for each in caught]
+        for other in (each for each, match in zip(caught, missing, strict=True) if not match):
+            warnings.warn(other.message, other.category, stacklevel=1)
+        if any(missing):
             console.show(f"{path} has boxes for letters of labels that matplotlib's font lacks")
         temporary.replace(path)
 

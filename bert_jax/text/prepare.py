@@ -284,11 +284,11 @@ def check_text(record: Mapping[str, Any], name: str, kind: str) -> None:
         num_documents = splits["train"]["documents"] // 8 - 1
         remedy = "separate documents by blank lines"
         if num_documents > 1:
-            remedy = f"set it to {math.ceil(100 / num_documents) / 100} or more"
+            remedy = f"set data.eval_fraction to {math.ceil(100 / num_documents) / 100} or more"
         text = f"{console.counted(num_documents, 'document')} of {name}"
         fault = f"data.eval_fraction holds out none of {text}"
         lines = "if each line is a document, set data.sentences to documents"
-        raise UserError(f"{fault}; {lines}; else {remedy}, or give data.eval_source")
+        raise UserError(f"{fault}; {remedy}, or give data.eval_source; {lines}")
     if (share := store.unknown_share(record)) > _MOST_UNKNOWN:
         fault = f"{share:.0%} of {name} is unknown to the {kind} tokenizer"
         remedy = f"{store.UNKNOWN_REMEDY}, or --config=letters for sequences of letters"

@@ -8,13 +8,13 @@ MAX_SENTENCE_CHARACTERS = 10_000
 MAX_DOCUMENT_SENTENCES = 1_000
 MAX_DOCUMENT_CHARACTERS = MAX_SENTENCE_CHARACTERS * MAX_DOCUMENT_SENTENCES
 
-# Marks that may stand within a sentence end one before a space alone. Others end one anywhere: of
-# Chinese and Japanese, Armenian, Urdu, Ethiopic, Burmese, Khmer and Mongolian, and the shad of
-# Tibetan. Source: Sentence_Terminal of Unicode, PropList.txt, of the scripts in wide use.
+# Marks that may stand within a sentence, as in an abbreviation, end one before a space alone.
+# Others end one anywhere: of Chinese and Japanese, Armenian, Ethiopic, Burmese, Khmer (but for its
+# "etc.") and Mongolian, and the shad of Tibetan, which also ends clauses.
 # From the first mark of a run, so that the time does not grow with the square of its length.
 _SENTENCE_END = re.compile(
-    r"((?<![.!?…؟।॥])[.!?…؟।॥]+[\"'”’»)\]]*)\s+"
-    r"|[。｡！？։۔።፧፨။។៕᠃᠉]+[」』”’»）]*\s*"
+    r"((?<![.!?…؟۔।॥])[.!?…؟۔।॥]+[\"'”’»)\]]*)\s+"
+    r"|(?:[。｡！？։።፧፨။៕᠃᠉]|។(?!ល។)(?<!។ល។))+[」』”’»）]*\s*"
     r"|[།༎](?:\s*[།༎])*\s*"
 )
 _ABBREVIATION = re.compile(

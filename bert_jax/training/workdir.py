@@ -27,6 +27,7 @@ from bert_jax.training import bucket
 
 RESUME = "fix that, then repeat the command to resume"
 _TEXT = "text.sha256"
+_REMEDY = "remove it, or choose another --workdir"
 _SEEN_WITHIN = 30  # seconds in which a network file system shows one host's file to the others
 
 
@@ -54,7 +55,7 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
     if (workdir / "state").exists():
         raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
     path = workdir / "config.json"
-    if path.exists() and "optimizer" not in settings.read_json(path, "choose another --workdir"):
+    if path.exists() and "optimizer" not in settings.read_json(path, _REMEDY):
         raise UserError(f"--workdir {workdir} has the config.json of no run; choose another folder")
     if has_checkpoint(workdir):
         check_same_run(config, path)

@@ -104,6 +104,15 @@ def test_models_without_a_prediction(tiny_bert):
     assert bert.attention("A single text.").prediction is None
 
 
+def test_texts_of_another_number_than_those_of_the_task_have_no_prediction(tiny_classifier):
+    assert tiny_classifier.attention("The river bank.").prediction
+    assert tiny_classifier.attention("The river bank.", "A model.").prediction is None
+    data = dataclasses.replace(tiny_classifier.data, text="premise,hypothesis")
+    of_pairs = dataclasses.replace(tiny_classifier, data=data)
+    assert of_pairs.attention("The river bank.", "A model.").prediction
+    assert of_pairs.compare(["A river bank.", "The bank."], "bank").cosines.shape == (3, 2, 2)
+
+
 def test_long_texts_are_truncated(tiny_bert):
     with pytest.warns(UserWarning, match="was truncated to 32 tokens"):
         view = tiny_bert.attention("the " * 80)
