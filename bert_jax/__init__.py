@@ -20,9 +20,10 @@ from bert_jax.errors import Interrupted, TextWarning, TrainingError, UserError
 from bert_jax.recipes import recipe
 
 if TYPE_CHECKING:
-    from bert_jax.bert import Bert, load
+    from bert_jax.bert import Bert
     from bert_jax.finetuning import FinetuningResult, finetune
     from bert_jax.index import Hit, Index
+    from bert_jax.loading import load
     from bert_jax.masked_lm import Guess
     from bert_jax.predictions import Predictions
     from bert_jax.pretraining import PretrainingResult, pretrain
@@ -66,9 +67,10 @@ __all__ = [
 
 # Imported when first used: a command that only prepares text should not wait for JAX.
 _MODULES = {
-    "bert": ("Bert", "load"),
+    "bert": ("Bert",),
     "finetuning": ("FinetuningResult", "finetune"),
     "index": ("Hit", "Index"),
+    "loading": ("load",),
     "masked_lm": ("Guess",),
     "predictions": ("Predictions",),
     "pretraining": ("PretrainingResult", "pretrain"),

@@ -19,12 +19,13 @@ from jax.sharding import Mesh
 from bert_jax import console, initialization, locks, report, settings
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
-from bert_jax.bert import Bert, load
+from bert_jax.bert import Bert
 from bert_jax.config import CheckpointConfig, EmbeddingConfig, FinetuneConfig, Phase, TaskConfig
 from bert_jax.console import Level
 from bert_jax.distillation import teacher_labels
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
+from bert_jax.loading import load
 from bert_jax.models.heads import BertForEmbedding, TaskModel
 from bert_jax.planning import costs, machine
 from bert_jax.tasks.base import Example, Task

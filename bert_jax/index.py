@@ -18,10 +18,11 @@ import google_crc32c
 import numpy as np
 
 from bert_jax import background, checksums, console, locks
-from bert_jax.bert import Bert, load
+from bert_jax.bert import Bert
 from bert_jax.convert import hub
 from bert_jax.embeddings import chunks, own_prompt, text_list, warn_truncated
 from bert_jax.errors import UserError
+from bert_jax.loading import load
 from bert_jax.models.heads import BertForEmbedding
 from bert_jax.paths import absolute, as_path
 from bert_jax.retrieval import search

@@ -15,12 +15,13 @@ import jax
 
 from bert_jax import background, console, initialization, paths, report, settings
 from bert_jax.batches import loader
-from bert_jax.bert import Bert, load
+from bert_jax.bert import Bert
 from bert_jax.config import TrainConfig
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
+from bert_jax.loading import load
 from bert_jax.paths import AnyPath
 from bert_jax.phases import as_of_step, main_phases, peaks, phases
 from bert_jax.planning import costs, machine

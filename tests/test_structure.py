@@ -13,6 +13,7 @@ LAYERS = (
     ("pretraining", "finetuning"),
     ("report", "initialization"),
     ("header", "index", "distillation"),
+    ("loading",),
     ("bert",),
     ("viewer",),
     ("masked_lm",),

@@ -53,8 +53,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if args.output:
         _check_output(Path(args.output), args.pooling)
     lines = texts.numbered(args.file, with_empty=True)
-    from bert_jax.bert import load
     from bert_jax.embeddings import chunks, prompt_of
+    from bert_jax.loading import load
 
     process.keep_host_memory()
     process.cache_compiled_programs()

@@ -47,7 +47,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.bert import load
+    from bert_jax.loading import load
     from bert_jax.tasks import make_task
 
     if bool(args.text) == bool(args.file):

@@ -9,7 +9,6 @@ import pytest
 from flax import traverse_util
 from helpers import model_config
 
-from bert_jax.bert import load
 from bert_jax.config import (
     CheckpointConfig,
     DataConfig,
@@ -29,6 +28,7 @@ from bert_jax.distributed.mesh import (
 )
 from bert_jax.errors import UserError
 from bert_jax.initialization import copy_params
+from bert_jax.loading import load
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.text import tokenizer_training
 from bert_jax.training import checkpoint
