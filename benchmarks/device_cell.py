@@ -19,9 +19,9 @@ from typing import Any
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
 from bert_jax.config import TrainConfig
+from bert_jax.config.phases import phases
+from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
-from bert_jax.phases import phases
-from bert_jax.validation import validate
 
 NO_TIME = 75  # exit code: there are more batches to try
 GAIN = 1.02  # of the speed, by twice the batch, for which twice that is tried

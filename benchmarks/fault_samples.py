@@ -21,18 +21,11 @@ import orbax.checkpoint as ocp
 import sentencepiece
 
 import bert_jax
-from bert_jax import (
-    DataConfig,
-    DataFiles,
-    FinetuneConfig,
-    ModelConfig,
-    TokenizerConfig,
-    console,
-    finetuning,
-    pretraining,
-)
+from bert_jax import DataConfig, DataFiles, FinetuneConfig, ModelConfig, TokenizerConfig, console
 from bert_jax.commands import process
 from bert_jax.errors import Interrupted
+from bert_jax.runs import finetune as finetuning
+from bert_jax.runs import pretrain as pretraining
 from bert_jax.text import prepare, store
 from bert_jax.training import checkpoint
 

@@ -29,9 +29,9 @@ from typing import Any
 import google_crc32c
 
 import bert_jax
-from bert_jax import UserError, console, settings
+from bert_jax import UserError, console
 from bert_jax.batches.loader import TrainBatches
-from bert_jax.config import DataConfig, DataFiles, FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.config import DataConfig, DataFiles, FinetuneConfig, ModelConfig, TaskConfig, settings
 from bert_jax.convert import config_json, google, huggingface, tensor_bundle
 from bert_jax.errors import CommandError
 from bert_jax.tasks.datasets import load_datasets

@@ -23,15 +23,14 @@ from typing import Any
 import jax
 from matplotlib.figure import Figure
 
-from bert_jax import validation
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
 from bert_jax.commands.process import keep_host_memory
-from bert_jax.config import TrainConfig
+from bert_jax.config import TrainConfig, validation
+from bert_jax.config.phases import phases
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
-from bert_jax.phases import phases
 from bert_jax.planning import synthetic
 from bert_jax.training.setup import set_up
 

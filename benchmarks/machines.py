@@ -12,8 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-from bert_jax import recipes
-from bert_jax.phases import phases
+from bert_jax.config import recipes
+from bert_jax.config.phases import phases
 
 # An MFU of 40% where the floor is that of compute. NVIDIA's PyTorch code reaches 45% at length 128
 # and 69% at 512 with BERT-large on an A100, and ours half of a matmul's speed on a CPU.

@@ -18,16 +18,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bert_jax import validation
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
 from bert_jax.commands.process import keep_host_memory
-from bert_jax.config import TrainConfig
+from bert_jax.config import TrainConfig, validation
+from bert_jax.config.phases import phases
 from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.phases import phases
 from bert_jax.text.store import Corpus, open_store
 from bert_jax.training.masking import make_masking
 from bert_jax.training.objectives import Pretraining

@@ -10,11 +10,11 @@ from peer_worker import read_spec, run_peer, serve
 
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
+from bert_jax.config.phases import phases
+from bert_jax.config.settings import from_dict
 from bert_jax.distributed.mesh import make_mesh, shard_batch
 from bert_jax.models import layers, matmul
-from bert_jax.phases import phases
 from bert_jax.planning import synthetic
-from bert_jax.settings import from_dict
 from bert_jax.training.setup import set_up
 
 

@@ -32,13 +32,12 @@ from typing import Any
 import record
 from peer_worker import TECHNIQUES, Spec
 
-from bert_jax import validation
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
-from bert_jax.config import TrainConfig
+from bert_jax.config import TrainConfig, validation
+from bert_jax.config.phases import phases
+from bert_jax.config.settings import to_json
 from bert_jax.errors import UserError
-from bert_jax.phases import phases
-from bert_jax.settings import to_json
 
 PEERS = {
     "bert-jax": ("peer_ours.py", "masked", False),

@@ -16,17 +16,17 @@ from bert_jax.config import (
     TokenizerConfig,
     TrainConfig,
 )
+from bert_jax.config.recipes import recipe
 from bert_jax.errors import Interrupted, TextWarning, TrainingError, UserError
-from bert_jax.recipes import recipe
 
 if TYPE_CHECKING:
     from bert_jax.bert import Bert
-    from bert_jax.finetuning import FinetuningResult, finetune
-    from bert_jax.index import Hit, Index
-    from bert_jax.loading import load
-    from bert_jax.masked_lm import Guess
-    from bert_jax.predictions import Predictions
-    from bert_jax.pretraining import PretrainingResult, pretrain
+    from bert_jax.inference.index import Hit, Index
+    from bert_jax.inference.loading import load
+    from bert_jax.inference.masked_lm import Guess
+    from bert_jax.inference.predictions import Predictions
+    from bert_jax.runs.finetune import FinetuningResult, finetune
+    from bert_jax.runs.pretrain import PretrainingResult, pretrain
     from bert_jax.viewer.patterns import Patterns
     from bert_jax.viewer.view import AttentionView, WordComparison
 
@@ -68,12 +68,12 @@ __all__ = [
 # Imported when first used: a command that only prepares text should not wait for JAX.
 _MODULES = {
     "bert": ("Bert",),
-    "finetuning": ("FinetuningResult", "finetune"),
-    "index": ("Hit", "Index"),
-    "loading": ("load",),
-    "masked_lm": ("Guess",),
-    "predictions": ("Predictions",),
-    "pretraining": ("PretrainingResult", "pretrain"),
+    "inference.index": ("Hit", "Index"),
+    "inference.loading": ("load",),
+    "inference.masked_lm": ("Guess",),
+    "inference.predictions": ("Predictions",),
+    "runs.finetune": ("FinetuningResult", "finetune"),
+    "runs.pretrain": ("PretrainingResult", "pretrain"),
     "viewer.patterns": ("Patterns",),
     "viewer.view": ("AttentionView", "WordComparison"),
 }

@@ -13,7 +13,8 @@ import numpy as np
 from bert_jax import console
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
 from bert_jax.convert import hub, huggingface, model_card, sentence_transformers
-from bert_jax.embeddings import (
+from bert_jax.errors import TextWarning, UserError
+from bert_jax.inference.embeddings import (
     Encoder,
     encoder_inputs,
     padded_length,
@@ -22,13 +23,12 @@ from bert_jax.embeddings import (
     tokenize,
     warn_truncated,
 )
-from bert_jax.errors import TextWarning, UserError
-from bert_jax.locks import replacing
-from bert_jax.masked_lm import Guess, MaskFiller
+from bert_jax.inference.masked_lm import Guess, MaskFiller
+from bert_jax.inference.predictions import Predictions, Predictor, predict_texts
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.heads import PreTrainingModel, TaskModel, make_encoder
-from bert_jax.paths import AnyPath
-from bert_jax.predictions import Predictions, Predictor, predict_texts
+from bert_jax.storage.locks import replacing
+from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.viewer.patterns import Patterns, Survey

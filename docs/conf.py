@@ -13,8 +13,8 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT))
 
 import bert_jax  # noqa: E402
-from bert_jax import settings  # noqa: E402
 from bert_jax.commands import flags, main  # noqa: E402
+from bert_jax.config import settings  # noqa: E402
 
 _metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bert_jax.commands import flags, main
 from bert_jax.config import FinetuneConfig, TrainConfig
+from bert_jax.config.validation import validate, validate_finetuning
 from bert_jax.planning import topology
-from bert_jax.validation import validate, validate_finetuning
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {"train.py": "pretrain", "finetune.py": "finetune"}

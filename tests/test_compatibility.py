@@ -8,11 +8,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from runs import records
+from training_runs import records
 
 import bert_jax
 from bert_jax import TrainConfig
-from bert_jax.settings import from_dict
+from bert_jax.config.settings import from_dict
 from bert_jax.text.store import open_store
 
 ARCHIVE = Path(__file__).parent / "compatibility/written_by_239187a.tar.xz"

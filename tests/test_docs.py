@@ -31,14 +31,13 @@ from flax import linen as nn
 from helpers import model_config
 
 import bert_jax
-from bert_jax import settings
 from bert_jax.bert import Bert
 from bert_jax.commands import main
-from bert_jax.config import FinetuneConfig, TaskConfig, TokenizerConfig, TrainConfig
+from bert_jax.config import FinetuneConfig, TaskConfig, TokenizerConfig, TrainConfig, settings
+from bert_jax.config.validation import validate, validate_finetuning
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.tasks import make_task
 from bert_jax.text import builtin, tokenizer_training
-from bert_jax.validation import validate, validate_finetuning
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("*.md"))
@@ -321,9 +320,11 @@ def test_the_reference_is_complete(monkeypatch):
 
 def test_links_out_of_docs_become_paths():
     site = runpy.run_path(str(ROOT / "docs/conf.py"))
-    source = ["[a](../LICENSE) ([b](../tests/runs.py)), [c](../README.md), [d](runs.md) [e](../no)"]
+    source = [
+        "[a](../LICENSE) ([b](../tests/helpers.py)), [c](../README.md), [d](runs.md) [e](../no)"
+    ]
     site["link_files"](None, "runs", source)
-    expected = "a (`LICENSE`) (b: `tests/runs.py`), [c](start.md), [d](runs.md) [e](../no)"
+    expected = "a (`LICENSE`) (b: `tests/helpers.py`), [c](start.md), [d](runs.md) [e](../no)"
     assert source == [expected]
     links = re.findall(r"\]\((\S+?)\)", site["readme"]())
     assert "pretraining.md" in links

@@ -17,9 +17,10 @@ from flax import linen as nn
 from helpers import model_config
 
 import bert_jax
-from bert_jax import Bert, DataFiles, TaskConfig, TokenizerConfig, UserError, initialization
+from bert_jax import Bert, DataFiles, TaskConfig, TokenizerConfig, UserError
 from bert_jax.errors import TextWarning
 from bert_jax.models.heads import BertForPreTraining, make_encoder
+from bert_jax.runs import origin
 from bert_jax.tasks import make_task
 from bert_jax.text import tokenizer_training
 
@@ -364,10 +365,10 @@ def test_quiet_runs_print_and_draw_nothing_and_install_nothing(
 
 def test_a_recipe_continues_from_a_model_of_another_size(tiny_bert):
     """Its architecture is the checkpoint's; the dropouts that the recipe sets are kept."""
-    model = initialization.model_config(tiny_bert, bert_jax.recipe("tiny").model)
+    model = origin.model_config(tiny_bert, bert_jax.recipe("tiny").model)
     assert model.hidden_size == tiny_bert.config.hidden_size
     assert model.hidden_dropout_prob == 0.0
-    automatic = initialization.model_config(tiny_bert, bert_jax.recipe("base").model)
+    automatic = origin.model_config(tiny_bert, bert_jax.recipe("base").model)
     assert automatic.dtype == "auto"  # of the recipe, until the device resolves it
-    default = initialization.model_config(tiny_bert, bert_jax.ModelConfig(remat=True))
+    default = origin.model_config(tiny_bert, bert_jax.ModelConfig(remat=True))
     assert default == dataclasses.replace(tiny_bert.config, remat=True)

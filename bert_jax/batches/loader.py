@@ -15,7 +15,7 @@ from bert_jax.batches.mixed_sequences import MixedSequences, part_seeds
 from bert_jax.batches.packing import PackedPairs
 from bert_jax.batches.sentence_pairs import SentencePairs
 from bert_jax.config import DataConfig, Phase, TrainConfig
-from bert_jax.phases import phases
+from bert_jax.config.phases import phases
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.text.tokenizer import Tokenizer
 

@@ -14,9 +14,9 @@ from bert_jax import console
 from bert_jax.commands.flags import Parser, add_config, read_config
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
+from bert_jax.config.phases import main_phases
+from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
-from bert_jax.phases import main_phases
-from bert_jax.validation import validate
 
 
 def add_arguments(parser: Parser) -> None:

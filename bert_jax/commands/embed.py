@@ -21,11 +21,11 @@ import numpy as np
 from bert_jax import console
 from bert_jax.commands import process, texts
 from bert_jax.errors import UserError
-from bert_jax.paths import CHECKPOINT
 from bert_jax.retrieval.search import normalize
+from bert_jax.storage.paths import CHECKPOINT
 
 if TYPE_CHECKING:
-    from bert_jax.embeddings import Embedding
+    from bert_jax.inference.embeddings import Embedding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if args.output:
         _check_output(Path(args.output), args.pooling)
     lines = texts.numbered(args.file, with_empty=True)
-    from bert_jax.embeddings import chunks, prompt_of
-    from bert_jax.loading import load
+    from bert_jax.inference.embeddings import chunks, prompt_of
+    from bert_jax.inference.loading import load
 
     process.keep_host_memory()
     process.cache_compiled_programs()

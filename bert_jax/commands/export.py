@@ -11,7 +11,7 @@ import argparse
 
 from bert_jax.commands import process
 from bert_jax.errors import UserError
-from bert_jax.paths import CHECKPOINT
+from bert_jax.storage.paths import CHECKPOINT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.convert import hub
-    from bert_jax.loading import load
+    from bert_jax.inference.loading import load
 
     if is_name := hub.is_name(args.destination):
         hub.check_destination(args.destination, force=args.force)

@@ -12,7 +12,7 @@ import os
 
 from bert_jax.commands import process, texts
 from bert_jax.errors import UserError
-from bert_jax.paths import CHECKPOINT
+from bert_jax.storage.paths import CHECKPOINT
 from bert_jax.text.records import STDIN
 
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.loading import load
+    from bert_jax.inference.loading import load
 
     if "[MASK]" not in args.text and os.path.isfile(args.text):
         raise UserError(f"{args.text} is a file, and no text with [MASK]; give - < {args.text}")

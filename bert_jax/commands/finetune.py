@@ -11,7 +11,7 @@ import argparse
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, add_config, add_run, read_config
 from bert_jax.config import FinetuneConfig
-from bert_jax.paths import CHECKPOINT
+from bert_jax.storage.paths import CHECKPOINT
 
 
 def add_arguments(parser: Parser) -> None:
@@ -20,4 +20,4 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
-    process.train("finetuning", args, read_config(args.config, words, FinetuneConfig))
+    process.train("finetune", args, read_config(args.config, words, FinetuneConfig))

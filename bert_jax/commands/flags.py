@@ -6,7 +6,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from bert_jax import recipes, settings
+from bert_jax.config import recipes, settings
 from bert_jax.errors import UserError, nearest
 
 

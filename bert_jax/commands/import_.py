@@ -9,7 +9,7 @@ self-contained.
 import argparse
 
 from bert_jax.commands import process
-from bert_jax.paths import CHECKPOINT
+from bert_jax.storage.paths import CHECKPOINT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.loading import load
+    from bert_jax.inference.loading import load
 
     process.return_host_memory()
     bert = load(args.source)

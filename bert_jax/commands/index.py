@@ -11,7 +11,7 @@ import argparse
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser
 from bert_jax.console import counted, quoted
-from bert_jax.paths import CHECKPOINT
+from bert_jax.storage.paths import CHECKPOINT
 
 
 def add_arguments(parser: Parser) -> None:
@@ -27,8 +27,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.index import Index
-    from bert_jax.loading import load
+    from bert_jax.inference.index import Index
+    from bert_jax.inference.loading import load
 
     process.keep_host_memory()
     process.cache_compiled_programs()

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
 from bert_jax.errors import UserError
-from bert_jax.paths import CHECKPOINT
+from bert_jax.storage.paths import CHECKPOINT
 from bert_jax.text.records import STDIN, file_type
 
 if TYPE_CHECKING:
-    from bert_jax.predictions import Predictions
+    from bert_jax.inference.predictions import Predictions
     from bert_jax.tasks.base import Example
 
 _STEM = "predictions"
@@ -47,7 +47,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.loading import load
+    from bert_jax.inference.loading import load
     from bert_jax.tasks import make_task
 
     if bool(args.text) == bool(args.file):

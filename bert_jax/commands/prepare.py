@@ -19,13 +19,14 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from bert_jax import console, locks, paths
+from bert_jax import console
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, add_data_dir, add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig
+from bert_jax.config.validation import validate
 from bert_jax.console import counted
 from bert_jax.errors import UserError, nearest
-from bert_jax.validation import validate
+from bert_jax.storage import locks, paths
 
 _KINDS = ("sentencepiece", "wordpiece", "byte_bpe")
 _FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")

@@ -17,12 +17,12 @@ they are.
 
 import argparse
 
-from bert_jax import paths
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser, add_config, add_run, read_config
 from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
-from bert_jax.paths import CHECKPOINT
+from bert_jax.storage import paths
+from bert_jax.storage.paths import CHECKPOINT
 
 _DEFAULT = "tiny"
 
@@ -44,4 +44,4 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
 
         own = workdir.own_config(paths.as_path(args.workdir), args.fork)
     recipe = read_config(args.config or _DEFAULT, words, TrainConfig, own)
-    process.train("pretraining", args, recipe._replace(name="") if own else recipe)
+    process.train("pretrain", args, recipe._replace(name="") if own else recipe)

@@ -24,9 +24,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bert_jax import console, locks, paths
+from bert_jax import console
 from bert_jax.commands.flags import Recipe
 from bert_jax.errors import CommandError, HostLost, TextWarning
+from bert_jax.storage import locks, paths
 
 _CACHE = "jax_compilation_cache_dir"
 # What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
@@ -90,7 +91,7 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         hosts.connect(**{name: getattr(args, name) for name in names})
         cache_compiled_programs()
         with console.working("starting", says_end=False):
-            module = importlib.import_module(f"bert_jax.{name}")
+            module = importlib.import_module(f"bert_jax.runs.{name}")
         workdir = paths.as_path(args.workdir or f"runs/{recipe.name}")
         options = {
             "init": args.init,

@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax import background, console
+from bert_jax import console
 from bert_jax.errors import UserError
+from bert_jax.storage import background
 from bert_jax.text.records import STDIN, file_fault, read_lines
 
 _MOST = 256  # lines that are read ahead

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.config.settings import from_dict
+from bert_jax.config.validation import validate_model
 from bert_jax.errors import UserError
 from bert_jax.models.electra import embedding_size
-from bert_jax.settings import from_dict
 from bert_jax.tasks import TASKS
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.validation import validate_model
 
 _MAX_LABELS = 1 << 16  # a `num_labels` beyond it is damage
 

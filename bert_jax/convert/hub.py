@@ -8,12 +8,14 @@ from concurrent.futures import wait
 from functools import partial
 from pathlib import Path, PurePath
 
-from bert_jax import background, console, settings
+from bert_jax import console
+from bert_jax.config import settings
 from bert_jax.console import Level
 from bert_jax.convert import config_json, huggingface, sentence_transformers
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
-from bert_jax.locks import replacing
+from bert_jax.storage import background
+from bert_jax.storage.locks import replacing
 from bert_jax.text import tokenizer_loading
 
 _PREFIX = "hf:"

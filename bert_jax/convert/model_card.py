@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from bert_jax import settings
 from bert_jax.config import (
     DataFiles,
     EmbeddingConfig,
@@ -13,10 +12,11 @@ from bert_jax.config import (
     ModelConfig,
     TaskConfig,
     TrainConfig,
+    settings,
 )
 from bert_jax.console import counted
 from bert_jax.convert.huggingface import Exported
-from bert_jax.paths import AnyPath
+from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks import glue
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint

@@ -25,9 +25,9 @@ import jaxlib.version
 from jax._src.distributed import global_state
 
 from bert_jax import console
+from bert_jax.config.settings import flatten
 from bert_jax.console import Level
 from bert_jax.errors import CommandError, HostLost, Interrupted, UserError
-from bert_jax.settings import flatten
 
 # JAX takes a process for lost after so long without a sign of it, and aborts the others.
 HEARTBEAT_SECONDS = 30

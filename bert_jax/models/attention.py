@@ -17,7 +17,8 @@ from flax import struct
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Shaped
 
-from bert_jax.config import MODEL_TYPES, ModelConfig
+from bert_jax.config import ModelConfig
+from bert_jax.config.fields import MODEL_TYPES
 from bert_jax.errors import UserError
 from bert_jax.models import attention_tpu
 from bert_jax.models.attention_tpu import target_device_kind, target_platform

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from bert_jax.config import MODEL_TYPES, EmbeddingConfig, ModelConfig
+from bert_jax.config import EmbeddingConfig, ModelConfig
+from bert_jax.config.fields import MODEL_TYPES
 from bert_jax.models.electra import ElectraForPreTraining
 from bert_jax.models.encoder import Encoder, PreTrainingOutput, gather_positions
 from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, apply_dropout, param

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.config import MODEL_TYPES, ModelConfig, ParallelConfig, Phase, TrainConfig
+from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
+from bert_jax.config.fields import MODEL_TYPES
 from bert_jax.distributed.fsdp import RULES, num_batch_shards
 from bert_jax.models.electra import embedding_size, pretrained_encoders
 from bert_jax.models.heads import make_pretraining_model

@@ -11,15 +11,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
+from bert_jax.config.phases import main_phases
+from bert_jax.config.validation import validate
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.models.electra import embedding_size, pretrained_encoders
-from bert_jax.phases import main_phases
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
 from bert_jax.planning.costs import abstract_parameters, compile_cost, model_flops, sent_bytes
 from bert_jax.planning.synthetic import make_checked_mesh
 from bert_jax.planning.topology import Topology
-from bert_jax.validation import validate
 
 _GIB = 2**30
 _SEARCHED = 4  # meshes that are compiled, of those that send least

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from bert_jax import console, paths
+from bert_jax import console
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
+from bert_jax.storage import paths
 from bert_jax.text import prepare, shards, tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 

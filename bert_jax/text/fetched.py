@@ -16,9 +16,10 @@ from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
-from bert_jax import background, console, locks, paths
+from bert_jax import console
 from bert_jax.errors import UserError
-from bert_jax.text import remote, shards, store
+from bert_jax.storage import background, locks, paths, remote
+from bert_jax.text import shards, store
 
 _WITHOUT_LISTS = ("http:", "https:", "file:")  # their stores are not copied
 _OF_TEXT = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".xz")  # saves requests

@@ -15,10 +15,11 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from bert_jax import background, checksums, console
+from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
-from bert_jax.locks import locked
+from bert_jax.storage import background, checksums
+from bert_jax.storage.locks import locked
 from bert_jax.text import store, tokenizer_loading, tokenizer_training
 from bert_jax.text.sources import FileSource, Shard, Source, merge_identities, open_source
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size

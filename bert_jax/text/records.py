@@ -19,10 +19,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from bert_jax import paths
 from bert_jax.console import counted, show
 from bert_jax.errors import UserError, first_line, nearest
-from bert_jax.text import remote
+from bert_jax.storage import paths, remote
 
 # Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
 MAX_LINE_BYTES = 1 << 26

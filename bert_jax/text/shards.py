@@ -17,11 +17,11 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from bert_jax import checksums, locks, paths
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.locks import locked, replacing
-from bert_jax.text import prepare, remote, store, tokenizer_loading
+from bert_jax.storage import checksums, locks, paths, remote
+from bert_jax.storage.locks import locked, replacing
+from bert_jax.text import prepare, store, tokenizer_loading
 from bert_jax.text.sources import Shard, merge_identities
 from bert_jax.text.tokenizer import Tokenizer
 

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import paths
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text import builtin, records, remote, sentences
+from bert_jax.storage import paths, remote
+from bert_jax.text import builtin, records, sentences
 from bert_jax.text.records import Record, read_lines
 
 # Do not change it: the documents of a larger text, and which are held out, depend on it.

@@ -19,9 +19,9 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from bert_jax import background, checksums
+from bert_jax.config.settings import read_json
 from bert_jax.errors import UserError
-from bert_jax.settings import read_json
+from bert_jax.storage import background, checksums
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.mapped_files import MappedFiles
 from bert_jax.text.tokenizer import Tokenizer

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import jax
 
-from bert_jax import locks, paths
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
-from bert_jax.paths import AnyPath
-from bert_jax.text import remote
+from bert_jax.storage import locks, paths, remote
+from bert_jax.storage.paths import AnyPath
 
 _ADDRESS = ".bucket"  # the file with the URL of a workdir
 # What a run that resumes reads; then what it only writes.

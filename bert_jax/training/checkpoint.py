@@ -15,12 +15,11 @@ import orbax.checkpoint as ocp
 from flax import traverse_util
 from orbax.checkpoint import checkpoint_managers
 
-from bert_jax import checksums, paths, settings
-from bert_jax.config import CheckpointConfig
+from bert_jax.config import CheckpointConfig, settings
 from bert_jax.distributed import hosts
 from bert_jax.errors import CommandError, TrainingError, UserError, first_line
-from bert_jax.paths import AnyPath
-from bert_jax.text import remote
+from bert_jax.storage import checksums, paths, remote
+from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.metrics import Sums

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from bert_jax.config import TrainConfig
-from bert_jax.phases import warmup_and_decay
+from bert_jax.config.phases import warmup_and_decay
 
 _PATIENCE = 1000  # steps in which a sound run has left the unigram entropy
 _LEAD = 0.1  # nats below it, many times the noise of a log

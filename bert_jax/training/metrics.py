@@ -9,8 +9,8 @@ from typing import Any
 
 from scipy import special
 
-from bert_jax import console, settings
-from bert_jax.config import FinetuneConfig, TrainConfig
+from bert_jax import console
+from bert_jax.config import FinetuneConfig, TrainConfig, settings
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.training import curves, sinks, workdir

@@ -11,8 +11,8 @@ from flax import traverse_util
 from jax.typing import ArrayLike
 
 from bert_jax.config import OptimizerConfig
+from bert_jax.config.phases import warmup_and_decay
 from bert_jax.errors import UserError
-from bert_jax.phases import warmup_and_decay
 
 Peaks = Sequence[tuple[int, float]]  # learning rates, each with the first step that has it
 

@@ -9,9 +9,9 @@ import optax
 from jax.sharding import Mesh
 
 from bert_jax.config import ParallelConfig, TrainConfig
+from bert_jax.config.phases import peaks
 from bert_jax.distributed.mesh import Layout, init_sharded, make_layout
 from bert_jax.models.heads import make_pretraining_model
-from bert_jax.phases import peaks
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import TrainState, init_state
 

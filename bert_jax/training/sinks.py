@@ -17,9 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from bert_jax import background, console, settings
+from bert_jax import console
+from bert_jax.config import settings
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
+from bert_jax.storage import background
 from bert_jax.training import workdir
 
 _PATIENCE = 30.0  # seconds in which a server has to take the last records of a run

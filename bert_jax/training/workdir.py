@@ -14,14 +14,13 @@ import google_crc32c
 import jax
 import numpy as np
 
-from bert_jax import paths, settings
-from bert_jax.config import FinetuneConfig, Phase, TrainConfig
+from bert_jax.config import FinetuneConfig, Phase, TrainConfig, settings
+from bert_jax.config.phases import length_warmup, phases
 from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
-from bert_jax.locks import locked
-from bert_jax.paths import AnyPath
-from bert_jax.phases import length_warmup, phases
-from bert_jax.text import remote
+from bert_jax.storage import paths, remote
+from bert_jax.storage.locks import locked
+from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import bucket
 

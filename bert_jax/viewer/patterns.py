@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
-from bert_jax.embeddings import BatchRunner, chunks
 from bert_jax.errors import UserError
+from bert_jax.inference.embeddings import BatchRunner, chunks
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page

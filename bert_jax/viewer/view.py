@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.embeddings import encoder_inputs, padded_length
 from bert_jax.errors import UserError
-from bert_jax.masked_lm import MaskFiller
+from bert_jax.inference.embeddings import encoder_inputs, padded_length
+from bert_jax.inference.masked_lm import MaskFiller
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page, patterns

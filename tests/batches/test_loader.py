@@ -10,7 +10,7 @@ from stores import make_store
 
 from bert_jax.batches import loader
 from bert_jax.config import Phase, TrainConfig
-from bert_jax.phases import peaks
+from bert_jax.config.phases import peaks
 from bert_jax.text.store import Corpus
 
 flags.FLAGS.mark_as_parsed()  # Grain reads a flag

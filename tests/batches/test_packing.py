@@ -13,9 +13,9 @@ from stores import check_pure, make_store, store_of, unpack
 from bert_jax.batches import loader, packing, sentence_pairs
 from bert_jax.batches.shuffle import SEGMENTS, keyed_generator
 from bert_jax.config import DataConfig, Phase, TrainConfig
+from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
 from bert_jax.text.store import Corpus, TokenStore
-from bert_jax.validation import validate
 
 flags.FLAGS.mark_as_parsed()  # Grain reads a flag
 LENGTH = 128

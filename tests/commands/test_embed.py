@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax import UserError
 from bert_jax.commands.embed import write_arrays
-from bert_jax.embeddings import word_spans
+from bert_jax.inference.embeddings import word_spans
 
 TEXTS = ["The river bank.", "A model reads the (small) token.", "the"] * 3 + ["bank " * 100]
 

@@ -200,5 +200,5 @@ def test_freed_memory_is_kept_before_a_thread_shows_work(monkeypatch):
     monkeypatch.setattr(process, "keep_host_memory", keep)
     monkeypatch.setattr(process.console, "working", shown.append)
     with pytest.raises(Kept):
-        process.train("pretraining", None, None)
+        process.train("pretrain", None, None)
     assert not shown

@@ -12,12 +12,12 @@ from flax import linen as nn
 from make_golden import GOLDEN
 
 import bert_jax
-from bert_jax import initialization
 from bert_jax.bert import Bert
 from bert_jax.config import ModelConfig
 from bert_jax.convert import huggingface
 from bert_jax.errors import UserError
 from bert_jax.models.heads import make_pretraining_model
+from bert_jax.runs import origin
 
 WEIGHTS = "model.safetensors"
 DISCRIMINATOR = "electra.encoder.layer.0.attention.self.query.weight"
@@ -147,10 +147,10 @@ def test_a_generator_with_other_embeddings_or_larger_than_its_model(bert, export
 def test_the_encoder_of_a_bert_starts_a_discriminator(bert):
     fields = ["model_type", "generator_hidden_size"]
     wanted = ModelConfig(model_type="electra", generator_hidden_size=0.5)
-    config = initialization.model_config(bert, wanted, fields)
+    config = origin.model_config(bert, wanted, fields)
     assert config.model_type == "electra"
     new = jax.tree.map(jax.numpy.asarray, random_params(config))
-    copied = initialization.copy_params(new, bert.params)
+    copied = origin.copy_params(new, bert.params)
     encoder = {k: v for k, v in bert.params["bert"].items() if k != "pooler"}
     same(copied["bert"], encoder)
     for module in ("generator", "generator_head", "discriminator_head"):
@@ -161,7 +161,5 @@ def test_an_electra_starts_from_its_discriminator_or_from_its_fine_tuned_encoder
     for dropped in ("generator", "discriminator_head"):
         params = {k: v for k, v in electra.params.items() if not k.startswith(dropped)}
         params["classifier"] = {"kernel": np.zeros((12, 2), np.float32)}
-        found = initialization.model_config(
-            dataclasses.replace(electra, params=params), ModelConfig(), []
-        )
+        found = origin.model_config(dataclasses.replace(electra, params=params), ModelConfig(), [])
         assert found == electra.config

@@ -15,10 +15,10 @@ from flax import traverse_util
 from make_golden import GOLDEN
 
 import bert_jax
-from bert_jax import initialization
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.convert import names
 from bert_jax.errors import UserError
+from bert_jax.runs import origin
 from bert_jax.tasks import make_task
 
 WEIGHTS = "model.safetensors"
@@ -379,9 +379,9 @@ def test_heads_that_a_fine_tuned_model_is_not_exported_with(either, tmp_path):
 def test_pretraining_continues_from_the_encoder_of_a_fine_tuned_model(either):
     bert = fine_tuned(either, TASKS[0])
     config = ModelConfig(hidden_size=99, hidden_dropout_prob=0.25, dtype="bfloat16")
-    model = initialization.model_config(bert, config, ["hidden_dropout_prob"])
+    model = origin.model_config(bert, config, ["hidden_dropout_prob"])
     assert model == dataclasses.replace(bert.config, hidden_dropout_prob=0.25, dtype="bfloat16")
-    filled = initialization.copy_params(
+    filled = origin.copy_params(
         jax.tree.map(lambda x: jax.numpy.zeros(x.shape), either.params), bert.params
     )
     same(filled["bert"], {name: bert.params["bert"][name] for name in either.params["bert"]})

@@ -15,9 +15,9 @@ from helpers import masking
 from test_parity import close, pytestmark, rows, torch, transformers, write_model
 
 import bert_jax
+from bert_jax.config.recipes import recipe
 from bert_jax.convert import generator, names
 from bert_jax.models.heads import make_encoder, make_pretraining_model
-from bert_jax.recipes import recipe
 from bert_jax.training.masking import Predictions
 from bert_jax.training.objectives import ReplacedTokenDetection
 from bert_jax.training.optimizer import decayed

@@ -17,10 +17,10 @@ from fake_hub import TOKEN
 from make_golden import GOLDEN
 
 import bert_jax
-from bert_jax import initialization
 from bert_jax.config import ModelConfig
 from bert_jax.convert import huggingface
 from bert_jax.errors import UserError
+from bert_jax.runs import origin
 
 TEXTS = ["the quick fox", "", "it rains on the plains of spain while a brown dog jumps over"]
 OLD, NEW = "sentence_transformers.models.", "sentence_transformers.base.modules.x."
@@ -113,7 +113,7 @@ def test_the_older_layout(tmp_path):
     assert (saved.task, saved.data.max_length) == (bert.task, 9)
     jax.tree.map(np.testing.assert_array_equal, saved.params, bert.params)
     assert "pooler" in saved.params["bert"]
-    assert initialization.model_config(saved, ModelConfig()).hidden_size == 12
+    assert origin.model_config(saved, ModelConfig()).hidden_size == 12
     with pytest.raises(UserError, match="no masked LM head"):
         saved.fill_mask("the [MASK]")
     assert saved.attention("the fox").prediction is None

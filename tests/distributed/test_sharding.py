@@ -18,6 +18,7 @@ from bert_jax.config import (
     TokenizerConfig,
     TrainConfig,
 )
+from bert_jax.config.validation import validate
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import (
     check_divides,
@@ -27,15 +28,14 @@ from bert_jax.distributed.mesh import (
     make_mesh,
 )
 from bert_jax.errors import UserError
-from bert_jax.initialization import copy_params
-from bert_jax.loading import load
+from bert_jax.inference.loading import load
 from bert_jax.models.heads import BertForPreTraining
+from bert_jax.runs.origin import copy_params
 from bert_jax.text import tokenizer_training
 from bert_jax.training import checkpoint
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state
-from bert_jax.validation import validate
 
 # The mesh axes over which each parameter's dimensions are split. Under ZeRO-1 "fsdp" splits the
 # moments alone.

@@ -10,12 +10,12 @@ from flax import linen as nn
 from helpers import model_config
 
 from bert_jax.config import ModelConfig, Phase
+from bert_jax.config.validation import validate_model
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.models.modernbert import ModernBertModel
 from bert_jax.planning import costs
-from bert_jax.validation import validate_model
 
 CONFIG = dataclasses.replace(
     model_config(num_hidden_layers=4, hidden_size=24, num_attention_heads=2),

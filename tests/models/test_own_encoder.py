@@ -11,8 +11,9 @@ import pytest
 
 import bert_jax
 from bert_jax import UserError
-from bert_jax.config import MODEL_TYPES, ModelConfig
-from bert_jax.validation import validate_model
+from bert_jax.config import ModelConfig
+from bert_jax.config.fields import MODEL_TYPES
+from bert_jax.config.validation import validate_model
 
 PAGE = Path(__file__).parents[2] / "docs/extending.md"
 

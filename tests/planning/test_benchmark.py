@@ -17,9 +17,9 @@ from bert_jax.batches import loader
 from bert_jax.commands import benchmark as command
 from bert_jax.commands.flags import Recipe
 from bert_jax.config import DataConfig, ParallelConfig, TokenizerConfig, TrainConfig
+from bert_jax.config.phases import phases
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import TrainingError, UserError
-from bert_jax.phases import phases
 from bert_jax.planning import benchmark, machine
 from bert_jax.text import prepare
 

@@ -11,13 +11,13 @@ from sklearn.metrics import ndcg_score
 import bert_jax
 from bert_jax.batches.buckets import Batcher
 from bert_jax.config import DataFiles, EmbeddingConfig, FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.config.settings import override
+from bert_jax.config.validation import validate_finetuning
 from bert_jax.errors import UserError
-from bert_jax.settings import override
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.embedding import Embedding
 from bert_jax.text import builtin
-from bert_jax.validation import validate_finetuning
 
 COLUMNS = DataFiles(text="query,passage")
 

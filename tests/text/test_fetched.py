@@ -11,7 +11,8 @@ from test_shards import documents, prepare_shard, write_text
 
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
-from bert_jax.text import fetched, mixture, remote
+from bert_jax.storage import remote
+from bert_jax.text import fetched, mixture
 from bert_jax.text.prepare import prepare
 from bert_jax.text.store import open_store
 

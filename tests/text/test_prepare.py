@@ -15,7 +15,7 @@ import pytest
 from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
-from bert_jax.locks import locked
+from bert_jax.storage.locks import locked
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.mixture import resolve_vocab_size

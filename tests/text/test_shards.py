@@ -10,8 +10,8 @@ import pytest
 
 from bert_jax.batches import loader
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
+from bert_jax.config.phases import phases
 from bert_jax.errors import UserError
-from bert_jax.phases import phases
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import shards, sources
 from bert_jax.text.mapped_files import MappedFiles

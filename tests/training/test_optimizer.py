@@ -13,16 +13,16 @@ from flax import traverse_util
 from helpers import model_config
 
 from bert_jax.config import OptimizerConfig, Phase, TrainConfig
+from bert_jax.config.phases import peaks
+from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
-from bert_jax.phases import peaks
 from bert_jax.training.optimizer import (
     decayed,
     layer_rates,
     make_optimizer,
     schedule,
 )
-from bert_jax.validation import validate
 
 STEPS = 100
 

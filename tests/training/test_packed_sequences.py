@@ -10,10 +10,10 @@ from helpers import LENGTH, SPECIAL, VOCAB, batch, masking, model_config
 
 from bert_jax.batches.packing import NO_PAIR, max_pairs, pack
 from bert_jax.config import DataConfig, TrainConfig
+from bert_jax.config.phases import phases
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.models.bert import BertModel
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.phases import phases
 from bert_jax.planning import synthetic
 from bert_jax.training.masking import Predictions
 from bert_jax.training.objectives import TOKENS, Batch, Pretraining

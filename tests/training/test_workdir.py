@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax import settings
-from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig
+from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.training import workdir
 from bert_jax.training.workdir import resume_settings

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax import Patterns, UserError, console
-from bert_jax.embeddings import pad
+from bert_jax.inference.embeddings import pad
 from bert_jax.viewer import patterns
 
 TEXTS = [

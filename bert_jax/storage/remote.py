@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax import paths
 from bert_jax.errors import UserError, first_line
+from bert_jax.storage import paths
 
 State = tuple[Any, ...]  # the size in bytes, and what changes with the content
 # As file systems name it; a size alone is known of a server that has none of these.

@@ -13,7 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 from scipy import special
 
-from bert_jax import console, header
+from bert_jax.runs import header
+from bert_jax import console
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.batches.loader import TrainBatches
@@ -24,8 +25,8 @@ from bert_jax.console import Level
 from bert_jax.convert.names import module_names
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
 from bert_jax.models.electra import generator_config
-from bert_jax.paths import AnyPath
-from bert_jax.phases import peaks, phases, warmup_and_decay
+from bert_jax.storage.paths import AnyPath
+from bert_jax.config.phases import peaks, phases, warmup_and_decay
 from bert_jax.planning import machine
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, no_better

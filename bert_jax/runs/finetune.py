@@ -16,16 +16,19 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import console, initialization, locks, report, settings
+from bert_jax.runs import origin, report
+from bert_jax.storage import locks
+from bert_jax.config import settings
+from bert_jax import console
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert
 from bert_jax.config import CheckpointConfig, EmbeddingConfig, FinetuneConfig, Phase, TaskConfig
 from bert_jax.console import Level
-from bert_jax.distillation import teacher_labels
+from bert_jax.runs.distillation import teacher_labels
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
-from bert_jax.loading import load
+from bert_jax.inference.loading import load
 from bert_jax.models.heads import BertForEmbedding, TaskModel
 from bert_jax.planning import costs, machine
 from bert_jax.tasks.base import Example, Task
@@ -42,7 +45,7 @@ from bert_jax.training.metrics import Writer
 from bert_jax.training.optimizer import learning_rate, make_optimizer
 from bert_jax.training.setup import make_setup
 from bert_jax.training.step import TrainState, make_predict_step, make_train_step
-from bert_jax.validation import validate_finetuning
+from bert_jax.config.validation import validate_finetuning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +191,7 @@ def start(
     settings.check_class(config, FinetuneConfig)
     initial = load(init)
     config = dataclasses.replace(config, task=_like_initial(config.task, initial.task))
-    config = initialization.resolve(
+    config = origin.resolve(
         config, workdir, init, initial, model_fields, validate_finetuning
     )
     kinds = ("seed", "random") if config.compare else ("seed",)
@@ -257,7 +260,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     random = [_train_seed(run, s, None, workdir / f"random-{s}", stop) for s in others]
     best = max(results, key=lambda result: run.task.rank(result["best"]))
     params = checkpoint.read_params(workdir / best["checkpoint"], run.setup.abstract_state.params)
-    params = initialization.copy_params(run.setup.abstract_state.params, params)
+    params = origin.copy_params(run.setup.abstract_state.params, params)
     scores, truncated = _predict_all(run, params)
     tuned = run.task.config  # on the held-out examples
     model = config.model, params, run.tokenizer, run.model
@@ -287,7 +290,7 @@ def _score_untrained(run: Run) -> dict[str, float] | None:
     if not run.task.is_headless:
         return None
     params = run.new_state(run.config.seed).params
-    params = initialization.copy_params(params, run.params)
+    params = origin.copy_params(params, run.params)
     return run.evaluate(params)
 
 
@@ -310,7 +313,7 @@ def _train_seed(
         folder / "checkpoints", keep, lambda _: description, run.tokenizer, rank=task.rank
     )
     new_state = partial(run.new_state, seed)
-    step, state = initialization.initial_state(
+    step, state = origin.initial_state(
         checkpoints, new_state, run.setup.abstract_state, params
     )
     if step:

@@ -4,7 +4,6 @@ Call `validate` before a config is used. The range of each field is beside it, i
 """
 
 from bert_jax.config import (
-    MODEL_TYPES,
     DataFiles,
     FinetuneConfig,
     ModelConfig,
@@ -13,9 +12,10 @@ from bert_jax.config import (
     Phase,
     TrainConfig,
 )
+from bert_jax.config.fields import MODEL_TYPES
+from bert_jax.config.phases import length_warmup, main_phases, warmup_and_decay
+from bert_jax.config.settings import check
 from bert_jax.errors import UserError, nearest
-from bert_jax.phases import length_warmup, main_phases, warmup_and_decay
-from bert_jax.settings import check
 
 
 def validate(config: TrainConfig) -> None:

@@ -3,16 +3,17 @@
 import dataclasses
 from pathlib import Path
 
-from bert_jax import console, paths
+from bert_jax import console
 from bert_jax.bert import Bert
 from bert_jax.config import DataFiles, FinetuneConfig, TrainConfig
+from bert_jax.config.settings import from_dict
+from bert_jax.config.validation import validate_model
 from bert_jax.convert import google, hub, huggingface, names, sentence_transformers
 from bert_jax.errors import UserError
-from bert_jax.paths import AnyPath
-from bert_jax.settings import from_dict
+from bert_jax.storage import paths
+from bert_jax.storage.paths import AnyPath
 from bert_jax.text import tokenizer_loading
 from bert_jax.training import checkpoint
-from bert_jax.validation import validate_model
 
 
 @console.working("loading the model", says_end=False)

@@ -21,10 +21,7 @@ from bert_jax.config import (
     TaskConfig,
     TrainConfig,
 )
-from bert_jax.distributed.precision import resolve_dtype
-from bert_jax.errors import UserError
-from bert_jax.models.heads import make_pretraining_model
-from bert_jax.phases import (
+from bert_jax.config.phases import (
     as_of_step,
     default_predictions,
     main_phases,
@@ -32,17 +29,20 @@ from bert_jax.phases import (
     phases,
     warmup_and_decay,
 )
-from bert_jax.recipes import recipe
-from bert_jax.settings import flatten, from_dict, override, to_json
+from bert_jax.config.recipes import recipe
+from bert_jax.config.settings import flatten, from_dict, override, to_json
+from bert_jax.config.validation import validate, validate_finetuning
+from bert_jax.distributed.precision import resolve_dtype
+from bert_jax.errors import UserError
+from bert_jax.models.heads import make_pretraining_model
 from bert_jax.tasks import glue, make_task
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.masking import make_masking
 from bert_jax.training.optimizer import make_optimizer, schedule
 from bert_jax.training.step import init_state
 from bert_jax.training.workdir import check_same_run
-from bert_jax.validation import validate, validate_finetuning
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES, FINETUNING = (
     sorted(p.stem for p in f.glob("*.py")) for f in (CONFIGS, CONFIGS / "finetune")
 )

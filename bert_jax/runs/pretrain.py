@@ -13,7 +13,10 @@ from typing import Any
 
 import jax
 
-from bert_jax import background, console, initialization, paths, report, settings
+from bert_jax.storage import background, paths
+from bert_jax.runs import origin, report
+from bert_jax.config import settings
+from bert_jax import console
 from bert_jax.batches import loader
 from bert_jax.bert import Bert
 from bert_jax.config import TrainConfig
@@ -21,9 +24,9 @@ from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
-from bert_jax.loading import load
-from bert_jax.paths import AnyPath
-from bert_jax.phases import as_of_step, main_phases, peaks, phases
+from bert_jax.inference.loading import load
+from bert_jax.storage.paths import AnyPath
+from bert_jax.config.phases import as_of_step, main_phases, peaks, phases
 from bert_jax.planning import costs, machine
 from bert_jax.text import mixture, prepare, tokenizer_loading
 from bert_jax.text.store import Corpus, is_store
@@ -37,7 +40,7 @@ from bert_jax.training.objectives import pretraining_objective
 from bert_jax.training.optimizer import learning_rate
 from bert_jax.training.setup import Setup, set_up
 from bert_jax.training.step import TrainState, make_eval_step, make_train_step
-from bert_jax.validation import validate
+from bert_jax.config.validation import validate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +133,7 @@ def start(
     initial = load(init) if init else None
     resumes = workdirs.has_checkpoint(workdir)
     parent = workdirs.fork_checkpoint(fork) if fork and not resumes else None
-    config = initialization.resolve(config, workdir, init, initial, model_fields, validate, parent)
+    config = origin.resolve(config, workdir, init, initial, model_fields, validate, parent)
     if fork and resumes:
         hosts.warn_on_main(f"{where} has a run, which resumes; --fork is not used again")
     if config.steps in workdirs.steps(workdir):
@@ -226,7 +229,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         on_save=partial(bucket.try_to_send, workdir),
     )
     params = run.init and run.init.params
-    step, state = initialization.initial_state(
+    step, state = origin.initial_state(
         checkpoints, run.new_state, setup.abstract_state, params, run.fork
     )
     if run.fork:

@@ -11,8 +11,9 @@ from helpers import model_config
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bert_jax import Bert, TokenizerConfig, UserError, embeddings
-from bert_jax.embeddings import POOLINGS, word_spans
+from bert_jax import Bert, TokenizerConfig, UserError
+from bert_jax.inference import embeddings
+from bert_jax.inference.embeddings import POOLINGS, word_spans
 from bert_jax.models.bert import BertModel
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.text import tokenizer_training

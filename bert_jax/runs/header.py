@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import FinetuneConfig, OptimizerConfig, Phase, TrainConfig
 from bert_jax.distributed import hosts
-from bert_jax.phases import warmup_and_decay
+from bert_jax.config.phases import warmup_and_decay
 from bert_jax.planning import costs, machine
 
 

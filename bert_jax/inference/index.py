@@ -17,15 +17,16 @@ from typing import Any, NamedTuple, overload
 import google_crc32c
 import numpy as np
 
-from bert_jax import background, checksums, console, locks
+from bert_jax import console
 from bert_jax.bert import Bert
 from bert_jax.convert import hub
-from bert_jax.embeddings import chunks, own_prompt, text_list, warn_truncated
 from bert_jax.errors import UserError
-from bert_jax.loading import load
+from bert_jax.inference.embeddings import chunks, own_prompt, text_list, warn_truncated
+from bert_jax.inference.loading import load
 from bert_jax.models.heads import BertForEmbedding
-from bert_jax.paths import absolute, as_path
 from bert_jax.retrieval import search
+from bert_jax.storage import background, checksums, locks
+from bert_jax.storage.paths import absolute, as_path
 from bert_jax.tasks import readers
 from bert_jax.text import builtin, records, store
 from bert_jax.training import workdir

@@ -7,7 +7,7 @@ from typing import Any
 
 from bert_jax.errors import UserError, nearest
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 # A wheel has the recipes inside the package; a clone has them beside it.
 _FOLDER = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir())
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import google_crc32c
 
-from bert_jax.paths import AnyPath
+from bert_jax.storage.paths import AnyPath
 
 _BLOCK_BYTES = 1 << 20  # google_crc32c keeps the interpreter's lock, here for 0.1 ms
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError, nearest
-from bert_jax.paths import AnyPath
+from bert_jax.storage.paths import AnyPath
 
 _LIMIT = 2**32
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.embeddings import encoder_inputs, pad, padded_length
 from bert_jax.errors import UserError
+from bert_jax.inference.embeddings import encoder_inputs, pad, padded_length
 from bert_jax.models.heads import PreTrainingModel, TaskModel
 from bert_jax.text.tokenizer import Tokenizer
 

@@ -12,7 +12,8 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from bert_jax import console, settings
+from bert_jax.config import settings
+from bert_jax import console
 from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig
 from bert_jax.convert import names
@@ -20,13 +21,13 @@ from bert_jax.distributed import hosts
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import make_pretraining_model
-from bert_jax.paths import AnyPath
-from bert_jax.phases import length_warmup
+from bert_jax.storage.paths import AnyPath
+from bert_jax.config.phases import length_warmup
 from bert_jax.training import bucket, checkpoint, sinks
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.step import TrainState
-from bert_jax.validation import validate_model
+from bert_jax.config.validation import validate_model
 
 _COMPUTATION = ("dtype", "remat", "scan_layers", "attention")
 _POSITIONS = "position_embeddings"  # the parameter

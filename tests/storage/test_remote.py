@@ -18,7 +18,8 @@ from test_shards import documents, prepare_shard, write_text
 from bert_jax.commands import main
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.text import fetched, remote, shards, sources
+from bert_jax.storage import remote
+from bert_jax.text import fetched, shards, sources
 from bert_jax.text.prepare import prepare
 from bert_jax.text.sources import open_source
 from bert_jax.text.store import open_store

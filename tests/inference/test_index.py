@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax import Hit, Index, UserError, embeddings, index
-from bert_jax.locks import locked
+from bert_jax import Hit, Index, UserError
+from bert_jax.inference import embeddings, index
+from bert_jax.storage.locks import locked
 from bert_jax.text import builtin, store
 
 WORDS = ["river", "bank", "token", "model", "layer", "head", "reads", "sees", "the", "small"]

@@ -9,7 +9,7 @@ import functools
 import math
 from typing import Any, Literal
 
-from bert_jax.settings import Range, setting
+from bert_jax.config.settings import Range, setting
 
 STEPS = Range("a positive number below 2**31", lambda x: 0 < x < 1 << 31)
 NOT_NEGATIVE = Range("at least 0 and below 2**32", lambda x: 0 <= x < 1 << 32)

@@ -9,10 +9,12 @@ import fake_bucket
 import jax
 import numpy as np
 import pytest
-from runs import without_speeds
+from training_runs import without_speeds
 
-from bert_jax import Interrupted, UserError, console, load, paths, pretrain, pretraining
+from bert_jax import Interrupted, UserError, console, load, pretrain
 from bert_jax.errors import TrainingError
+from bert_jax.runs import pretrain as pretraining
+from bert_jax.storage import paths
 from bert_jax.text import mixture
 from bert_jax.text.store import open_store
 from bert_jax.training import bucket as buckets

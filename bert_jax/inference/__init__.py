@@ -1,0 +1,1 @@
+"""A trained model applied to texts: embeddings, masked tokens, predictions, an index."""
