@@ -90,7 +90,7 @@ class Benchmark:
     def call(self, log: Path, *command: str) -> None:
         """Run a command of bert-jax on the cores; keep it and what it prints."""
         pinned = ["taskset", "-c", self.flags.cores] if self.flags.cores else []
-        arguments = [*pinned, sys.executable, "-m", "bert_jax", *command]
+        arguments = [*pinned, sys.executable, "-m", "bert_jax.commands", *command]
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             file.write(f"$ bert-jax {shlex.join(command)}\n")

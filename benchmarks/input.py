@@ -148,7 +148,10 @@ def time_ours(kind: str, folder: Path, files: list[str]) -> float:
     (tokenizer,) = (folder / f"{OURS}-{kind}").iterdir()
     words = ["prepare", ",".join(files), str(store), f"--tokenizer={tokenizer}"]
     start = time.perf_counter()
-    run([sys.executable, "-m", "bert_jax", *words], PYTHONPATH=os.pathsep.join(sys.path[1:]))
+    run(
+        [sys.executable, "-m", "bert_jax.commands", *words],
+        PYTHONPATH=os.pathsep.join(sys.path[1:]),
+    )
     return time.perf_counter() - start
 
 

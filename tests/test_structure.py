@@ -7,7 +7,6 @@ ROOT = Path(__file__).parents[1] / "bert_jax"
 
 # From the top to the bottom: a module imports from its own room and from the rooms below it.
 LAYERS = (
-    ("__main__",),
     ("commands",),
     ("__init__",),
     ("runs",),

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Several commands in one process: `python -m bert_jax` with one list of words after another.
+# Several commands in one process, with one list of words after another.
 COMMANDS = """
-import json, runpy, sys
+import json, sys
+from bert_jax.commands.main import main
 for words in json.loads(sys.argv[1]):
     sys.argv = ["bert-jax", *words]
     try:
-        runpy.run_module("bert_jax", run_name="__main__")
+        main()
     except SystemExit as end:
         assert not end.code, words
 """

@@ -21,7 +21,7 @@ TASKS = {
     "train": ("prepare", "pretrain", "finetune"),
     "use": ("predict", "fill-mask", "attention", "embed", "index", "search"),
     "exchange": ("import", "export"),
-    "measure": ("curves", "plan", "benchmark"),
+    "measure": ("plan", "benchmark"),
 }
 COMMANDS = list(itertools.chain(*TASKS.values()))
 
@@ -29,7 +29,7 @@ COMMANDS = list(itertools.chain(*TASKS.values()))
 def main(command: str | None = None) -> None:
     """Run `bert-jax`, or the command that `train.py` or `finetune.py` stands for."""
     script = Path(sys.argv[0]).name
-    prog = "bert-jax" if script in ("__main__.py", "") else script
+    prog = "bert-jax" if script in ("__main__.py", "-c", "") else script
     words = [command, *sys.argv[1:]] if command else sys.argv[1:]
     name = f"{prog} {words[0]}" if not command and words and words[0] in COMMANDS else prog
     process.run(lambda: _run(prog, words, name), name)

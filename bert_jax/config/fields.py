@@ -23,7 +23,7 @@ SIZE = Range("a positive number of at most 2**24", lambda x: 0 < x <= 1 << 24)
 SIZE_OR_ZERO = Range("at least 0 and at most 2**24", lambda x: 0 <= x <= 1 << 24)
 COUNT_OR_REST = Range("a positive number, or -1 for the rest", lambda x: x == -1 or 0 < x < 1 << 32)
 FINITE = Range("a finite number", math.isfinite)
-Service = Literal["wandb", "mlflow"]
+Service = Literal["wandb"]
 _resumable = functools.partial(setting, resumable=True)
 
 
@@ -266,7 +266,7 @@ class TrainConfig:
     log_every: int = _resumable(100, "steps between logs")
     eval_every: int = _resumable(10_000, "steps between evaluations")
     eval_rows: int = _resumable(20_000, "held-out sequences of an evaluation, at most")
-    log_to: tuple[Service, ...] = _resumable((), "also log to wandb, mlflow or both")
+    log_to: tuple[Service, ...] = _resumable((), "also log to Weights & Biases: wandb")
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -379,7 +379,7 @@ class FinetuneConfig:
     evaluations: int = setting(1, "evaluations an epoch")
     patience: int = setting(0, "evaluations without a gain that end a run; 0: none", NOT_NEGATIVE)
     log_every: int = _resumable(50, "steps between logs")
-    log_to: tuple[Service, ...] = _resumable((), "also log to wandb, mlflow or both")
+    log_to: tuple[Service, ...] = _resumable((), "also log to Weights & Biases: wandb")
     layer_decay: float = setting(1.0, "a layer's rate as a share of the next one's", POSITIVE_SHARE)
     probe: str = setting("", "freeze the encoder and train a head on a layer, by number, or a mix")
     new_head: bool = setting(False, "replace a head that the checkpoint has")

@@ -22,7 +22,7 @@ from bert_jax.storage.paths import AnyPath
 _ADDRESS = ".bucket"  # the file with the URL of a workdir
 # What a run that resumes reads; then what it only writes.
 _RECORDS = ("config.json", "text.sha256", "tokenizer", "metrics.jsonl", "results.json")
-_READ = (*_RECORDS, "wandb.id", "mlflow.id")
+_READ = (*_RECORDS, "wandb.id")
 _WRITTEN = ("baselines.json", "curves.png", "tensorboard")
 _sent: dict[Path, tuple[int, int]] = {}  # the time and the size of each file as it was copied
 

@@ -136,8 +136,7 @@ class Writer:
         is_recent = time.monotonic() - self._plotted < interval
         if self.records and self._draws and not is_recent and not console.is_quiet():
             with self._dropping_on_error(CURVES):
-                run = curves.Run(self._name, self.records, self.baselines)
-                curves.draw(self._folder / CURVES, [run])
+                curves.draw(self._folder / CURVES, self._name, self.records, self.baselines)
                 self._plotted = time.monotonic()
 
     def close(self, *, succeeded: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Where the metrics of a run go besides `metrics.jsonl`: TensorBoard, Weights & Biases, MLflow.
+"""Where the metrics of a run go besides `metrics.jsonl`: TensorBoard and Weights & Biases.
 
 None of them may end a run: `metrics.Writer` drops the one that raises an error.
 """
@@ -110,30 +110,7 @@ class WeightsAndBiases:
         self._run.finish(exit_code=int(not succeeded))
 
 
-class MLflow:
-    """A run of MLflow; its own variables, as MLFLOW_TRACKING_URI, count."""
-
-    def __init__(self, folder: Path, name: str, config: Any, id: str | None):
-        import mlflow  # pyright: ignore[reportMissingImports]
-
-        self._mlflow, self.address = mlflow, mlflow.get_tracking_uri()
-        run = mlflow.start_run(run_id=id, run_name=None if id else name)
-        self.id = run.info.run_id
-        history = partial(mlflow.MlflowClient().get_metric_history, self.id)
-        # The last step of each metric. MLflow would keep another value of a step beside it.
-        self._done = {name: max(each.step for each in history(name)) for name in run.data.metrics}
-        if not id:  # no parameter can change
-            mlflow.log_params({k: str(v)[:500] for k, v in settings.flatten(config).items()})
-
-    def write(self, step: int, values: Values) -> None:
-        new = {name: value for name, value in values.items() if step > self._done.get(name, -1)}
-        self._mlflow.log_metrics(new, step=step)
-
-    def close(self, *, succeeded: bool) -> None:
-        self._mlflow.end_run("FINISHED" if succeeded else "FAILED")
-
-
-_SERVICES: dict[str, Any] = {"wandb": WeightsAndBiases, "mlflow": MLflow}
+_SERVICES: dict[str, Any] = {"wandb": WeightsAndBiases}
 
 
 def check(names: Iterable[str]) -> None:

@@ -124,7 +124,7 @@ def test_paths_that_cannot_be(path, tmp_path, monkeypatch, bert_jax_main):
 
 
 def test_a_mistake_ends_the_process_with_one_line(tmp_path):
-    command = [sys.executable, "-m", "bert_jax", "prepare", "none.txt", "store"]
+    command = [sys.executable, "-m", "bert_jax.commands", "prepare", "none.txt", "store"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("bert-jax prepare: data source none.txt does not exist")

@@ -72,7 +72,7 @@ def test_a_killed_worker_leaves_what_the_same_command_completes(data, tokenizer,
     environment = {**os.environ, "PYTHONPATH": path, "KILLED": str(tmp_path / "killed")}
 
     def run() -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "bert_jax", *words.split()]
+        command = [sys.executable, "-m", "bert_jax.commands", *words.split()]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
 
     done = run()

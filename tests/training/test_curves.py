@@ -1,38 +1,44 @@
-"""Pictures of runs: the loss is largest, and any runs fit into one picture."""
+"""Pictures of a run: the loss is largest, and every metric has a panel."""
 
 import pytest
 
 from bert_jax.training import curves
-from bert_jax.training.curves import Run
 
 
-def run(name: str, steps: int, nsp: bool, **counters) -> Run:
-    records = []
-    for step in range(10, steps + 1, 10):
-        common = {"step": step, **counters, "loss": 2.0, "mlm_loss": 1.5, "mlm_accuracy": 0.3}
-        common |= {"nsp_accuracy": 0.5} if nsp else {}
-        records.append(common | {"split": "train", "gradient_norm": 1.0, "learning_rate": 1e-3})
+def records(metrics: dict[str, float]) -> list[dict]:
+    """Four logs and two evaluations of a run."""
+    found = []
+    for step in range(10, 50, 10):
+        common = {"step": step, **metrics}
+        found.append(common | {"split": "train", "gradient_norm": 1.0, "learning_rate": 1e-3})
         if step % 20 == 0:
-            records.append(common | {"split": "eval", "sequences_per_second": 3.0})
-    return Run(name, records, {"mlm_loss": 6.0, "mlm_accuracy": 0.05})
+            found.append(common | {"split": "eval", "sequences_per_second": 3.0})
+    return found
 
 
-def drawn(monkeypatch, tmp_path, runs, **options):
-    """Draw runs; return the figure."""
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Draw a run and return the figure."""
     from matplotlib.figure import Figure
 
     figures, save = [], Figure.savefig
     monkeypatch.setattr(
         Figure, "savefig", lambda self, *args, **kw: (figures.append(self), save(self, *args, **kw))
     )
-    curves.draw(tmp_path / "curves.png", runs, **options)
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
-    return figures[0]
+
+    def draw(name, metrics):
+        path = tmp_path / "curves.png"
+        curves.draw(path, name, records(metrics), {"mlm_loss": 6.0, "mlm_accuracy": 0.05})
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert [each.name for each in tmp_path.iterdir()] == ["curves.png"]
+        return figures[-1]
+
+    return draw
 
 
-def test_a_run(monkeypatch, tmp_path):
-    figure = drawn(monkeypatch, tmp_path, [run("runs/a $b$ \x1b", 40, True)])
+def test_a_run(drawn):
+    metrics = {"loss": 2.0, "mlm_loss": 1.5, "mlm_loss/wiki": 1.4, "nsp_accuracy": 0.5}
+    figure = drawn("runs/a $b$ \x1b", metrics | {"mlm_accuracy": 0.3})
     panels = {axes.get_title(): axes for axes in figure.axes}
     assert list(panels) == [
         "MLM loss (nats)",
@@ -56,19 +62,12 @@ def test_a_run(monkeypatch, tmp_path):
     assert [t.get_text() for t in legend.get_texts()] == ["training", "held-out", "without a model"]
 
 
-def test_runs_of_unequal_lengths_and_metrics(monkeypatch, tmp_path):
-    runs = [run("_a", 40, True, tokens=3), run("b" * 99, 90, False), run("运行", 10, False)]
-    figure = drawn(monkeypatch, tmp_path, runs)
-    names = [text.get_text() for text in figure.legends[0].get_texts()][:3]
-    assert names == [" _a", "…" + "b" * 60, "运行"]
+def test_a_run_of_another_objective_with_a_baseline_that_moves(drawn):
+    figure = drawn("运行" + "b" * 99, {"loss": 1.0, "f1": 0.5, "f1_baseline": 0.1})
+    assert figure.get_suptitle() == "…" + "b" * 60
     panels = {axes.get_title(): axes for axes in figure.axes}
-    assert len(panels["NSP accuracy"].lines) == 2
-    assert "loss" not in panels
-    tuned = Run("tuned", [{"step": 1, "split": "eval", "loss": 1.0, "f1": 0.5}], {})
-    titles = [axes.get_title() for axes in drawn(monkeypatch, tmp_path, [*runs, tuned]).axes]
-    assert titles[:2] == ["MLM loss (nats)", "loss"]
-    figure = drawn(monkeypatch, tmp_path, runs, by="tokens")
-    assert len(figure.axes[0].lines) == 3
+    assert list(panels) == ["loss", "f1", "learning rate", "gradient norm"]
+    assert [len(panels[name].lines) for name in ("loss", "f1")] == [2, 3]
 
 
 def test_the_end_table():

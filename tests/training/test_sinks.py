@@ -1,4 +1,4 @@
-"""Metrics in TensorBoard, W&B and MLflow: kept, resumed, and never the end of a run."""
+"""Metrics in TensorBoard and Weights & Biases: kept, resumed, and never the end of a run."""
 
 import functools
 import sys
@@ -99,21 +99,6 @@ def test_a_missing_package_is_refused_also_beside_a_folder_of_its_name(tmp_path,
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(UserError, match=r"pip install 'bert-jax\[wandb\]'"):
         sinks.check(["wandb"])
-
-
-def test_mlflow_keeps_a_step_once(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database takes seconds to make
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
-    config = TrainConfig(log_to=("mlflow",))
-    for first in (0, 10):  # killed after step 20, and resumed from 10
-        with Writer(tmp_path, first, config) as writer:
-            writer.write(10 + first, "train", {"loss": 1.0})
-            writer.write(20, "train", {"loss": 2.0})
-    (run,) = mlflow.MlflowClient().search_runs(["0"])
-    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train/loss")
-    assert [(each.step, each.value) for each in history] == [(10, 1.0), (20, 2.0)]
-    assert (run.info.status, run.data.params["optimizer.learning_rate"]) == ("FINISHED", "0.0001")
 
 
 def test_wandb_offline(tmp_path, monkeypatch, capfd):
