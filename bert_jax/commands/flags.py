@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         recipe = words.parse_known_args()[0].config or default
         config = read_config(recipe, [], kind).config
         text = f"Fields of the config, with the values of --config={recipe}:\n"
-        defaults = settings.flatten(kind())
+        defaults = settings.defaults(config)
         for field in settings.fields(config):
             text += f"\n  --config.{field.name}={field.value}\n        {field.metadata['help']}"
             if typing.get_origin(field.hint) is Literal:
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
     def check(self, words: Sequence[str]) -> None:
         """Refuse the first of the remaining words that no field of the config accounts for."""
-        fields = list(settings.flatten(self.recipe[1]())) if self.recipe[0] else []
+        fields = settings.names(self.recipe[1]) if self.recipe[0] else []
         for word in words:
             name, equals, value = word.partition("=")
             if fields and (not name.startswith("--") or name.startswith("--config.")):
@@ -85,9 +85,12 @@ class Parser(argparse.ArgumentParser):
 
     def in_its_words(self, message: str) -> str:
         """Return a message with the flag of each field that it names."""
-        names = "|".join(map(re.escape, self.flags))
+        # Now, not before: reading a recipe imports settings with fields of their own.
+        fields = settings.names(self.recipe[1]) if self.recipe[0] else []
+        flags = self.flags | {name: f"--config.{name}" for name in fields if "." in name}
+        names = "|".join(map(re.escape, flags))
         pattern = rf"(?<![\w./-])({names})(?!\w|\.\w)"
-        return re.sub(pattern, lambda m: self.flags[m[0]], message) if names else message
+        return re.sub(pattern, lambda m: flags[m[0]], message) if names else message
 
 
 def add_config(parser: Parser, default: str, kind: type) -> None:
@@ -95,8 +98,6 @@ def add_config(parser: Parser, default: str, kind: type) -> None:
     what = f"the name of a recipe, or the path of a Python file with one ({default})"
     parser.add_argument("--config", default=default, metavar="RECIPE", help=what)
     parser.recipe = default, kind
-    names = settings.flatten(kind())
-    parser.flags = {name: f"--config.{name}" for name in names if "." in name}
 
 
 def add_fields(parser: argparse.ArgumentParser, config: Any, names: Sequence[str]) -> None:
@@ -116,7 +117,7 @@ def read_config(recipe: str, words: Sequence[str], kind: type, own: Any = None) 
     if not isinstance(config, kind):
         raise UserError(f"recipe {path}: get_config() returns no {kind.__name__}")
     names = [field.name for field in settings.fields(config.model)] if own else []
-    rest = list(words)
+    rest, values = list(words), []
     while rest:
         word = rest.pop(0)
         if not word.startswith("--config."):
@@ -124,9 +125,10 @@ def read_config(recipe: str, words: Sequence[str], kind: type, own: Any = None) 
         name, equals, value = word.removeprefix("--config.").partition("=")
         if not equals and rest and not rest[0].startswith("--"):
             equals, value = "=", rest.pop(0)
-        settings.override(config, name, value if equals else None)
+        values.append((name, value if equals else None))
         if name.startswith("model."):
             names.append(name.removeprefix("model."))
+    settings.override_all(config, values)
     return Recipe(config, "-".join(filter(None, (path.stem, argument))), names)
 
 

@@ -1,15 +1,17 @@
 """Typed settings: a dataclass whose fields carry their own description, choices and range.
 
 The same declaration serves the check of a config, its JSON, `--config.FIELD=VALUE` and `--help`.
+A group of settings may be of several classes, one of which a field of it chooses: see `Variants`.
 """
 
 import ast
 import dataclasses
 import json
 import math
+import pkgutil
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError, nearest
@@ -32,6 +34,42 @@ def setting(default: Any, help: str, range: Range = POSITIVE, *, resumable: bool
     """Return a dataclass field; a run may resume with another value of a `resumable` one."""
     metadata = {"help": help, "range": range, "resumable": resumable}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+class Variants(NamedTuple):
+    """The classes of a group of settings, by the value of the one field that chooses among them.
+
+    The base class has them as a class variable, and each class is the base or a subclass of it:
+
+        KINDS = {"circle": "shapes.circle:Circle", "square": Square}
+
+        @dataclasses.dataclass(slots=True)
+        class ShapeConfig:
+            variants: ClassVar = Variants("kind", KINDS)
+            kind: str = setting("circle", "kind of shape")
+
+        @dataclasses.dataclass(slots=True)
+        class SquareConfig(ShapeConfig):
+            kind: str = setting("square", "kind of shape")
+            side: int = setting(1, "length of a side")
+
+        class Square:
+            settings = SquareConfig
+
+    `from_dict` then reads {"kind": "square", "side": 3} as a `SquareConfig`, `override` of "kind"
+    makes a config one (`as_variant`), and `check` refuses a `ShapeConfig(kind="square")`.
+
+    Attributes:
+      field: the name of the field.
+      registry: by the field's value, an object whose `settings` is the class, or "module:object",
+        which is imported when it is asked for.
+      dropped: fields that files of version 0.2.0 have in every class; a class without them drops
+        them when it is read.
+    """
+
+    field: str
+    registry: Mapping[str, Any]
+    dropped: Sequence[str] = ()
 
 
 class Field(NamedTuple):
@@ -59,6 +97,72 @@ def flatten(config: Any) -> dict[str, Any]:
     return {field.name: field.value for field in fields(config)}
 
 
+def resolve(registry: Mapping[str, Any], name: str) -> Any:
+    """Return an entry of a registry, imported if it is given as "module:object"."""
+    entry = registry[name]
+    return pkgutil.resolve_name(entry) if isinstance(entry, str) else entry
+
+
+def as_variant(config: Any, name: str, prefix: str = "") -> Any:
+    """Return settings as the class that `name` chooses among the `Variants` of their class.
+
+    A field that both classes have keeps its value, unless that is the default of the one class and
+    the other has another default.
+    """
+    variants: Variants = config.variants
+    cls = _find_variant(type(config), {variants.field: name}, prefix)
+    default, result = type(config)(), cls()
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if hasattr(result, field.name) and value != getattr(default, field.name):
+            setattr(result, field.name, value)
+    setattr(result, variants.field, name)
+    return result
+
+
+def _find_variant(cls: type, values: Mapping[str, Any], prefix: str) -> type:
+    """Return the class of settings with these values: `cls`, or one of its `Variants`."""
+    variants: Variants | None = getattr(cls, "variants", None)
+    name = variants and values.get(variants.field, getattr(cls(), variants.field))
+    if not variants or not isinstance(name, str):  # another type is refused as that of any field
+        return cls
+    if name not in variants.registry:
+        every = f"choose one of {', '.join(variants.registry)}, or import the file of your own"
+        hint = nearest(name, variants.registry.keys(), every)
+        raise UserError(f"{prefix}{variants.field} is {name!r}; {hint}")
+    return resolve(variants.registry, name).settings
+
+
+def names(cls: type) -> list[str]:
+    """Return the dotted names of all fields of a config, those of imported variants included."""
+    result = []
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        if not dataclasses.is_dataclass(hint):
+            result.append(field.name)
+            continue
+        group = typing.cast(type, hint)
+        subclasses = group.__subclasses__() if hasattr(group, "variants") else []
+        of_group = [name for each in (group, *subclasses) for name in names(each)]
+        result += [f"{field.name}.{name}" for name in dict.fromkeys(of_group)]
+    return result
+
+
+def defaults(config: Any) -> dict[str, Any]:
+    """Return the default of each field of a config by its dotted name."""
+    default = type(config)()
+    result = {}
+    for field in dataclasses.fields(config):
+        value, group = getattr(default, field.name), getattr(config, field.name)
+        if not dataclasses.is_dataclass(group):
+            result[field.name] = value
+            continue
+        value = value if type(value) is type(group) else type(group)()
+        result |= {f"{field.name}.{name}": each for name, each in flatten(value).items()}
+    return result
+
+
 def spellings(names: Iterable[str], value: str = "") -> dict[str, str]:
     """Return the flag of each field by its dotted name, and by the last part of it."""
     flags = {name: f"--config.{name}{value}" for name in names}
@@ -68,6 +172,23 @@ def spellings(names: Iterable[str], value: str = "") -> dict[str, str]:
 def check(config: Any, prefix: str = "") -> None:
     """Refuse a field of another type, none of its choices or out of range."""
     _read(type(config), dataclasses.asdict(config), prefix)
+    _check_variants(config, prefix)
+
+
+def _check_variants(config: Any, prefix: str) -> None:
+    """Refuse settings of another class than the one that their field chooses."""
+    if variants := getattr(config, "variants", None):
+        name = getattr(config, variants.field)
+        cls = _find_variant(type(config), {variants.field: name}, prefix)
+        if type(config) is not cls:
+            raise UserError(
+                f"{prefix}{variants.field} is {name!r}, and these settings are of the class "
+                f"{type(config).__name__}; write {cls.__name__}(...)"
+            )
+    for field in dataclasses.fields(config):
+        group = getattr(config, field.name)
+        if dataclasses.is_dataclass(group):
+            _check_variants(group, f"{prefix}{field.name}.")
 
 
 def check_class(config: Any, cls: type, name: str = "config") -> None:
@@ -104,10 +225,15 @@ def from_dict(cls: type, values: Any, where: str) -> Any:
 def _read(cls: type, values: Any, prefix: str) -> Any:
     if not isinstance(values, dict):
         raise UserError(f"{prefix}holds no fields; it was written by another program")
+    cls = _find_variant(cls, values, prefix)
     hints = typing.get_type_hints(cls)
-    unknown = sorted(set(values) - set(hints))
+    known = [field.name for field in dataclasses.fields(cls)]
+    variants: Variants | None = getattr(cls, "variants", None)
+    dropped = {*variants.dropped}.difference(known) if variants else set[str]()
+    values = {name: value for name, value in values.items() if name not in dropped}
+    unknown = sorted(set(values) - set(known))
     if unknown:
-        hint = nearest(unknown[0], list(hints), "it was written by another version")
+        hint = nearest(unknown[0], known, "it was written by another version")
         raise UserError(f"{prefix}unknown field {unknown[0]}; {hint}")
     read = {name: _from_json(hints[name], v, prefix + name) for name, v in values.items()}
     for field in dataclasses.fields(cls):
@@ -119,6 +245,21 @@ def _read(cls: type, values: Any, prefix: str) -> Any:
         return cls(**read)
     except TypeError as error:
         raise UserError(f"{prefix}{error}") from error
+
+
+def override_all(config: Any, values: Sequence[tuple[str, str | None]]) -> None:
+    """Set fields as `override` does, those first that choose which other fields there are."""
+    for name, text in sorted(values, key=lambda item: not _is_choice(config, item[0])):
+        override(config, name, text)
+
+
+def _is_choice(config: Any, name: str) -> bool:
+    """Return whether a field chooses among the `Variants` of its group."""
+    *groups, last = name.split(".")
+    for group in groups:
+        config = getattr(config, group, None)
+    variants: Variants | None = getattr(config, "variants", None)
+    return variants is not None and variants.field == last
 
 
 def override(config: Any, name: str, text: str | None) -> None:
@@ -137,10 +278,15 @@ def override(config: Any, name: str, text: str | None) -> None:
     except (ValueError, KeyError, SyntaxError, TypeError) as error:
         kind = getattr(hint, "__name__", hint)
         raise UserError(f"--config.{name}={text}: a value of type {kind} is wanted") from error
+    is_choice = _is_choice(config, name)
     *groups, last = name.split(".")
+    parent = config
     for group in groups:
-        config = getattr(config, group)
-    setattr(config, last, value)
+        parent, config = config, getattr(config, group)
+    if is_choice:
+        setattr(parent, groups[-1], as_variant(config, value, f"--config.{name[: -len(last)]}"))
+    else:
+        setattr(config, last, value)
 
 
 def _parse(hint: Any, text: str) -> Any:
