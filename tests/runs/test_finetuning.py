@@ -1,0 +1,316 @@
+"""Fine-tuning and `bert-jax predict`, on a task whose answer is one word."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+from helpers import model_config
+from training_runs import (
+    NUMBERS,
+    assert_same_state,
+    records,
+    run_script,
+    start_script,
+    wait_for_logs,
+    words,
+)
+
+import bert_jax
+from bert_jax import Bert, FinetuneConfig, FinetuningResult, TokenizerConfig, UserError
+from bert_jax.commands.flags import read_config
+from bert_jax.models.heads import BertForPreTraining
+from bert_jax.runs import finetune as finetuning
+from bert_jax.text import tokenizer_training
+
+STEPS = 76  # four epochs of 19
+SHORT = "--config.data.max_length=8"  # one padded length, so one program to compile
+
+
+def sentences(count: int, seed: int) -> list[tuple[str, str]]:
+    """Sentences with one of three words, by which they are labelled."""
+    generator = np.random.default_rng(seed)
+    examples = []
+    for _ in range(count):
+        text = [NUMBERS[i] for i in generator.integers(3, 10, generator.integers(2, 14))]
+        answer = int(generator.integers(3))
+        text[generator.integers(len(text))] = NUMBERS[answer]
+        examples.append((" ".join(text), f"has {NUMBERS[answer]}"))
+    return examples
+
+
+@pytest.fixture(scope="session")
+def task(tmp_path_factory) -> Path:
+    """A folder with a checkpoint of random weights and a task's files."""
+    folder = tmp_path_factory.mktemp("task")
+    tokenizer = tokenizer_training.train(
+        [" ".join(NUMBERS)] * 9, TokenizerConfig(kind="wordpiece"), 66
+    )
+    config = model_config(vocab_size=66, num_hidden_layers=1, hidden_size=32, initializer_range=0.2)
+    model = BertForPreTraining(config)
+    params = nn.unbox(model.init_params(jax.random.key(1)))
+    Bert(config, params, tokenizer, model).save(folder / "init")
+    for name, count, seed in (("train", 300, 0), ("dev", 61, 1), ("test", 30, 2)):
+        examples = sentences(count, seed)
+        lines = [f"{text}\t{label}" for text, label in examples]
+        if name == "test":
+            lines = [text for text, _ in examples]
+        header = "sentence" if name == "test" else "sentence\tlabel"
+        (folder / f"{name}.tsv").write_text("\n".join([header, *lines]) + "\n")
+    return folder
+
+
+def flags(task: Path, *changes: str) -> list[str]:
+    config = {
+        "data.train": task / "train.tsv",
+        "data.eval": task / "dev.tsv",
+        "data.max_length": 16,  # two padded lengths, each of which is compiled
+        "data.batch_size": 16,
+        "epochs": 4.0,
+        "log_every": 10,
+        "optimizer.learning_rate": 0.01,
+    }
+    return words(config, changes)
+
+
+def finetune(
+    task: Path, workdir: Path, *changes: str, init="", recipe="finetune/classification", **options
+) -> FinetuningResult:
+    config = read_config(recipe, flags(task, *changes), FinetuneConfig).config
+    return bert_jax.finetune(config, init or task / "init", workdir, **options)
+
+
+@pytest.fixture(scope="session")
+def finished(task, tmp_path_factory) -> tuple[Path, str, FinetuningResult]:
+    """An undisturbed run on eight devices: its workdir, what it printed and returned."""
+    workdir = tmp_path_factory.mktemp("finetuned") / "run"
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        result = finetune(task, workdir, f"--config.data.test={task / 'test.tsv'}")
+    return workdir, output.getvalue(), result
+
+
+@pytest.fixture(scope="module")
+def script(task, tmp_path_factory) -> tuple[Path, Path]:
+    """An undisturbed run of `finetune.py` on one device: its workdir, and the user's cache."""
+    folder = tmp_path_factory.mktemp("script")
+    code, output, errors = run_script("finetune.py", folder, *script_flags(task, folder / "run"))
+    assert (code, errors) == (0, "")
+    assert "best constant prediction" in output
+    return folder / "run", folder
+
+
+def script_flags(task: Path, workdir: Path) -> list[str]:
+    test = f"--config.data.test={task / 'test.tsv'}"
+    recipe = "--config=finetune/classification"
+    return [recipe, f"--init={task / 'init'}", f"--workdir={workdir}", *flags(task, test)]
+
+
+def test_what_a_run_leaves_prints_and_returns(finished):
+    workdir, printed, result = finished
+    results = json.loads((workdir / "results.json").read_text())
+    assert results["scores"]["eval"]["accuracy"] > 0.9
+    assert "accuracy" not in results["scores"]["test"]
+    assert result.scores == results["scores"]
+    assert result.comparison == results["summary"]
+    assert list(result.comparison[0]["scores"]) == ["accuracy", "f1", "matthews"]
+    assert "3 labels: has one, has two, has zero" in printed
+    assert "best constant prediction" in printed
+    assert "randomly initialized: classifier" in printed
+    assert results["padding"]["after"] < results["padding"]["before"]
+    assert (workdir / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    lines = list(map(json.loads, (workdir / "predictions.jsonl").read_text().splitlines()))
+    right = [line["prediction"] == line["label"] for line in lines]
+    assert np.mean(right) == pytest.approx(results["scores"]["eval"]["accuracy"])
+    assert len(lines) == 61
+    assert len((workdir / "predictions.test.jsonl").read_text().splitlines()) == 30
+    logged = records(workdir / "seed-0")
+    assert {record["split"] for record in logged} == {"train", "eval"}
+    best = max(record["accuracy"] for record in logged if record["split"] == "eval")
+    assert best == results["scores"]["eval"]["accuracy"]
+    last = logged[-1]
+    config = json.loads((workdir / "config.json").read_text())
+    assert last["epoch"] == config["epochs"]
+    assert 0 < last["learning_rate"] < logged[0]["learning_rate"]
+    (constant,) = json.loads((workdir / "seed-0/baselines.json").read_text()).values()
+    assert f"{constant:.4f}" in printed.split("best constant prediction")[1]
+
+
+def test_the_result_is_a_checkpoint_that_predicts_the_same(finished, task, tmp_path, bert_jax_main):
+    workdir, _, result = finished
+    bert = bert_jax.load(workdir)
+    assert bert.task.labels == ("has one", "has two", "has zero")
+    assert bert.config.hidden_dropout_prob == 0.1
+    jax.tree.map(np.testing.assert_array_equal, bert.params, result.bert.params)
+    printed = bert_jax_main("predict", workdir, task / "dev.tsv", f"--output={tmp_path / 'out'}")
+    assert (tmp_path / "out.jsonl").read_text() == (workdir / "predictions.jsonl").read_text()
+    assert "accuracy" in printed
+
+
+def test_the_same_run_again_trains_nothing(finished, task, capsys):
+    workdir = finished[0]
+    before = (workdir / "results.json").read_text()
+    finetune(task, workdir, f"--config.data.test={task / 'test.tsv'}")
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"finished   {workdir} has trained every seed")
+    assert "\nstep " not in printed
+    assert (workdir / "results.json").read_text() == before
+
+
+def test_a_killed_run_resumes_bit_equal(script, task, tmp_path):
+    expected, cache = script
+    workdir = tmp_path / "run"
+    process = start_script("finetune.py", cache, *script_flags(task, workdir))
+    wait_for_logs(process, 4)  # 40 steps; a checkpoint comes every 19
+    process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode in (-9, 0)  # the rest of so short a run may be over
+    code, _, errors = run_script("finetune.py", cache, *script_flags(task, workdir))
+    assert code == 0, errors
+    assert_same_state(workdir / "seed-0", expected / "seed-0", STEPS)
+    for name in ("predictions.jsonl", "predictions.test.jsonl"):
+        assert (workdir / name).read_text() == (expected / name).read_text()
+
+
+def test_eight_devices_predict_what_one_does(script, task):
+    predictions = bert_jax.load(script[0]).predict(task / "dev.tsv")
+    lines = (script[0] / "predictions.jsonl").read_text().splitlines()
+    one = [json.loads(line) for line in lines]
+    assert [line["prediction"] for line in one] == [each["label"] for each in predictions]
+    probabilities = [line["probability"] for line in one], [p["probability"] for p in predictions]
+    np.testing.assert_allclose(*probabilities, atol=2e-6)
+
+
+def test_a_mistake_of_the_script_is_in_its_words(task, tmp_path, bert_jax_main):
+    command = [*script_flags(task, tmp_path / "run"), "--config.data.text=text"]
+    with pytest.raises(UserError, match=r"has no column 'text'; set --config\.data\.text to"):
+        bert_jax_main("finetune", *command, "--num_processes=1")
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_seeds_and_degenerate_ones(task, tmp_path, capsys):
+    changes = ["seeds=2", "compare=True", "epochs=1.0", "optimizer.learning_rate=1e-9"]
+    finetune(task, tmp_path / "run", SHORT, *(f"--config.{change}" for change in changes))
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert [run["seed"] for run in results["seeds"]] == [0, 1]
+    for run in results["seeds"]:
+        assert run["degenerate"] == (
+            run["best"]["accuracy"]
+            <= next(r for r in results["summary"] if "constant" in r["name"])["scores"]["accuracy"]
+        )
+    printed = capsys.readouterr().out
+    for name in ("mean", "random weights", "TF-IDF"):
+        assert name in printed
+    tfidf = next(row for row in results["summary"] if "TF-IDF" in row["name"])
+    assert tfidf["scores"]["accuracy"] > 0.9
+
+
+def test_mnli_has_two_sets_of_each_kind(task, tmp_path):
+    folder = tmp_path / "MNLI"
+    folder.mkdir()
+    names = ["entailment", "neutral", "contradiction"]
+    sizes = {"train": 64, "dev_matched": 9, "dev_mismatched": 7, "test_matched": 12}
+    for split, count in (sizes | {"test_mismatched": 5}).items():
+        labelled = not split.startswith("test")
+        lines = ["index\tsentence1\tsentence2" + "\tgold_label" * labelled]
+        for i, (text, _) in enumerate(sentences(count, seed=3)):
+            first, _, second = text.partition(" ")
+            lines.append(f"{i}\t{first}\t{second}" + f"\t{names[i % 3]}" * labelled)
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    changes = [SHORT, "--config.epochs=1.0", f"--config.data.train={folder}", "--config.data.eval="]
+    result = finetune(task, tmp_path / "run", *changes, recipe="finetune/glue:mnli", quiet=True)
+    assert result.bert.task.labels == ("entailment", "neutral", "contradiction")
+    assert list(result.scores) == ["matched", "mismatched", "test_matched", "test_mismatched"]
+    assert "accuracy" in result.scores["mismatched"]
+    for name, count in {"": 9, ".mismatched": 7, ".test_matched": 12}.items():
+        lines = (tmp_path / f"run/predictions{name}.jsonl").read_text().splitlines()
+        assert len(lines) == count
+
+
+def test_early_stopping(task, tmp_path):
+    changes = ["patience=1", "log_every=1000", "optimizer.learning_rate=1e-12"]  # rounds to none
+    changes.append("optimizer.warmup_fraction=0.0")
+    fields = (f"--config.{change}" for change in changes)
+    finetune(task, tmp_path / "run", SHORT, *fields, quiet=True)
+    evaluated = [r["step"] for r in records(tmp_path / "run/seed-0") if r["split"] == "eval"]
+    assert evaluated == [19, 38]
+
+
+def test_a_probe_leaves_the_encoder_as_it_is(task, tmp_path):
+    changes = SHORT, "--config.probe=mix", "--config.epochs=1.0"
+    after = finetune(task, tmp_path / "run", *changes, quiet=True).bert
+    before = bert_jax.load(task / "init")
+    encoder = {k: v for k, v in before.params["bert"].items() if k != "pooler"}
+    jax.tree.map(np.testing.assert_array_equal, encoder, after.params["bert"])
+    assert np.abs(after.params["mix"]).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--config.data.text=text", "has no column 'text'; set data.text"),
+        ("--config.data.batchsize=3", "batchsize"),
+        ("--config.data.batch_size=12", "not a multiple of the 8 devices"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_is_written(task, tmp_path, change, message):
+    with pytest.raises(UserError, match=message) as caught:
+        finetune(task, tmp_path / "run", change)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_results_are_refused_and_lost_ones_are_those_of_the_checkpoints(
+    finished, task, tmp_path
+):
+    workdir = shutil.copytree(finished[0], tmp_path / "run")
+    result = workdir / "seed-0/result.json"
+    result.write_text(result.read_text().replace('"seed": 0', '"seed": 1'))
+    test = f"--config.data.test={task / 'test.tsv'}"
+    with pytest.raises(UserError, match=r"result\.json is damaged.* to train this seed again"):
+        finetune(task, workdir, test)
+    result.unlink()
+    (workdir / "seed-0/metrics.jsonl").unlink()
+    finetune(task, workdir, test)
+    lost, made = (
+        json.loads((w / "seed-0/result.json").read_text()) for w in (finished[0], workdir)
+    )
+    assert [made[name] for name in ("best", "checkpoint")] == [lost["best"], lost["checkpoint"]]
+
+
+def test_the_head_of_another_task_is_refused(finished, task, tmp_path, capsys):
+    workdir = finished[0]
+    labels = "('has zero','has one','has two')"
+    with pytest.raises(UserError, match="the order counts"):
+        finetune(task, tmp_path / "run", f"--config.task.labels={labels}", init=workdir)
+    assert not list(tmp_path.iterdir())
+    finetune(task, tmp_path / "run", "--config.epochs=1.0", init=workdir)
+    assert "randomly initialized: none" in capsys.readouterr().out
+    first = next(r for r in records(tmp_path / "run/seed-0") if r["split"] == "train")
+    assert first["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_the_best_model_is_replaced_without_a_moment_of_none(finished, tmp_path, monkeypatch, last):
+    """Killed after any of the renames, the workdir has a complete model to load."""
+    workdir, _, result = finished
+    copy = shutil.copytree(workdir, tmp_path / "run")
+    config = dataclasses.replace(FinetuneConfig(model=result.bert.config), task=result.bert.task)
+    rename, renamed = Path.rename, []
+
+    def rename_or_stop(path, target):
+        if len(renamed) == last:
+            raise KeyboardInterrupt
+        renamed.append(target)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_or_stop)
+    with pytest.raises(KeyboardInterrupt):
+        finetuning._write_best(result.bert, config, copy)
+    monkeypatch.undo()
+    assert bert_jax.load(copy).task.labels == result.bert.task.labels

@@ -1,0 +1,444 @@
+"""A run that is lengthened, with more steps or phases, or forked into another workdir."""
+
+import copy
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training_runs import assert_same_state, read_state, without_speeds
+
+from bert_jax import (
+    Interrupted,
+    OptimizerConfig,
+    Phase,
+    TrainConfig,
+    UserError,
+    console,
+    load,
+    pretrain,
+)
+from bert_jax.distributed import hosts
+from bert_jax.runs import origin, report
+from bert_jax.runs import pretrain as pretraining
+from bert_jax.training import optimizer
+from bert_jax.training import workdir as workdirs
+
+STOPPED = 4
+
+
+def changed(config: TrainConfig, **fields) -> TrainConfig:
+    config = copy.deepcopy(config)
+    config.log_every, config.checkpoint.every, config.model.num_hidden_layers = 2, 4, 1
+    config.optimizer.warmup_fraction = 0.5  # 4 steps of 8, and of 9
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return config
+
+
+def with_phase(config: TrainConfig, start: float, max_length: int = 16, **fields) -> TrainConfig:
+    config = changed(config, **fields)
+    config.data.phases = (Phase(start=start, max_length=max_length, batch_size=8),)
+    return config
+
+
+@pytest.fixture(scope="module")
+def stopped(tiny_config, tmp_path_factory) -> Path:
+    """The workdir of a run of 8 steps that was stopped where its warm-up ended."""
+    workdir = tmp_path_factory.mktemp("stopped") / "run"
+    run = pretraining.start(changed(tiny_config, steps=8), workdir)
+    reasons = iter([""] * (STOPPED - 1) + ["a test"])
+    with console.quiet(), pytest.raises(Interrupted):
+        pretraining.train(run, lambda: next(reasons))
+    return workdir
+
+
+@pytest.fixture
+def printed(monkeypatch) -> list[str]:
+    """What a quiet run would print at its start."""
+    lines = []
+    for module in (report, hosts):
+        monkeypatch.setattr(
+            module, "print_on_main", lambda text, *_: lines.extend(text.split("\n"))
+        )
+    monkeypatch.setattr(report, "warn_on_main", lambda text: lines.append(f"warning    {text}"))
+    return lines
+
+
+@pytest.fixture
+def copied(stopped, tmp_path) -> Path:
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_config, tmp_path_factory) -> Path:
+    """The workdir of a run that had 9 steps from the start."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    pretrain(changed(tiny_config, steps=9), workdir, quiet=True)
+    return workdir
+
+
+def test_a_longer_run_is_the_one_that_had_its_steps_from_the_start(
+    tiny_config, copied, whole, printed
+):
+    """Bit for bit: up to the step where it was stopped, both schedules have the same rates."""
+    pretrain(changed(tiny_config, steps=9), copied, quiet=True)
+    assert "schedule   the rate now falls to 0 at step 9; it was 8" in printed
+    jump = "the learning rate jumps at step 4 from 0.0005 to 0.000556"
+    assert f"warning    {jump}, as it had decayed for the earlier end" in printed
+    assert_same_state(copied, whole, 9)
+    assert without_speeds(copied) == without_speeds(whole)
+    printed.clear()
+    pretrain(changed(tiny_config, steps=9), copied, quiet=True)
+    assert not any(line.startswith("schedule") for line in printed)
+
+
+def test_a_fork_continues_from_the_whole_state(tiny_config, stopped, whole, tmp_path, capsys):
+    """With the steps of another run, which it equals; then it needs its parent no more."""
+    parent = shutil.copytree(stopped, tmp_path / "parent")
+    forked, longer = tmp_path / "forked", changed(tiny_config, steps=9)
+    longer.checkpoint.keep = 9
+    pretrain(longer, forked, fork=f"{parent}@4", quiet=True)
+    assert_same_state(forked, stopped, 4)
+    assert_same_state(forked, whole, 9)
+    assert without_speeds(forked) == without_speeds(whole)[-len(without_speeds(forked)) :]
+    shutil.rmtree(parent)
+    assert json.loads((forked / "results.json").read_text())["init"].endswith("checkpoints/4")
+    for fork in (None, parent):
+        again = pretraining.start(longer, forked, fork=fork)
+        assert again.corpus.tokenizer.fingerprint == load(stopped).tokenizer.fingerprint
+        assert ("--fork is not used again" in capsys.readouterr().out) == bool(fork)
+
+
+def test_a_fork_decays_from_its_first_step(tiny_config, stopped, tmp_path, printed):
+    """From the rate that the run had, to 0 at its end."""
+    config = changed(tiny_config, steps=9, log_every=1)
+    wsd = {"schedule": "wsd", "warmup_fraction": 4.0, "decay_fraction": 5.0}
+    config.optimizer = dataclasses.replace(config.optimizer, **wsd)
+    pretrain(config, tmp_path / "fork", fork=f"{stopped}@4", quiet=True)
+    rates = [r["learning_rate"] for r in without_speeds(tmp_path / "fork") if r["split"] == "train"]
+    assert rates == pytest.approx([1e-3 * (1 - math.sqrt(i / 5)) for i in range(5)])
+    assert "schedule   the rate now falls from step 4 to 0 at step 9; it was 8" in printed
+
+
+def interpolated(table: np.ndarray, count: int) -> np.ndarray:
+    """Between the centers of equal parts of the sequence; the ends are those of the table."""
+    centers = (np.arange(count) + 0.5) * len(table) / count - 0.5
+    return np.stack([np.interp(centers, np.arange(len(table)), row) for row in table.T], axis=1)
+
+
+def test_a_fork_with_more_positions_interpolates_those_of_the_run(
+    tiny_config, stopped, tmp_path, printed
+):
+    """Their moments too; all else is kept, and the fork trains on longer sequences."""
+    config = changed(tiny_config, steps=5)
+    config.checkpoint.keep, config.data.max_length = 2, 48
+    config.model.max_position_embeddings = 48
+    pretrain(config, tmp_path / "fork", fork=stopped, quiet=True)
+    assert "positions  32 learned positions, interpolated to 48" in printed
+    before, after = read_state(stopped, 4), read_state(tmp_path / "fork", 4)
+    for name, value in after.items():
+        wanted = before[name]
+        if "position_embeddings" in name:
+            assert value.shape == (48, 16)
+            wanted = interpolated(wanted, 48)
+        np.testing.assert_allclose(value, wanted, atol=1e-5 * np.abs(wanted).max(), err_msg=name)
+    assert sum("position_embeddings" in name for name in after) == 3
+    assert load(tmp_path / "fork").config.max_position_embeddings == 48
+
+
+def test_weights_with_more_positions(tiny_config, stopped, tmp_path, printed):
+    bert, config = load(stopped), changed(tiny_config, steps=5)
+    config.model.max_position_embeddings = 48
+    run = pretraining.start(config, tmp_path / "run", stopped, ["max_position_embeddings"])
+    assert "positions  32 learned positions, interpolated to 48" in printed
+    assert run.config.model.max_position_embeddings == 48
+    table = bert.params["bert"]["embeddings"]["position_embeddings"]
+    copied = origin.copy_params(
+        {"position_embeddings": jnp.zeros((48, 16))}, {"position_embeddings": table}
+    )
+    np.testing.assert_allclose(copied["position_embeddings"], interpolated(table, 48), atol=1e-6)
+    config.model.max_position_embeddings = 600
+    assert origin.model_config(bert, config.model).max_position_embeddings == 600
+    config.model.max_position_embeddings = 16
+    assert origin.model_config(bert, config.model).max_position_embeddings == 32
+    for start in (
+        {"init": stopped, "model_fields": ["max_position_embeddings"]},
+        {"fork": stopped},
+    ):
+        with pytest.raises(UserError, match="position_embeddings"):
+            pretraining.start(config, tmp_path / "other", **start)
+
+
+@pytest.mark.slow
+def test_a_phase_with_another_rotary_base(tiny_config, tmp_path):
+    """Each checkpoint is loaded, exported and forked with the base of its own step."""
+    config = changed(tiny_config, steps=8)
+    config.model = dataclasses.replace(
+        config.model,
+        model_type="modernbert",
+        position_embedding_type="rotary",
+        type_vocab_size=1,
+        global_rope_theta=10.0,
+    )
+    config.data.pairs, config.eval_every = "none", 4
+    config.data.phases = (Phase(4, 32, 8, global_rope_theta=1e5),)
+    result = pretrain(config, tmp_path / "run", quiet=True)
+    assert result.bert
+    assert result.bert.config.global_rope_theta == 1e5
+    checkpoints, losses = tmp_path / "run/checkpoints", {}
+    for record in without_speeds(tmp_path / "run"):
+        losses |= {record["step"]: record["mlm_loss"]} if record["split"] == "eval" else {}
+    for step, theta in ((4, 10.0), (8, 1e5)):
+        bert = load(checkpoints / str(step))
+        assert bert.config.global_rope_theta == theta
+        bert.export(tmp_path / f"exported{step}")
+        values = json.loads((tmp_path / f"exported{step}/config.json").read_text())
+        assert values["global_rope_theta"] == theta
+        # Trained no further, its loss is that of its own base.
+        still = changed(tiny_config, steps=1)
+        still.data.pairs, still.optimizer.learning_rate = "none", 1e-12
+        pretrain(still, tmp_path / f"still{step}", init=checkpoints / str(step), quiet=True)
+        found = without_speeds(tmp_path / f"still{step}")[-1]["mlm_loss"]
+        assert found == pytest.approx(losses[step], rel=1e-6)
+    forked = workdirs.own_config(tmp_path / "fork", f"{tmp_path / 'run'}@4")
+    assert forked
+    pretrain(forked, tmp_path / "fork", fork=f"{tmp_path / 'run'}@4", quiet=True)
+    assert_same_state(tmp_path / "fork", tmp_path / "run", 8)
+
+
+def plan(steps: int, decay: float = 100.0, **fields) -> TrainConfig:
+    fields = {"schedule": "wsd", "warmup_fraction": 10.0, **fields}
+    decays = {"decay_fraction": decay} if fields["schedule"] == "wsd" else {}
+    return TrainConfig(
+        steps=steps, optimizer=OptimizerConfig(learning_rate=1.0, **fields, **decays)
+    )
+
+
+def test_rates_of_a_run_that_is_lengthened_and_of_its_forks():
+    """Those of runs that were planned so, at every step; the step that ends a run would have 0."""
+
+    def rates(config):
+        return optimizer.schedule(config.optimizer, config.steps)(np.arange(1501)).tolist()
+
+    run, longer = rates(plan(1000)), rates(plan(1500))
+    assert run[:900] == longer[:900]
+    assert longer[10:1401] == [1.0] * 1391
+    for start in (10, 500, 900):
+        fork = rates(plan(start + 50, 50.0))
+        assert run[:start] == fork[:start]
+        assert (fork[start], fork[start + 50]) == (run[start], 0.0) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "step", "lines"),
+    [
+        (plan(1000), plan(2000), 900, ["falls from step 1,900 to 0 at step 2,000; it was 1,000"]),
+        (
+            plan(1000),
+            plan(2000),
+            925,
+            [
+                "falls from step 1,900 to 0 at step 2,000; it was 1,000",
+                "jumps at step 925 from 0.5 to 1, as it had decayed for the earlier end",
+            ],
+        ),
+        (
+            plan(1000),
+            plan(550),
+            475,
+            [
+                "falls from step 450 to 0 at step 550; it was 1,000",
+                "falls at step 475 from 1 to 0.5, as its decay begins at step 450; "
+                "with --config.steps=575 it begins here",
+            ],
+        ),
+        (
+            plan(100, schedule="linear", warmup_fraction=0.5),
+            plan(80, schedule="linear", warmup_fraction=0.5),
+            20,
+            [
+                "falls to 0 at step 80; it was 100",
+                "jumps at step 20 from 0.4 to 0.5, as its warm-up is shorter",
+            ],
+        ),
+        (
+            plan(1000, schedule="constant"),
+            plan(1000, 500.0),
+            500,
+            ["schedule   the rate now falls from step 500 to 0 at step 1,000"],
+        ),
+        (plan(19, 1.0), plan(20, schedule="constant"), 8, ["constant to step 20; it was 19"]),
+        (plan(1000, schedule="cosine"), plan(1000, schedule="cosine"), 500, []),
+        (plan(1000), plan(1000), 950, []),
+    ],
+)
+def test_what_is_said_of_another_schedule(before, after, step, lines, printed):
+    report.new_schedule(before, after, step)
+    assert len(printed) == len(lines)
+    for line, end in zip(printed, lines, strict=True):
+        assert line.endswith(end), line
+
+
+def test_a_fork_may_have_other_text_and_settings(tiny_config, stopped, tmp_path):
+    config = changed(tiny_config, steps=5, seed=3)
+    config.data.source, config.optimizer.learning_rate = str(tmp_path / "text.txt"), 1.0
+    config.data.batch_size, config.model.hidden_dropout_prob = 16, 0.0
+    (tmp_path / "text.txt").write_text("The bank.\nA river.\n\n" * 30)
+    run = pretraining.start(config, tmp_path / "run", fork=stopped)
+    assert run.fork == stopped / "checkpoints/4"
+    assert run.corpus.tokenizer.fingerprint == load(stopped).tokenizer.fingerprint
+
+
+def other_vocabulary(config: TrainConfig) -> None:
+    config.model.vocab_size = 65
+
+
+def other_heads(config: TrainConfig) -> None:
+    config.model.num_attention_heads = 4
+
+
+def other_optimizer(config: TrainConfig) -> None:
+    config.optimizer.name = "bert_adamw"
+
+
+def without_nsp(config: TrainConfig) -> None:
+    config.data.pairs = "none"
+
+
+def fewer_steps(config: TrainConfig) -> None:
+    config.steps = 3
+
+
+def other_tokenizer(config: TrainConfig) -> None:
+    config.tokenizer.path = "vocab.txt"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_vocabulary, "model.vocab_size is 64 there and 65 here; set the field back"),
+        (other_heads, "model.num_attention_heads is 2 there and 4 here"),
+        (other_optimizer, "optimizer.name is 'adamw' there and 'bert_adamw' here"),
+        (without_nsp, "data.pairs is 'nsp' there and 'none' here"),
+        (fewer_steps, "has done 4 steps, and steps is 3; raise it, or fork an earlier one"),
+        (other_tokenizer, "tokenizer.path vocab.txt is not the tokenizer of "),
+    ],
+)
+def test_a_fork_of_another_state_is_refused(
+    tiny_config, stopped, tmp_path, monkeypatch, change, message
+):
+    monkeypatch.chdir(tmp_path)
+    words = [*"abcdefgh", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    config = changed(tiny_config, steps=8)
+    change(config)
+    with pytest.raises(UserError, match=message):
+        pretraining.start(config, tmp_path / "run", fork=stopped)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_forked(tiny_config, stopped, tmp_path, bert_jax_main):
+    config = changed(tiny_config, steps=8)
+    for fork, message in (
+        (f"{stopped}@5", "has no such checkpoint; choose of 4"),
+        (tmp_path, "is no workdir with checkpoints; give RUN or RUN@STEP"),
+        ("x" * 5000, "is no workdir"),
+    ):
+        with pytest.raises(UserError, match=message):
+            pretraining.start(config, tmp_path / "run", fork=fork)
+    with pytest.raises(UserError, match="--init and --fork are both set"):
+        pretrain(config, tmp_path / "run", init=stopped, fork=stopped)
+    with pytest.raises(UserError, match="name its folder by --workdir"):
+        bert_jax_main("pretrain", f"--fork={stopped}")
+
+
+def test_a_finished_run_with_a_phase_after_its_end(tiny_config, copied, printed):
+    """Here of the length that was, whose programs are compiled."""
+    finished = changed(tiny_config, steps=STOPPED)
+    (copied / "config.json").write_text(json.dumps(finished, default=dataclasses.asdict))
+    pretrain(with_phase(tiny_config, 4.0, steps=9, max_length=32), copied, quiet=True)
+    end = "falls to 0 at step 9; it was 4; length 32 from step 4"
+    assert f"schedule   the rate now {end}" in printed
+    assert any("jumps at step 4 from 0 to 0.000556" in line for line in printed)
+    assert [record["step"] for record in without_speeds(copied)][-1] == 9
+
+
+def test_what_is_done_is_not_changed(tiny_config, copied):
+    """Fewer steps, or other phases for them."""
+    with pytest.raises(UserError, match="has done 4 steps, and steps is 3; raise it or choose"):
+        pretraining.start(changed(tiny_config, steps=3), copied)
+    with pytest.raises(UserError, match=r"has done 4 steps with other phases or .*; let new ones"):
+        pretraining.start(with_phase(tiny_config, 3.0, steps=8), copied)
+    assert pretraining.start(with_phase(tiny_config, 4.0, steps=8), copied)
+
+
+def test_a_phase_that_has_begun_keeps_its_first_step(tiny_config, copied):
+    """A share of more steps would be a later one; that of a phase that is to come moves."""
+    for start, expected in ((0.25, 2), (0.75, 0.75)):
+        saved = with_phase(tiny_config, start, steps=8)
+        (copied / "config.json").write_text(json.dumps(saved, default=dataclasses.asdict))
+        for steps in (8, 16):
+            run = pretraining.start(with_phase(tiny_config, start, steps=steps), copied)
+            assert run.config.data.phases[0].start == (start if steps == 8 else expected)
+
+
+def test_a_length_warmup_that_is_done_keeps_its_steps(tiny_config, tmp_path):
+    """It has as many tokens a step as the rest, and a run that is lengthened does not repeat it."""
+    config = changed(tiny_config, steps=4)
+    config.data.length_warmup_fraction = 0.5
+    pretrain(config, tmp_path, quiet=True)
+    config.steps = 8
+    pretrain(config, tmp_path, quiet=True)
+    counts = [(r["sequences"], r["tokens"]) for r in without_speeds(tmp_path) if "tokens" in r]
+    assert [pair for pair in dict.fromkeys(counts)] == [
+        (32, 512),
+        (48, 1024),
+        (64, 1536),
+        (80, 2048),
+    ]
+    assert workdirs.own_config(tmp_path).data.length_warmup_fraction == 2
+    config.data.length_warmup_fraction = 3.0
+    with pytest.raises(UserError, match="has done 8 steps with other"):
+        pretrain(changed(config, steps=12), tmp_path, quiet=True)
+    config.data.length_warmup_fraction = 0.5
+    config.steps = 24
+    forked = pretraining.start(config, tmp_path / "fork", fork=f"{tmp_path}@8")
+    assert forked.config.data.length_warmup_fraction == 2
+
+
+def test_a_run_cannot_end_in_its_length_warmup(tiny_config, tmp_path):
+    config = changed(tiny_config, steps=12)
+    config.data.length_warmup_fraction = 0.5
+    run = pretraining.start(config, tmp_path)
+    with console.quiet(), pytest.raises(Interrupted):
+        pretraining.train(run, lambda: "a test")
+    config.steps = 4
+    with pytest.raises(UserError, match=r"length_warmup_fraction 6\.0 is 6 steps, and must end"):
+        pretrain(config, tmp_path, quiet=True)
+
+
+def test_a_workdir_alone_has_the_config_of_its_run(stopped, tmp_path, monkeypatch, bert_jax_main):
+    """With fields it is changed by them; an explicit recipe is a recipe."""
+    started = []
+    monkeypatch.setattr(pretraining, "start", lambda config, **rest: started.append((config, rest)))
+    monkeypatch.setattr(pretraining, "train", lambda run, stop: None)
+    for words in ([], ["--config.steps=20"], ["--config=tiny"]):
+        bert_jax_main("pretrain", f"--workdir={stopped}", "--num_processes=1", *words)
+    fork = "--workdir=new", f"--fork={stopped}"
+    bert_jax_main("pretrain", *fork, "--num_processes=1", "--config.steps=20")
+    (own, options), (longer, _), (recipe, _), (forked, forking) = started
+    saved = workdirs.own_config(stopped)
+    assert own == saved
+    without_checkpoint = tmp_path / "killed"
+    without_checkpoint.mkdir()
+    shutil.copy(stopped / "config.json", without_checkpoint)
+    assert workdirs.own_config(without_checkpoint) is None
+    assert options["workdir"] == stopped
+    saved.steps = 20
+    assert (longer, forked, recipe.model.hidden_size) == (saved, saved, 128)
+    assert forking["fork"] == str(stopped)

@@ -1,0 +1,168 @@
+"""What a run prints fits its text: its warnings, its table and its examples."""
+
+import dataclasses
+import re
+import shlex
+import tracemalloc
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from batches.stores import store_of
+from helpers import FakeTokenizer
+
+import bert_jax
+from bert_jax import DataConfig, OptimizerConfig, Phase, TokenizerConfig, TrainConfig, console
+from bert_jax.batches.loader import TrainBatches
+from bert_jax.distributed.mesh import make_mesh
+from bert_jax.runs import header, report
+from bert_jax.tasks import results
+from bert_jax.text import tokenizer_training
+from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
+from bert_jax.text.store import Corpus, TokenStore
+
+SENTENCES = {
+    "English": "The committee reads every report before the meeting of all members.",
+    "Chinese": "人人有平等机会参加本国公务的权利。",
+    "Japanese": "すべて人は自国においてひとしく公務につく権利を有する。",
+    "Thai": "ทุกคนมีสิทธิที่จะเป็นเจ้าของทรัพย์สินโดยลำพังตนเอง",
+    "Arabic": "لكل شخص نفس الحق الذي لغيره في تقلد الوظائف العامة في البلاد",
+    "Russian": "Каждый человек имеет право на равный доступ к службе",
+}
+
+
+def corpus_of(sentences: list[str], kind: str) -> Corpus:
+    """Return documents of one sentence each, with a tokenizer of all the tokens that they have."""
+    tokenizer = tokenizer_training.train(sentences * 3, TokenizerConfig(kind=kind), 600)
+    ids = [list(map(int, sentence)) for sentence in tokenizer.encode(sentences)]
+    store = store_of(np.ones(len(ids), int), np.array(list(map(len, ids))))
+    store = TokenStore(np.concatenate(ids).astype(np.uint16), store.sentences, store.documents)
+    return Corpus(tokenizer, store, store)
+
+
+@pytest.mark.parametrize("language", SENTENCES)
+@pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece", "byte_bpe"])
+def test_examples_are_of_any_script(language, kind):
+    corpus = corpus_of([SENTENCES[language]] * 3, kind)
+    examples = list(report.masked_examples(corpus, 100))
+    assert len(examples) == 3
+    for ids, answer in examples:
+        assert ids.count(corpus.tokenizer.mask_id) == 1
+        assert any(map(str.isalpha, answer))
+        text = corpus.tokenizer.decode_with_masks(ids)
+        before, _, after = text.partition("[MASK]")
+        if language in ("English", "Arabic", "Russian"):
+            assert before.endswith(" ") or not before
+        else:
+            assert " " not in (before + after).strip()
+    words = shlex.split("bert-jax fill-mask run " + report._example(corpus, examples))
+    assert words[3] == corpus.tokenizer.decode_with_masks(examples[0][0])
+
+
+def warning(sizes, lengths=5, pairs="nsp") -> str:
+    """Return the warning for documents of so many sentences of so many tokens."""
+    sizes = np.array(sizes)
+    store = store_of(sizes, np.full(sizes.sum(), lengths))
+    config = TrainConfig(steps=8)
+    config.data.pairs, config.data.max_length, config.data.batch_size = pairs, 64, 8
+    corpus = Corpus(FakeTokenizer(), store, store)
+    return report._unlearnable_pairs(config, corpus, TrainBatches(corpus, config).statistics())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ({"sizes": [1] * 200}, "100% of the documents are a single sentence"),
+        ({"sizes": [1] * 190 + [9] * 3}, "98% of the documents are a single sentence"),
+        ({"sizes": [9] * 40, "lengths": 70}, "that fit into data.max_length"),
+        ({"sizes": [40]}, "the text is one document"),
+        ({"sizes": [MAX_DOCUMENT_SENTENCES] * 2 + [7]}, "no blank lines"),
+        ({"sizes": [MAX_DOCUMENT_SENTENCES] * 2, "pairs": "sop"}, "SOP cannot be learned"),
+        ({"sizes": [9] * 40}, ""),
+        ({"sizes": [9] * 40, "pairs": "sop"}, ""),
+        ({"sizes": [40], "pairs": "sop"}, ""),
+        ({"sizes": [1] * 200, "pairs": "none"}, ""),
+    ],
+)
+def test_pairs_that_teach_little_are_noticed(text, reason):
+    found = warning(**text)
+    assert reason in found if reason else not found
+
+
+def test_a_score_that_is_no_better_than_its_baseline_is_marked(capsys, tmp_path):
+    corpus = corpus_of([SENTENCES["English"]] * 3, "wordpiece")
+    baselines = {"mlm_loss": 0.0, "mlm_accuracy": 0.2, "nsp_accuracy": 0.5}
+    scores = {"mlm_loss": -0.0, "mlm_accuracy": 0.3, "nsp_accuracy": 0.5}
+    report.pretraining_end(scores, baselines, TrainConfig(), corpus, None, tmp_path, tmp_path)
+    table = capsys.readouterr().out.splitlines()[2:5]
+    assert [line.endswith("no better than that") for line in table] == [True, False, True]
+    assert "-0.000" not in table[0]
+
+
+def test_baselines_do_not_copy_the_held_out_text(monkeypatch):
+    corpus = corpus_of([SENTENCES["English"]] * 5000, "wordpiece")
+    tokens = corpus.eval.tokens
+    monkeypatch.setattr(report, "_BLOCK", 1000)
+    tracemalloc.start()
+    config = TrainConfig(data=DataConfig(pairs="none"))
+    found = report.baselines(corpus, config)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < tokens.nbytes
+    shares = np.bincount(tokens)[np.unique(tokens)] / len(tokens)
+    assert found["mlm_accuracy"] == shares.max()
+    assert found["mlm_loss"] == pytest.approx(-(shares * np.log(shares)).sum(), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1.0, "1 epoch"),
+        (1, "1 epoch"),
+        (0.25, "0.25 epochs"),
+        (40.0, "40 epochs"),
+        (1e-3, "0.001 epochs"),
+    ],
+)
+def test_epochs(number, text):
+    assert header.epochs(number) == text
+
+
+@pytest.mark.parametrize("path", ["runs/a b", "$(touch pwned)", "a'b;c", "-x", "`id`"])
+def test_a_path_in_a_command_is_one_word(path):
+    assert shlex.split(console.quoted(path)) == [f"./{path}" if path[0] == "-" else path]
+
+
+def test_the_header_has_the_batch_the_rate_and_the_memory():
+    first, then = Phase(batch_size=256, max_length=128), Phase(batch_size=32, max_length=512)
+    text = "256 sequences of 128 tokens, 32,768 in all"
+    assert header.batch([(0, first)], 4) == f"{text}, in 4 microbatches"
+    assert header.batch([(0, first), (900, then)], 1).startswith(f"{text}; from step 900 32 seq")
+    optimizer = OptimizerConfig(name="adamw", learning_rate=3e-3, warmup_fraction=0.1)
+    wanted = "0.003 after a warm-up of 400 steps, then falling to 0; adamw"
+    assert header.rate(optimizer, 4000) == wanted
+    optimizer = dataclasses.replace(optimizer, schedule="wsd", warmup_fraction=0.0)
+    wanted = "0.003, 0.001 from step 900, then constant, falling to 0 from step 3,600 on; adamw"
+    assert header.rate(optimizer, 4000, [(900, 1e-3)]) == wanted
+    mesh = make_mesh(devices=jax.devices()[:1])
+    found = header.memory(TrainConfig(), Phase(batch_size=64, max_length=512), mesh)
+    assert re.fullmatch(r"at least \d+\.\d\d GiB( of [\d,]+\.\d GiB)?", found)
+    assert header.versions().startswith(f"{bert_jax.__version__}, JAX {jax.__version__}, Python 3.")
+
+
+def test_a_baseline_that_a_fine_tuned_model_does_not_beat_is_marked():
+    task = SimpleNamespace(
+        metrics=("accuracy",),
+        constant_score=lambda _: 0.50004,
+        baselines=lambda *_: {"TF-IDF, logistic regression": {"accuracy": 0.7, "f1": 0.1}},
+    )
+
+    def run(seed, accuracy):
+        return {"seed": seed, "best": {"accuracy": accuracy, "f1": 0.9}, "degenerate": False}
+
+    datasets = SimpleNamespace(train=[], evals={"eval": []})
+    runs, random = [run(0, 0.4), run(1, 0.6)], [run(0, 0.3)]
+    table = results.as_text(results.comparison(task, datasets, runs, random)).splitlines()
+    marked = {line.split("  ")[0] for line in table if line.endswith("  no better than that")}
+    assert marked == {"best constant prediction", "TF-IDF, logistic regression"}
