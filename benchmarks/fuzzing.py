@@ -34,6 +34,7 @@ from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import DataConfig, DataFiles, FinetuneConfig, ModelConfig, TaskConfig, settings
 from bert_jax.convert import config_json, google, huggingface, tensor_bundle
 from bert_jax.errors import CommandError
+from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.datasets import load_datasets
 from bert_jax.text import prepare, store, tokenizer, tokenizer_loading
 from bert_jax.text.sources import open_source
@@ -284,7 +285,7 @@ def _use_tokenizer(loaded: tokenizer.Tokenizer) -> None:
 
 def _read_config(folder: Path) -> None:
     (path,) = folder.iterdir()
-    values = settings.read_json(path, "fetch it again")
+    values = read_json(path, "fetch it again")
     config = config_json.read_config(values, str(path))
     config_json.read_task(values, config, str(path))
     if path.name == "config.json":

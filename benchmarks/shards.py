@@ -21,6 +21,7 @@ import record
 from bert_jax.batches import loader
 from bert_jax.commands import process
 from bert_jax.config import TrainConfig
+from bert_jax.storage import json_files
 from bert_jax.text import store
 
 BATCH_SIZE = 256
@@ -56,7 +57,7 @@ def main() -> None:
 
 def divide(source: Path, target: Path, count: int) -> None:
     """Write a store with its tokens in shards."""
-    whole = store.read_record(source / "store.json")
+    whole = json_files.read_json(source / "store.json", store.REMEDY)
     whole["shards"] = {f"{i:05d}-of-{count:05d}": {} for i in range(count)}
     shutil.copytree(source / "tokenizer", target / "tokenizer")
     corpus = store.open_store(source)
@@ -77,7 +78,7 @@ def divide(source: Path, target: Path, count: int) -> None:
             sizes[split] = len(content)
             key = path.relative_to(target).as_posix()
             whole["checksums"][key] = google_crc32c.value(content)
-    store.write_record(target / "store.json", whole)
+    json_files.write_record(target / "store.json", whole)
 
 
 def compare(stores: list[store.Corpus], pairs: str, length: int, args: argparse.Namespace) -> str:

@@ -27,8 +27,8 @@ from bert_jax.inference.masked_lm import Guess, MaskFiller
 from bert_jax.inference.predictions import Predictions, Predictor, predict_texts
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.heads import PreTrainingModel, TaskModel, make_encoder
-from bert_jax.storage.locks import replacing
 from bert_jax.storage.paths import AnyPath
+from bert_jax.storage.replacement import replacing
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.viewer.patterns import Patterns, Survey

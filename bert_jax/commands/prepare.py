@@ -26,7 +26,7 @@ from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfi
 from bert_jax.config.validation import validate
 from bert_jax.console import counted
 from bert_jax.errors import UserError, nearest
-from bert_jax.storage import locks, paths
+from bert_jax.storage import paths, replacement
 
 _KINDS = ("sentencepiece", "wordpiece", "byte_bpe")
 _FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")
@@ -168,7 +168,7 @@ def _prepare(
         corpus = prepare.prepare(data, tokenizer, args.vocab_size, new)
         corpus.verify()
     if is_replaced:
-        locks.replace(new, folder)
+        replacement.replace(new, folder)
     if corpus:
         _report(args, args.store, corpus)
         return ""

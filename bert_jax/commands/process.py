@@ -27,7 +27,7 @@ from typing import Any
 from bert_jax import console
 from bert_jax.commands.flags import Recipe
 from bert_jax.errors import CommandError, HostLost, TextWarning
-from bert_jax.storage import locks, paths
+from bert_jax.storage import cache, paths
 
 _CACHE = "jax_compilation_cache_dir"
 # What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
@@ -134,7 +134,7 @@ def cache_compiled_programs() -> None:
     # Several hosts must share the folder, so there the user has to name it.
     if getattr(jax.config, _CACHE) is None and jax.process_count() == 1:
         try:
-            folder = locks.cache_folder()
+            folder = cache.folder()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, RuntimeError):  # a full or read-only disk, or no home
             return

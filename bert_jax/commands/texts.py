@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_jax import console
 from bert_jax.errors import UserError
-from bert_jax.storage import background
+from bert_jax.storage import daemon_thread
 from bert_jax.text.records import STDIN, file_fault, read_lines
 
 _MOST = 256  # lines that are read ahead
@@ -65,7 +65,7 @@ def read_ahead(lines: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str
         finally:
             ready.put(None)
 
-    reading, is_end = background.start(read), False
+    reading, is_end = daemon_thread.start(read), False
     while not is_end:
         some = [ready.get()]
         time.sleep(_WAIT)

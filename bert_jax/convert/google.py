@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from bert_jax.config import ModelConfig
-from bert_jax.config.settings import read_json
 from bert_jax.convert import names
 from bert_jax.convert.config_json import check_tokenizer, read_config
 from bert_jax.convert.names import Converted
 from bert_jax.convert.tensor_bundle import open_bundle
 from bert_jax.errors import UserError
+from bert_jax.storage.json_files import read_json
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 

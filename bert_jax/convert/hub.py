@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path, PurePath
 
 from bert_jax import console
-from bert_jax.config import settings
 from bert_jax.console import Level
 from bert_jax.convert import config_json, huggingface, sentence_transformers
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
-from bert_jax.storage import background
-from bert_jax.storage.locks import replacing
+from bert_jax.storage import daemon_thread
+from bert_jax.storage.json_files import read_json
+from bert_jax.storage.replacement import replacing
 from bert_jax.text import tokenizer_loading
 
 _PREFIX = "hf:"
@@ -59,7 +59,7 @@ def fetch(name: str, *, weights: bool = True) -> Path:
         encoder = sentence_transformers.read_modules(folder, name)["Transformer"]
     if not (encoder / "config.json").exists():
         raise UserError(f"{name} has no config.json, so it is no model of transformers")
-    values = settings.read_json(encoder / "config.json", "choose another model")
+    values = read_json(encoder / "config.json", "choose another model")
     config_json.read_config(values, f"{name}: config.json")  # before a long download
     found, wanted = None, {"revision": folder.name, "allow_patterns": [*_WEIGHTS]}
     with _errors_of(name, "downloaded"), contextlib.suppress(DryRunError):  # offline
@@ -78,7 +78,7 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     with _errors_of(name, "downloaded"), console.working("downloading", sum(missing)) as work:
         blobs = folder.parents[1] / "blobs"  # which is where they are written, then linked from
         before = _bytes_in(blobs)
-        download = background.start(partial(snapshot_download, repository, **wanted))
+        download = daemon_thread.start(partial(snapshot_download, repository, **wanted))
         while wait([download], timeout=0.25).not_done:
             work.n = max(0, _bytes_in(blobs) - before)
         download.result()

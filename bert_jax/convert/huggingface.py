@@ -12,12 +12,12 @@ import numpy as np
 import safetensors
 
 from bert_jax.config import ModelConfig, TaskConfig
-from bert_jax.config.settings import read_json
 from bert_jax.convert import config_json, generator, names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensors
 from bert_jax.errors import UserError, first_line
 from bert_jax.models.electra import embedding_size
 from bert_jax.models.positions import sinusoidal_positions
+from bert_jax.storage.json_files import read_json
 from bert_jax.tasks import TASKS
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer

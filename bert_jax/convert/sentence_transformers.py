@@ -14,11 +14,11 @@ import tokenizers
 from tokenizers import normalizers
 
 from bert_jax.config import EmbeddingConfig, ModelConfig, TaskConfig
-from bert_jax.config.settings import read_json
 from bert_jax.convert import huggingface, names
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import UserError
+from bert_jax.storage.json_files import read_json
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 

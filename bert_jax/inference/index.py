@@ -25,10 +25,10 @@ from bert_jax.inference.embeddings import chunks, own_prompt, text_list, warn_tr
 from bert_jax.inference.loading import load
 from bert_jax.models.heads import BertForEmbedding
 from bert_jax.retrieval import search
-from bert_jax.storage import background, checksums, locks
+from bert_jax.storage import checksums, daemon_thread, json_files, locks, replacement
 from bert_jax.storage.paths import absolute, as_path
 from bert_jax.tasks import readers
-from bert_jax.text import builtin, records, store
+from bert_jax.text import builtin, records
 from bert_jax.training import workdir
 
 _FORMAT = 1
@@ -93,7 +93,7 @@ class Index:
         self.vectors: np.ndarray = np.load(path / _VECTORS, mmap_mode="r")
         self._entries = np.load(path / _ENTRIES, mmap_mode="r")
         self._texts = np.memmap(path / _TEXTS, np.uint8, mode="r")
-        self._verified = background.start(self._verify)
+        self._verified = daemon_thread.start(self._verify)
         if bert:
             self._check_model(bert)
 
@@ -125,7 +125,7 @@ class Index:
         """
         files = [str(file) for file in ([files] if isinstance(files, str | Path) else files)]
         output = Path(output)
-        locks.check_replaceable(output, _is_only_index if force else None)
+        replacement.check_replaceable(output, _is_only_index if force else None)
         with console.working("reading", says_end=False):
             count = sum(1 for _ in _read(files, column))
         if not count:
@@ -134,7 +134,7 @@ class Index:
         try:
             with locks.locked(partial):
                 _write(bert, files, column, count, partial)
-                locks.replace(partial, output)
+                replacement.replace(partial, output)
                 for name in _BUILDING:
                     (output / name).unlink(missing_ok=True)
         except OSError as error:
@@ -161,11 +161,11 @@ class Index:
             if os.path.exists(path.with_name(f"{path.name}.partial")):
                 wrong = "is unfinished; repeat the command that was writing it"
             raise UserError(f"{path} {wrong}")
-        record = store.read_record(record_path, _REMEDY)
+        record = json_files.read_json(record_path, _REMEDY)
         if record.get("format") != _FORMAT:
             raise UserError(f"{path} is of another version of this package; {_REMEDY}")
         try:
-            with store.refusing_damage(record_path, _REMEDY):
+            with json_files.refusing_malformed(record_path, _REMEDY):
                 return Index(path, record, bert)
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror or error})") from error
@@ -332,8 +332,8 @@ def _write(bert: Bert, files: Sequence[str], column: str, count: int, folder: Pa
     progress_path = folder / _PROGRESS
     progress: dict[str, Any] = {"texts": 0, "text_crc32c": 0, "truncated": 0}
     if progress_path.exists():
-        progress = store.read_record(progress_path, f"remove {folder}")
-    elif {*os.listdir(folder)} - {locks.NAME, progress_path.with_suffix(".tmp").name}:
+        progress = json_files.read_json(progress_path, f"remove {folder}")
+    elif {*os.listdir(folder)} - {locks.NAME, f"{_PROGRESS}.tmp"}:
         raise UserError(f"{folder} is not empty and no unfinished index; remove it")
     other = f"{folder} was begun with another model or other texts; repeat that, or remove it"
     if begun := progress["texts"]:
@@ -341,7 +341,7 @@ def _write(bert: Bert, files: Sequence[str], column: str, count: int, folder: Pa
             raise UserError(other)
         console.show(f"resuming: {begun:,} of {count:,} texts are embedded")
     progress["identity"] = identity
-    store.write_record(progress_path, progress)
+    json_files.write_record(progress_path, progress)
     done = end = checksum = 0
     with (
         _open_array(folder / _VECTORS, np.float16, (count, size), begun) as vectors,
@@ -366,7 +366,7 @@ def _write(bert: Bert, files: Sequence[str], column: str, count: int, folder: Pa
                 os.fsync(vectors.fileno())
                 total = progress["truncated"] + truncated
                 progress |= {"texts": done, "text_crc32c": checksum, "truncated": total}
-                store.write_record(progress_path, progress)
+                json_files.write_record(progress_path, progress)
                 console.advance(done - begun, count - begun)
     if done != count:
         raise UserError(f"{', '.join(files)} was changed while it was read; repeat the command")
@@ -380,7 +380,7 @@ def _write(bert: Bert, files: Sequence[str], column: str, count: int, folder: Pa
         "bytes": {path.name: path.stat().st_size for path in paths},
         "checksums": checksums.of_files(folder, paths),
     }
-    store.write_record(folder / _RECORD, record)
+    json_files.write_record(folder / _RECORD, record)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from bert_jax.storage import json_files
+from bert_jax.storage import replacement
 from bert_jax.runs import origin, report
 from bert_jax.storage import locks
 from bert_jax.config import settings
@@ -301,7 +303,7 @@ def _train_seed(
     config, task, path = run.config, run.task, folder / "result.json"
     remedy = f"remove {folder} to train this seed again"
     earlier = hosts.broadcast_from_main(
-        lambda: store.read_record(path, remedy) if path.exists() else None
+        lambda: json_files.read_json(path, remedy) if path.exists() else None
     )
     if earlier:
         return earlier
@@ -342,7 +344,7 @@ def _train_seed(
         result = hosts.broadcast_from_main(lambda: _result(run, seed, records, seconds, folder))
         writer.write_table(result["best"]["step"], result["best"])
     if hosts.is_main():
-        store.write_record(path, result)
+        json_files.write_record(path, result)
     return result
 
 
@@ -396,4 +398,4 @@ def _write_best(bert: Bert, config: FinetuneConfig, workdir: Path) -> None:
     description = dataclasses.asdict(dataclasses.replace(config, task=bert.task))
     checkpoint.write_params(new, bert.params, description, bert.tokenizer)
     if hosts.is_main():
-        locks.replace(new, workdir / "best")
+        replacement.replace(new, workdir / "best")

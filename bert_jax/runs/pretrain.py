@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.storage import background, paths
+from bert_jax.storage import daemon_thread, paths
 from bert_jax.runs import origin, report
 from bert_jax.config import settings
 from bert_jax import console
@@ -170,7 +170,7 @@ def start(
         costs.check_fits(config.model, phase, config.optimizer.microbatches, mesh)
     setup, state = None if is_open else set_up(config, mesh), None
     if setup and hosts.count() == 1 and not (initial or parent or resumes):
-        state = background.start(setup.new_state)  # compiled while the text is prepared
+        state = daemon_thread.start(setup.new_state)  # compiled while the text is prepared
         atexit.register(futures.wait, [state])  # Python must not exit while XLA compiles
     corpus = _read_text(config, tokenizer, workdir)
     if is_open:  # the text may have fewer tokens than were asked for

@@ -18,7 +18,7 @@ from typing import Any
 
 from bert_jax import console
 from bert_jax.errors import UserError
-from bert_jax.storage import background, locks, paths, remote
+from bert_jax.storage import cache, daemon_thread, json_files, locks, paths, remote
 from bert_jax.text import shards, store
 
 _WITHOUT_LISTS = ("http:", "https:", "file:")  # their stores are not copied
@@ -85,7 +85,7 @@ def _copy_of(url: str, version: Any) -> Iterator[Path]:
     digest = hashlib.sha256(json.dumps([url, version]).encode()).hexdigest()
     name = urllib.parse.quote(url.rpartition("/")[2], safe="")[:100]
     try:
-        folder = locks.cache_folder() / "stores" / f"{name}-{digest[:16]}"
+        folder = cache.folder() / "stores" / f"{name}-{digest[:16]}"
         with locks.locked(folder, waits=True):
             yield folder
     except (OSError, RuntimeError) as error:  # RuntimeError without a home
@@ -95,7 +95,7 @@ def _copy_of(url: str, version: Any) -> Iterator[Path]:
 def _copy_whole(url: str, folder: Path, files: dict[str, int]) -> None:
     manifest = folder / "manifest.json"
     remote.copy(f"{url}/store.json", manifest)
-    with store.refusing_damage(manifest):
+    with json_files.refusing_malformed(manifest, store.REMEDY):
         names = [*store.read_record(manifest)["checksums"]]
     if missing := [name for name in names if name not in files]:
         remedy = "wait until all of it has been sent, or send it again"
@@ -145,7 +145,7 @@ def _copy(url: str, folder: Path, sizes: dict[str, int]) -> None:
                     raise UserError(f"{url}/{name} {wrong}; repeat the command")
                 os.replace(part, folder / name)
 
-        copies = [background.start(copy_files) for _ in range(min(_AT_ONCE, len(missing)))]
+        copies = [daemon_thread.start(copy_files) for _ in range(min(_AT_ONCE, len(missing)))]
         try:
             for copy in as_completed(copies):
                 copy.result()

@@ -13,7 +13,7 @@ from pathlib import Path
 from bert_jax.config import TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.storage import paths
-from bert_jax.storage.locks import replacing
+from bert_jax.storage.replacement import replacing
 from bert_jax.text import fetched, prepare, store, tokenizer_loading, tokenizer_training
 from bert_jax.text.fetched import is_of_shards, is_store
 from bert_jax.text.store import Corpus

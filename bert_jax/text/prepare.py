@@ -18,7 +18,7 @@ import numpy as np
 from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
-from bert_jax.storage import background, checksums
+from bert_jax.storage import checksums, daemon_thread, json_files
 from bert_jax.storage.locks import locked
 from bert_jax.text import store, tokenizer_loading, tokenizer_training
 from bert_jax.text.sources import FileSource, Shard, Source, merge_identities, open_source
@@ -78,7 +78,7 @@ def write(
     shard: Shard | None = None,
 ) -> None:
     """Write the store of `data.source`, or of a shard of it, where that has not been done."""
-    others = {*os.listdir(folder)} - {"progress.tmp", ".lock"} if os.path.isdir(folder) else ()
+    others = {*os.listdir(folder)} - {"progress.json.tmp", ".lock"} if os.path.isdir(folder) else ()
     if others and not store.is_store(folder):
         raise UserError(f"{folder} is not empty and not a store; choose another folder")
     sources = open_sources(data, shard)
@@ -98,16 +98,18 @@ def write(
             progress = folder / "progress.json"
             if isinstance(tokenizer, Tokenizer) and "splits" not in record:
                 record = {"identity": identity}
-                store.write_record(progress, record)  # the folder is this store's now
+                json_files.write_record(progress, record)  # the folder is this store's now
                 shutil.rmtree(folder / "tokenizer", ignore_errors=True)  # of another kind
                 tokenizer.save(folder / "tokenizer")
                 sums = checksums.of_files(folder, (folder / "tokenizer").iterdir())
-                store.write_record(progress, {**record, "splits": {}, "checksums": sums})
+                json_files.write_record(progress, {**record, "splits": {}, "checksums": sums})
             try:
                 documents = _documents(sources, data.eval_fraction)
                 _tokenize(sources, documents, folder, is_whole=shard is None)
             except UserError as error:  # of the text, which the user may correct
-                store.write_record(progress, {**store.read_record(progress), "failed": str(error)})
+                json_files.write_record(
+                    progress, {**store.read_record(progress), "failed": str(error)}
+                )
                 raise
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another") from error
@@ -133,7 +135,7 @@ def train_tokenizer(
     # In a thread, since the libraries notice no signal, or take it for another error.
     train = partial(tokenizer_training.train, sentences, config, vocab_size)
     with console.working("training the tokenizer"):
-        tokenizer = background.start(train).result()
+        tokenizer = daemon_thread.start(train).result()
     if (size := tokenizer.vocab_size) < vocab_size:
         console.show(f"vocabulary {size:,} tokens; the text has too little for more")
     return tokenizer
@@ -176,7 +178,7 @@ def _read_progress(folder: Path, identity: dict[str, Any], sources: list[Source]
         return {}
     path = folder / ("store.json" if (folder / "store.json").exists() else "progress.json")
     record = store.read_record(path)
-    with store.refusing_damage(path):
+    with json_files.refusing_malformed(path, store.REMEDY):
         stored, vocab_size = dict(record["identity"]), identity["tokenizer"].get("vocab_size")
         if vocab_size and vocab_size == record.get("vocab_size"):  # the text had no more tokens
             stored["tokenizer"] = {**stored["tokenizer"], "vocab_size": vocab_size}
@@ -232,7 +234,7 @@ def _tokenize(
     progress.pop("failed", None)
     tokenizer = tokenizer_loading.load(folder / "tokenizer")
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    with store.refusing_damage(path):
+    with json_files.refusing_malformed(path, store.REMEDY):
         progress |= {name: int(progress.get(name, 0)) for name in store.CHARACTERS}
         batches = _batches(itertools.islice(documents, progress["documents"], None))
         splits, sums = progress["splits"], progress["checksums"]
@@ -261,12 +263,12 @@ def _tokenize(
             counts = sum(map(len, sentences)), _count_unknown(tokenizer, sentences, ids)
             for name, count in zip(store.CHARACTERS, counts, strict=True):
                 progress[name] += count
-            store.write_record(path, progress)
+            json_files.write_record(path, progress)
             work.n = sum(source.position for source in sources)
     source, num_documents = sources[0], progress.pop("documents")
     if is_whole:
         check_text(progress, source.name, tokenizer.kind)
-    store.write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
+    json_files.write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
     path.unlink()
     seconds = time.monotonic() - start_time
     millions = (progress[store.CHARACTERS[0]] - previous_characters) / 1e6

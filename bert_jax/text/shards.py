@@ -19,8 +19,9 @@ import numpy as np
 
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.storage import checksums, locks, paths, remote
-from bert_jax.storage.locks import locked, replacing
+from bert_jax.storage import checksums, json_files, locks, paths, remote
+from bert_jax.storage.locks import locked
+from bert_jax.storage.replacement import replacing
 from bert_jax.text import prepare, store, tokenizer_loading
 from bert_jax.text.sources import Shard, merge_identities
 from bert_jax.text.tokenizer import Tokenizer
@@ -166,7 +167,7 @@ def join(folder: Path) -> None:
         for path, record in shards.items()
     }
     whole |= {"vocab_size": tokenizer.vocab_size, "shards": sizes}
-    store.write_record(folder / "store.json", whole)
+    json_files.write_record(folder / "store.json", whole)
 
 
 def _merge_identities(shards: dict[Path, dict[str, Any]]) -> dict[str, Any]:

@@ -6,22 +6,19 @@ The tokens of a store of shards are in `shards/`, each of which is a store of it
 Until then `progress.json` says what is complete.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
-from bert_jax.config.settings import read_json
 from bert_jax.errors import UserError
-from bert_jax.storage import background, checksums
+from bert_jax.storage import checksums, daemon_thread, json_files
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.mapped_files import MappedFiles
 from bert_jax.text.tokenizer import Tokenizer
@@ -135,7 +132,7 @@ def open_store(folder: Path) -> Corpus:
         raise UserError(f"{folder} is an unfinished store; {remedy}")
     record = read_record(path)
     tokenizer = tokenizer_loading.load(folder / "tokenizer")
-    with refusing_damage(path):
+    with json_files.refusing_malformed(path, REMEDY):
         if tokenizer.vocab_size != record["vocab_size"]:
             raise UserError(f"{folder / 'tokenizer'} is not the store's own tokenizer; {REMEDY}")
         shards = record.get("shards")
@@ -163,7 +160,7 @@ def open_store(folder: Path) -> Corpus:
         if found:
             raise UserError(f"{folder}: {found}; {REMEDY}")
 
-    verified = background.start(verify)
+    verified = daemon_thread.start(verify)
     train, held_out = splits["train"], splits["eval"]
     corpus = Corpus(tokenizer, train, held_out, digest.hexdigest(), unknown, verified)
     corpus.verify(_VERIFIED_WITHIN)
@@ -213,29 +210,6 @@ def _find_disorder(splits: Mapping[str, TokenStore], vocab_size: int) -> str:
     return ""
 
 
-@contextlib.contextmanager
-def refusing_damage(path: Path, remedy: str = REMEDY) -> Iterator[None]:
-    """Turn an error that a malformed record causes into a UserError."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error!r}); {remedy}") from error
-
-
-def read_record(path: Path, remedy: str = REMEDY) -> dict[str, Any]:
-    """Return what `write_record` wrote; earlier versions wrote no checksum."""
-    record = read_json(path, remedy)
-    if record.pop("crc32c", checksum := _checksum(record)) != checksum:
-        raise UserError(f"{path} is damaged: its checksum does not agree; {remedy}")
-    return record
-
-
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a JSON file with its checksum, to a temporary name and renamed."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({**record, "crc32c": _checksum(record)}, indent=1))
-    os.replace(temporary, path)
-
-
-def _checksum(record: Mapping[str, Any]) -> int:
-    return google_crc32c.value(json.dumps({**record, "crc32c": None}, sort_keys=True).encode())
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the content of a `store.json` or a `progress.json`."""
+    return json_files.read_json(path, REMEDY)

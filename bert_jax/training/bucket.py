@@ -16,7 +16,7 @@ import jax
 
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
-from bert_jax.storage import locks, paths, remote
+from bert_jax.storage import cache, locks, paths, remote
 from bert_jax.storage.paths import AnyPath
 
 _ADDRESS = ".bucket"  # the file with the URL of a workdir
@@ -36,7 +36,7 @@ def open_workdir(workdir: AnyPath) -> Path:
     # Of several processes on one machine, each has its own.
     number = f"-{jax.process_index()}" if jax.process_index() else ""
     try:
-        folder = locks.cache_folder() / "runs" / f"{_quoted(url)}{number}"
+        folder = cache.folder() / "runs" / f"{_quoted(url)}{number}"
         with locks.locked(folder):
             for name in (*_READ, *_WRITTEN):  # what the bucket has is what counts
                 path = folder / name

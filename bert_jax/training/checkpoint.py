@@ -15,10 +15,10 @@ import orbax.checkpoint as ocp
 from flax import traverse_util
 from orbax.checkpoint import checkpoint_managers
 
-from bert_jax.config import CheckpointConfig, settings
+from bert_jax.config import CheckpointConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import CommandError, TrainingError, UserError, first_line
-from bert_jax.storage import checksums, paths, remote
+from bert_jax.storage import checksums, json_files, paths, remote
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import workdir as workdirs
@@ -94,7 +94,7 @@ class Checkpoints:
         """Check what Orbax reads of every checkpoint at once: its metadata and its metrics."""
         for path in workdirs.list_checkpoints(self.folder):
             if (path / "_CHECKPOINT_METADATA").exists():
-                settings.read_json(path / "_CHECKPOINT_METADATA", _REMEDY)
+                json_files.read_json(path / "_CHECKPOINT_METADATA", _REMEDY)
             if (path / "metrics/metrics").exists():
                 _verify(path, "metrics")
                 with _reading(path):
@@ -148,7 +148,7 @@ def is_checkpoint(path: Path) -> bool:
     """Return whether a folder is a checkpoint with its checksums, and nothing added."""
     if not (path / "state").is_dir() or not (path / _CHECKSUMS).is_file():
         return False
-    known = {*settings.read_json(path / _CHECKSUMS, _REMEDY), _CHECKSUMS, *_FROM_ORBAX}
+    known = {*json_files.read_json(path / _CHECKSUMS, _REMEDY), _CHECKSUMS, *_FROM_ORBAX}
     files = (file for file in path.rglob("*") if not file.is_dir())
     return {file.relative_to(path).as_posix() for file in files} <= known
 
@@ -181,7 +181,7 @@ def _verify(checkpoint: AnyPath, item: str) -> None:
     with _reading(checkpoint):
         if not (checkpoint / _CHECKSUMS).exists():  # one of an earlier version
             return
-        content = settings.read_json(checkpoint / _CHECKSUMS, _REMEDY)
+        content = json_files.read_json(checkpoint / _CHECKSUMS, _REMEDY)
         names = [name for name in content if PurePosixPath(name).parts[:1] == (item,)]
         if damage := checksums.find_damage(checkpoint, {name: content[name] for name in names}):
             raise ValueError(damage)

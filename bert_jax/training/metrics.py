@@ -10,9 +10,10 @@ from typing import Any
 from scipy import special
 
 from bert_jax import console
-from bert_jax.config import FinetuneConfig, TrainConfig, settings
+from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
+from bert_jax.storage.json_files import read_json
 from bert_jax.training import curves, sinks, workdir
 from bert_jax.training.objectives import LOSS_WEIGHTS, TOKENS, Metrics
 
@@ -176,7 +177,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def read_baselines(folder: Path) -> dict[str, float]:
     """Return the scores that need no model, which a run has written to its folder, if it has."""
     path, remedy = folder / BASELINES, "remove it to draw without it"
-    values = settings.read_json(path, remedy) if path.exists() else {}
+    values = read_json(path, remedy) if path.exists() else {}
     if not all(type(value) in (int, float) for value in values.values()):
         raise UserError(f"{path} is damaged (a value is not a number); {remedy}")
     return values

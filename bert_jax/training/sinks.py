@@ -21,7 +21,7 @@ from bert_jax import console
 from bert_jax.config import settings
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
-from bert_jax.storage import background
+from bert_jax.storage import daemon_thread
 from bert_jax.training import workdir
 
 _PATIENCE = 30.0  # seconds in which a server has to take the last records of a run
@@ -139,7 +139,7 @@ class Service:
                 sink.write(*record)
             sink.close(succeeded=self._succeeded)
 
-        self._served = background.start(partial(contextvars.copy_context().run, serve))
+        self._served = daemon_thread.start(partial(contextvars.copy_context().run, serve))
 
     def write(self, step: int, values: Values) -> None:
         if self._served.done():

@@ -19,6 +19,7 @@ from bert_jax.config.phases import length_warmup, phases
 from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.storage import paths, remote
+from bert_jax.storage.json_files import read_json, write_text
 from bert_jax.storage.locks import locked
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ def check(workdir: Path, config: TrainConfig | FinetuneConfig) -> None:
     if (workdir / "state").exists():
         raise UserError(f"--workdir {workdir} is a checkpoint; choose another folder")
     path = workdir / "config.json"
-    if path.exists() and "optimizer" not in settings.read_json(path, _REMEDY):
+    if path.exists() and "optimizer" not in read_json(path, _REMEDY):
         raise UserError(f"--workdir {workdir} has the config.json of no run; choose another folder")
     if has_checkpoint(workdir):
         check_same_run(config, path)
@@ -195,7 +196,7 @@ def _is_complete(path: AnyPath) -> bool:
 
 
 def _saved_config(kind: type, path: AnyPath) -> Any:
-    values = settings.read_json(path, "mend it or choose another --workdir")
+    values = read_json(path, "mend it or choose another --workdir")
     return settings.from_dict(kind, values, str(path))
 
 
@@ -246,7 +247,7 @@ def claim(
 def read_results(workdir: AnyPath) -> dict[str, Any]:
     """Return what a run has recorded in its `results.json`; nothing where it has none."""
     path = workdir / "results.json"
-    return settings.read_json(path, "move it away") if path.exists() else {}
+    return read_json(path, "move it away") if path.exists() else {}
 
 
 def write_results(workdir: Path, results: Mapping[str, Any]) -> None:
@@ -256,11 +257,8 @@ def write_results(workdir: Path, results: Mapping[str, Any]) -> None:
 
 def write(path: Path, content: str) -> None:
     """Write a file under a temporary name and rename it; of several hosts only the first does."""
-    if not hosts.is_main():
-        return
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(content, encoding="utf-8")
-    os.replace(temporary, path)
+    if hosts.is_main():
+        write_text(path, content)
 
 
 def checksum(params: Any) -> str:

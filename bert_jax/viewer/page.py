@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.storage.locks import replacing
+from bert_jax.storage.replacement import replacing
 
 _FOLDER = Path(__file__).parent
 _VIEWS = ("heads", "heatmap", "model", "neuron", "layers", "masked", "patterns")

@@ -11,6 +11,7 @@ import pytest
 import bert_jax
 from bert_jax import Hit, Index, UserError
 from bert_jax.inference import embeddings, index
+from bert_jax.storage import json_files
 from bert_jax.storage.locks import locked
 from bert_jax.text import builtin, store
 
@@ -144,7 +145,7 @@ def test_an_interrupted_build_resumes_to_the_same_bytes(tiny_bert, folder, monke
         file.write(b"half a chunk")
     calls = interrupt(monkeypatch, after=9)
     with monkeypatch.context() as patch:
-        patch.setattr(index.locks, "replace", raise_interrupt)
+        patch.setattr(index.replacement, "replace", raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             Index.build(tiny_bert, "texts.txt", "my.index")
     assert calls == [8, 8, 8]
@@ -225,7 +226,7 @@ def edit(path, name: str) -> None:
 
 
 def rewrite(path, **values) -> None:
-    store.write_record(path, store.read_record(path) | values)
+    json_files.write_record(path, json_files.read_json(path, store.REMEDY) | values)
 
 
 @pytest.mark.parametrize(

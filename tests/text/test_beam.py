@@ -25,11 +25,12 @@ needs_beam = pytest.mark.skipif(
 # What each process of a run does first: chunks are small, and a worker dies at work, once.
 SITE = f"""
 import os
-from bert_jax.text import prepare, sources, store
+from bert_jax.storage import json_files
+from bert_jax.text import prepare, sources
 
 sources._CHUNK_BYTES = {CHUNK_BYTES}
 prepare._BATCH_CHARACTERS = 400
-write = store.write_record
+write = json_files.write_record
 
 def write_or_die(path, record):
     write(path, record)
@@ -40,7 +41,7 @@ def write_or_die(path, record):
             return
         os.kill(os.getpid(), 9)
 
-store.write_record = write_or_die
+json_files.write_record = write_or_die
 """
 
 

@@ -102,7 +102,7 @@ def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
     """The files are the same as without interruption, and earlier work is not repeated."""
     monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "uninterrupted")
-    write_json, calls, encoded = prepare_lib.store.write_record, [], []
+    write_json, calls, encoded = prepare_lib.json_files.write_record, [], []
 
     def failing(path, content):
         calls.append(path)
@@ -110,7 +110,7 @@ def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
             raise KeyboardInterrupt
         write_json(path, content)
 
-    monkeypatch.setattr(prepare_lib.store, "write_record", failing)
+    monkeypatch.setattr(prepare_lib.json_files, "write_record", failing)
     with pytest.raises(KeyboardInterrupt):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
     with pytest.raises(UserError, match="unfinished"):
@@ -119,7 +119,7 @@ def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
     if fail_at > 3:
         tokens = (tmp_path / "interrupted/train/tokens.bin").read_bytes()
         (tmp_path / "interrupted/train/tokens.bin").write_bytes(tokens[: len(tokens) // 3])
-        monkeypatch.setattr(prepare_lib.store, "write_record", write_json)
+        monkeypatch.setattr(prepare_lib.json_files, "write_record", write_json)
         with pytest.raises(UserError, match="is shorter than"):
             prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
         (tmp_path / "interrupted/train/tokens.bin").write_bytes(tokens)
@@ -131,7 +131,7 @@ def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
     if fail_at > 1:
         with (tmp_path / "interrupted/train/tokens.bin").open("ab") as file:
             file.write(b"rubbish")
-    monkeypatch.setattr(prepare_lib.store, "write_record", write_json)
+    monkeypatch.setattr(prepare_lib.json_files, "write_record", write_json)
     append = prepare_lib._append
 
     def counting(folder, sizes, sums, documents):
@@ -291,14 +291,14 @@ def test_a_folder_of_something_else_is_left_alone(data, tmp_path):
 
 @pytest.mark.parametrize("change", ["text", "tokenizer"])
 def test_an_unfinished_store_of_something_else_is_left_alone(data, tmp_path, monkeypatch, change):
-    folder, write = tmp_path / "store", prepare_lib.store.write_record
+    folder, write = tmp_path / "store", prepare_lib.json_files.write_record
 
     def interrupted(path, record):
         if "documents" in record:
             raise KeyboardInterrupt
         write(path, record)
 
-    monkeypatch.setattr(prepare_lib.store, "write_record", interrupted)
+    monkeypatch.setattr(prepare_lib.json_files, "write_record", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
@@ -313,7 +313,7 @@ def test_an_unfinished_store_of_a_loaded_tokenizer_is_resumed(data, tmp_path, mo
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first")
     tokenizer, write = (
         tokenizer_loading.load(tmp_path / "first/tokenizer"),
-        prepare_lib.store.write_record,
+        prepare_lib.json_files.write_record,
     )
 
     def interrupted(path, record):
@@ -321,26 +321,26 @@ def test_an_unfinished_store_of_a_loaded_tokenizer_is_resumed(data, tmp_path, mo
             raise KeyboardInterrupt
         write(path, record)
 
-    monkeypatch.setattr(prepare_lib.store, "write_record", interrupted)
+    monkeypatch.setattr(prepare_lib.json_files, "write_record", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(data, tokenizer, 0, tmp_path / "store")
-    monkeypatch.setattr(prepare_lib.store, "write_record", write)
+    monkeypatch.setattr(prepare_lib.json_files, "write_record", write)
     assert prepare(data, tokenizer, 0, tmp_path / "store").train.num_documents == 54
 
 
 def test_damage_before_a_store_is_resumed_is_detected(data, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
-    write, folder = prepare_lib.store.write_record, tmp_path / "store"
+    write, folder = prepare_lib.json_files.write_record, tmp_path / "store"
 
     def interrupted(path, record):
         write(path, record)
         if record.get("documents", 0) > 20:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare_lib.store, "write_record", interrupted)
+    monkeypatch.setattr(prepare_lib.json_files, "write_record", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare(data, TOKENIZER, VOCAB_SIZE, folder)
-    monkeypatch.setattr(prepare_lib.store, "write_record", write)
+    monkeypatch.setattr(prepare_lib.json_files, "write_record", write)
     content = bytearray((folder / "train/tokens.bin").read_bytes())
     content[9] ^= 1
     (folder / "train/tokens.bin").write_bytes(content)

@@ -181,7 +181,7 @@ def test_chunks_of_few_documents_hold_out_their_share(tmp_path):
 
 def test_a_killed_shard_resumes_to_the_same_bytes(data, whole, tmp_path, monkeypatch):
     prepare_shard(data, whole.tokenizer, tmp_path / "one", 1, 3)
-    write, calls = prepare_lib.store.write_record, []
+    write, calls = prepare_lib.json_files.write_record, []
 
     def interrupted(path, record):
         calls.append(record)
@@ -189,7 +189,7 @@ def test_a_killed_shard_resumes_to_the_same_bytes(data, whole, tmp_path, monkeyp
             raise KeyboardInterrupt
         write(path, record)
 
-    monkeypatch.setattr(prepare_lib.store, "write_record", interrupted)
+    monkeypatch.setattr(prepare_lib.json_files, "write_record", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare_shard(data, whole.tokenizer, tmp_path / "two", 1, 3)
     assert calls[4]["documents"] > 0
@@ -289,14 +289,14 @@ def test_held_out_files_are_divided_too(data, whole, tmp_path):
 def test_stores_of_earlier_versions(data, whole, tmp_path, monkeypatch, is_complete):
     """They identify a text of several chunks by its files. An unfinished one is refused."""
     monkeypatch.setattr(sources, "_CHUNK_BYTES", 1 << 26)
-    folder, write = tmp_path / "earlier", prepare_lib.store.write_record
+    folder, write = tmp_path / "earlier", prepare_lib.json_files.write_record
 
     def interrupted(path, record):
         if not is_complete and record.get("documents", 0) > 20:
             raise KeyboardInterrupt
         write(path, record)
 
-    monkeypatch.setattr(prepare_lib.store, "write_record", interrupted)
+    monkeypatch.setattr(prepare_lib.json_files, "write_record", interrupted)
     try:
         expected = prepare(data, whole.tokenizer, 0, folder).fingerprint
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Work in a thread, so that the main thread notices signals and can exit without waiting."""
+"""Work in a daemon thread: the main thread notices signals, and can exit without waiting for it."""
 
 import threading
 from collections.abc import Callable

@@ -1,0 +1,58 @@
+"""JSON files: read behind one guard, written to a temporary name and renamed."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from bert_jax.errors import UserError
+from bert_jax.storage.paths import AnyPath
+
+_CHECKSUM = "crc32c"
+
+
+def read_json(path: AnyPath, remedy: str, kind: type = dict) -> Any:
+    """Return the object of a JSON file, or its list; `remedy` is what to do if it is damaged.
+
+    An object that `write_record` wrote must agree with its checksum, which is not returned.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, kind):
+            raise ValueError(f"it is not a JSON {'object' if kind is dict else kind.__name__}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error}); {remedy}") from error
+    if isinstance(values, dict) and _CHECKSUM in values:
+        recorded = values.pop(_CHECKSUM)
+        if recorded != _checksum(values):
+            raise UserError(f"{path} is damaged: its checksum does not agree; {remedy}")
+    return values
+
+
+@contextlib.contextmanager
+def refusing_malformed(path: AnyPath, remedy: str) -> Iterator[None]:
+    """Turn an error that the values of a JSON file cause into a UserError."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); {remedy}") from error
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a JSON object with its checksum."""
+    write_text(path, json.dumps({**record, _CHECKSUM: _checksum(record)}, indent=1))
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a file under a temporary name, and rename it."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(content, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _checksum(record: Mapping[str, Any]) -> int:
+    return google_crc32c.value(json.dumps({**record, _CHECKSUM: None}, sort_keys=True).encode())

@@ -1,0 +1,51 @@
+"""Write a file or folder beside its path and rename it: it is there whole, or not at all."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bert_jax.errors import UserError
+
+
+def replace(new: Path, path: Path) -> None:
+    """Rename a folder to `path`, and remove what is there; nothing is lost if that fails."""
+    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as folder:
+        old = path.rename(Path(folder) / "old") if path.exists() else None
+        try:
+            new.rename(path)
+        except OSError:
+            if old:
+                old.rename(path)
+            raise
+
+
+def check_replaceable(path: Path, may_replace: Callable[[Path], bool] | None = None) -> None:
+    """Refuse a path that exists, unless `may_replace` returns True for it."""
+    if not os.path.lexists(path):
+        return
+    if not may_replace:
+        raise UserError(f"{path} already exists; choose another path, or --force to replace it")
+    if not may_replace(path):
+        raise UserError(
+            f"{path} is not what this writes, or has other files too, and is not replaced; "
+            "choose another path, or remove it"
+        )
+
+
+@contextlib.contextmanager
+def replacing(
+    path: str | Path, may_replace: Callable[[Path], bool] | None = None
+) -> Iterator[Path]:
+    """Yield a temporary path, which is renamed to `path` at the end of the context."""
+    path = Path(path)
+    check_replaceable(path, may_replace)
+    try:
+        parent = path.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
+            yield Path(folder) / path.name
+            replace(Path(folder) / path.name, path)
+    except (OSError, ValueError) as error:  # ValueError for a NUL byte in the path
+        raise UserError(f"{path} cannot be written ({error}); choose another") from error
