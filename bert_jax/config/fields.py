@@ -84,7 +84,7 @@ class ModelConfig:
     max_position_embeddings: int = setting(512, "longest sequence, in tokens", SIZE)
     position_embedding_type: Literal[
         "absolute", "sinusoidal", "relative_key", "relative_key_query", "rotary"
-    ] = setting("absolute", "kind of positions; docs/positions.md compares them")
+    ] = setting("absolute", "kind of positions; docs/encoders.md compares them")
     global_attn_every_n_layers: int = setting(3, "modernbert: layers from a global to the next")
     local_attention: int = setting(
         128, "modernbert: tokens of the window of the other layers; even"

@@ -123,7 +123,7 @@ def abstract_parameters(config: TrainConfig) -> Any:
 def sent_bytes(
     config: TrainConfig, phase: Phase, parallel: ParallelConfig, parameters: Any
 ) -> list[dict[str, Any]]:
-    """Return "collective", "axes" and "bytes" that a device sends in a step (docs/scaling.md)."""
+    """Return "collective", "axes" and "bytes" that a device sends in a step (docs/devices.md)."""
     model, data, fsdp, tensor = config.model, parallel.data, parallel.fsdp, parallel.tensor
     width = jnp.dtype(model.dtype).itemsize
     # With ZeRO stage 3, each microbatch gathers the parameters and scatters its gradients.

@@ -5,7 +5,7 @@
 
 Needs no data, and starts from the checkpoint of `bert-jax pretrain`. It prints how well the
 signatures of held-out modules are found, beside BM25, TF-IDF and the encoder before training.
-docs/similarity.md has the recipe for your own pairs, scored pairs and plain text.
+docs/embeddings.md has the recipe for your own pairs, scored pairs and plain text.
 """
 
 from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig, TaskConfig
