@@ -28,6 +28,7 @@ from fault_samples import (
 import bert_jax
 from bert_jax import DataConfig, console
 from bert_jax.batches.loader import TrainBatches
+from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import CommandError
 from bert_jax.text import prepare
 
@@ -86,7 +87,7 @@ def _prepared(samples: Path, folder: Path) -> Any:
     with console.quiet():
         corpus = prepare.prepare(config.data, config.tokenizer, 64, folder)
     corpus.verify()
-    batches = TrainBatches(corpus, config)
+    batches = TrainBatches(corpus, make_schedule(config).stages, config.data, config.seed)
     return [digest(batches[step]) for step in range(3)], corpus.tokenizer.fingerprint
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
 from bert_jax.config import TrainConfig
-from bert_jax.config.phases import phases
+from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
 
@@ -141,7 +141,7 @@ def main() -> None:
             sys.exit(NO_TIME)
         config = cell.config(batch)
         try:
-            row = benchmark.measure(config, phases(config)[0][1], None, print, **limits)
+            row = benchmark.measure(config, make_schedule(config).stages[0], None, print, **limits)
         except UserError as error:
             if "does not fit in the memory" not in str(error):
                 raise

@@ -32,6 +32,7 @@ import bert_jax
 from bert_jax import UserError, console
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import DataConfig, DataFiles, FinetuneConfig, ModelConfig, TaskConfig, settings
+from bert_jax.config.schedule import Stage
 from bert_jax.convert import config_json, google, huggingface, tensor_bundle
 from bert_jax.errors import CommandError
 from bert_jax.storage.json_files import read_json
@@ -306,7 +307,8 @@ def _read_store(folder: Path) -> None:
     corpus = store.open_store(folder)
     corpus.verify()
     data = DataConfig(max_length=32, batch_size=4)
-    TrainBatches(corpus, bert_jax.TrainConfig(steps=4, data=data))[3]
+    stage = Stage(max_length=32, batch_size=4, end=4)
+    TrainBatches(corpus, [stage], data, seed=0)[3]
 
 
 def _resume_store(folder: Path) -> None:

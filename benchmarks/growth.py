@@ -27,7 +27,7 @@ from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig, validation
-from bert_jax.config.phases import phases
+from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
@@ -60,9 +60,9 @@ class Run:
 
     def __init__(self, config: TrainConfig):
         self.config = config
-        _, phase = phases(config)[0]
+        phase = make_schedule(config).stages[0]
         mesh = make_mesh(config.parallel)
-        setup = set_up(config, mesh)
+        setup = set_up(config, make_schedule(config).rate, mesh)
         self._state = setup.new_state()
         self._batch = synthetic.random_batch(config, phase)
         step = synthetic.train_step(setup, config, phase)

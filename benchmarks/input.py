@@ -29,6 +29,7 @@ import record
 from bert_jax.batches import loader
 from bert_jax.commands import process
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig
+from bert_jax.config.schedule import make_schedule
 from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
 from bert_jax.text import tokenizer_loading, tokenizer_training
@@ -199,7 +200,12 @@ def loader_rates(store: Path, args: argparse.Namespace) -> dict[int, list[float]
     for length in LENGTHS:
         config = TrainConfig(steps=1_000_000)
         config.data.max_length, config.data.batch_size = length, BATCH_SIZE
-        batches[length] = loader.prefetch(loader.TrainBatches(open_store(store), config), 0)
+        batches[length] = loader.prefetch(
+            loader.TrainBatches(
+                open_store(store), make_schedule(config).stages, config.data, config.seed
+            ),
+            0,
+        )
         for _ in range(20):  # reads the index of the text, and fills the buffer
             next(batches[length])
     rates: dict[int, list[float]] = {length: [] for length in LENGTHS}

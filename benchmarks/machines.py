@@ -7,13 +7,12 @@ The hours are those of the whole recipe: the floor of each phase, and FACTOR tim
 with the recipe.
 """
 
-import itertools
 import json
 import sys
 from pathlib import Path
 
 from bert_jax.config import recipes
-from bert_jax.config.phases import phases
+from bert_jax.config.schedule import make_schedule
 
 # An MFU of 40% where the floor is that of compute. NVIDIA's PyTorch code reaches 45% at length 128
 # and 69% at 512 with BERT-large on an A100, and ours half of a matmul's speed on a CPU.
@@ -24,7 +23,7 @@ def describe(path: Path) -> str:
     """Return a row for each phase of a plan, and one for the hours of the whole recipe."""
     plans = json.loads(path.read_text())
     config = recipes.recipe(path.stem.partition("-")[0])
-    starts = [*(start for start, _ in phases(config)), config.steps]
+    stages = make_schedule(config).stages
     rows = []
     for plan in plans:
         memory = {use: f"{size / 2**30:.2f}" for use, size in (plan["memory"] or {}).items()}
@@ -34,8 +33,8 @@ def describe(path: Path) -> str:
         row += [f"{step * 1e3:.1f} ms" if step else "", f"{plan.get('mfu', 0):.0%}"]
         rows.append(" | ".join(map(str, row)))
     steps = [plan.get("seconds", {}).get("step") for plan in plans]
-    if len(plans) == len(starts) - 1 and all(steps):
-        lengths = (end - start for start, end in itertools.pairwise(starts))
+    if len(plans) == len(stages) and all(steps):
+        lengths = (stage.end - stage.first_step for stage in stages)
         hours = sum(n * s for n, s in zip(lengths, steps, strict=True)) / 3600
         rows.append(f"{path.stem} | hours at least {hours:,.1f}, expected {FACTOR * hours:,.1f}")
     return "\n".join(rows)

@@ -23,7 +23,7 @@ from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig, validation
-from bert_jax.config.phases import phases
+from bert_jax.config.schedule import make_rate_schedule, make_schedule
 from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.models.heads import BertForPreTraining
@@ -40,17 +40,20 @@ def make(config: TrainConfig, corpus: Corpus):
     """Return a function that runs a step and returns its times, and the batches."""
     mesh = make_mesh(config.parallel)
     model = BertForPreTraining(config.model)
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config.optimizer, make_rate_schedule(config.optimizer, config.steps))
 
     def new_state(key: jax.Array):
         return init_state(model.init_params(key), optimizer, config.seed)
 
     _, layout = make_layout(new_state, mesh, config.parallel)
     state = init_sharded(new_state, layout.state, jax.random.key(0))
-    masking = make_masking(corpus.tokenizer, phases(config)[0][1], config.data)
+    masking = make_masking(corpus.tokenizer, make_schedule(config).stages[0], config.data)
     train_step = make_train_step(Pretraining(model, masking), optimizer)
     step = compile_step(train_step, "mesh", layout, outputs=("state", "metrics"))
-    batches, number = TrainBatches(corpus, config), 0
+    batches, number = (
+        TrainBatches(corpus, make_schedule(config).stages, config.data, config.seed),
+        0,
+    )
 
     def run() -> tuple[float, float]:
         nonlocal state, number

@@ -10,7 +10,7 @@ from peer_worker import read_spec, run_peer, serve
 
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
-from bert_jax.config.phases import phases
+from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import from_dict
 from bert_jax.distributed.mesh import make_mesh, shard_batch
 from bert_jax.models import layers, matmul
@@ -44,13 +44,13 @@ def main() -> None:
         keep_host_memory()
     config = from_dict(TrainConfig, json.loads(spec.config), "config")
     config.model.dtype = spec.dtype
-    _, phase = phases(config)[0]
+    phase = make_schedule(config).stages[0]
     if spec.head == "masked-head":
         phase = dataclasses.replace(phase, max_predictions=phase.max_length)
     elif spec.head in PLAIN:
         PLAIN[spec.head]()
     mesh = make_mesh(config.parallel)
-    run = set_up(config, mesh)
+    run = set_up(config, make_schedule(config).rate, mesh)
     step, state = synthetic.train_step(run, config, phase), run.new_state()
     batch = synthetic.random_batch(config, phase)
 

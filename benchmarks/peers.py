@@ -35,7 +35,7 @@ from peer_worker import TECHNIQUES, Spec
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
 from bert_jax.config import TrainConfig, validation
-from bert_jax.config.phases import phases
+from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import to_json
 from bert_jax.errors import UserError
 
@@ -151,7 +151,7 @@ def main() -> None:
         raise UserError("--rounds and --seconds must be positive")
     if "flax" in ARGS.peers and not shutil.which(ARGS.flax_python):
         raise UserError("flax needs --flax_python, the Python of an environment that has it")
-    _, phase = phases(config)[0]
+    phase = make_schedule(config).stages[0]
     spec = Spec(
         model=dataclasses.asdict(config.model),
         dtype="",

@@ -74,6 +74,7 @@ def work(folder: Path, name: str) -> None:
     import numpy as np
 
     from bert_jax.config import CheckpointConfig, ModelConfig, OptimizerConfig, ParallelConfig
+    from bert_jax.config.schedule import make_rate_schedule
     from bert_jax.distributed.mesh import init_sharded, make_layout, make_mesh
     from bert_jax.models.heads import BertForPreTraining
     from bert_jax.text import tokenizer_training
@@ -86,7 +87,7 @@ def work(folder: Path, name: str) -> None:
         jax.distributed.initialize(f"127.0.0.1:{port}", count, number)
     config = ParallelConfig(*CASES.get(name, SAVED)[:3])
     model = BertForPreTraining(ModelConfig(vocab_size=30528))
-    optimizer = make_optimizer(OptimizerConfig(), 10)
+    optimizer = make_optimizer(OptimizerConfig(), make_rate_schedule(OptimizerConfig(), 10))
 
     def new_state(key: jax.Array):
         return init_state(model.init_params(key), optimizer, 0)

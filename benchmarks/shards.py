@@ -21,6 +21,7 @@ import record
 from bert_jax.batches import loader
 from bert_jax.commands import process
 from bert_jax.config import TrainConfig
+from bert_jax.config.schedule import make_schedule
 from bert_jax.storage import json_files
 from bert_jax.text import store
 
@@ -86,7 +87,10 @@ def compare(stores: list[store.Corpus], pairs: str, length: int, args: argparse.
     config = TrainConfig(steps=1_000_000)
     config.data.max_length, config.data.batch_size = length, BATCH_SIZE
     config.data.pairs = pairs
-    both = [loader.TrainBatches(corpus, config) for corpus in stores]
+    both = [
+        loader.TrainBatches(corpus, make_schedule(config).stages, config.data, config.seed)
+        for corpus in stores
+    ]
     for step in range(args.batches):
         one, other = (batches[step] for batches in both)
         assert all((one[name] == other[name]).all() for name in one)

@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.config import ModelConfig
+from bert_jax.batches.loader import TrainBatches
+from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.config.schedule import make_schedule
 from bert_jax.models.heads import make_pretraining_model
+from bert_jax.text.store import Corpus
 from bert_jax.training.masking import Masking
 from bert_jax.training.objectives import Objective, pretraining_objective
 
@@ -79,3 +82,8 @@ class FakeTokenizer:
 
     pad_id, unk_id, cls_id, sep_id, mask_id = 0, 1, 2, 3, 4
     special_ids = (0, 2, 3, 4)
+
+
+def train_batches(corpus: Corpus, config: TrainConfig, *indices) -> TrainBatches:
+    """The training batches of a config; those at some indices where a host has a part."""
+    return TrainBatches(corpus, make_schedule(config).stages, config.data, config.seed, *indices)

@@ -1,7 +1,7 @@
 """Batches by step, prefetched by Grain; each process reads its own sequences only."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,8 @@ from bert_jax.batches.full_blocks import FullBlocks
 from bert_jax.batches.mixed_sequences import MixedSequences, part_seeds
 from bert_jax.batches.packing import PackedPairs
 from bert_jax.batches.sentence_pairs import SentencePairs
-from bert_jax.config import DataConfig, Phase, TrainConfig
-from bert_jax.config.phases import phases
+from bert_jax.config import DataConfig
+from bert_jax.config.schedule import Stage
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -39,27 +39,32 @@ class TrainBatches:
     """The batch of every step of a run, by index: a pure function of (config, text, step)."""
 
     def __init__(
-        self, corpus: Corpus, config: TrainConfig, process_indices: ProcessIndices = np.arange
+        self,
+        corpus: Corpus,
+        stages: Sequence[Stage],
+        data: DataConfig,
+        seed: int,
+        process_indices: ProcessIndices = np.arange,
     ):
-        self._num_steps, self._process_indices = config.steps, process_indices
+        self._num_steps, self._process_indices = stages[-1].end, process_indices
         self._mixed, weights = corpus.mixed, [part.weight for part in corpus.parts]
-        self._phases = []
-        for number, (first_step, phase) in enumerate(phases(config)):
-            seed = config.seed * 1000 + number  # so that no phase repeats another's sequences
-            seeds = part_seeds(seed, len(weights))
+        self._stages: list[tuple[Stage, MixedSequences]] = []
+        for number, stage in enumerate(stages):
+            stage_seed = seed * 1000 + number  # so that no stage repeats another's sequences
+            seeds = part_seeds(stage_seed, len(weights))
             parts = [
-                make_sequences(part.train, part.tokenizer, config.data, phase.max_length, part_seed)
+                make_sequences(part.train, part.tokenizer, data, stage.max_length, part_seed)
                 for part, part_seed in zip(corpus.parts, seeds, strict=True)
             ]
-            mixed = MixedSequences(parts, weights, seed)
-            self._phases.append((first_step, phase.batch_size, mixed))
+            self._stages.append((stage, MixedSequences(parts, weights, stage_seed)))
 
     def __len__(self) -> int:
         return self._num_steps
 
     def __getitem__(self, step: int) -> Batch:
-        first_step, size, sequences = next(p for p in reversed(self._phases) if p[0] <= step)
-        return sequences.batch(step - first_step, size, self._process_indices(size))
+        stage, sequences = next(x for x in reversed(self._stages) if x[0].first_step <= step)
+        indices = self._process_indices(stage.batch_size)
+        return sequences.batch(step - stage.first_step, stage.batch_size, indices)
 
     def progress(self, step: int) -> dict[str, float]:
         """Return the passes over the text in the first steps, and their sequences and tokens."""
@@ -81,10 +86,10 @@ class TrainBatches:
         return result
 
     def _seen(self, step: int) -> Iterator[tuple[int, MixedSequences]]:
-        """Yield the number of sequences of each phase in the first steps."""
-        ends = [first for first, _, _ in self._phases[1:]] + [self._num_steps]
-        for end, (first, size, sequences) in zip(ends, self._phases, strict=True):
-            yield max(0, min(step, end) - first) * size, sequences
+        """Yield the number of sequences of each stage in the first steps."""
+        for stage, sequences in self._stages:
+            steps = max(0, min(step, stage.end) - stage.first_step)
+            yield steps * stage.batch_size, sequences
 
     def epochs(self) -> float:
         """Return the number of passes over the text in the run."""
@@ -93,7 +98,7 @@ class TrainBatches:
     def statistics(self) -> dict[int, packing.PairStatistics]:
         """Return the statistics of the pairs by length; none of full blocks."""
         result = {}
-        for _, _, sequences in self._phases:
+        for _, sequences in self._stages:
             pairs = [kind for kind in sequences.parts if isinstance(kind, SentencePairs)]
             if pairs:
                 means = np.average(list(map(packing.statistics, pairs)), 0, sequences.weights)
@@ -113,22 +118,32 @@ def take_indices(batch: Batch, process_indices: ProcessIndices) -> Batch:
 
 
 def eval_parts(
-    corpus: Corpus, config: TrainConfig, phase: Phase, process_indices: ProcessIndices = np.arange
+    corpus: Corpus,
+    stage: Stage,
+    data: DataConfig,
+    most: int,
+    process_indices: ProcessIndices = np.arange,
 ) -> list[tuple[Corpus, Callable[[], Iterator[Batch]]]]:
-    """Return each text with its held-out batches, of an equal share of `config.eval_rows`."""
-    rows = max(1, config.eval_rows // len(corpus.parts))
-    of_part = dataclasses.replace(config, eval_rows=rows)
-    return [(p, partial(eval_batches, p, of_part, phase, process_indices)) for p in corpus.parts]
+    """Return each text with its held-out batches, of an equal share of at most `most` sequences."""
+    share = max(1, most // len(corpus.parts))
+    return [
+        (part, partial(eval_batches, part, stage, data, share, process_indices))
+        for part in corpus.parts
+    ]
 
 
 def eval_batches(
-    corpus: Corpus, config: TrainConfig, phase: Phase, process_indices: ProcessIndices = np.arange
+    corpus: Corpus,
+    stage: Stage,
+    data: DataConfig,
+    most: int,
+    process_indices: ProcessIndices = np.arange,
 ) -> Iterator[Batch]:
     """Yield the held-out sequences, each once and not packed; padding completes the last batch."""
-    size = phase.batch_size
-    data = dataclasses.replace(config.data, packing=False)
-    sequences = make_sequences(corpus.eval, corpus.tokenizer, data, phase.max_length, _EVAL_SEED)
-    total = min(sequences.sequences_per_epoch, config.eval_rows)
+    size = stage.batch_size
+    data = dataclasses.replace(data, packing=False)
+    sequences = make_sequences(corpus.eval, corpus.tokenizer, data, stage.max_length, _EVAL_SEED)
+    total = min(sequences.sequences_per_epoch, most)
     count = -(-total // size)
     for number in range(count):
         console.advance(number, count)

@@ -14,7 +14,7 @@ from bert_jax import console
 from bert_jax.commands.flags import Parser, add_config, read_config
 from bert_jax.commands.process import keep_host_memory
 from bert_jax.config import TrainConfig
-from bert_jax.config.phases import main_phases
+from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
     from bert_jax.planning import benchmark
     from bert_jax.text import mixture
 
-    phase, corpus = main_phases(config)[args.phase - 1][1], None
+    phase, corpus = make_schedule(config).main_stages[args.phase - 1], None
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
         if args.text:
             console.show(f"reading {config.data.source}")

@@ -9,11 +9,10 @@ from bert_jax.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
-    Phase,
     TrainConfig,
 )
 from bert_jax.config.fields import MODEL_TYPES
-from bert_jax.config.phases import length_warmup, main_phases, warmup_and_decay
+from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.settings import check
 from bert_jax.errors import UserError, nearest
 
@@ -25,7 +24,7 @@ def validate(config: TrainConfig) -> None:
     validate_model(model, "config")
     _validate_parallel(config.parallel)
     _validate_optimizer(config.optimizer)
-    warmup_and_decay(config.optimizer, config.steps)
+    schedule = make_schedule(config)
     strips = not config.tokenizer.path and config.tokenizer.kind != "sentencepiece"
     if config.tokenizer.strip_accents and not strips:
         wrong = "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained"
@@ -48,10 +47,10 @@ def validate(config: TrainConfig) -> None:
         raise UserError(f"{needs} a model.type_vocab_size of 2; set it, or data.pairs to none")
     if data.packing and data.pairs == "none":
         raise UserError("data.packing is for pairs; full blocks need none: set it to False")
-    if (warmup := length_warmup(config)) and warmup >= min([*steps, config.steps]):
+    if (warmup := schedule.length_warmup) and warmup >= min([*steps, config.steps]):
         wrong = f"data.length_warmup_fraction {data.length_warmup_fraction} is {warmup:,} steps"
         raise UserError(f"{wrong}, and must end before the next phase and the run; lower it")
-    for number, (_, phase) in enumerate(main_phases(config)):
+    for number, phase in enumerate(schedule.main_stages):
         where = f"data.phases[{number - 1}]" if number else "data"
         _validate_batches(where, phase, model, config.optimizer)
         if (
@@ -163,7 +162,7 @@ def _validate_optimizer(config: OptimizerConfig) -> None:
 
 
 def _validate_batches(
-    where: str, batches: Phase | DataFiles, model: ModelConfig, optimizer: OptimizerConfig
+    where: str, batches: Stage | DataFiles, model: ModelConfig, optimizer: OptimizerConfig
 ) -> None:
     length, batch_size = batches.max_length, batches.batch_size
     if length > model.max_position_embeddings:

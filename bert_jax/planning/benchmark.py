@@ -14,7 +14,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.batches import loader
-from bert_jax.config import Phase, TrainConfig
+from bert_jax.config import TrainConfig
+from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.distributed.mesh import shard_batch
 from bert_jax.errors import TrainingError
 from bert_jax.planning import machine, synthetic
@@ -46,7 +47,7 @@ _ROWS = (
 
 def measure(
     config: TrainConfig,
-    phase: Phase,
+    phase: Stage,
     corpus: Corpus | None,
     log: Callable[[str], None],
     *,
@@ -62,7 +63,7 @@ def measure(
     model, mesh = config.model, synthetic.make_checked_mesh(config, phase, devices)
     masking = make_masking(corpus.tokenizer, phase, config.data) if corpus else None
     with machine.out_of_memory_refused(phase, device):
-        setup = set_up(config, mesh)
+        setup = set_up(config, make_schedule(config).rate, mesh)
         jitted = synthetic.train_step(setup, config, phase, masking)
         log("compiling the step, without a cache and with one")
         arguments = setup.abstract_state, synthetic.abstract_batch(config, phase, mesh)
@@ -149,7 +150,7 @@ def take_steps(
 
 
 def _rates(
-    phase: Phase, timing: Any, flops: float, peaks: Mapping[str, float | None]
+    phase: Stage, timing: Any, flops: float, peaks: Mapping[str, float | None]
 ) -> dict[str, Any]:
     """Return the figures of some steps; all rates are of the mean."""
     seconds, padding = timing
@@ -169,13 +170,12 @@ def _rates(
 
 
 def text_batches(
-    corpus: Corpus, config: TrainConfig, phase: Phase, mesh: Mesh
+    corpus: Corpus, config: TrainConfig, phase: Stage, mesh: Mesh
 ) -> Iterator[tuple[dict[str, jax.Array], float]]:
     """Yield the batches of a phase without end, prefetched as in training, with their padding."""
-    sizes = {"max_length": phase.max_length, "batch_size": phase.batch_size}
-    data = dataclasses.replace(config.data, **sizes, phases=(), length_warmup_fraction=0.0)
-    endless = dataclasses.replace(config, data=data, steps=1 << 40)
-    for batch in loader.prefetch(loader.TrainBatches(corpus, endless), 0):
+    endless = dataclasses.replace(phase, first_step=0, end=1 << 40)
+    batches = loader.TrainBatches(corpus, [endless], config.data, config.seed)
+    for batch in loader.prefetch(batches, 0):
         yield shard_batch(mesh, batch), float((batch["attention_mask"] == 0).mean())
 
 

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
+from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig
 from bert_jax.config.fields import MODEL_TYPES
+from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.distributed.fsdp import RULES, num_batch_shards
 from bert_jax.models.electra import embedding_size, pretrained_encoders
 from bert_jax.models.heads import make_pretraining_model
@@ -20,9 +21,12 @@ from bert_jax.training.setup import set_up
 _FLOAT32 = 4  # bytes
 
 
-def compile_cost(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, Any]:
+def compile_cost(config: TrainConfig, phase: Stage, mesh: Mesh) -> dict[str, Any]:
     """Return the compiler's "memory" (None if it does not fit), "error" and "flops" of a device."""
-    setup, batch = set_up(config, mesh), abstract_batch(config, phase, mesh)
+    setup, batch = (
+        set_up(config, make_schedule(config).rate, mesh),
+        abstract_batch(config, phase, mesh),
+    )
     step = train_step(setup, config, phase)
     state = setup.abstract_state
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
@@ -62,7 +66,7 @@ def _shard_bytes(tree: Any) -> int:
     )
 
 
-def model_flops(model: ModelConfig, phase: Phase, *, pairs: bool) -> float:
+def model_flops(model: ModelConfig, phase: Stage, *, pairs: bool) -> float:
     """Return the operations of a sequence, forward and backward, by docs/speed.md's formula."""
     size, length = model.hidden_size, phase.max_length
     encoders = pretrained_encoders(model)
@@ -91,13 +95,13 @@ def _keys(model: ModelConfig, length: int) -> int:
     return sum(local if i % every else length for i in range(layers))
 
 
-def check_fits(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) -> None:
+def check_fits(model: ModelConfig, phase: Stage, microbatches: int, mesh: Mesh) -> None:
     """Refuse sizes that certainly do not fit in the memory of the mesh's devices."""
     with machine.out_of_memory_refused(phase, mesh.devices.flat[0]):
         machine.check_memory(least_memory(model, phase, microbatches, mesh), mesh.local_devices)
 
 
-def least_memory(model: ModelConfig, phase: Phase, microbatches: int, mesh: Mesh) -> int:
+def least_memory(model: ModelConfig, phase: Stage, microbatches: int, mesh: Mesh) -> int:
     """Return the bytes that a training step certainly needs on a device."""
     size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
     weights = layers * (4 * size**2 + 2 * size * model.intermediate_size)
@@ -121,7 +125,7 @@ def abstract_parameters(config: TrainConfig) -> Any:
 
 
 def sent_bytes(
-    config: TrainConfig, phase: Phase, parallel: ParallelConfig, parameters: Any
+    config: TrainConfig, phase: Stage, parallel: ParallelConfig, parameters: Any
 ) -> list[dict[str, Any]]:
     """Return "collective", "axes" and "bytes" that a device sends in a step (docs/devices.md)."""
     model, data, fsdp, tensor = config.model, parallel.data, parallel.fsdp, parallel.tensor

@@ -18,7 +18,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.config import ModelConfig, Phase
+from bert_jax.config import ModelConfig
+from bert_jax.config.schedule import Stage
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
 
@@ -55,7 +56,7 @@ def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return function(), time.perf_counter() - started
 
 
-def measure_matmul(model: ModelConfig, phase: Phase, mesh: Mesh) -> tuple[float, Sequence[int]]:
+def measure_matmul(model: ModelConfig, phase: Stage, mesh: Mesh) -> tuple[float, Sequence[int]]:
     """Return the speed and [m, k, n] of the fastest matmul, square or the feed-forward layer's."""
     tokens = min(phase.batch_size * phase.max_length // num_batch_shards(mesh), _MOST_TOKENS)
     size, inner = model.hidden_size, model.intermediate_size
@@ -86,7 +87,7 @@ def _matmul_speed(m: int, k: int, n: int, dtype: str, mesh: Mesh) -> float:
 
 
 @contextlib.contextmanager
-def out_of_memory_refused(phase: Phase, device: Any) -> Iterator[None]:
+def out_of_memory_refused(phase: Stage, device: Any) -> Iterator[None]:
     """Raise a UserError if what runs inside does not fit in memory."""
     try:
         yield

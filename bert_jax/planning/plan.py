@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.config import ModelConfig, ParallelConfig, Phase, TrainConfig
-from bert_jax.config.phases import main_phases
+from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig
+from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
@@ -49,11 +49,10 @@ def make_plans(
 
 def _choose_steps(config: TrainConfig, topology: Topology, search: bool) -> list["_Step"]:
     config = topology.resolve(config)
-    starts, chosen = zip(*main_phases(config), strict=True)
+    chosen = list(make_schedule(config).main_stages)
     configs = [config]
     if search:
-        longest = np.diff([*starts, config.steps]).argmax()
-        chosen = [chosen[longest]]
+        chosen = [max(chosen, key=lambda stage: stage.end - stage.first_step)]
         configs = _best_meshes(config, chosen[0], topology)
     # Of phases with the same sequences, the largest batch needs most.
     by_size = sorted(chosen, key=lambda phase: phase.batch_size)
@@ -66,7 +65,7 @@ def _choose_steps(config: TrainConfig, topology: Topology, search: bool) -> list
     ]
 
 
-def _best_meshes(config: TrainConfig, phase: Phase, topology: Topology) -> list[TrainConfig]:
+def _best_meshes(config: TrainConfig, phase: Stage, topology: Topology) -> list[TrainConfig]:
     """Return the config with each of the meshes that send least."""
     if topology.chip is None:
         raise UserError(f"--search needs a chip's rates, and {topology.name} has none; name a chip")
@@ -99,7 +98,7 @@ class _Step:
     """The train step of a phase on the mesh of a topology."""
 
     config: TrainConfig
-    phase: Phase
+    phase: Stage
     topology: Topology
     mesh: Mesh
 

@@ -10,7 +10,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.batches.packing import NO_PAIR, max_pairs
-from bert_jax.config import Phase, TrainConfig
+from bert_jax.config import TrainConfig
+from bert_jax.config.schedule import Stage
 from bert_jax.distributed import mesh as mesh_lib
 from bert_jax.distributed.fsdp import BATCH_AXES
 from bert_jax.distributed.precision import resolve_dtype
@@ -31,7 +32,7 @@ def resolve(config: TrainConfig, device: Any) -> TrainConfig:
     return dataclasses.replace(config, model=model)
 
 
-def make_checked_mesh(config: TrainConfig, phase: Phase, devices: Sequence[Any]) -> Mesh:
+def make_checked_mesh(config: TrainConfig, phase: Stage, devices: Sequence[Any]) -> Mesh:
     """Return the mesh of a resolved config, or refuse a phase that does not divide over it."""
     mesh = mesh_lib.make_mesh(config.parallel, devices)
     mesh_lib.check_model(config.model, mesh, [phase.max_length], packed=config.data.packing)
@@ -41,7 +42,7 @@ def make_checked_mesh(config: TrainConfig, phase: Phase, devices: Sequence[Any])
 
 
 def train_step(
-    setup: Setup, config: TrainConfig, phase: Phase, masking: Masking | None = None
+    setup: Setup, config: TrainConfig, phase: Stage, masking: Masking | None = None
 ) -> Any:
     """Return the train step of a phase, jitted; it donates its state.
 
@@ -58,7 +59,7 @@ def train_step(
     return mesh_lib.jit_step(step, setup.layout, ("state", "metrics"))
 
 
-def random_batch(config: TrainConfig, phase: Phase, seed: int = 0) -> dict[str, np.ndarray]:
+def random_batch(config: TrainConfig, phase: Stage, seed: int = 0) -> dict[str, np.ndarray]:
     """Return a batch of random tokens without padding, with the arrays of the loader's batches."""
     random = np.random.default_rng(seed)
     length, has_pairs = phase.max_length, config.data.pairs != "none"
@@ -83,7 +84,7 @@ def random_batch(config: TrainConfig, phase: Phase, seed: int = 0) -> dict[str, 
     return {name: value.astype(np.int32) for name, value in batch.items()}
 
 
-def abstract_batch(config: TrainConfig, phase: Phase, mesh: Mesh) -> dict[str, Any]:
+def abstract_batch(config: TrainConfig, phase: Stage, mesh: Mesh) -> dict[str, Any]:
     """Return the shapes and shardings of `random_batch`, without making it."""
     example = random_batch(config, dataclasses.replace(phase, batch_size=1))
     sharding = NamedSharding(mesh, P(BATCH_AXES))

@@ -8,8 +8,8 @@ import numpy as np
 from bert_jax import console
 from bert_jax.bert import Bert
 from bert_jax.config import ModelConfig
-from bert_jax.inference.embeddings import own_prompt
 from bert_jax.errors import UserError
+from bert_jax.inference.embeddings import own_prompt
 from bert_jax.inference.loading import load
 from bert_jax.tasks.base import Example, Task
 

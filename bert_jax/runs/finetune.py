@@ -16,28 +16,26 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.storage import json_files
-from bert_jax.storage import replacement
-from bert_jax.runs import origin, report
-from bert_jax.storage import locks
-from bert_jax.config import settings
 from bert_jax import console
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert
-from bert_jax.config import CheckpointConfig, EmbeddingConfig, FinetuneConfig, Phase, TaskConfig
+from bert_jax.config import CheckpointConfig, EmbeddingConfig, FinetuneConfig, TaskConfig, settings
+from bert_jax.config.schedule import Stage, make_rate_schedule
+from bert_jax.config.validation import validate_finetuning
 from bert_jax.console import Level
-from bert_jax.runs.distillation import teacher_labels
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.inference.loading import load
 from bert_jax.models.heads import BertForEmbedding, TaskModel
 from bert_jax.planning import costs, machine
+from bert_jax.runs import origin, report
+from bert_jax.runs.distillation import teacher_labels
+from bert_jax.storage import json_files, replacement
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
-from bert_jax.text import store
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, evaluation, loop
 from bert_jax.training import workdir as workdirs
@@ -47,7 +45,6 @@ from bert_jax.training.metrics import Writer
 from bert_jax.training.optimizer import learning_rate, make_optimizer
 from bert_jax.training.setup import make_setup
 from bert_jax.training.step import TrainState, make_predict_step, make_train_step
-from bert_jax.config.validation import validate_finetuning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,15 +92,16 @@ class Run:
             examples = self.datasets.train
             labels = teacher_labels(self.task, config.model, examples)
             self.train.features.labels = labels
-        self.largest = Phase(max_length=self.train.longest, batch_size=config.data.batch_size)
+        self.largest = Stage(max_length=self.train.longest, batch_size=config.data.batch_size)
         self.held_out = {name: self.batcher(e) for name, e in self.datasets.evals.items()}
         self.per_epoch = -(-len(self.train.features) // config.data.batch_size)
         self.steps = max(1, round(config.epochs * self.per_epoch))
         self.eval_every = max(1, self.per_epoch // config.evaluations)
         self.model = self.task.model(config.model, config.probe)
         decay, is_probe = config.layer_decay, bool(config.probe)
+        self.rate = make_rate_schedule(config.optimizer, self.steps)
         optimizer = make_optimizer(
-            config.optimizer, self.steps, layer_decay=decay, freezes_encoder=is_probe
+            config.optimizer, self.rate, layer_decay=decay, freezes_encoder=is_probe
         )
         self.setup = make_setup(self.model, optimizer, config.seed, self.mesh, config.parallel)
         objective = task_objective(self.model, config.task)
@@ -132,7 +130,7 @@ class Run:
     @functools.cached_property
     def learning_rate(self) -> Callable[[int], float]:
         """Return the learning rate by step."""
-        return learning_rate(self.config.optimizer, self.steps)
+        return learning_rate(self.rate)
 
     def progress(self, step: int) -> dict[str, float]:
         """Return the learning rate of a step, and the epochs and sequences up to it."""
@@ -193,9 +191,7 @@ def start(
     settings.check_class(config, FinetuneConfig)
     initial = load(init)
     config = dataclasses.replace(config, task=_like_initial(config.task, initial.task))
-    config = origin.resolve(
-        config, workdir, init, initial, model_fields, validate_finetuning
-    )
+    config = origin.resolve(config, workdir, init, initial, model_fields, validate_finetuning)
     kinds = ("seed", "random") if config.compare else ("seed",)
     folders = (f"{k}-{config.seed + i}" for k in kinds for i in range(config.seeds))
     if all((workdir / folder / "result.json").exists() for folder in folders):
@@ -315,9 +311,7 @@ def _train_seed(
         folder / "checkpoints", keep, lambda _: description, run.tokenizer, rank=task.rank
     )
     new_state = partial(run.new_state, seed)
-    step, state = origin.initial_state(
-        checkpoints, new_state, run.setup.abstract_state, params
-    )
+    step, state = origin.initial_state(checkpoints, new_state, run.setup.abstract_state, params)
     if step:
         hosts.print_on_main(f"resuming from step {step:,}")
 

@@ -2,14 +2,14 @@
 
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.config import FinetuneConfig, OptimizerConfig, Phase, TrainConfig
+from bert_jax.config import FinetuneConfig, TrainConfig
+from bert_jax.config.schedule import RateSchedule, Stage
 from bert_jax.distributed import hosts
-from bert_jax.config.phases import warmup_and_decay
 from bert_jax.planning import costs, machine
 
 
@@ -35,38 +35,36 @@ def epochs(number: float) -> str:
     return "1 epoch" if text == "1" else f"{text} epochs"
 
 
-def batch(phases: Sequence[tuple[int, Phase]], microbatches: int) -> str:
-    """Return the size of a batch, and that of later phases."""
-
-    def sizes() -> Iterator[str]:
-        for start, phase in phases:
-            tokens = phase.batch_size * phase.max_length
-            later = f"from step {start:,} " if start else ""
-            length = f"{phase.max_length:,} tokens, {tokens:,} in all"
-            yield f"{later}{phase.batch_size:,} sequences of {length}"
-
+def batch(stages: Iterable[Stage], microbatches: int) -> str:
+    """Return the size of a batch in each stage."""
+    sizes = []
+    for stage in stages:
+        later = f"from step {stage.first_step:,} " if stage.first_step else ""
+        sizes.append(
+            f"{later}{stage.batch_size:,} sequences of {stage.max_length:,} tokens, "
+            f"{stage.batch_size * stage.max_length:,} in all"
+        )
     parts = f", in {microbatches} microbatches" if microbatches > 1 else ""
-    return f"{'; '.join(sizes())}{parts}"
+    return f"{'; '.join(sizes)}{parts}"
 
 
-def rate(config: OptimizerConfig, steps: int, peaks: Sequence[tuple[int, float]] = ()) -> str:
-    """Return the schedule of the learning rate in words; `peaks` are those of later phases."""
-    warmup, decay = warmup_and_decay(config, steps)
-    rises = f" after a warm-up of {warmup:,} steps" if warmup else ""
+def rate(schedule: RateSchedule, optimizer: str) -> str:
+    """Return the schedule of the learning rate in words."""
+    (_, peak), *later = schedule.peaks
+    peaks = ", ".join([f"{peak:g}", *(f"{x:g} from step {first:,}" for first, x in later)])
+    rises = f" after a warm-up of {schedule.warmup:,} steps" if schedule.warmup else ""
     then = {
         "linear": "falling to 0",
         "cosine": "falling to 0 as a cosine",
         "constant": "constant",
-        "wsd": f"constant, falling to 0 from step {steps - decay:,} on",
+        "wsd": f"constant, falling to 0 from step {schedule.steps - schedule.decay:,} on",
     }
-    rates = [f"{config.learning_rate:g}", *(f"{x:g} from step {first:,}" for first, x in peaks)]
-    rate = ", ".join(rates)
-    return f"{rate}{rises}, then {then[config.schedule]}; {config.name}"
+    return f"{peaks}{rises}, then {then[schedule.kind]}; {optimizer}"
 
 
-def memory(config: TrainConfig | FinetuneConfig, phase: Phase, mesh: Mesh) -> str:
+def memory(config: TrainConfig | FinetuneConfig, stage: Stage, mesh: Mesh) -> str:
     """Return the least memory of a training step beside what there is."""
-    needed = costs.least_memory(config.model, phase, config.optimizer.microbatches, mesh)
+    needed = costs.least_memory(config.model, stage, config.optimizer.microbatches, mesh)
     total, available = machine.memory(needed, mesh.local_devices)
     of = f" of {available / 2**30:,.1f} GiB" if available else ""
     is_cpu = mesh.devices.flat[0].platform == "cpu"

@@ -12,22 +12,21 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from bert_jax.config import settings
 from bert_jax import console
 from bert_jax.bert import Bert
-from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig
+from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, settings
+from bert_jax.config.schedule import make_schedule
+from bert_jax.config.validation import validate_model
 from bert_jax.convert import names
 from bert_jax.distributed import hosts
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import make_pretraining_model
 from bert_jax.storage.paths import AnyPath
-from bert_jax.config.phases import length_warmup
 from bert_jax.training import bucket, checkpoint, sinks
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.step import TrainState
-from bert_jax.config.validation import validate_model
 
 _COMPUTATION = ("dtype", "remat", "scan_layers", "attention")
 _POSITIONS = "position_embeddings"  # the parameter
@@ -127,7 +126,7 @@ def check_fork(config: TrainConfig, fork: AnyPath, workdir: Path) -> ModelConfig
     saved = settings.from_dict(TrainConfig, checkpoint.read_json(fork, "config"), f"{fork}/config")
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
     if config.data.length_warmup_fraction < 1:  # of other steps it would be another one
-        config.data.length_warmup_fraction = float(length_warmup(saved))
+        config.data.length_warmup_fraction = float(make_schedule(saved).length_warmup)
     values = settings.flatten(saved)
     free = (*_COMPUTATION, *_DROPOUTS, "initializer_range", "global_rope_theta")
     fixed = [name for name in values if name.startswith("model.") and name[6:] not in free]

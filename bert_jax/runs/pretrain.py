@@ -13,21 +13,21 @@ from typing import Any
 
 import jax
 
-from bert_jax.storage import daemon_thread, paths
-from bert_jax.runs import origin, report
-from bert_jax.config import settings
 from bert_jax import console
 from bert_jax.batches import loader
 from bert_jax.bert import Bert
-from bert_jax.config import TrainConfig
+from bert_jax.config import TrainConfig, settings
+from bert_jax.config.schedule import Schedule, config_of_step, make_schedule
+from bert_jax.config.validation import validate
 from bert_jax.console import Level
 from bert_jax.distributed import hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import load
-from bert_jax.storage.paths import AnyPath
-from bert_jax.config.phases import as_of_step, main_phases, peaks, phases
 from bert_jax.planning import costs, machine
+from bert_jax.runs import origin, report
+from bert_jax.storage import daemon_thread, paths
+from bert_jax.storage.paths import AnyPath
 from bert_jax.text import mixture, prepare, tokenizer_loading
 from bert_jax.text.store import Corpus, is_store
 from bert_jax.text.tokenizer import Tokenizer
@@ -40,7 +40,6 @@ from bert_jax.training.objectives import pretraining_objective
 from bert_jax.training.optimizer import learning_rate
 from bert_jax.training.setup import Setup, set_up
 from bert_jax.training.step import TrainState, make_eval_step, make_train_step
-from bert_jax.config.validation import validate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +69,7 @@ class Run:
     """A run that is ready to train: its config, resolved and valid, and its text."""
 
     config: TrainConfig
+    schedule: Schedule
     workdir: Path
     init: Bert | None
     init_name: str
@@ -162,13 +162,14 @@ def start(
     vocab_size = hosts.run_on_main(lambda: mixture.resolve_vocab_size(config, tokenizer)) or 0
     config.model.vocab_size = hosts.broadcast_from_main(lambda: vocab_size)
     mesh = meshes.make_mesh(config.parallel)
-    lengths = [phase.max_length for _, phase in phases(config)]
+    schedule = make_schedule(config)
+    lengths = [stage.max_length for stage in schedule.stages]
     meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
     meshes.check_generator(config.model, mesh)
-    for _, phase in main_phases(config):  # those of a length warm-up have multiples of its batch
-        meshes.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
-        costs.check_fits(config.model, phase, config.optimizer.microbatches, mesh)
-    setup, state = None if is_open else set_up(config, mesh), None
+    for stage in schedule.main_stages:  # those of a length warm-up have multiples of its batch
+        meshes.check_divides(stage.batch_size, config.optimizer.microbatches, mesh)
+        costs.check_fits(config.model, stage, config.optimizer.microbatches, mesh)
+    setup, state = None if is_open else set_up(config, schedule.rate, mesh), None
     if setup and hosts.count() == 1 and not (initial or parent or resumes):
         state = daemon_thread.start(setup.new_state)  # compiled while the text is prepared
         atexit.register(futures.wait, [state])  # Python must not exit while XLA compiles
@@ -184,9 +185,11 @@ def start(
                 raise UserError(f"{wrong}; set data.pairs to none, or give more text")
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
-    setup = setup or set_up(config, mesh)
+    setup = setup or set_up(config, schedule.rate, mesh)
     new_state = state.result if state else setup.new_state
-    return Run(config, workdir, initial, str(init), corpus, setup, new_state, parent, recipe)
+    return Run(
+        config, schedule, workdir, initial, str(init), corpus, setup, new_state, parent, recipe
+    )
 
 
 def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) -> Corpus:
@@ -204,21 +207,21 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     """Train, from the latest checkpoint on, and evaluate."""
-    largest = max((phase for _, phase in main_phases(run.config)), key=lambda p: p.batch_size)
-    refusing = machine.out_of_memory_refused(largest, jax.devices()[0])
+    refusing = machine.out_of_memory_refused(run.schedule.largest, jax.devices()[0])
     with workdirs.hold(run.workdir), bucket.sending(run.workdir), refusing:
         return _train(run, stop)
 
 
 def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     config, workdir, corpus, setup = run.config, run.workdir, run.corpus, run.setup
-    mesh = setup.layout.mesh
-    stages = _make_stages(config, corpus, setup)
-    batches = loader.TrainBatches(corpus, config, partial(meshes.process_indices, mesh))
+    mesh, schedule = setup.layout.mesh, run.schedule
+    stages = _make_stages(config, schedule, corpus, setup)
+    indices = partial(meshes.process_indices, mesh)
+    batches = loader.TrainBatches(corpus, schedule.stages, config.data, config.seed, indices)
     folder = workdirs.checkpoint_folder(workdir)
 
     def describe(step: int) -> dict[str, Any]:
-        return dataclasses.asdict(as_of_step(config, step))
+        return dataclasses.asdict(config_of_step(config, schedule, step))
 
     checkpoints = Checkpoints(
         folder,
@@ -248,13 +251,13 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     if run.fork:  # so that the run needs the other one no more
         checkpoints.save(step, state, None)
     where = bucket.address(workdir)
-    report.pretraining_start(config, corpus, mesh, state, batches, where, run.recipe)
+    report.pretraining_start(config, schedule, corpus, mesh, state, batches, where, run.recipe)
     if before:
-        report.new_schedule(before, config, step)
+        report.new_schedule(make_schedule(before), schedule, step)
 
-    baselines = report.baselines(corpus, config)
+    baselines = report.baselines(corpus, config, schedule.stages[-1])
 
-    rate = learning_rate(config.optimizer, config.steps, peaks(config))
+    rate = learning_rate(schedule.rate)
 
     def progress(step: int) -> dict[str, float]:
         return {"learning_rate": rate(step), **batches.progress(step)}
@@ -271,7 +274,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             save_every=config.checkpoint.every,
             stop=stop,
             verify=corpus.verify,
-            watch=collapse.watch(config, baselines),
+            watch=collapse.watch(config, schedule.rate.warmup, baselines),
         )
         # Not from the records, whose file could have been changed.
         latest = folder / str(config.steps)
@@ -282,7 +285,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         writer.write_table(config.steps, scores)
     baselines = with_moving(baselines, scores)
     # Of several hosts none has all parameters; the checkpoint has.
-    final = as_of_step(config, config.steps).model
+    final = config_of_step(config, schedule, config.steps).model
     trained = state.params, corpus.tokenizer, setup.model.clone(config=final)
     bert = Bert(final, *trained, source=latest)
     bert = bert if hosts.count() == 1 else None
@@ -295,21 +298,23 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     return PretrainingResult(scores, baselines, latest, bert)
 
 
-def _make_stages(config: TrainConfig, corpus: Corpus, setup: Setup) -> list[loop.Stage]:
-    """Return a stage for each phase: the compiled steps of its length and batch size."""
+def _make_stages(
+    config: TrainConfig, schedule: Schedule, corpus: Corpus, setup: Setup
+) -> list[loop.Stage]:
+    """Return the compiled steps of each stage's length and batch size."""
     layout = setup.layout
-    stages, (starts, each) = [], zip(*phases(config), strict=True)
+    stages = []
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=layout)
     indices = partial(meshes.process_indices, layout.mesh)
-    for end, phase in zip((*starts[1:], config.steps), each, strict=True):
-        theta = phase.global_rope_theta
+    for stage in schedule.stages:
+        theta = stage.global_rope_theta
         model = setup.model.clone(config=dataclasses.replace(config.model, global_rope_theta=theta))
-        objective = pretraining_objective(model, make_masking(corpus.tokenizer, phase, config.data))
+        objective = pretraining_objective(model, make_masking(corpus.tokenizer, stage, config.data))
         train_step = make_train_step(objective, setup.optimizer, config.optimizer.microbatches)
         eval_step = compiled(make_eval_step(objective), outputs="metrics")
-        eval_parts = loader.eval_parts(corpus, config, phase, indices)
-        evaluate = partial(loop.evaluate, eval_step, eval_parts, phase.batch_size)
+        eval_parts = loader.eval_parts(corpus, stage, config.data, config.eval_rows, indices)
+        evaluate = partial(loop.evaluate, eval_step, eval_parts, stage.batch_size)
         train_step = compiled(train_step, outputs=("state", "metrics"))
-        tokens = phase.batch_size * phase.max_length
-        stages.append(loop.Stage(end, phase.batch_size, tokens, train_step, evaluate))
+        tokens = stage.batch_size * stage.max_length
+        stages.append(loop.Stage(stage.end, stage.batch_size, tokens, train_step, evaluate))
     return stages

@@ -13,28 +13,28 @@ import numpy as np
 from jax.sharding import Mesh
 from scipy import special
 
-from bert_jax.runs import header
 from bert_jax import console
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
-from bert_jax.config import FinetuneConfig, ModelConfig, Phase, TrainConfig
+from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig
+from bert_jax.config.schedule import Schedule, Stage, make_rate_schedule
 from bert_jax.console import Level
 from bert_jax.convert.names import module_names
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
 from bert_jax.models.electra import generator_config
-from bert_jax.storage.paths import AnyPath
-from bert_jax.config.phases import peaks, phases, warmup_and_decay
 from bert_jax.planning import machine
+from bert_jax.runs import header
+from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, no_better
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.text.tokenizer import UNKNOWN_TOKENS
 from bert_jax.training.metrics import HELD_OUT
-from bert_jax.training.optimizer import schedule
+from bert_jax.training.optimizer import rate_by_step
 from bert_jax.training.step import TrainState
 
 _BLOCK = 1 << 20  # tokens that are counted at once
@@ -54,6 +54,7 @@ def sizes(stores: Iterable[TokenStore]) -> tuple[int, int]:
 
 def pretraining_start(
     config: TrainConfig,
+    schedule: Schedule,
     corpus: Corpus,
     mesh: Mesh,
     state: TrainState,
@@ -68,7 +69,7 @@ def pretraining_start(
     c, step = config.model, int(state.step)
     unused = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
     resumes = f"; resuming from step {step:,}" if 0 < step < config.steps else ""
-    most = max((phase for _, phase in phases(config)), key=lambda p: p.batch_size * p.max_length)
+    most = max(schedule.stages, key=lambda stage: stage.batch_size * stage.max_length)
     train, held_out = sizes(p.train for p in corpus.parts), sizes(p.eval for p in corpus.parts)
     sources = (
         f"source     {part.name}: {100 * part.weight:.3g}% of the sequences, {count:,}, which is "
@@ -87,9 +88,9 @@ def pretraining_start(
         f"{held_out[1]:,}; {corpus.unknown:.2%} of the characters unknown\n"
         f"{''.join(sources)}"
         f"padding    {_padding(config, pairs)}\n"
-        f"batch      {header.batch(phases(config), config.optimizer.microbatches)}\n"
+        f"batch      {header.batch(schedule.stages, config.optimizer.microbatches)}\n"
         f"steps      {config.steps:,}, which is {header.epochs(batches.epochs())}{resumes}\n"
-        f"rate       {header.rate(config.optimizer, config.steps, peaks(config))}\n"
+        f"rate       {header.rate(schedule.rate, config.optimizer.name)}\n"
         f"memory     {header.memory(config, most, mesh)}"
     )
     if corpus.warning:
@@ -119,33 +120,35 @@ def finished(done: str, *remedies: str) -> None:
     print_on_main(f"finished   {'; '.join([f'{done}, so nothing is trained', *remedies])}")
 
 
-def new_schedule(before: TrainConfig, config: TrainConfig, step: int) -> None:
+def new_schedule(before: Schedule, now: Schedule, step: int) -> None:
     """Print how the schedule of a run differs from what it was, and whether its rate jumps."""
-    runs = (before, config)
-    plans = [(c.steps, c.data.phases, warmup_and_decay(c.optimizer, c.steps)) for c in runs]
-    if plans[0] == plans[1] and before.optimizer.schedule == config.optimizer.schedule:
+    if before == now:
         return
-    (_, _, (warmup, _)), (steps, _, (_, decay)) = plans
-    starts = (f"; length {p.max_length} from step {f:,}" for f, p in phases(config) if f >= step)
+    steps, decay = now.steps, now.rate.decay
+    later = (stage for stage in now.stages if stage.first_step >= step)
+    starts = (f"; length {stage.max_length} from step {stage.first_step:,}" for stage in later)
     ends = {
         "constant": f"stays constant to step {steps:,}",
         "wsd": f"falls from step {steps - decay:,} to 0 at step {steps:,}",
     }
-    end = ends.get(config.optimizer.schedule, f"falls to 0 at step {steps:,}")
+    end = ends.get(now.rate.kind, f"falls to 0 at step {steps:,}")
     was = f"; it was {before.steps:,}" if before.steps != steps else ""
     print_on_main(f"schedule   the rate now {end}{was}{''.join(starts)}")
-    old, new = (np.asarray(schedule(c.optimizer, c.steps, peaks(c))(step)) for c in runs)
-    peak = [[p.learning_rate for first, p in phases(c) if first <= step][-1] for c in runs]
-    if old == new or peak[0] != peak[1]:
+    old, new = (np.asarray(rate_by_step(each.rate)(step)) for each in (before, now))
+    same_peak = before.stage_of(step + 1).learning_rate == now.stage_of(step + 1).learning_rate
+    if old == new or not same_peak:
         return
     change = f"at step {step:,} from {old:.3g} to {new:.3g}"
     if old < new:
-        why = "its warm-up is shorter" if step < warmup else "it had decayed for the earlier end"
+        is_warmup = step < before.rate.warmup
+        why = "its warm-up is shorter" if is_warmup else "it had decayed for the earlier end"
         warn_on_main(f"the learning rate jumps {change}, as {why}")
-    elif steps - decay < step and config.optimizer.schedule == "wsd":
-        begins = f"its decay begins at step {steps - decay:,}"
-        advice = f"with --config.steps={step + decay} it begins here" if decay else ""
-        warn_on_main(f"the learning rate falls {change}, as {begins}; {advice}")
+    elif steps - decay < step and now.rate.kind == "wsd":
+        advice = f"; with --config.steps={step + decay} it begins here" if decay else ""
+        warn_on_main(
+            f"the learning rate falls {change}, as its decay begins at step {steps - decay:,}"
+            f"{advice}"
+        )
 
 
 def _unlearnable_pairs(
@@ -190,13 +193,13 @@ def initialized_from(name: str, params: Any, source: Any) -> None:
 
 
 @console.working("scoring the baselines", says_end=False)
-def baselines(corpus: Corpus, config: TrainConfig) -> dict[str, float]:
+def baselines(corpus: Corpus, config: TrainConfig, stage: Stage) -> dict[str, float]:
     """Return the scores on the held-out text without a model, as in `PretrainingResult`."""
     shares: Any = sum(part.weight * _unigrams(part) for part in corpus.parts)
     scores = {"mlm_loss": float(special.entr(shares).sum()), "mlm_accuracy": float(shares.max())}
     if config.data.pairs != "none":
         share = 0.0
-        for part, batches in loader.eval_parts(corpus, config, phases(config)[-1][1]):
+        for part, batches in loader.eval_parts(corpus, stage, config.data, config.eval_rows):
             labels = [x["next_sentence_label"][x["attention_mask"][:, 0] > 0] for x in batches()]
             share += part.weight * float(np.concatenate(labels).mean())
         scores["nsp_accuracy"] = max(share, 1 - share)
@@ -326,8 +329,9 @@ def finetuning_start(
     if config.seeds > 1:
         seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}"
     count = batches.per_sequence
-    longest = Phase(max_length=count * train.longest, batch_size=config.data.batch_size // count)
+    longest = Stage(max_length=count * train.longest, batch_size=config.data.batch_size // count)
     held = "sequences" if count == 1 else f"sequences, of {count} examples each,"
+    rate = make_rate_schedule(config.optimizer, len(batches))
     print_on_main(
         f"bert-jax   {header.versions()}\n"
         f"config     {recipe or 'of the call'}, {seeds}\n"
@@ -339,7 +343,7 @@ def finetuning_start(
         f"{', '.join(map(str, batches.lengths))}\n"
         f"batch      {longest.batch_size} {held} of at most {longest.max_length} tokens\n"
         f"steps      {len(batches):,}, which is {header.epochs(config.epochs)}\n"
-        f"rate       {header.rate(config.optimizer, len(batches))}\n"
+        f"rate       {header.rate(rate, config.optimizer.name)}\n"
         f"memory     {header.memory(config, longest, mesh)}"
     )
     unknown, tokens = train.unknown

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 
 from bert_jax.config import TrainConfig
-from bert_jax.config.phases import warmup_and_decay
 
 _PATIENCE = 1000  # steps in which a sound run has left the unigram entropy
 _LEAD = 0.1  # nats below it, many times the noise of a log
@@ -12,14 +11,14 @@ _ALIKE = 0.9999
 
 
 def watch(
-    config: TrainConfig, baselines: Mapping[str, float]
+    config: TrainConfig, warmup: int, baselines: Mapping[str, float]
 ) -> Callable[[int, Mapping[str, float]], str]:
     """Return a function of a step and the means logged or evaluated there: a warning, or "".
 
-    It warns once, of hidden states that have become alike, or of an MLM loss that after the warm-up
-    is that of tokens guessed by their frequency.
+    It warns once, of hidden states that have become alike, or of an MLM loss that after `warmup`
+    steps is that of tokens guessed by their frequency.
     """
-    (warmup, _), has_warned = warmup_and_decay(config.optimizer, config.steps), False
+    has_warned = False
 
     def warning(step: int, values: Mapping[str, float]) -> str:
         nonlocal has_warned

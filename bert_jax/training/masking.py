@@ -13,7 +13,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int, UInt32
 
-from bert_jax.config import DataConfig, Phase
+from bert_jax.config import DataConfig
+from bert_jax.config.schedule import Stage
 from bert_jax.models.layers import random_bits
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -78,11 +79,11 @@ class Masking:
         return masked, Predictions(positions, labels, valid.astype(jnp.float32))
 
 
-def make_masking(tokenizer: Tokenizer, phase: Phase, data: DataConfig) -> Masking:
-    """Return the masking of a phase's sequences for a tokenizer."""
-    most = phase.max_predictions
-    lengths = range(phase.max_length + 1)
-    share = phase.mask_fraction or data.mask_fraction
+def make_masking(tokenizer: Tokenizer, stage: Stage, data: DataConfig) -> Masking:
+    """Return the masking of a stage's sequences for a tokenizer."""
+    most = stage.max_predictions
+    lengths = range(stage.max_length + 1)
+    share = stage.mask_fraction or data.mask_fraction
     counts = [min(most, max(1, round(share * n))) for n in lengths]
     return Masking(
         counts=np.array(counts, np.int32),

@@ -1,7 +1,7 @@
 """Optimizers, BERT's AdamW among them, and learning rate schedules, in Optax."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,14 +11,12 @@ from flax import traverse_util
 from jax.typing import ArrayLike
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.config.phases import warmup_and_decay
+from bert_jax.config.schedule import RateSchedule
 from bert_jax.errors import UserError
 
-Peaks = Sequence[tuple[int, float]]  # learning rates, each with the first step that has it
 
-
-def schedule(config: OptimizerConfig, steps: int, peaks: Peaks = ()) -> optax.Schedule:
-    """Return the learning rate by step: linear warm-up, then what `config.schedule` says.
+def rate_by_step(schedule: RateSchedule) -> optax.Schedule:
+    """Return the learning rate by step: linear warm-up, then what `schedule.kind` says.
 
     - "linear", to 0 at `steps`, as in google-research/bert `optimization.py`: the decay counts from
       step 0, so that the rate drops where warm-up ends. The first step, at rate 0, changes nothing.
@@ -27,33 +25,30 @@ def schedule(config: OptimizerConfig, steps: int, peaks: Peaks = ()) -> optax.Sc
     - "wsd": constant, and in the last steps 1 - sqrt of the share of them that is done. Source:
       Hägele et al. 2024, section 4, and Warner et al. 2024.
 
-    `peaks` replace the learning rate from their steps on.
-
-    Raises:
-      UserError: warm-up and decay take more steps than there are.
+    Each of `schedule.peaks` is the highest rate from its step on.
     """
-    warmup, decay = warmup_and_decay(config, steps)
+    steps, warmup, decay = schedule.steps, schedule.warmup, schedule.decay
 
     def rate(count: ArrayLike) -> jax.Array:
         step = jnp.asarray(count)
-        if config.schedule == "linear":
+        if schedule.kind == "linear":
             decayed = jnp.maximum(1.0 - step / steps, 0.0)
-        elif config.schedule == "cosine":
+        elif schedule.kind == "cosine":
             decayed = optax.cosine_decay_schedule(1.0, max(1, steps - warmup))(step - warmup)
         else:
             decayed = 1.0 - jnp.sqrt(jnp.clip((step - steps + decay) / max(decay, 1), 0.0, 1.0))
-        peak: Any = config.learning_rate
-        for first, value in peaks:
+        (_, peak), *later = schedule.peaks
+        for first, value in later:
             peak = jnp.where(step < first, peak, value)
         return peak * jnp.where(step < warmup, step / max(warmup, 1), decayed)
 
     return rate
 
 
-def learning_rate(config: OptimizerConfig, steps: int, peaks: Peaks = ()) -> Callable[[int], float]:
-    """Return a function of the learning rate of a step; the first is 1 and the last `steps`."""
+def learning_rate(schedule: RateSchedule) -> Callable[[int], float]:
+    """Return a function of the learning rate of a step, of which 1 is the first."""
     # One program; by operation, the first step would wait for six.
-    rate = jax.jit(schedule(config, steps, peaks))
+    rate = jax.jit(rate_by_step(schedule))
     return lambda step: float(rate(step - 1))
 
 
@@ -130,15 +125,16 @@ def layer_rates(params: optax.Params, decay: float) -> optax.Params:
 
 def make_optimizer(
     config: OptimizerConfig,
-    steps: int,
-    peaks: Peaks = (),
+    rate: RateSchedule,
     *,
     layer_decay: float = 1.0,
     freezes_encoder: bool = False,
 ) -> optax.GradientTransformation:
     """Return clipping by the global norm, an optimizer, decoupled weight decay and the schedule."""
-    if steps >= 1 << 31:  # what the state counts in int32
-        raise UserError(f"the run has {steps:,} steps, of at most 2**31 - 1; lower epochs or steps")
+    if rate.steps >= 1 << 31:  # what the state counts in int32
+        raise UserError(
+            f"the run has {rate.steps:,} steps, of at most 2**31 - 1; lower epochs or steps"
+        )
     scale = scale_by_bert_adam if config.name == "bert_adamw" else optax.scale_by_adam
     adam = scale(config.b1, config.b2, config.eps)
     transforms = [adam, optax.add_decayed_weights(config.weight_decay, mask=decayed)]
@@ -151,7 +147,7 @@ def make_optimizer(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         *transforms,
         by_layer if layer_decay < 1 else optax.identity(),
-        optax.scale_by_learning_rate(schedule(config, steps, peaks)),
+        optax.scale_by_learning_rate(rate_by_step(rate)),
     )
     if not freezes_encoder:
         return optimizer

@@ -14,8 +14,8 @@ import google_crc32c
 import jax
 import numpy as np
 
-from bert_jax.config import FinetuneConfig, Phase, TrainConfig, settings
-from bert_jax.config.phases import length_warmup, phases
+from bert_jax.config import FinetuneConfig, TrainConfig, settings
+from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.storage import paths, remote
@@ -79,7 +79,7 @@ def _check_steps_done(config: TrainConfig, workdir: Path) -> None:
     if config.steps < done:
         wrong = f"{bucket.address(workdir)} has done {done:,} steps, and steps is {config.steps:,}"
         raise UserError(f"{wrong}; raise it or choose another --workdir")
-    if saved and _begun(config, done) != _begun(saved, done):
+    if saved and make_schedule(config).until(done) != make_schedule(saved).until(done):
         where = bucket.address(workdir)
         wrong = f"{where} has done {done:,} steps with other phases or another length warm-up"
         raise UserError(f"{wrong}; let new ones start at that step or later")
@@ -92,11 +92,6 @@ def _steps_done(workdir: Path) -> int:
 def steps(workdir: AnyPath) -> list[int]:
     """Return the steps of a run of pretraining that have a checkpoint."""
     return [int(p.name) for p in checkpoint_folder(workdir).glob("*") if _is_complete(p)]
-
-
-def _begun(config: TrainConfig, done: int) -> list[tuple[int, Phase]]:
-    """Return the phases of the steps that are done, each with its first step."""
-    return [(f, dataclasses.replace(p, start=f)) for f, p in phases(config) if f < max(done, 1)]
 
 
 def has_checkpoint(workdir: AnyPath) -> bool:
@@ -139,16 +134,16 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Path) -> None
     if isinstance(config, TrainConfig):
         # A share of other steps is another step, and a phase that has begun keeps its first one.
         share, known = (each.data.length_warmup_fraction for each in (config, saved))
-        warmup = length_warmup(saved)
+        before, now = make_schedule(saved), make_schedule(config)
         is_new = known < 1 and known != share  # it was set for this command
-        if share < 1 and not is_new and length_warmup(config) != warmup:
-            config.data.length_warmup_fraction = float(warmup)
-        before = len(phases(saved)) - len(saved.data.phases)
-        begun = _begun(saved, _steps_done(workdir))[before:]
-        changed = list(config.data.phases)
-        for index, ((first, _), phase) in enumerate(zip(begun, changed, strict=False)):
-            if phase.start < 1 and phases(config)[before + index][0] != first:
-                changed[index] = dataclasses.replace(phase, start=float(first))
+        if share < 1 and not is_new and now.length_warmup != before.length_warmup:
+            config.data.length_warmup_fraction = float(before.length_warmup)
+        changed, done = list(config.data.phases), max(_steps_done(workdir), 1)
+        stages = zip(before.main_stages[1:], now.main_stages[1:], strict=False)
+        for index, (was, stage) in enumerate(stages):
+            first, is_share = was.first_step, changed[index].start < 1
+            if first < done and is_share and stage.first_step != first:
+                changed[index] = dataclasses.replace(changed[index], start=float(first))
         config.data.phases = tuple(changed)
 
 

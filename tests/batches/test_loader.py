@@ -1,16 +1,17 @@
 """Batches by step: across phases, from any step, for any host, and the same as ever."""
 
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
 from absl import flags
-from helpers import FakeTokenizer
+from helpers import FakeTokenizer, train_batches
 from stores import make_store
 
 from bert_jax.batches import loader
 from bert_jax.config import Phase, TrainConfig
-from bert_jax.config.phases import peaks
+from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.text.store import Corpus
 
 flags.FLAGS.mark_as_parsed()  # Grain reads a flag
@@ -53,17 +54,17 @@ def checksum(batch) -> int:
 def test_batches_are_those_of_earlier_versions(pairs, packing, corpus):
     run = config(seed=3)
     run.data.pairs, run.data.packing = pairs, packing
-    batches = loader.TrainBatches(corpus, run)
-    held_out = next(loader.eval_batches(corpus, run, Phase(0.0, 64, 16)))
+    batches = train_batches(corpus, run)
+    held_out = next(loader.eval_batches(corpus, Stage(64, 16), run.data, run.eval_rows))
     actual = [checksum(batch) for batch in (*(batches[s] for s in (0, 17, 30, 39)), held_out)]
     assert actual == CHECKSUMS[pairs, packing]
 
 
 def test_phases_change_length_and_batch(corpus):
-    batches = loader.TrainBatches(corpus, config())
+    batches = train_batches(corpus, config())
     shapes = [batches[step]["input_ids"].shape for step in range(40)]
     assert shapes == [(16, 32)] * 30 + [(8, 64)] * 10
-    per_epoch = [sequences.sequences_per_epoch for _, _, sequences in batches._phases]
+    per_epoch = [sequences.sequences_per_epoch for _, sequences in batches._stages]
     assert batches.epochs() == pytest.approx(30 * 16 / per_epoch[0] + 10 * 8 / per_epoch[1])
 
 
@@ -71,7 +72,7 @@ def test_batches_that_grow_are_phases_of_one_length(corpus):
     """The rate of a step is as it is without them."""
     run = config()
     run.data.phases = (Phase(10, 32, 32), Phase(20, 32, 64))
-    batches = loader.TrainBatches(corpus, run)
+    batches = train_batches(corpus, run)
     assert [len(batches[step]["index"]) for step in (0, 9, 10, 19, 20, 39)] == [
         16,
         16,
@@ -81,20 +82,20 @@ def test_batches_that_grow_are_phases_of_one_length(corpus):
         64,
     ]
     assert batches.progress(40)["sequences"] == 10 * 16 + 10 * 32 + 20 * 64
-    assert peaks(run) == []
+    assert make_schedule(run).rate.peaks == ((0, 1e-4),)
 
 
 @pytest.mark.parametrize("start", [0, 29, 30, 39])
 def test_prefetched_batches_are_the_same_from_any_step(corpus, start):
-    prefetched = list(loader.prefetch(loader.TrainBatches(corpus, config()), start))
+    prefetched = list(loader.prefetch(train_batches(corpus, config()), start))
     assert len(prefetched) == 40 - start
-    batches = loader.TrainBatches(corpus, config())
+    batches = train_batches(corpus, config())
     for step, batch in enumerate(prefetched, start=start):
         same(batch, batches[step])
 
 
 def test_the_seed_changes_every_batch(corpus):
-    first, second = (loader.TrainBatches(corpus, config(seed=seed)) for seed in (0, 1))
+    first, second = (train_batches(corpus, config(seed=seed)) for seed in (0, 1))
     for step in (0, 35):
         assert (first[step]["input_ids"] != second[step]["input_ids"]).any(axis=1).mean() > 0.9
 
@@ -103,7 +104,7 @@ def test_the_seed_changes_every_batch(corpus):
 def test_held_out_sequences_are_evaluated_once_whatever_the_batch(corpus, limit):
     counts = set()
     for size in (1, 7, 64):
-        batches = list(loader.eval_batches(corpus, config(eval_rows=limit), Phase(0.0, 32, size)))
+        batches = list(loader.eval_batches(corpus, Stage(32, size), config().data, limit))
         assert {b["input_ids"].shape for b in batches} == {(size, 32)}
         present = [b["attention_mask"][:, 0] > 0 for b in batches]
         index = np.concatenate([b["index"][p] for b, p in zip(batches, present, strict=True)])
@@ -134,13 +135,13 @@ def test_the_hosts_read_the_global_batch(corpus, hosts):
             {name: value[order] for name, value in batch.items()},
         )
 
-    by_host = [loader.TrainBatches(corpus, config(), host) for host in hosts]
-    batches = loader.TrainBatches(corpus, config())
+    by_host = [train_batches(corpus, config(), host) for host in hosts]
+    batches = train_batches(corpus, config())
     for step in (0, 17, 29, 30, 39):
         check([slices[step] for slices in by_host], batches[step])
         check([loader.take_indices(batches[step], host) for host in hosts], batches[step])
-    phase = Phase(0.0, 32, 8)
-    by_host = [loader.eval_batches(corpus, config(), phase, host) for host in hosts]
-    held_out = loader.eval_batches(corpus, config(), phase)
+    phase = Stage(32, 8)
+    held_out_of = partial(loader.eval_batches, corpus, phase, config().data, config().eval_rows)
+    by_host, held_out = [held_out_of(host) for host in hosts], held_out_of()
     for *slices, batch in zip(*by_host, held_out, strict=True):
         check(slices, batch)

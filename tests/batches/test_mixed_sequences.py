@@ -7,12 +7,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from absl import flags
-from helpers import FakeTokenizer
+from helpers import FakeTokenizer, train_batches
 from stores import check_pure, make_store
 
 from bert_jax.batches import loader
 from bert_jax.batches.mixed_sequences import MixedSequences, part_seeds
 from bert_jax.config import DataConfig, Phase, TrainConfig
+from bert_jax.config.schedule import Stage
 from bert_jax.text.store import Corpus, TokenStore
 
 flags.FLAGS.mark_as_parsed()  # Grain reads a flag
@@ -81,7 +82,7 @@ def test_each_text_has_the_sequences_that_it_has_alone(kind):
     """Those of a run on it by itself, in batches of 1,024, one after another: its own epochs."""
     config, weights = run_config(kind), (0.6, 0.3, 0.1)
     corpus = texts(weights)
-    batches = loader.TrainBatches(corpus, config)
+    batches = train_batches(corpus, config)
     steps = [batches[step] for step in range(90)]
     owner = np.concatenate([owners(batch) for batch in steps])
     assert {batch["index"].tolist() == list(range(SIZE)) for batch in steps} == {True}
@@ -103,14 +104,14 @@ def test_each_text_has_the_sequences_that_it_has_alone(kind):
         assert epochs > 1
     progress = batches.progress(90)
     assert progress["sequences"] == 90 * SIZE
-    per_epoch = sum(part.sequences_per_epoch for part in batches._phases[0][2].parts)
+    per_epoch = sum(part.sequences_per_epoch for part in batches._stages[0][1].parts)
     assert progress["epoch"] == pytest.approx(90 * SIZE / per_epoch)
 
 
 def test_an_epoch_of_a_text_has_every_sequence_once():
-    batches = loader.TrainBatches(texts((0.6, 0.3, 0.1)), run_config("blocks"))
+    batches = train_batches(texts((0.6, 0.3, 0.1)), run_config("blocks"))
     first = np.concatenate([batches[step]["input_ids"][:, 1] for step in range(200)])
-    blocks = [part.sequences_per_epoch for part in batches._phases[0][2].parts]
+    blocks = [part.sequences_per_epoch for part in batches._stages[0][1].parts]
     for number, per_epoch in enumerate(blocks):
         found = first[first // APART == number]
         assert len(found) > 2 * per_epoch
@@ -146,14 +147,14 @@ def test_texts_of_one_size_are_not_shuffled_alike():
     corpus = texts((0.5, 0.5), documents=(30, 30))
     one = corpus.mixed[0]
     corpus = dataclasses.replace(corpus, mixed=(one, dataclasses.replace(one, name="again")))
-    ids = loader.TrainBatches(corpus, run_config("blocks"))[0]["input_ids"]
+    ids = train_batches(corpus, run_config("blocks"))[0]["input_ids"]
     assert len(np.unique(ids[:, 1])) > 0.8 * SIZE
 
 
 def test_the_mixture_is_the_same_in_every_phase():
     config = run_config("nsp", steps=40)
     config.data.phases = (Phase(start=0.5, max_length=64, batch_size=20),)
-    batches = loader.TrainBatches(texts((0.75, 0.25)), config)
+    batches = train_batches(texts((0.75, 0.25)), config)
     for step, size in ((0, 48), (19, 48), (20, 20), (39, 20)):
         assert np.bincount(owners(batches[step])).tolist() == [0.75 * size, 0.25 * size]
     for _, sequences, _ in batches.progress_of_parts(40)[1:]:
@@ -167,7 +168,7 @@ def test_the_millionth_batch_takes_the_time_of_the_tenth(kind):
 
     def seconds(step: int) -> float:
         start = time.perf_counter()
-        loader.TrainBatches(corpus, run_config(kind))[step]
+        train_batches(corpus, run_config(kind))[step]
         return time.perf_counter() - start
 
     fastest = {step: min(seconds(step) for _ in range(3)) for step in (10, 1_000_000)}
@@ -176,7 +177,7 @@ def test_the_millionth_batch_takes_the_time_of_the_tenth(kind):
 
 def test_held_out_text_of_each_is_evaluated_alone():
     corpus = texts((0.9, 0.1))
-    parts = loader.eval_parts(corpus, run_config("nsp", eval_rows=100), Phase(0.0, LENGTH, 16))
+    parts = loader.eval_parts(corpus, Stage(LENGTH, 16), run_config("nsp").data, 100)
     for (part, batches), expected in zip(parts, corpus.mixed, strict=True):
         assert part is expected
         assert sum((batch["attention_mask"][:, 0] > 0).sum() for batch in batches()) == 50

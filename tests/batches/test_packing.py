@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from absl import flags
-from helpers import FakeTokenizer
+from helpers import FakeTokenizer, train_batches
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stores import check_pure, make_store, store_of, unpack
@@ -13,6 +13,7 @@ from stores import check_pure, make_store, store_of, unpack
 from bert_jax.batches import loader, packing, sentence_pairs
 from bert_jax.batches.shuffle import SEGMENTS, keyed_generator
 from bert_jax.config import DataConfig, Phase, TrainConfig
+from bert_jax.config.schedule import Stage
 from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
 from bert_jax.text.store import Corpus, TokenStore
@@ -154,14 +155,14 @@ def test_a_run_resumes_anywhere_and_evaluates_sequences_that_are_not_packed(stor
     config = TrainConfig(steps=12)
     config.data.max_length, config.data.batch_size, config.data.packing = 32, 16, True
     config.data.phases = (Phase(start=0.5, max_length=64, batch_size=8),)
-    batches = loader.TrainBatches(corpus, config)
+    batches = train_batches(corpus, config)
     assert set(batches.statistics()) == {32, 64}
     for step, batch in enumerate(loader.prefetch(batches, 4), start=4):
-        for name, value in loader.TrainBatches(corpus, config)[step].items():
+        for name, value in train_batches(corpus, config)[step].items():
             np.testing.assert_array_equal(batch[name], value)
-    held_out = list(loader.eval_batches(corpus, config, Phase(0.0, 32, 16)))
+    held_out = list(loader.eval_batches(corpus, Stage(32, 16), config.data, config.eval_rows))
     config.data.packing = False
-    plain = list(loader.eval_batches(corpus, config, Phase(0.0, 32, 16)))
+    plain = list(loader.eval_batches(corpus, Stage(32, 16), config.data, config.eval_rows))
     for one, other in zip(held_out, plain, strict=True):
         assert one.keys() == other.keys()
         for name, value in one.items():

@@ -21,15 +21,13 @@ from bert_jax.config import (
     TaskConfig,
     TrainConfig,
 )
-from bert_jax.config.phases import (
-    as_of_step,
-    default_predictions,
-    main_phases,
-    peaks,
-    phases,
-    warmup_and_decay,
-)
 from bert_jax.config.recipes import recipe
+from bert_jax.config.schedule import (
+    config_of_step,
+    default_predictions,
+    make_rate_schedule,
+    make_schedule,
+)
 from bert_jax.config.settings import flatten, from_dict, override, to_json
 from bert_jax.config.validation import validate, validate_finetuning
 from bert_jax.distributed.precision import resolve_dtype
@@ -38,7 +36,7 @@ from bert_jax.models.heads import make_pretraining_model
 from bert_jax.tasks import glue, make_task
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.masking import make_masking
-from bert_jax.training.optimizer import make_optimizer, schedule
+from bert_jax.training.optimizer import make_optimizer, rate_by_step
 from bert_jax.training.step import init_state
 from bert_jax.training.workdir import check_same_run
 
@@ -69,7 +67,7 @@ def test_recipe(name):
     assert from_dict(TrainConfig, json.loads(to_json(config)), "here") == config
     config.model.vocab_size = config.model.vocab_size or 30  # 0 is as many as the text has letters
     model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config.optimizer, make_rate_schedule(config.optimizer, config.steps))
     state = jax.eval_shape(
         lambda key: nn.unbox(init_state(model.init_params(key), optimizer, 0)), jax.random.key(0)
     )
@@ -99,8 +97,10 @@ def test_defaults_are_bert_base():
 def test_phases_take_their_share_of_the_steps():
     config = TrainConfig(steps=1000)
     config.data.phases = (Phase(start=0.9, max_length=512, batch_size=64),)
-    found = [(first, p.max_length, p.max_predictions) for first, p in phases(config)]
-    assert found == [(0, 128, 20), (900, 512, 77)]
+    found = [
+        (x.first_step, x.end, x.max_length, x.max_predictions) for x in make_schedule(config).stages
+    ]
+    assert found == [(0, 900, 128, 20), (900, 1000, 512, 77)]
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,11 @@ def test_a_length_warmup_is_a_phase_before_the_others(length, expected):
     data = DataConfig(max_length=length, batch_size=8, max_predictions=9)
     data.phases, data.length_warmup_fraction = (Phase(90, 512, 4),), 0.3
     config = TrainConfig(steps=100, data=data)
-    found = [(f, p.max_length, p.batch_size, p.max_predictions) for f, p in phases(config)]
+    schedule = make_schedule(config)
+    found = [(x.first_step, x.max_length, x.batch_size, x.max_predictions) for x in schedule.stages]
     assert found == expected
-    assert main_phases(config) == phases(config)[-2:]
+    assert len(schedule.main_stages) == 2
+    assert schedule.length_warmup == (30 if length > 16 else 0)
 
 
 def test_a_phase_has_its_own_share_of_masks_or_that_of_the_data():
@@ -125,10 +127,11 @@ def test_a_phase_has_its_own_share_of_masks_or_that_of_the_data():
     config.data.mask_fraction = 0.3
     config.data.phases = (Phase(500, 512, 64), Phase(900, 512, 64, mask_fraction=0.15))
     validate(config)
-    found = [(p.mask_fraction, p.max_predictions) for _, p in phases(config)]
+    stages = make_schedule(config).stages
+    found = [(x.mask_fraction, x.max_predictions) for x in stages]
     assert found == [(0.3, 39), (0.3, 154), (0.15, 77)]
     tokenizer = Mock(spec=Tokenizer, vocab_size=9, special_ids=(), mask_id=4)
-    counts = [make_masking(tokenizer, p, config.data).counts[100] for _, p in phases(config)]
+    counts = [make_masking(tokenizer, stage, config.data).counts[100] for stage in stages]
     assert counts == [30, 30, 15]
 
 
@@ -142,23 +145,17 @@ def modern(*later: Phase) -> TrainConfig:
 def test_a_checkpoint_has_the_rotary_base_of_its_own_step():
     """A step is of the phase that ends with it; what is to come is as it was."""
     plain = modern(Phase(50, 512, 64))
-    assert as_of_step(plain, 70) is plain
+    assert config_of_step(plain, make_schedule(plain), 70) is plain
     later = (Phase(40, 128, 64, global_rope_theta=160e3), Phase(60, 512, 64), Phase(80, 256, 64))
     config = modern(*later)
     validate(config)
+    schedule = make_schedule(config)
     for step, theta in ((0, 1e4), (40, 1e4), (41, 160e3), (60, 160e3), (61, 1e4), (100, 1e4)):
-        then = as_of_step(config, step)
+        then = config_of_step(config, schedule, step)
         assert then.model == dataclasses.replace(config.model, global_rope_theta=theta)
-        assert phases(then)[1:] == [
-            (first, dataclasses.replace(phase, global_rope_theta=each))
-            for (first, phase), each in zip(phases(config)[1:], (160e3, 1e4, 1e4), strict=True)
-        ]
-        assert (
-            as_of_step(then, max(step, 80)).model.global_rope_theta
-            == phases(config)[sum(first < max(step, 80) for first, _ in phases(config)) - 1][
-                1
-            ].global_rope_theta
-        )
+        assert make_schedule(then).stages[1:] == schedule.stages[1:]
+        again = config_of_step(then, make_schedule(then), max(step, 80)).model
+        assert again.global_rope_theta == schedule.stage_of(max(step, 80)).global_rope_theta
 
 
 def test_a_rotary_base_of_learned_positions_is_refused():
@@ -172,14 +169,17 @@ def test_a_rotary_base_of_learned_positions_is_refused():
 def test_modernbert_sees_the_published_tokens(name, tokens):
     """In billions; table 3 of Warner et al. 2024. The rate falls in the last 50, to 0."""
     config = recipe(f"modernbert_{name}")
-    starts, each = zip(*phases(config), strict=True)
-    seen = np.diff([*starts, config.steps]) * [p.batch_size * p.max_length / 1e9 for p in each]
+    schedule = make_schedule(config)
+    seen = np.array(
+        [(x.end - x.first_step) * x.batch_size * x.max_length / 1e9 for x in schedule.stages]
+    )
     assert seen.sum() == pytest.approx(tokens, abs=0.01)
     assert seen[-1] == pytest.approx(300, abs=0.01)
-    warmup, decay = warmup_and_decay(config.optimizer, config.steps)
-    assert decay * each[-1].batch_size * 8192 / 1e9 == pytest.approx(50, abs=0.01)
-    rate = schedule(config.optimizer, config.steps, peaks(config))
-    found = [float(rate(step)) for step in (warmup, starts[-1], config.steps - decay, config.steps)]
+    last_stage, decay = schedule.stages[-1], schedule.rate.decay
+    assert decay * last_stage.batch_size * 8192 / 1e9 == pytest.approx(50, abs=0.01)
+    steps = (schedule.rate.warmup, last_stage.first_step, config.steps - decay, config.steps)
+    rate = rate_by_step(schedule.rate)
+    found = [float(rate(step)) for step in steps]
     peak, last = (8e-4, 3e-4) if name == "base" else (5e-4, 5e-5)
     assert found == pytest.approx([peak, last, last, 0.0])
 

@@ -16,6 +16,7 @@ from helpers import masking
 
 import bert_jax
 from bert_jax.batches import loader
+from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.convert import names
 from bert_jax.models.heads import BertForPreTraining, make_encoder
 from bert_jax.tasks import make_task
@@ -523,7 +524,7 @@ def test_a_fine_tuning_beside_pytorchs(tmp_path, monkeypatch):
         for kept in (True, False)
     ]
     stepper = torch.optim.AdamW(groups, betas=(c.b1, c.b2), eps=c.eps)
-    rate = learning_rate(c, steps)
+    rate = learning_rate(make_rate_schedule(c, steps))
     for step in range(steps):
         for group in stepper.param_groups:
             group["lr"] = rate(step + 1)

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import OptimizerConfig, ParallelConfig
+from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.distributed.mesh import AXES, compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.models import attention
 from bert_jax.training.optimizer import make_optimizer
@@ -110,7 +111,10 @@ def test_an_update_of_whole_tensors_is_the_same_on_a_mesh():
     config = OptimizerConfig(
         name="stable_adamw", learning_rate=0.1, warmup_fraction=0.0, clip_norm=0.0
     )
-    optimizer, random = make_optimizer(config, 9), np.random.default_rng(0)
+    optimizer, random = (
+        make_optimizer(config, make_rate_schedule(config, 9)),
+        np.random.default_rng(0),
+    )
     matrices = random.normal(size=(4, 16, 8)).astype(np.float32)
 
     def update(params, opt_state, gradients):

@@ -18,6 +18,7 @@ from bert_jax.config import (
     TokenizerConfig,
     TrainConfig,
 )
+from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.config.validation import validate
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import (
@@ -87,7 +88,10 @@ def make_sharded(shape, zero=3, count=8, sizes=SIZES):
     """Return the abstract state of a model, its layout, and a function that makes a state."""
     config = ParallelConfig(*shape, zero=zero)
     mesh = make_mesh(config, jax.devices()[:count])
-    model, moved = BertForPreTraining(sizes), make_optimizer(OptimizerConfig(), 10)
+    model, moved = (
+        BertForPreTraining(sizes),
+        make_optimizer(OptimizerConfig(), make_rate_schedule(OptimizerConfig(), 10)),
+    )
 
     def new_state(key):
         return init_state(model.init_params(key), moved, 0)

@@ -9,7 +9,8 @@ import pytest
 from flax import linen as nn
 from helpers import model_config
 
-from bert_jax.config import ModelConfig, Phase
+from bert_jax.config import ModelConfig
+from bert_jax.config.schedule import Stage
 from bert_jax.config.validation import validate_model
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import UserError
@@ -111,13 +112,13 @@ def test_operations_by_hand():
     attention = 4 * 24 * (8 + 7 + 7 + 8)
     head = 2 * (24**2 + 24 * CONFIG.vocab_size)
     expected = 3 * (8 * (4 * layer + attention) + head)
-    phase = Phase(max_length=8, max_predictions=1)
+    phase = Stage(max_length=8, batch_size=1, max_predictions=1)
     assert costs.model_flops(CONFIG, phase, pairs=False) == expected
 
 
 def test_windows_save_memory_by_hand():
     """Of 4 layers two are local: 7 keys a query instead of 24, in each of two heads."""
-    phase, mesh = Phase(max_length=24, batch_size=2), make_mesh(devices=jax.devices()[:1])
+    phase, mesh = Stage(max_length=24, batch_size=2), make_mesh(devices=jax.devices()[:1])
     whole = dataclasses.replace(CONFIG, global_attn_every_n_layers=1)
     needed = [costs.least_memory(model, phase, 1, mesh) for model in (whole, CONFIG)]
     assert needed[0] - needed[1] == 4 * (2 * 24) * 2 * 2 * (24 - 7)

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from helpers import model_config
+from helpers import model_config, train_batches
 
 from bert_jax.batches import loader
 from bert_jax.commands import benchmark as command
 from bert_jax.commands.flags import Recipe
 from bert_jax.config import DataConfig, ParallelConfig, TokenizerConfig, TrainConfig
-from bert_jax.config.phases import phases
+from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.planning import benchmark, machine
@@ -48,7 +48,7 @@ def measured(tmp_path_factory):
     data = DataConfig(source=str(folder / "text.txt"), max_length=32, batch_size=16)
     corpus = prepare.prepare(data, TokenizerConfig(kind="wordpiece"), 100, folder / "store")
     config = TrainConfig(model=model_config(num_hidden_layers=1), data=data)
-    _, phase = phases(config)[0]
+    phase = make_schedule(config).stages[0]
     trace = folder / "trace"
     result = benchmark.measure(config, phase, corpus, no_log, steps=STEPS, trace_folder=str(trace))
     return config, corpus, result, trace
@@ -79,7 +79,7 @@ def test_rates_follow_from_the_time_of_a_step(measured):
 def test_padding_is_that_of_the_batches(measured):
     """Those that were timed come after the first six."""
     config, corpus, result, _ = measured
-    batches = loader.TrainBatches(corpus, config)
+    batches = train_batches(corpus, config)
     masks = [batches[6 + number]["attention_mask"] for number in range(STEPS)]
     assert 1 - result["text"]["padding"] == pytest.approx(np.mean(masks))
     assert 0.01 < result["text"]["padding"] < 0.5
@@ -92,7 +92,7 @@ def test_padding_of_packed_sequences(measured, monkeypatch):
     monkeypatch.setattr(loader, "TrainBatches", lambda *_: None)
     monkeypatch.setattr(loader, "prefetch", lambda *_: [batch])
     config, mesh = TrainConfig(), make_mesh(devices=jax.devices()[:1])
-    _, phase = phases(config)[0]
+    phase = make_schedule(config).stages[0]
     ((_, padding),) = benchmark.text_batches(measured[1], config, phase, mesh)
     assert padding == 1 / 8
 

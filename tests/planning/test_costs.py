@@ -8,7 +8,8 @@ import jax
 import pytest
 from helpers import LENGTH, PREDICTIONS, model_config
 
-from bert_jax.config import DataConfig, ModelConfig, ParallelConfig, Phase, TrainConfig
+from bert_jax.config import DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
@@ -17,7 +18,7 @@ from bert_jax.training.setup import set_up
 
 BATCH = 16
 METRICS = 1024  # bytes, at most, of losses and norms, which are summed too
-PHASE = Phase(0.0, LENGTH, BATCH, PREDICTIONS)
+PHASE = Stage(LENGTH, BATCH, PREDICTIONS)
 
 
 def config_of(model: dict | None = None, **axes: int) -> TrainConfig:
@@ -56,9 +57,9 @@ def equations(jaxpr):
                     yield from equations(each)
 
 
-def trace(config: TrainConfig, phase: Phase = PHASE):
+def trace(config: TrainConfig, phase: Stage = PHASE):
     mesh = mesh_of(config)
-    setup = set_up(config, mesh)
+    setup = set_up(config, make_schedule(config).rate, mesh)
     batch = synthetic.abstract_batch(config, phase, mesh)
     return synthetic.train_step(setup, config, phase).trace(setup.abstract_state, batch).jaxpr
 
@@ -150,7 +151,7 @@ def test_model_flops_of_bert_base_and_large():
         (large, 128, 20, 240.7e9),
         (large, 512, 77, 1020e9),
     ):
-        phase = Phase(0.0, length, 1, predictions)
+        phase = Stage(length, 1, predictions)
         assert costs.model_flops(model, phase, pairs=True) == pytest.approx(expected, rel=1e-3)
 
 
@@ -176,7 +177,7 @@ def test_each_microbatch_gathers_parameters_and_scatters_gradients():
 def test_sizes_that_cannot_fit_are_refused_by_arithmetic(model, batch_size):
     mesh, config = mesh_of(config_of()), dataclasses.replace(ModelConfig(), **model)
     with pytest.raises(UserError, match=r"does not fit in the memory of .* GiB of"):
-        costs.check_fits(config, Phase(batch_size=batch_size, max_length=512), 1, mesh)
+        costs.check_fits(config, Stage(batch_size=batch_size, max_length=512), 1, mesh)
 
 
 def test_a_large_batch_of_a_tiny_model_is_refused_by_arithmetic(monkeypatch):
@@ -185,8 +186,8 @@ def test_a_large_batch_of_a_tiny_model_is_refused_by_arithmetic(monkeypatch):
     monkeypatch.setattr(machine, "_proc_field", lambda _, name: memory[name])
     model, mesh = config_of().model, mesh_of(config_of())
     with pytest.raises(UserError, match=r"a batch of 1,048,576 × 32 does not fit"):
-        costs.check_fits(model, Phase(batch_size=1 << 20, max_length=32), 1, mesh)
-    costs.check_fits(model, Phase(batch_size=1 << 20, max_length=32), 16, mesh)
+        costs.check_fits(model, Stage(batch_size=1 << 20, max_length=32), 1, mesh)
+    costs.check_fits(model, Stage(batch_size=1 << 20, max_length=32), 16, mesh)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import Phase
+from bert_jax.config.schedule import Stage
 from bert_jax.errors import UserError
 from bert_jax.planning import machine
 
-PHASE = Phase(0.0, 512, 256)
+PHASE = Stage(512, 256)
 
 
 def test_a_step_that_needs_more_than_there_is():

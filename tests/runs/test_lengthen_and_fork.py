@@ -22,6 +22,7 @@ from bert_jax import (
     load,
     pretrain,
 )
+from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed import hosts
 from bert_jax.runs import origin, report
 from bert_jax.runs import pretrain as pretraining
@@ -223,7 +224,7 @@ def test_rates_of_a_run_that_is_lengthened_and_of_its_forks():
     """Those of runs that were planned so, at every step; the step that ends a run would have 0."""
 
     def rates(config):
-        return optimizer.schedule(config.optimizer, config.steps)(np.arange(1501)).tolist()
+        return optimizer.rate_by_step(make_schedule(config).rate)(np.arange(1501)).tolist()
 
     run, longer = rates(plan(1000)), rates(plan(1500))
     assert run[:900] == longer[:900]
@@ -278,7 +279,7 @@ def test_rates_of_a_run_that_is_lengthened_and_of_its_forks():
     ],
 )
 def test_what_is_said_of_another_schedule(before, after, step, lines, printed):
-    report.new_schedule(before, after, step)
+    report.new_schedule(make_schedule(before), make_schedule(after), step)
     assert len(printed) == len(lines)
     for line, end in zip(printed, lines, strict=True):
         assert line.endswith(end), line

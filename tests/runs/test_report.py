@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import pytest
 from batches.stores import store_of
-from helpers import FakeTokenizer
+from helpers import FakeTokenizer, train_batches
 
 import bert_jax
-from bert_jax import DataConfig, OptimizerConfig, Phase, TokenizerConfig, TrainConfig, console
-from bert_jax.batches.loader import TrainBatches
+from bert_jax import DataConfig, OptimizerConfig, TokenizerConfig, TrainConfig, console
+from bert_jax.config.schedule import Stage, make_rate_schedule
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.runs import header, report
 from bert_jax.tasks import results
@@ -67,7 +67,7 @@ def warning(sizes, lengths=5, pairs="nsp") -> str:
     config = TrainConfig(steps=8)
     config.data.pairs, config.data.max_length, config.data.batch_size = pairs, 64, 8
     corpus = Corpus(FakeTokenizer(), store, store)
-    return report._unlearnable_pairs(config, corpus, TrainBatches(corpus, config).statistics())
+    return report._unlearnable_pairs(config, corpus, train_batches(corpus, config).statistics())
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_baselines_do_not_copy_the_held_out_text(monkeypatch):
     monkeypatch.setattr(report, "_BLOCK", 1000)
     tracemalloc.start()
     config = TrainConfig(data=DataConfig(pairs="none"))
-    found = report.baselines(corpus, config)
+    found = report.baselines(corpus, config, Stage(128, 256))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < tokens.nbytes
@@ -135,18 +135,19 @@ def test_a_path_in_a_command_is_one_word(path):
 
 
 def test_the_header_has_the_batch_the_rate_and_the_memory():
-    first, then = Phase(batch_size=256, max_length=128), Phase(batch_size=32, max_length=512)
+    first, then = Stage(128, 256), Stage(512, 32, first_step=900)
     text = "256 sequences of 128 tokens, 32,768 in all"
-    assert header.batch([(0, first)], 4) == f"{text}, in 4 microbatches"
-    assert header.batch([(0, first), (900, then)], 1).startswith(f"{text}; from step 900 32 seq")
+    assert header.batch([first], 4) == f"{text}, in 4 microbatches"
+    assert header.batch([first, then], 1).startswith(f"{text}; from step 900 32 seq")
     optimizer = OptimizerConfig(name="adamw", learning_rate=3e-3, warmup_fraction=0.1)
     wanted = "0.003 after a warm-up of 400 steps, then falling to 0; adamw"
-    assert header.rate(optimizer, 4000) == wanted
+    assert header.rate(make_rate_schedule(optimizer, 4000), "adamw") == wanted
     optimizer = dataclasses.replace(optimizer, schedule="wsd", warmup_fraction=0.0)
     wanted = "0.003, 0.001 from step 900, then constant, falling to 0 from step 3,600 on; adamw"
-    assert header.rate(optimizer, 4000, [(900, 1e-3)]) == wanted
+    rate = make_rate_schedule(optimizer, 4000, [(900, 1e-3)])
+    assert header.rate(rate, "adamw") == wanted
     mesh = make_mesh(devices=jax.devices()[:1])
-    found = header.memory(TrainConfig(), Phase(batch_size=64, max_length=512), mesh)
+    found = header.memory(TrainConfig(), Stage(max_length=512, batch_size=64), mesh)
     assert re.fullmatch(r"at least \d+\.\d\d GiB( of [\d,]+\.\d GiB)?", found)
     assert header.versions().startswith(f"{bert_jax.__version__}, JAX {jax.__version__}, Python 3.")
 

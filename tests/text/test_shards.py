@@ -7,10 +7,11 @@ import time
 
 import numpy as np
 import pytest
+from helpers import train_batches
 
 from bert_jax.batches import loader
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
-from bert_jax.config.phases import phases
+from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import UserError
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import shards, sources
@@ -69,8 +70,8 @@ def write_shards(data, tokenizer, folder, count: int):
 def batches(corpus, data: DataConfig) -> list[dict[str, np.ndarray]]:
     """Some training batches, and all that are held out."""
     config = TrainConfig(data=data, steps=200, seed=3)
-    train = loader.TrainBatches(corpus, config)
-    held_out = loader.eval_batches(corpus, config, phases(config)[-1][1])
+    train = train_batches(corpus, config)
+    held_out = loader.eval_batches(corpus, make_schedule(config).stages[-1], data, config.eval_rows)
     return [*(train[step] for step in (0, 1, 7, 150)), *held_out]
 
 

@@ -14,7 +14,7 @@ BASELINES = {"mlm_loss": 7.0}
 @pytest.fixture
 def watch():
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_fraction=0.3)
-    return collapse.watch(TrainConfig(steps=5000, optimizer=optimizer), BASELINES)
+    return collapse.watch(TrainConfig(steps=5000, optimizer=optimizer), 1500, BASELINES)
 
 
 def test_a_run_at_the_unigram_entropy_is_warned_of_once(watch):
@@ -32,7 +32,7 @@ def test_a_loss_that_returns_to_the_entropy_is_warned_of(watch):
 
 def test_a_short_warm_up_leaves_time_to_learn():
     config = TrainConfig(steps=5000, optimizer=OptimizerConfig(warmup_fraction=0.01))
-    watch = collapse.watch(config, BASELINES)
+    watch = collapse.watch(config, 50, BASELINES)
     assert watch(900, {"mlm_loss": 7.0}) == "" != watch(1000, {"mlm_loss": 7.0})
 
 

@@ -11,6 +11,7 @@ from helpers import FakeTokenizer, model_config
 
 from bert_jax.batches.buckets import FILL, Batcher, Features, balance
 from bert_jax.config import EmbeddingConfig, OptimizerConfig, ParallelConfig
+from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.distributed.fsdp import SINGLE_DEVICE
 from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.models.heads import BertForEmbedding
@@ -123,7 +124,8 @@ def train(kind: str, devices: int = 1, microbatches: int = 1, **parallel) -> lis
     """The loss and the gradient's norm of three steps."""
     config = EmbeddingConfig(loss=kind, dense=WIDTH, dense_activation="identity", dimensions=(4, 8))
     model = BertForEmbedding(MODEL, 0, embedding=config)
-    optimizer = make_optimizer(OptimizerConfig(name="adamw", learning_rate=1e-3), 9)
+    adamw = OptimizerConfig(name="adamw", learning_rate=1e-3)
+    optimizer = make_optimizer(adamw, make_rate_schedule(adamw, 9))
     parallel = ParallelConfig(**parallel)
     mesh = make_mesh(parallel, jax.devices()[:devices])
 

@@ -13,7 +13,7 @@ from flax import traverse_util
 from helpers import model_config
 
 from bert_jax.config import OptimizerConfig, Phase, TrainConfig
-from bert_jax.config.phases import peaks
+from bert_jax.config.schedule import make_rate_schedule, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
@@ -21,7 +21,7 @@ from bert_jax.training.optimizer import (
     decayed,
     layer_rates,
     make_optimizer,
-    schedule,
+    rate_by_step,
 )
 
 STEPS = 100
@@ -38,7 +38,7 @@ def test_agrees_with_numpy_for_a_hundred_steps():
     params = jax.tree.map(lambda x: x.astype(np.float32), params)
     expected = jax.tree.map(lambda x: x.astype(np.float64), params)
     m, v = (jax.tree.map(np.zeros_like, expected) for _ in range(2))
-    optimizer = make_optimizer(config, STEPS)
+    optimizer = make_optimizer(config, make_rate_schedule(config, STEPS))
     state = optimizer.init(params)
     update = jax.jit(optimizer.update)
     for step in range(STEPS):
@@ -64,7 +64,9 @@ def test_agrees_with_numpy_for_a_hundred_steps():
 
 def test_schedule_is_the_published_one():
     """Linear from 0 to the peak, then on the line from the peak at step 0 to 0 at the end."""
-    rate = schedule(OptimizerConfig(learning_rate=1e-4, warmup_fraction=0.01), 1_000_000)
+    rate = rate_by_step(
+        make_rate_schedule(OptimizerConfig(learning_rate=1e-4, warmup_fraction=0.01), 1_000_000)
+    )
     for step, expected in [
         (0, 0.0),
         (5_000, 0.5e-4),
@@ -77,7 +79,7 @@ def test_schedule_is_the_published_one():
 
 
 def rates(steps: int, *at: int, **fields) -> list[float]:
-    rate = schedule(OptimizerConfig(learning_rate=2.0, **fields), steps)
+    rate = rate_by_step(make_rate_schedule(OptimizerConfig(learning_rate=2.0, **fields), steps))
     return [float(rate(step)) for step in at]
 
 
@@ -108,13 +110,14 @@ def test_phases_with_learning_rates_of_their_own():
         Phase(60, 128, 8, learning_rate=0.5),
         Phase(95, 128, 8),
     )
-    assert peaks(config) == [(60, 0.5), (95, 2.0)]
-    rate = schedule(config.optimizer, 100, peaks(config))
+    schedule = make_schedule(config)
+    assert schedule.rate.peaks == ((0, 2.0), (60, 0.5), (95, 2.0))
+    rate = rate_by_step(schedule.rate)
     found = [float(rate(step)) for step in (1, 40, 59, 60, 90, 94, 95)]
     wanted = [2, 2, 2, 0.5, 0.5, 0.5 * (1 - math.sqrt(0.4)), 2 * (1 - math.sqrt(0.5))]
     assert found == pytest.approx(wanted)
     config.data.phases = config.data.phases[:1]
-    assert peaks(config) == []
+    assert make_schedule(config).rate.peaks == ((0, 2.0),)
 
 
 def test_shares_that_fill_a_run_exactly():
@@ -149,7 +152,9 @@ def test_impossible_schedules_are_refused(fields, message):
 
 
 def test_without_warmup_the_first_step_has_the_peak():
-    rate = schedule(OptimizerConfig(learning_rate=1.0, warmup_fraction=0.0), 10)
+    rate = rate_by_step(
+        make_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_fraction=0.0), 10)
+    )
     assert float(rate(0)) == 1.0
 
 
@@ -157,10 +162,17 @@ def test_adamw_is_optax_own():
     config = OptimizerConfig(name="adamw", warmup_fraction=0.0, clip_norm=1e9)
     params = {"dense": {"kernel": np.ones((2, 2), np.float32), "bias": np.ones(2, np.float32)}}
     plain = optax.adamw(
-        schedule(config, STEPS), b2=0.999, eps=1e-6, weight_decay=0.01, mask=decayed
+        rate_by_step(make_rate_schedule(config, STEPS)),
+        b2=0.999,
+        eps=1e-6,
+        weight_decay=0.01,
+        mask=decayed,
     )
     results = []
-    for optimizer in (make_optimizer(config, STEPS), plain):
+    for optimizer in (
+        make_optimizer(config, make_rate_schedule(config, STEPS)),
+        plain,
+    ):
         state, moved = optimizer.init(params), params
         for step in range(5):
             grads = jax.tree.map(lambda x, s=step: x * (s + 1), params)
@@ -190,7 +202,10 @@ def random_tree(seed: int, size: float = 1.0):
 
 def run(config: OptimizerConfig, gradients, **options):
     """Return the parameters after one step for each tree of gradients."""
-    optimizer, params = make_optimizer(config, STEPS, **options), random_tree(0)
+    optimizer, params = (
+        make_optimizer(config, make_rate_schedule(config, STEPS), **options),
+        random_tree(0),
+    )
     state, update = optimizer.init(params), jax.jit(optimizer.update)
     for gradient in gradients:
         updates, state = update(gradient, state, params)
@@ -267,7 +282,9 @@ def test_layers_and_probes_of_stable_adamw():
 def test_no_buffer_is_in_the_state_twice():
     """A state that had one could not be donated."""
     config = dataclasses.replace(OptimizerConfig(), name="bert_adamw")
-    state = make_optimizer(config, STEPS).init({"kernel": jax.numpy.ones(4)})
+    state = make_optimizer(config, make_rate_schedule(config, STEPS)).init(
+        {"kernel": jax.numpy.ones(4)}
+    )
     pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
     assert len(set(pointers)) == len(pointers)
 
@@ -286,7 +303,7 @@ def test_each_layer_has_a_lower_rate_than_the_one_above():
     gradients = jax.tree.map(lambda x: 1e-3 * x, params)
 
     def first_update(**options):
-        optimizer = make_optimizer(config, 100, **options)
+        optimizer = make_optimizer(config, make_rate_schedule(config, 100), **options)
         updates, _ = optimizer.update(gradients, optimizer.init(params), params)
         return updates
 
@@ -305,4 +322,4 @@ def test_each_layer_has_a_lower_rate_than_the_one_above():
 def test_more_steps_than_the_state_counts_are_refused():
     """Such as those of `--config.epochs=4e9`."""
     with pytest.raises(UserError, match="8,000,000,000 steps"):
-        make_optimizer(OptimizerConfig(), 8_000_000_000)
+        make_optimizer(OptimizerConfig(), make_rate_schedule(OptimizerConfig(), 8_000_000_000))

@@ -10,7 +10,7 @@ from helpers import LENGTH, SPECIAL, VOCAB, batch, masking, model_config
 
 from bert_jax.batches.packing import NO_PAIR, max_pairs, pack
 from bert_jax.config import DataConfig, TrainConfig
-from bert_jax.config.phases import phases
+from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.models.bert import BertModel
 from bert_jax.models.heads import BertForPreTraining
@@ -206,7 +206,7 @@ def test_eight_devices_agree_with_one():
 @pytest.mark.parametrize("length", [16, LONG])
 def test_synthetic_batches_have_the_same_form(length):
     config = TrainConfig(data=DataConfig(packing=True, max_length=length, batch_size=3))
-    made = synthetic.random_batch(config, phases(config)[0][1])
+    made = synthetic.random_batch(config, make_schedule(config).stages[0])
     assert made.keys() == packed(batch(1)).keys()
     most = max_pairs(length)
     for name, value in made.items():
