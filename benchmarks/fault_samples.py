@@ -26,7 +26,7 @@ from bert_jax.commands import process
 from bert_jax.errors import Interrupted
 from bert_jax.runs import finetune as finetuning
 from bert_jax.runs import pretrain as pretraining
-from bert_jax.text import prepare, store
+from bert_jax.text import prepare
 from bert_jax.training import checkpoint
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -144,29 +144,29 @@ def make_unfinished_store(folder: Path) -> None:
     )
 
 
-def commands(folder: Path, scale: int = 5) -> dict[str, list[str]]:
-    """Write the inputs of the two scripts, and return their flags; `scale` is the work of both."""
+def commands(folder: Path) -> dict[str, list[str]]:
+    """Write the inputs of the two scripts, and return their flags."""
     draw = random.Random(0)
     words = [
         "".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 9))) for _ in range(999)
     ]
-    write_text(folder / "text.txt", 300 * scale, words)
+    write_text(folder / "text.txt", 1500, words)
     rows = [f"{' '.join(draw.choices(WORDS, k=6))}\t{draw.choice('ab')}" for _ in range(240)]
     (folder / "train.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    pretraining = {
-        "steps": 8 * scale,
+    of_pretraining = {
+        "steps": 40,
         "log_every": 4,
-        "eval_every": 2 * scale,
-        "checkpoint.every": scale,
+        "eval_every": 10,
+        "checkpoint.every": 5,
         "data.source": folder / "text.txt",
         "data.batch_size": 8,
         "data.max_length": 32,
     }
     sizes = {"vocab_size": 200, "hidden_size": 16, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 32}
-    pretraining |= {f"model.{name}": size for name, size in sizes.items()}
-    finetuning = {
-        "seeds": (scale + 1) // 2,
+    of_pretraining |= {f"model.{name}": size for name, size in sizes.items()}
+    of_finetuning = {
+        "seeds": 3,
         "epochs": 2,
         "evaluations": 2,
         "log_every": 5,
@@ -177,8 +177,8 @@ def commands(folder: Path, scale: int = 5) -> dict[str, list[str]]:
     }
     init = [f"--init={folder / 'samples/pretrained'}", "--config=finetune/classification"]
     return {
-        "train.py": [f"--config.{name}={value}" for name, value in pretraining.items()],
-        "finetune.py": [*init, *(f"--config.{name}={v}" for name, v in finetuning.items())],
+        "train.py": [f"--config.{name}={value}" for name, value in of_pretraining.items()],
+        "finetune.py": [*init, *(f"--config.{name}={v}" for name, v in of_finetuning.items())],
     }
 
 
@@ -198,9 +198,6 @@ def scores(values: Any) -> dict[str, float]:
 
 def result(script: str, workdir: Path) -> dict[str, Any]:
     """Return the parameters, evaluations and predictions that a run has left."""
-    if script == "prepare":
-        corpus = store.open_store(workdir)
-        return {name: digest(vars(getattr(corpus, name))) for name in ("train", "eval")}
     found: dict[str, Any] = {"parameters": digest(bert_jax.load(workdir).params)}
     for path in sorted(workdir.rglob("metrics.jsonl")):
         records = [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,14 +1,11 @@
-"""Kill runs, fuzz readers, fail writes and damage files: is anything lost, or wrong in silence?
+"""Kill runs, fuzz readers and damage files: is anything lost, or wrong in silence?
 
-    python benchmarks/faults.py kills|fuzz|writes|damage --output=FOLDER
+    python benchmarks/faults.py kills|fuzz|damage --output=FOLDER
 
 kills: SIGKILL of `train.py` and `finetune.py` at random moments of their life, then the same
   command until it ends. Its parameters, evaluations and predictions must be those of an undisturbed
   run.
 fuzz: mutated files for every reader (fuzzing.py), which must succeed or refuse with a `UserError`.
-writes: each kind of write of a run (its function, and its path without numbers) fails once. The run
-  must end with one line and a documented exit code, or continue and say so once; then the same
-  command must end as if undisturbed.
 damage: each kind of file of a workdir, a store and a checkpoint is damaged in ten ways. The command
   must refuse in one line, or give the same numbers.
 
@@ -18,8 +15,6 @@ FOLDER gets `README.md`, a table of counts, and each fault that was found.
 import argparse
 import collections
 import contextlib
-import ctypes
-import errno
 import itertools
 import os
 import random
@@ -30,10 +25,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import damaging
 import fuzzing
@@ -41,7 +34,6 @@ import record
 from fault_samples import (
     CONTEXT,
     ROOT,
-    by_kind,
     commands,
     differences,
     in_a_child,
@@ -50,15 +42,13 @@ from fault_samples import (
     row,
 )
 
-from bert_jax.commands import main as main_lib
-
 
 def main() -> None:
     """Run a part of the campaign and write its record."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--count", type=int, default=0, help="kills, inputs, writes or damages")
+    parser.add_argument("--count", type=int, default=0, help="kills, inputs or damages")
     parser.add_argument("--minutes", type=float, default=1e6, help="end after so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=3, help="at a time (3)")
@@ -261,140 +251,7 @@ def _kill(script: str, workdir: Path, flags: Sequence[str], seconds: float) -> s
     return "ending" if lines[-1][0] == lines[-1][1] and is_last else "training"
 
 
-# --- Writes --------------------------------------------------------------------------------------
-
-ERRORS = {"disk full": errno.ENOSPC, "permission": errno.EACCES, "folder gone": errno.ENOENT}
-EXIT_CODES = (1, 2, 69, 75)  # of errors.py
-
-
-def writes(args: argparse.Namespace) -> str:
-    """Make writes fail, one a run, and return a table by command and error."""
-    folder = args.output.absolute()
-    library = folder / "fail_write.so"
-    source = Path(__file__).with_name("fail_write.c")
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    os.environ["LD_PRELOAD"] = str(library)  # of the fork server, and so of each child
-    if not (folder / "samples").exists():
-        in_a_child(make_samples, folder / "samples")
-    words = commands(folder, scale=1)
-    words["prepare"] = ["prepare", str(folder / "text.txt"), "", "--vocab-size=200"]
-    jobs, expected, total, draw = [], {}, {}, random.Random(args.seed)
-    for script, flags in words.items():
-        for name in ("first", "expected"):  # the first compiles
-            workdir = folder / name / script
-            code, errors = _fail(script, workdir, flags, 0, 0)
-            if code or errors:
-                raise SystemExit(f"{script}: exit {code}: {errors}")
-        expected[script] = in_a_child(result, script, workdir)
-        calls = workdir.with_name(f"{script}.log").read_text().splitlines()
-        total[script] = len(calls)
-        for kind in by_kind(calls).values():  # one call of each kind fails, in one way
-            n = draw.choice(kind)
-            is_opened = calls[n].startswith(("open", "mkdir", "rename"))
-            problem = draw.choice(list(ERRORS) if is_opened else ["disk full"])
-            jobs.append((script, problem, ERRORS[problem], n + 1))
-    jobs = draw.sample(jobs, min(args.count or len(jobs), len(jobs)))
-    counts = {(s, problem): collections.Counter() for s in words for problem in ERRORS}
-    faults = []
-
-    def run(job: tuple[str, str, int, int]) -> None:
-        if time.monotonic() > args.deadline:
-            return
-        script, problem, number, n = job
-        workdir = folder / f"{script}-{problem.replace(' ', '-')}-{n}"
-        code, errors = _fail(script, workdir, words[script], n, number)
-        again, errors_again = _fail(script, workdir, words[script], 0, 0)
-        log = workdir.with_name(f"{workdir.name}.log").read_text().splitlines()[:1] or ["no call"]
-        lines = len(errors.splitlines())
-        kind = "continued" if code == 0 else "one line"
-        if code not in (0, *EXIT_CODES) or lines > 1 or (code and not lines):
-            kind = "hang" if code == -signal.SIGKILL else "several lines"
-        difference = f"exit {again}: {errors_again}" if again else ""
-        if not again:
-            with contextlib.suppress(ChildProcessError):
-                difference = in_a_child(differences, script, workdir, expected[script])
-        counts[script, problem][kind] += 1
-        counts[script, problem]["lost"] += bool(difference)
-        if difference or kind in ("hang", "several lines"):
-            faults.append(f"{script}, {problem}, {log[0]}: {kind}, exit {code}; then {difference}")
-            print(faults[-1], flush=True)
-            with (args.output / "faults.txt").open("a") as file:
-                file.write(f"{faults[-1]}\n{errors}\n{errors_again}\n\n")
-        else:
-            shutil.rmtree(workdir)
-
-    with ThreadPoolExecutor(args.processes) as pool:
-        list(pool.map(run, jobs))
-    disks = [
-        _fill_disk(script, folder, words[script], share, expected[script])
-        for script in words
-        for share in (0.2, 0.5, 0.8)
-    ]
-    kinds = ("one line", "continued", "several lines", "hang", "lost")
-    rows = [f"| command | error | failed | {' | '.join(kinds)} |", "|---|---|" + "---:|" * 6]
-    for (script, problem), count in counts.items():
-        values = [sum(count.values()) - count["lost"], *(count[kind] for kind in kinds)]
-        rows.append(row(f"{script} | {problem}", *values))
-    listed = ", ".join(f"{script} {number}" for script, number in total.items())
-    return "\n".join(
-        [*rows, "", f"Writes of a run: {listed}.", "", *(f"- {f}" for f in [*disks, *faults])]
-    )
-
-
-def _fill_disk(
-    script: str, folder: Path, flags: Sequence[str], share: float, expected: Mapping[str, Any]
-) -> str:
-    """Run a command on a disk that has room for a share of it, then on a larger one."""
-    disk = folder / f"disk-{Path(script).stem}-{share}"
-    disk.mkdir()
-    files = [path for path in (folder / "expected" / script).rglob("*") if path.is_file()]
-    size = sum(-(-path.stat().st_size // 4096) for path in files) * 4096
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={int(share * size)}", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        return f"{script}, full disk: not tried, since this user cannot mount one"
-    try:
-        code, errors = _fail(script, disk, flags, 0, 0)
-        larger = f"remount,size={10 * size}"
-        subprocess.run(["mount", "-o", larger, str(disk)], check=True)
-        again, errors_again = _fail(script, disk, flags, 0, 0)
-        end = f"exit {again}: {errors_again}"
-        if not again:
-            end = in_a_child(differences, script, disk, expected) or "the undisturbed result"
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-    return (
-        f"{script}, a disk with room for {share:.0%}: exit {code}, {len(errors.splitlines())} "
-        f"lines: {errors[:200].strip()}; with room again: {end}"
-    )
-
-
-def _fail(
-    script: str, workdir: Path, flags: Sequence[str], number: int, error: int
-) -> tuple[int | None, str]:
-    """Run a command whose write of this number fails; return its exit code and its errors."""
-    workdir.parent.mkdir(exist_ok=True)
-    words = [script, f"--workdir={workdir}", *flags]
-    if script == "prepare":
-        words = ["bert-jax", *(flag or str(workdir) for flag in flags)]
-    child = CONTEXT.Process(target=_run_failing, args=(words, workdir, number, error))
-    child.start()
-    child.join(200)
-    child.kill()
-    child.join()
-    return child.exitcode, workdir.with_name(f"{workdir.name}.err").read_text()
-
-
-def _run_failing(words: Sequence[str], workdir: Path, number: int, error: int) -> None:
-    for descriptor, suffix in ((1, ".out"), (2, ".err")):
-        file = workdir.with_name(workdir.name + suffix).open("w")
-        os.dup2(file.fileno(), descriptor)
-    names = [str(workdir).encode(), str(workdir.with_name(f"{workdir.name}.log")).encode()]
-    ctypes.CDLL(os.environ["LD_PRELOAD"]).fail_write(names[0], number, error, names[1])
-    sys.argv = list(words)
-    main_lib.main({"train.py": "pretrain", "finetune.py": "finetune"}.get(words[0]))
-
-
-PARTS = {"kills": kills, "fuzz": fuzz, "writes": writes, "damage": damaging.damage}
+PARTS = {"kills": kills, "fuzz": fuzz, "damage": damaging.damage}
 
 if __name__ == "__main__":
     main()

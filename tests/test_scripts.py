@@ -1,8 +1,11 @@
-"""The scripts in examples/, as far as one machine can."""
+"""The scripts in examples/ and benchmarks/, as far as one machine can."""
 
+import ast
+import importlib
 import re
 import shutil
 import subprocess
+import types
 from pathlib import Path
 
 import command_lines
@@ -12,6 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".sh", ".sbatch"))
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -117,3 +121,33 @@ def test_exit_codes():
     codes = {code: exit_of("tpu_host.sh", code)[0] for code in (0, 1, 2, 69, 75, 134)}
     assert codes == {0: 0, 1: 101, 2: 102, 69: 69, 75: 75, 134: 134}
     assert "0 | 101 | 102) break" in (EXAMPLES / "tpu_pod.sh").read_text()
+
+
+def package_attributes(tree: ast.AST) -> dict[str, str]:
+    """Return the names of a script that stand for modules of the package, and these modules."""
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    return {name: module for name, module in modules.items() if module.startswith("bert_jax")}
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.name)
+def test_benchmarks_use_what_the_package_has(path):
+    """Their other imports may be missing here, such as PyTorch, so that no script is run."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    used = package_attributes(tree)
+    found = {}
+    for name, full_name in used.items():
+        module, _, attribute = full_name.rpartition(".")
+        if module and hasattr(parent := importlib.import_module(module), attribute):
+            found[name] = getattr(parent, attribute)
+        else:
+            found[name] = importlib.import_module(full_name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            value = found.get(node.value.id)
+            if isinstance(value, types.ModuleType):
+                assert hasattr(value, node.attr), f"{node.value.id}.{node.attr}"
