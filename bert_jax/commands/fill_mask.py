@@ -13,7 +13,7 @@ import os
 from bert_jax.commands import process, texts
 from bert_jax.errors import UserError
 from bert_jax.storage.paths import CHECKPOINT
-from bert_jax.text.records import STDIN
+from bert_jax.text.files import STDIN
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

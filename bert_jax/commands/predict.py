@@ -20,7 +20,7 @@ from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
 from bert_jax.errors import UserError
 from bert_jax.storage.paths import CHECKPOINT
-from bert_jax.text.records import STDIN, file_type
+from bert_jax.text.files import STDIN, file_type
 
 if TYPE_CHECKING:
     from bert_jax.inference.predictions import Predictions

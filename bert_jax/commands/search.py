@@ -11,7 +11,7 @@ import dataclasses
 
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser
-from bert_jax.text.records import STDIN
+from bert_jax.text.files import STDIN
 
 _SHOWN = 160  # characters of a text
 

@@ -12,7 +12,8 @@ from typing import Any
 from bert_jax import console
 from bert_jax.errors import UserError
 from bert_jax.storage import daemon_thread
-from bert_jax.text.records import STDIN, file_fault, read_lines
+from bert_jax.text.files import STDIN, check_readable
+from bert_jax.text.records import text_lines
 
 _MOST = 256  # lines that are read ahead
 _WAIT = 0.01  # seconds, for lines that come together
@@ -32,18 +33,19 @@ def numbered(source: str, *, with_empty: bool = False) -> Iterator[tuple[str, st
     """
     if source == STDIN and os.isatty(0):
         print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
-    if source != STDIN and (fault := file_fault(source)):
-        raise UserError(f"{source} {fault}; give a file with a text a line, or - for stdin")
+    if source != STDIN:
+        check_readable(source, source, "give a file with a text a line, or - for stdin")
 
     def lines() -> Iterator[tuple[str, str]]:
-        name, size = ("stdin", 0) if source == STDIN else (source, os.stat(source).st_size)
-        where = ""
-        for number, (line, position) in enumerate(read_lines(source), start=1):
-            console.advance(position, size)
-            if line or with_empty:
-                where = f"{name}:{number}"
-                yield where, line
-        if not where:
+        size = 0 if source == STDIN else os.stat(source).st_size
+        is_empty = True
+        for record in text_lines(source):
+            console.advance(record.position, size)
+            if record.fields["text"] or with_empty:
+                is_empty = False
+                yield record.where, record.fields["text"]
+        if is_empty:
+            name = "stdin" if source == STDIN else source
             raise UserError(f"{name} has no text; give one a line")
 
     found = lines()

@@ -27,8 +27,10 @@ from bert_jax.models.heads import BertForEmbedding
 from bert_jax.retrieval import search
 from bert_jax.storage import checksums, daemon_thread, json_files, locks, replacement
 from bert_jax.storage.paths import absolute, as_path
-from bert_jax.tasks import readers
-from bert_jax.text import builtin, records
+from bert_jax.text import builtin
+from bert_jax.text.files import existing
+from bert_jax.text.readers import read_records
+from bert_jax.text.records import reader
 from bert_jax.training import workdir
 
 _FORMAT = 1
@@ -39,7 +41,6 @@ _BUILDING = (_PROGRESS, locks.NAME)  # beside them until the folder has its name
 _REMEDY = "remove the folder and build it again"
 # What the vectors of a model of embeddings depend on, beside its parameters.
 _OWN = ("pooling", "dense_activation", "query_prompt", "passage_prompt", "max_length")
-_TABLES = (".tsv", ".csv", ".jsonl")
 _BUILTIN = "builtin"  # in place of a file: the functions of Python's library
 
 
@@ -273,9 +274,8 @@ class _Entry(NamedTuple):
 def _read(files: Sequence[str], column: str) -> Iterator[_Entry]:
     """Yield the texts of files; UserError before the first if a file cannot be opened."""
     for file in files:
-        fault = records.file_fault(os.path.expanduser(file))
-        if fault and file != _BUILTIN:
-            raise UserError(f"{file} {fault}; give files with a text a line, or tables")
+        if file != _BUILTIN:
+            existing(file, remedy="give files with a text a line, or tables")
     for number, file in enumerate(files):
         for text, line in _read_file(file, column):
             if text.strip():
@@ -287,15 +287,12 @@ def _read_file(file: str, column: str) -> Iterator[tuple[str, int]]:
     if file == _BUILTIN:
         yield from ((text, number) for number, text in enumerate(builtin.functions(), start=1))
         return
-    if records.file_type(file) not in _TABLES:
-        lines = records.read_lines(os.path.expanduser(file))
-        yield from ((line, number) for number, (line, _) in enumerate(lines, start=1))
-        return
-    for record in readers.table(file):
-        text = record.field(column, "column")
+    is_plain = reader(file) is None
+    for record in read_records(file, lines=True):
+        text = record.field("text" if is_plain else column, "column")
         if not isinstance(text, str | None):
             raise UserError(f"{record.where} has no text in {column!r}; set column to another")
-        yield text or "", int(record.where.rpartition(":")[2])
+        yield text or "", record.line
 
 
 def _embed(bert: Bert, texts: Sequence[str], kind: str) -> tuple[np.ndarray, int]:

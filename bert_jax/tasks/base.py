@@ -13,8 +13,8 @@ from bert_jax.batches.buckets import Features
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
-from bert_jax.tasks import readers
-from bert_jax.tasks.readers import Record
+from bert_jax.text.readers import read_records
+from bert_jax.text.records import Record
 from bert_jax.text.tokenizer import Tokenizer
 
 
@@ -49,7 +49,7 @@ class Task(abc.ABC):
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         """Yield the records of a file or a TensorFlow dataset, with the fields of a task."""
-        for record in readers.table(source):
+        for record in read_records(source):
             yield Record(record.where, self.select_fields(record, data))
 
     @abc.abstractmethod

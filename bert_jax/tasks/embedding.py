@@ -17,7 +17,8 @@ from bert_jax.tasks.base import Example, Task, build_sequence
 from bert_jax.tasks.classification import correlations
 from bert_jax.tasks.readers import Record
 from bert_jax.text import builtin
-from bert_jax.text.records import file_type, read_lines
+from bert_jax.text.files import file_type
+from bert_jax.text.readers import read_records
 from bert_jax.text.tokenizer import Tokenizer
 
 _PLAIN = ".txt"
@@ -64,9 +65,8 @@ class Embedding(Task):
             yield from super().read_records(source, data)
 
     def _read_lines(self, source: str) -> Iterator[Record]:
-        lines = enumerate(read_lines(readers.existing(source)), start=1)
-        texts = (Record(f"{source}:{number}", {"texts": (line,)}) for number, (line, _) in lines)
-        return self._make_pairs(texts)
+        lines = read_records(source, lines=True)
+        return self._make_pairs(Record(r.where, {"texts": (r.fields["text"],)}) for r in lines)
 
     def _make_pairs(self, records: Iterator[Record]) -> Iterator[Record]:
         """Yield pairs of plain texts; an empty one ends a document."""

@@ -8,7 +8,8 @@ from typing import Any
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError, nearest
 from bert_jax.tasks import readers
-from bert_jax.tasks.readers import Record
+from bert_jax.text.readers import read_records
+from bert_jax.text.records import Record
 
 _IDS = ("index", "id", "idx")  # in GLUE's files, QQP's, and TFDS
 _HIGHEST_SCORE = 5  # of two sentences that mean the same, in STS-B
@@ -90,7 +91,7 @@ def sources(name: str, folder: str = "") -> tuple[str, dict[str, str], dict[str,
 def read(name: str, source: str) -> Iterator[Record]:
     """Yield the examples of a task, with the fields of `fields`."""
     task = layout(name)
-    for record in readers.table(source, task.headless, skips_ragged=task.skips_ragged):
+    for record in read_records(source, task.headless, skips_ragged=task.skips_ragged):
         yield Record(record.where, fields(name, record))
 
 

@@ -1,16 +1,17 @@
-"""File readers of tasks: .tsv, .csv, .jsonl, CoNLL columns, SQuAD's JSON, TFDS."""
+"""The file formats that one task alone has: CoNLL's columns and SQuAD's JSON."""
 
 import itertools
 import math
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.text import records
-from bert_jax.text.records import Record, read_lines
+from bert_jax.text.files import existing, file_type, read_lines
+from bert_jax.text.readers import read_records
+from bert_jax.text.records import Record, parse_json
+
+_REMEDY = "give a file, or tfds:NAME@SPLIT"
 
 
 def to_number(value: Any) -> float:
@@ -21,26 +22,10 @@ def to_number(value: Any) -> float:
         return math.nan
 
 
-def table(
-    source: str, columns: Sequence[str] = (), *, skips_ragged: bool = False
-) -> Iterator[Record]:
-    """Return the records of a .tsv, .csv or .jsonl, or .gz or .xz of it, or of tfds:NAME@SPLIT."""
-    if source.startswith("tfds:"):
-        if not source.partition("@")[2]:
-            raise UserError(f"{source} names no split; add one, such as {source.rstrip('@')}@train")
-        return records.tfds_records(source, records.open_tfds(source))
-    path = existing(source)
-    if records.file_type(path) == ".jsonl":
-        return records.json_lines(path)
-    if records.file_type(path) in (".tsv", ".csv"):
-        return records.table_rows(path, columns, skips_ragged=skips_ragged)
-    raise UserError(f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz")
-
-
 def conll(source: str) -> Iterator[Record]:
     """Yield the sentences of a CoNLL file: {"tokens": [...], "tags": [...] or None}."""
     # The first column is a word, the last of several its tag; no sign starts a comment.
-    path, width = existing(source), 0
+    path, width = existing(source, _REMEDY), 0
     # Not held by a name, so that the file is closed as soon as an error is raised.
     for is_sentence, lines in itertools.groupby(
         ((n, _columns(line)) for n, (line, _) in enumerate(read_lines(path, strip=False), start=1)),
@@ -68,9 +53,9 @@ def _columns(line: str) -> list[str]:
 
 def squad(source: str) -> Iterator[Record]:
     """Yield the questions of a SQuAD file, with the context, or of a .jsonl or tfds:... of them."""
-    is_flat = source.startswith("tfds:") or records.file_type(source) == ".jsonl"
+    is_flat = source.startswith("tfds:") or file_type(source) == ".jsonl"
     seen = set()
-    for record in table(source) if is_flat else _nested_questions(source):
+    for record in read_records(source) if is_flat else _nested_questions(source):
         name = record.fields.get("id")
         if not isinstance(name, str | int) or name == "":
             raise UserError(f"{record.where} has no id; give each question its own")
@@ -81,19 +66,12 @@ def squad(source: str) -> Iterator[Record]:
         yield Record(where, record.fields)
 
 
-def existing(source: str) -> Path:
-    """Return the path of a file; UserError, with what it is, if it cannot be read."""
-    path = Path(os.path.expanduser(source))
-    if fault := records.file_fault(path):
-        raise UserError(f"{source} {fault}; give a file, or tfds:NAME@SPLIT")
-    return path
-
-
 def _nested_questions(source: str) -> Iterator[Record]:
-    text = "".join(line for line, _ in read_lines(existing(source), strip=False, longest=1 << 30))
+    lines = read_lines(existing(source, _REMEDY), strip=False, longest=1 << 30)
+    text = "".join(line for line, _ in lines)
     if not text.strip():
         return
-    for article_at, article in _items(records.parse_json(text, source), "data", source, ": "):
+    for article_at, article in _items(parse_json(text, source), "data", source, ": "):
         for at, paragraph in _items(article, "paragraphs", article_at):
             questions, context = _items(paragraph, "qas", at), text_field(paragraph, "context", at)
             for where, fields in questions:

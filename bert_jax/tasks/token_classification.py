@@ -12,7 +12,8 @@ from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForTokenClassification
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens
-from bert_jax.text.records import Record, file_type
+from bert_jax.text.files import file_type
+from bert_jax.text.records import Record
 from bert_jax.text.tokenizer import Tokenizer
 
 _OUTSIDE = "O"  # the tag of a word of no entity

@@ -18,8 +18,9 @@ from typing import Any
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.storage import paths, remote
-from bert_jax.text import builtin, records, sentences
-from bert_jax.text.records import Record, read_lines
+from bert_jax.text import builtin, files, records, sentences, tfds_rows
+from bert_jax.text.files import read_lines
+from bert_jax.text.records import Record
 
 # Do not change it: the documents of a larger text, and which are held out, depend on it.
 _CHUNK_BYTES = 1 << 26
@@ -105,7 +106,7 @@ class TfdsSource(Source):
 
     def __init__(self, name: str, text_field: str):
         self.name, self._text_field = name, text_field
-        self._rows = records.open_tfds(name)
+        self._rows = tfds_rows.open_rows(name)
         self.size = len(self._rows)
 
     def identity(self) -> dict[str, Any]:
@@ -113,7 +114,7 @@ class TfdsSource(Source):
         return {"tfds": dataset, "split": split, "rows": self.size}
 
     def texts(self, chunk: int = 0) -> Iterator[list[str]]:
-        for record in records.tfds_records(self.name, self._rows):
+        for record in tfds_rows.read_rows(self.name, self._rows):
             self.position = record.position
             yield _sentences(record, self._text_field)
 
@@ -146,11 +147,11 @@ class FileSource(Source):
         self._is_document = data.sentences == "documents"  # each line
         if data.sentences == "auto":
             self._split = sentences.is_prose(self._first_lines())
-        if not self._split and any(_reader(path) is None for path in self.paths):
+        if not self._split and any(records.reader(path) is None for path in self.paths):
             self.form = f"one {'document' if self._is_document else 'sentence'} a line"
 
     def _first_lines(self) -> list[str]:
-        paths = (path for path in self.paths if _reader(path) is not records.table_rows)
+        paths = (path for path in self.paths if records.reader(path) is not records.table_rows)
         lines = (line for path in paths for line, _ in read_lines(path) if line)
         # Their beginnings, to bound the memory.
         return [s[: sentences.MAX_SENTENCE_CHARACTERS] for s in itertools.islice(lines, 1000)]
@@ -160,12 +161,12 @@ class FileSource(Source):
         settings: dict[str, Any] = {"text_field": self._text_field, "split": self._split}
         settings |= {"lines": "documents"} if self._is_document else {}
         if by_file or self._num_chunks == 1:
-            files = []
+            digests = []
             for path in self.paths:
-                with records.open_file(path) as file:
+                with files.open_file(path) as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
-                files.append({"bytes": self._check_unchanged(path), "sha256": digest})
-            return {"files": files, **settings}
+                digests.append({"bytes": self._check_unchanged(path), "sha256": digest})
+            return {"files": digests, **settings}
         layout = {"bytes": self._starts[-1], "starts": _digest(self._starts)}
         digests = [self._chunk_sha256(chunk) for chunk in self.chunks]
         return {**layout, "chunk_bytes": _CHUNK_BYTES, "sha256": digests, **settings}
@@ -175,7 +176,7 @@ class FileSource(Source):
         for path, _, start, end in self._sections(chunk):
             self._check_unchanged(path)
             digest.update(b"%d\n" % (left := end - start))
-            with records.open_file(path) as file:
+            with files.open_file(path) as file:
                 file.seek(start)
                 while left and (block := file.read(min(left, _BLOCK_BYTES))):
                     digest.update(block)
@@ -186,7 +187,7 @@ class FileSource(Source):
     def texts(self, chunk: int = 0) -> Iterator[list[str]]:
         for path, file_start, start, end in self._sections(chunk):
             self._check_unchanged(path)
-            if reader := _reader(path):
+            if reader := records.reader(path):
                 rows = reader(path) if reader is records.table_rows else reader(path, start, end)
                 read = ((_sentences(r, self._text_field), r.position) for r in rows)
             else:
@@ -204,7 +205,7 @@ class FileSource(Source):
             path, file_start = self.paths[index], self._starts[index]
             if file_start >= high:
                 break
-            if Path(path).suffix in records.OPENERS or _reader(path) is records.table_rows:
+            if Path(path).suffix in files.OPENERS or records.reader(path) is records.table_rows:
                 # It can only be read from its beginning, and is in the chunk of its first byte.
                 start, end = 0, self._states[path][0] if file_start >= low else 0
             else:
@@ -216,10 +217,10 @@ class FileSource(Source):
         size = self._states[path][0]
         if not 0 < offset < size:
             return min(max(offset, 0), size)
-        is_plain = not self._is_document and _reader(path) is None
+        is_plain = not self._is_document and records.reader(path) is None
         blank_within = min(_BLANK_LINE_WITHIN, _CHUNK_BYTES) if is_plain else 0
         if (path, offset) not in self._line_starts:  # a chunk's end is the next one's start
-            found = records.line_start(path, offset, blank_within)
+            found = files.line_start(path, offset, blank_within)
             self._line_starts[path, offset] = found
         return self._line_starts[path, offset]
 
@@ -248,13 +249,6 @@ class FileSource(Source):
                 lines, characters = [], 0
 
 
-def _reader(path: _Path) -> Any:
-    """Return the function that reads the records of a file; None for plain text."""
-    if not {".jsonl", ".json"}.isdisjoint(Path(path).suffixes):
-        return records.json_lines
-    return records.table_rows if records.file_type(path) in (".csv", ".tsv") else None
-
-
 def _expand(patterns: str) -> list[tuple[_Path, remote.State]]:
     expanded: list[tuple[_Path, remote.State]] = []
     for pattern in filter(None, map(str.strip, patterns.split(","))):
@@ -265,10 +259,10 @@ def _expand(patterns: str) -> list[tuple[_Path, remote.State]]:
         # A name that exists is no pattern, even with brackets in it.
         exists = os.path.lexists(name)
         matches = [name] if exists else sorted(glob.glob(name, recursive=True))
-        files = [match for match in matches if exists or not os.path.isdir(match)]
-        for file in files or [name]:
-            if fault := records.file_fault(file):
-                raise UserError(f"data source {file} {fault}; give files or a glob 'text/*.txt'")
+        found = [match for match in matches if exists or not os.path.isdir(match)]
+        for file in found or [name]:
+            name = f"data source {file}"
+            files.check_readable(file, name, "give files or a glob 'text/*.txt'")
             expanded.append((Path(file), _state(Path(file))))
     if not expanded:
         raise UserError("data.source is empty; give files, a glob, tfds:NAME or builtin")
@@ -278,6 +272,6 @@ def _expand(patterns: str) -> list[tuple[_Path, remote.State]]:
 def _state(path: _Path) -> remote.State:
     if isinstance(path, str):
         return remote.state(path)
-    with records.open_file(path) as file:
+    with files.open_file(path) as file:
         found = os.fstat(file.fileno())
     return found.st_size, found.st_mtime_ns, found.st_ino

@@ -168,7 +168,7 @@ def test_an_error_in_a_later_chunk_says_where_it_is(tmp_path):
             list(open_source(str(tmp_path / "a.jsonl"), data).documents())
     (tmp_path / "b.txt").write_bytes(b"x" * ((1 << 26) + 9))
     with pytest.raises(UserError, match="line at byte 3 is longer than 64 MiB"):
-        sources.records.line_start(tmp_path / "b.txt", 3, 0)
+        sources.files.line_start(tmp_path / "b.txt", 3, 0)
 
 
 def test_chunks_of_few_documents_hold_out_their_share(tmp_path):

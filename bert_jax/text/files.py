@@ -1,0 +1,153 @@
+"""Text files and their lines: plain, .gz or .xz; on a disk, at a URL or standard input."""
+
+import errno
+import functools
+import gzip
+import io
+import lzma
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bert_jax.errors import UserError
+from bert_jax.storage import paths, remote
+
+# Longer lines are refused, so that a small .gz of one long line cannot fill the memory.
+MAX_LINE_BYTES = 1 << 26
+_BLOCK_BYTES = 1 << 22
+STDIN = "-"  # in place of the path of a file
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}  # of compressed files
+
+
+def file_type(path: str | Path) -> str:
+    """Return the suffix of a file, ignoring .gz and .xz: ".tsv" of "a.TSV.gz"."""
+    path = Path(path)
+    return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
+
+
+def check_readable(path: str | Path, name: str, remedy: str) -> None:
+    """Refuse a path that is no readable file, with what it is instead; `name` is the user's."""
+    if fault := _find_fault(path):
+        raise UserError(f"{name} {fault}; {remedy}")
+
+
+def existing(name: str, remedy: str) -> Path:
+    """Return the path of a readable file; "~" is the user's home."""
+    path = Path(os.path.expanduser(name))
+    check_readable(path, name, remedy)
+    return path
+
+
+def _find_fault(path: str | Path) -> str:
+    """Return why a path is no readable file, such as "does not exist"; "" if it is one."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:  # ValueError for a NUL byte
+        if getattr(error, "errno", None) != errno.ENOENT:
+            return f"cannot be read ({getattr(error, 'strerror', error)})"
+        return "is a link to a missing file" if os.path.islink(path) else "does not exist"
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+        return f"is a {kinds.get(stat.S_IFMT(mode), 'device')}, not a file"
+    return "" if os.access(path, os.R_OK) else "cannot be read (its permissions)"
+
+
+def open_file(path: Path | str, block_bytes: int = _BLOCK_BYTES) -> io.BufferedReader:
+    """Open a file, a URL or standard input for reading; UserError if that fails.
+
+    Of a URL, each request reads `block_bytes`.
+    """
+    if isinstance(path, str) and paths.is_remote(path):
+        return remote.open_file(path, block_bytes)
+    try:
+        # Not `sys.stdin`, whose lock a thread that waits for a line would hold at exit.
+        return open(0, "rb", closefd=False) if path == STDIN else Path(path).open("rb")
+    except OSError as error:
+        if path == STDIN:
+            raise UserError(f"stdin cannot be read ({error.strerror}); give a file") from error
+        raise UserError(f"{path} {_find_fault(path) or error.strerror}; restore it") from error
+
+
+def read_lines(
+    path: Path | str,
+    start: int = 0,
+    end: int | None = None,
+    *,
+    strip: bool = True,
+    longest: int = MAX_LINE_BYTES,
+) -> Iterator[tuple[str, int]]:
+    """Yield each line of a file, and the position in the file on disk after it.
+
+    Args:
+      path: a file, a URL or standard input.
+      start: the byte where the first line starts; 0 for a compressed file.
+      end: lines that start there or later are not read; ignored for a compressed file.
+      strip: whether to remove white space at both ends.
+      longest: in bytes.
+
+    Raises:
+      UserError: a line is too long, is not UTF-8 or has a NUL byte, or the file is damaged.
+    """
+    with open_file(path) as raw:
+        decompress = OPENERS.get(Path(path).suffix)
+        end = None if decompress else end
+        path = "stdin" if path == STDIN else path
+        file: BinaryIO = decompress(raw) if decompress else raw
+        if start:
+            raw.seek(start)
+        lines = iter(functools.partial(file.readline, longest + 1), b"")
+        number, position, offset = 0, start, start
+        try:
+            for number, line in enumerate(lines, start=1):
+                if len(line) > longest:
+                    raise ValueError(f"is longer than {longest >> 20} MiB; break it into lines")
+                if b"\0" in line:
+                    raise ValueError("has a NUL byte, as UTF-16 has; convert it, or fetch it again")
+                text = line.decode("utf-8" if start or number > 1 else "utf-8-sig")
+                position = position if number % 64 or not raw.seekable() else raw.tell()
+                yield text.strip() if strip else text, position
+                offset += len(line)
+                if end is not None and offset >= end:
+                    return
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{error.object[error.start]:02x} at {error.start}"
+            raise UserError(
+                f"{path}: line {line_name(number, start)} is not UTF-8 ({byte}); convert it"
+            ) from error
+        except ValueError as error:
+            raise UserError(f"{path}: line {line_name(number, start)} {error}") from error
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+            raise UserError(
+                f"{path} is damaged after line {line_name(number, start)} ({error}); fetch it again"
+            ) from error
+
+
+def line_name(number: int, start: int) -> str:
+    """Return the name of a line, in messages, by its number from the byte `start` on."""
+    return f"{number} after byte {start}" if start else str(number)
+
+
+def line_start(path: Path | str, offset: int, blank_within: int) -> int:
+    """Return where the first document, or else the first line, at or after a byte starts.
+
+    A document starts after a blank line, which must end at most `blank_within` bytes after
+    `offset`. The end of the file counts as a start.
+    """
+    with open_file(path, 1 << 16) as file:
+        file.seek(offset - 1)
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if len(line) > MAX_LINE_BYTES:
+            raise UserError(
+                f"{path}: the line at byte {offset} is longer than {MAX_LINE_BYTES >> 20} MiB; "
+                "break it into lines"
+            )
+        start = position = offset - 1 + len(line)
+        while position < offset + blank_within:
+            line = file.readline(blank_within + 1)
+            position += len(line)
+            if not line.strip() and position <= offset + blank_within:
+                return position
+        return start
