@@ -154,7 +154,7 @@ def _speeds(found: Found, cells: Sequence[Cell]) -> list[str]:
                     f"{step['mfu_of_matmul']:.1%}",
                     "unknown" if peak is None else f"{peak * gib:.1f}",
                     f"{needed * gib:.1f}",
-                    f"{row['compile_seconds']['cold']:.0f}",
+                    f"{row['compile_seconds']:.0f}",
                 )
             )
     head = "recipe", "length", "form", "batch", "step, ms", "sequences/s", "tokens/s", "MFU"

@@ -22,9 +22,8 @@ from bert_jax.errors import UserError
 def add_arguments(parser: Parser) -> None:
     add_config(parser, "tiny", TrainConfig)
     add = parser.add_argument
-    add("--text", action="store_true", help="also time the batches of data.source")
     add("--phase", type=int, default=1, metavar="N", help="of data.phases, from 1 (1)")
-    add("--steps", type=int, default=50, metavar="N", help="to time of each kind, at most (50)")
+    add("--steps", type=int, default=50, metavar="N", help="to time, at most (50)")
     add("--seconds", type=float, default=60.0, metavar="S", help="to time them, at most (60)")
     add("--profile", metavar="DIR", help="write a trace of some steps, for TensorBoard and XProf")
     add("--json", action="store_true", help="print JSON, in bytes and seconds")
@@ -45,18 +44,21 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
             Path(args.profile).mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=args.profile).close()
         except OSError as error:
-            reason = f"cannot be written ({error.strerror})"
-            raise UserError(f"--profile={args.profile} {reason}; choose another folder") from error
+            raise UserError(
+                f"--profile={args.profile} cannot be written ({error.strerror}); "
+                "choose another folder"
+            ) from error
     keep_host_memory()
     from bert_jax.planning import benchmark
-    from bert_jax.text import mixture
 
-    phase, corpus = make_schedule(config).main_stages[args.phase - 1], None
-    with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
-        if args.text:
-            console.show(f"reading {config.data.source}")
-            corpus = mixture.read(config, None, Path(folder))
-        limits = {"steps": args.steps, "seconds": args.seconds, "trace_folder": args.profile}
-        with console.working("measuring", says_end=False):
-            result = benchmark.measure(config, phase, corpus, console.follow, **limits)
+    stage = make_schedule(config).main_stages[args.phase - 1]
+    with console.working("measuring", says_end=False):
+        result = benchmark.measure(
+            config,
+            stage,
+            console.follow,
+            steps=args.steps,
+            seconds=args.seconds,
+            trace_folder=args.profile,
+        )
     print(json.dumps(result, indent=2) if args.json else benchmark.as_text(result, name))

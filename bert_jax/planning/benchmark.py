@@ -1,116 +1,93 @@
 """Measurements of `bert-jax benchmark`: time, throughput and memory of a train step here."""
 
 import dataclasses
-import itertools
 import math
 import os
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
-from jax.sharding import Mesh
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from bert_jax.batches import loader
-from bert_jax.config import TrainConfig
+from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
+from bert_jax.distributed import devices as device_lib
+from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import shard_batch
 from bert_jax.errors import TrainingError
-from bert_jax.planning import machine, synthetic
+from bert_jax.planning import synthetic
 from bert_jax.planning.chips import chip_of
 from bert_jax.planning.costs import model_flops, total_memory
-from bert_jax.text.store import Corpus
-from bert_jax.training.masking import make_masking
-from bert_jax.training.setup import set_up
+from bert_jax.training.setup import Setup, set_up
 
 _WARM_UP = 6  # steps before those that are timed
 _TRACED = 5  # steps
 _IN_FLIGHT = 4  # steps; two keep the devices busy, and many more would exceed a time limit
-
-# The label, key, factor and digits of each row of the table.
-_ROWS = (
-    ("steps timed", "steps", 1, 0),
-    ("step, mean                ms", "mean", 1e3, 2),
-    ("      lower quartile      ms", "lower_quartile", 1e3, 2),
-    ("      median              ms", "median", 1e3, 2),
-    ("      upper quartile      ms", "upper_quartile", 1e3, 2),
-    ("sequences                 /s", "sequences_per_second", 1, 1),
-    ("tokens without padding    /s", "tokens_per_second", 1, 0),
-    ("padding                    %", "padding", 100, 1),
-    ("model's operations   GFLOP/s", "model_flops_per_second", 1e-9, 1),
-    ("MFU of the datasheet       %", "mfu", 100, 1),
-    ("MFU of a matmul alone      %", "mfu_of_matmul", 100, 1),
-)
+_ROUNDS, _ROUND_SECONDS = 7, 0.1  # of a matmul alone
+_MATMUL_SIZES = {"cpu": (1024,), "gpu": (4096, 8192), "tpu": (4096, 8192)}
+_MOST_TOKENS = 4096  # of a matmul of the model; with more it is no faster
 
 
 def measure(
     config: TrainConfig,
-    phase: Stage,
-    corpus: Corpus | None,
+    stage: Stage,
     log: Callable[[str], None],
     *,
     steps: int = 50,
     seconds: float = 60.0,
     trace_folder: str | None = None,
 ) -> dict[str, Any]:
-    """Time steps on random sequences, and of a corpus if given; return bytes, seconds and rates."""
+    """Time steps on random sequences; return bytes, seconds and rates."""
     load, _, _ = os.getloadavg()
     devices = jax.devices()
-    device = devices[0]
-    config = synthetic.resolve(config, device)
-    model, mesh = config.model, synthetic.make_checked_mesh(config, phase, devices)
-    masking = make_masking(corpus.tokenizer, phase, config.data) if corpus else None
-    with machine.out_of_memory_refused(phase, device):
+    config = synthetic.resolve(config, devices[0])
+    mesh = synthetic.make_checked_mesh(config, stage, devices)
+    with device_lib.out_of_memory_refused(stage, devices[0]):
         setup = set_up(config, make_schedule(config).rate, mesh)
-        jitted = synthetic.train_step(setup, config, phase, masking)
-        log("compiling the step, without a cache and with one")
-        arguments = setup.abstract_state, synthetic.abstract_batch(config, phase, mesh)
-        step, cold, cached = machine.compile_twice(lambda: jitted.lower(*arguments).compile())
+        log("compiling the step")
+        step, compile_seconds = _compile(setup, config, stage, mesh)
         needed = total_memory(step.memory_analysis())
-        machine.check_memory(needed, devices)
-        machine.reset_peak_memory()
+        device_lib.check_memory(needed, devices)
+        device_lib.reset_peak_memory()
         state = setup.new_state()
         parameters = sum(x.size for x in jax.tree.leaves(state.params))
-        random = itertools.repeat((shard_batch(mesh, synthetic.random_batch(config, phase)), 0.0))
-        kinds: dict[str, Iterator[Any]] = {"random": random}
-        if corpus:
-            kinds["text"] = text_batches(corpus, config, phase, mesh)
-        timings = {}
-        for kind, batches in kinds.items():
-            log(f"steps with {kind} sequences")
-            state, _, _ = take_steps(step, state, batches, _WARM_UP, seconds)
-            state, *timings[kind] = take_steps(step, state, batches, steps, seconds)
+        batch = shard_batch(mesh, synthetic.random_batch(config, stage))
+        log("steps with random sequences")
+        state, _ = take_steps(step, state, batch, _WARM_UP, seconds)
+        state, times = take_steps(step, state, batch, steps, seconds)
         if trace_folder:
             log(f"a trace of {_TRACED} steps")
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # it slows the steps down
             with jax.profiler.trace(trace_folder, profiler_options=options):
-                state, _, _ = take_steps(step, state, random, _TRACED, seconds)
-        peak = machine.peak_memory(devices)
+                take_steps(step, state, batch, _TRACED, seconds)
+        peak = device_lib.peak_memory(devices)
         log("matmuls alone")
-        matmul_speed, matmul_shape = machine.measure_matmul(model, phase, mesh)
-    chip = chip_of(device) if model.dtype == "bfloat16" else None
+        matmul_speed, matmul_shape = measure_matmul(config.model, stage, mesh)
+    chip = chip_of(devices[0]) if config.model.dtype == "bfloat16" else None
     stated = chip.peak * mesh.size if chip else None
-    peaks = {"mfu": stated, "mfu_of_matmul": matmul_speed}
-    flops = model_flops(model, phase, pairs=config.data.pairs != "none")
-    rates = {name: _rates(phase, each, flops, peaks) for name, each in timings.items()}
     return {
-        "device": machine.device_name(device),
-        "platform": device.platform,
+        "device": device_lib.device_name(devices[0]),
+        "platform": devices[0].platform,
         "devices": mesh.size,
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
-        "batch_size": phase.batch_size,
-        "max_length": phase.max_length,
-        "max_predictions": phase.max_predictions,
+        "batch_size": stage.batch_size,
+        "max_length": stage.max_length,
+        "max_predictions": stage.max_predictions,
         "parameters": parameters,
-        **rates,
+        "random": _rates(config, stage, times, {"mfu": stated, "mfu_of_matmul": matmul_speed}),
         "matmul_flops_per_second": matmul_speed,
         "matmul_shape": matmul_shape,
         "stated_flops_per_second": stated,
-        "compile_seconds": {"cold": cold, "cached": cached},
+        "compile_seconds": compile_seconds,
         "peak_memory_bytes": peak,
         "compiler_memory_bytes_per_device": needed,
         "load_average": load,
@@ -118,25 +95,39 @@ def measure(
     }
 
 
+def _compile(setup: Setup, config: TrainConfig, stage: Stage, mesh: Mesh) -> tuple[Any, float]:
+    """Return the compiled step and the seconds that it took, without JAX's caches."""
+    batch = synthetic.abstract_batch(config, stage, mesh)
+    used = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    _use_cache(False)
+    jax.clear_caches()  # of this process
+    try:
+        started = time.perf_counter()
+        step = synthetic.train_step(setup, config, stage).lower(setup.abstract_state, batch)
+        return step.compile(), time.perf_counter() - started
+    finally:
+        _use_cache(used)
+
+
+def _use_cache(used: bool) -> None:
+    """Let JAX use its folder of compiled programs, or not."""
+    jax.config.update("jax_enable_compilation_cache", used)
+    compilation_cache.reset_cache()  # it keeps the settings with which it was opened
+
+
 def take_steps(
-    step: Callable[[Any, Any], tuple[Any, Any]],
-    state: Any,
-    batches: Iterator[Any],  # pairs of a batch and the share of padding in it
-    steps: int,
-    seconds: float,
-) -> tuple[Any, np.ndarray, float]:
-    """Return the state after steps taken as in training, the seconds of each, and their padding."""
-    metrics, padding, times = [], [], [time.perf_counter()]
+    step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batch: Any, steps: int, seconds: float
+) -> tuple[Any, np.ndarray]:
+    """Return the state after steps taken as in training, and the seconds of each."""
+    metrics, times = [], [time.perf_counter()]
 
     def wait() -> None:
         jax.block_until_ready(metrics[len(times) - 1])
         times.append(time.perf_counter())
 
     while len(metrics) < steps and not (metrics and time.perf_counter() - times[0] >= seconds):
-        batch, share = next(batches)
         state, metric = step(state, batch)
         metrics.append(metric)
-        padding.append(share)
         if len(metrics) - len(times) == _IN_FLIGHT - 1:
             wait()
     while len(times) <= len(metrics):
@@ -144,44 +135,99 @@ def take_steps(
     for number, metric in enumerate(jax.device_get(metrics), 1):
         for name, value in metric.items():
             if not math.isfinite(value.total):
-                where = f"{name} is {value.total} at step {number} of the benchmark"
-                raise TrainingError(f"{where}; lower optimizer.learning_rate")
-    return state, np.diff(times), float(np.mean(padding))
+                raise TrainingError(
+                    f"{name} is {value.total} at step {number} of the benchmark; "
+                    "lower optimizer.learning_rate"
+                )
+    return state, np.diff(times)
 
 
 def _rates(
-    phase: Stage, timing: Any, flops: float, peaks: Mapping[str, float | None]
+    config: TrainConfig, stage: Stage, times: np.ndarray, peaks: Mapping[str, float | None]
 ) -> dict[str, Any]:
     """Return the figures of some steps; all rates are of the mean."""
-    seconds, padding = timing
-    low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75]).tolist()
-    mean = float(seconds.mean())
-    times = {"mean": mean, "lower_quartile": low, "median": median, "upper_quartile": high}
-    speed = phase.batch_size / mean
+    low, median, high = np.quantile(times, [0.25, 0.5, 0.75]).tolist()
+    mean = float(times.mean())
+    speed = stage.batch_size / mean
+    flops = speed * model_flops(config.model, stage, pairs=config.data.pairs != "none")
     return {
-        "steps": len(seconds),
-        "step_seconds": times,
+        "steps": len(times),
+        "step_seconds": {
+            "mean": mean,
+            "lower_quartile": low,
+            "median": median,
+            "upper_quartile": high,
+        },
         "sequences_per_second": speed,
-        "tokens_per_second": speed * phase.max_length * (1 - padding),
-        "padding": padding,
-        "model_flops_per_second": speed * flops,
-        **{name: speed * flops / peak if peak else None for name, peak in peaks.items()},
+        "tokens_per_second": speed * stage.max_length,
+        "model_flops_per_second": flops,
+        **{name: flops / peak if peak else None for name, peak in peaks.items()},
     }
 
 
-def text_batches(
-    corpus: Corpus, config: TrainConfig, phase: Stage, mesh: Mesh
-) -> Iterator[tuple[dict[str, jax.Array], float]]:
-    """Yield the batches of a phase without end, prefetched as in training, with their padding."""
-    endless = dataclasses.replace(phase, first_step=0, end=1 << 40)
-    batches = loader.TrainBatches(corpus, [endless], config.data, config.seed)
-    for batch in loader.prefetch(batches, 0):
-        yield shard_batch(mesh, batch), float((batch["attention_mask"] == 0).mean())
+def measure_matmul(model: ModelConfig, stage: Stage, mesh: Mesh) -> tuple[float, list[int]]:
+    """Return the speed and [m, k, n] of the fastest matmul, square or the feed-forward layer's."""
+    tokens = min(stage.batch_size * stage.max_length // num_batch_shards(mesh), _MOST_TOKENS)
+    size, inner = model.hidden_size, model.intermediate_size
+    shapes = [[n, n, n] for n in _MATMUL_SIZES[mesh.devices.flat[0].platform]]
+    shapes += [[tokens, size, inner], [tokens, inner, size]]
+    return max((_matmul_speed(shape, model.dtype, mesh), shape) for shape in shapes)
+
+
+def _matmul_speed(shape: list[int], dtype: str, mesh: Mesh) -> float:
+    """Return the operations per second of a matmul [m, k] × [k, n] on each device at once."""
+    m, k, n = shape
+    split, replicated = NamedSharding(mesh, P(mesh.axis_names)), NamedSharding(mesh, P())
+    # A CPU has instructions for bfloat16 only if the result is float32.
+    result = jnp.float32 if mesh.devices.flat[0].platform == "cpu" else dtype
+    random = np.random.default_rng(0)
+    x = jax.device_put(random.standard_normal((mesh.size * m, k), np.float32).astype(dtype), split)
+    y = jax.device_put(random.standard_normal((k, n), np.float32).astype(dtype), replicated)
+    matmul = jax.jit(lambda x, y: jnp.dot(x, y, preferred_element_type=result), out_shardings=split)
+    jax.block_until_ready(matmul(x, y))
+
+    def seconds(times: int) -> float:
+        started = time.perf_counter()
+        for _ in range(times - 1):
+            matmul(x, y)
+        jax.block_until_ready(matmul(x, y))
+        return (time.perf_counter() - started) / times
+
+    times = max(1, round(_ROUND_SECONDS / seconds(2)))
+    return 2.0 * m * k * n * mesh.size / statistics.median(seconds(times) for _ in range(_ROUNDS))
 
 
 def as_text(result: dict[str, Any], name: str) -> str:
-    """Return a result as tables, for the config of a name."""
-    model, kinds = result["config"]["model"], [k for k in ("random", "text") if k in result]
+    """Return a result as a table, for the config of a name."""
+    model, rates = result["config"]["model"], result["random"]
+    seconds, stated = rates["step_seconds"], result["stated_flops_per_second"]
+    matmul = " × ".join(map(str, result["matmul_shape"]))
+
+    def known(value: float | None, form: str, unit: str) -> str:
+        return "unknown" if value is None else f"{value:{form}} {unit}".strip()
+
+    rows = {
+        "steps timed": f"{rates['steps']:,}",
+        "step, mean": f"{1e3 * seconds['mean']:,.2f} ms",
+        "  lower quartile": f"{1e3 * seconds['lower_quartile']:,.2f} ms",
+        "  median": f"{1e3 * seconds['median']:,.2f} ms",
+        "  upper quartile": f"{1e3 * seconds['upper_quartile']:,.2f} ms",
+        "sequences": f"{rates['sequences_per_second']:,.1f} /s",
+        "tokens": f"{rates['tokens_per_second']:,.0f} /s",
+        "model's operations": f"{rates['model_flops_per_second'] / 1e9:,.1f} GFLOP/s",
+        "MFU of the datasheet": known(rates["mfu"], ".1%", ""),
+        "MFU of a matmul alone": known(rates["mfu_of_matmul"], ".1%", ""),
+        "matmul alone": f"{result['matmul_flops_per_second'] / 1e9:,.1f} GFLOP/s, {matmul}",
+        "datasheet": known(stated and stated / 1e9, ",.0f", "GFLOP/s"),
+        "compilation": f"{result['compile_seconds']:.1f} s",
+        "peak memory": known(
+            result["peak_memory_bytes"] and result["peak_memory_bytes"] / 2**20, ",.0f", "MiB"
+        ),
+        "  by the compiler": (
+            f"{result['compiler_memory_bytes_per_device'] / 2**20:,.0f} MiB per device"
+        ),
+        "load average": f"{result['load_average']:.1f}",
+    }
     lines = [
         f"{name}: {result['batch_size']:,} sequences of {result['max_length']} per step, "
         f"{result['max_predictions']} predictions each",
@@ -189,23 +235,6 @@ def as_text(result: dict[str, Any], name: str) -> str:
         f"{model['hidden_size']}, {model['dtype']}",
         f"{result['devices']} × {result['device']}, JAX {result['jax']}",
         "",
-        f"{'sequences':<30}" + "".join(f"{kind:>14}" for kind in kinds),
+        *(f"{label:<24}{value}" for label, value in rows.items()),
     ]
-    for label, key, factor, digits in _ROWS:
-        values = [(result[kind] | result[kind]["step_seconds"])[key] for kind in kinds]
-        cells = ("unknown" if v is None else f"{factor * v:,.{digits}f}" for v in values)
-        lines.append(f"{label:<30}" + "".join(f"{cell:>14}" for cell in cells))
-    compile_seconds, peak = result["compile_seconds"], result["peak_memory_bytes"]
-    cached, stated = compile_seconds["cached"], result["stated_flops_per_second"]
-    m, k, n = result["matmul_shape"]
-    needed = result["compiler_memory_bytes_per_device"] / 2**20
-    beside = {
-        "matmul alone": f"{result['matmul_flops_per_second'] / 1e9:,.1f} GFLOP/s, {m} × {k} × {n}",
-        "datasheet": f"{stated / 1e9:,.0f} GFLOP/s" if stated else "unknown",
-        "compilation": f"{compile_seconds['cold']:.1f} s",
-        "  with a cache on disk": "not cached" if cached is None else f"{cached:.1f} s",
-        "peak memory": "unknown" if peak is None else f"{peak / 2**20:,.0f} MiB",
-        "  by the compiler": f"{needed:,.0f} MiB per device",
-        "load average": f"{result['load_average']:.1f}",
-    }
-    return "\n".join([*lines, "", *(f"{what:<30}{value}" for what, value in beside.items())])
+    return "\n".join(lines)

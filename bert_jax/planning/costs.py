@@ -1,4 +1,4 @@
-"""What one train step costs each device: memory, operations, and bytes moved and sent."""
+"""What one train step costs each device: memory, operations, and bytes sent."""
 
 import math
 from typing import Any
@@ -9,25 +9,24 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig
-from bert_jax.config.fields import MODEL_TYPES
 from bert_jax.config.schedule import Stage, make_schedule
-from bert_jax.distributed.fsdp import RULES, num_batch_shards
+from bert_jax.distributed.devices import num_keys
+from bert_jax.distributed.fsdp import RULES
 from bert_jax.models.electra import embedding_size, pretrained_encoders
 from bert_jax.models.heads import make_pretraining_model
-from bert_jax.planning import machine
 from bert_jax.planning.synthetic import abstract_batch, train_step
 from bert_jax.training.setup import set_up
 
 _FLOAT32 = 4  # bytes
 
 
-def compile_cost(config: TrainConfig, phase: Stage, mesh: Mesh) -> dict[str, Any]:
+def compile_cost(config: TrainConfig, stage: Stage, mesh: Mesh) -> dict[str, Any]:
     """Return the compiler's "memory" (None if it does not fit), "error" and "flops" of a device."""
     setup, batch = (
         set_up(config, make_schedule(config).rate, mesh),
-        abstract_batch(config, phase, mesh),
+        abstract_batch(config, stage, mesh),
     )
-    step = train_step(setup, config, phase)
+    step = train_step(setup, config, stage)
     state = setup.abstract_state
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
     cost: dict[str, Any] = {"parameters": parameters, "memory": None, "error": "", "flops": 0.0}
@@ -66,15 +65,15 @@ def _shard_bytes(tree: Any) -> int:
     )
 
 
-def model_flops(model: ModelConfig, phase: Stage, *, pairs: bool) -> float:
+def model_flops(model: ModelConfig, stage: Stage, *, pairs: bool) -> float:
     """Return the operations of a sequence, forward and backward, by docs/speed.md's formula."""
-    size, length = model.hidden_size, phase.max_length
+    size, length = model.hidden_size, stage.max_length
     encoders = pretrained_encoders(model)
     tokens = sum(_encoder_flops(each, length) for each in encoders)
     if model.model_type == "electra":
         tokens += 6 * length * (size**2 + size)  # of the discriminator's head
     transform, embedded = encoders[-1].hidden_size, embedding_size(model)
-    head = 6 * phase.max_predictions * embedded * (transform + model.vocab_size)
+    head = 6 * stage.max_predictions * embedded * (transform + model.vocab_size)
     return tokens + head + 6.0 * size**2 * pairs
 
 
@@ -83,39 +82,7 @@ def _encoder_flops(model: ModelConfig, length: int) -> float:
     matrices = 12 * model.intermediate_size * (1.5 if model.model_type == "modernbert" else 1)
     layer = 24 * size**2 + size * matrices
     projection = 6 * embedded * size * (embedded != size)
-    return float(length * (layers * layer + 12 * size * _keys(model, length) + projection))
-
-
-def _keys(model: ModelConfig, length: int) -> int:
-    """Return the keys that a token attends to at most, summed over the layers."""
-    layers, every = model.num_hidden_layers, model.global_attn_every_n_layers
-    if not MODEL_TYPES[model.model_type].has_windows:
-        return layers * length
-    local = min(length, model.local_attention + 1)
-    return sum(local if i % every else length for i in range(layers))
-
-
-def check_fits(model: ModelConfig, phase: Stage, microbatches: int, mesh: Mesh) -> None:
-    """Refuse sizes that certainly do not fit in the memory of the mesh's devices."""
-    with machine.out_of_memory_refused(phase, mesh.devices.flat[0]):
-        machine.check_memory(least_memory(model, phase, microbatches, mesh), mesh.local_devices)
-
-
-def least_memory(model: ModelConfig, phase: Stage, microbatches: int, mesh: Mesh) -> int:
-    """Return the bytes that a training step certainly needs on a device."""
-    size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
-    weights = layers * (4 * size**2 + 2 * size * model.intermediate_size)
-    weights += model.vocab_size * embedding_size(model)
-    # A layer's input is kept for its gradient. So are the operands of its matmuls and its attention
-    # map, unless they are recomputed, as an accelerator's compiler may decide.
-    width = size
-    if mesh.devices.flat[0].platform == "cpu" and not model.remat:
-        heads = 4 * size + model.num_attention_heads * _keys(model, phase.max_length) / layers
-        width = 2 * size + (heads + model.intermediate_size) / tensor
-    tokens = phase.batch_size * phase.max_length / (microbatches * num_batch_shards(mesh))
-    kept = tokens * layers * width * jnp.dtype(model.dtype).itemsize
-    # Float32 weights with their two moments.
-    return int(3 * _FLOAT32 * weights / (mesh.shape["fsdp"] * tensor) + kept)
+    return float(length * (layers * layer + 12 * size * num_keys(model, length) + projection))
 
 
 def abstract_parameters(config: TrainConfig) -> Any:
@@ -125,7 +92,7 @@ def abstract_parameters(config: TrainConfig) -> Any:
 
 
 def sent_bytes(
-    config: TrainConfig, phase: Stage, parallel: ParallelConfig, parameters: Any
+    config: TrainConfig, stage: Stage, parallel: ParallelConfig, parameters: Any
 ) -> list[dict[str, Any]]:
     """Return "collective", "axes" and "bytes" that a device sends in a step (docs/devices.md)."""
     model, data, fsdp, tensor = config.model, parallel.data, parallel.fsdp, parallel.tensor
@@ -144,12 +111,12 @@ def sent_bytes(
             sharded += size * _FLOAT32
         else:
             replicated += size * _FLOAT32
-    sequences = phase.batch_size / (data * fsdp)
-    tokens, encoders = sequences * phase.max_length, pretrained_encoders(model)
+    sequences = stage.batch_size / (data * fsdp)
+    tokens, encoders = sequences * stage.max_length, pretrained_encoders(model)
     summed = sum(4 * c.num_hidden_layers * tokens * c.hidden_size * width for c in encoders)
     embedded = embedding_size(model)
     summed += len(encoders) * tokens * embedded * _FLOAT32
-    summed += sequences * phase.max_predictions * embedded * width
+    summed += sequences * stage.max_predictions * embedded * width
 
     def ring(devices: int) -> float:
         return (devices - 1) / devices  # an all-reduce is a reduce-scatter and an all-gather

@@ -1,28 +1,22 @@
 """Whether a config's train step fits on given devices, and the least time that it takes there."""
 
 import dataclasses
-import itertools
-import math
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig
+from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.distributed.fsdp import num_batch_shards
-from bert_jax.errors import UserError
-from bert_jax.models.electra import embedding_size, pretrained_encoders
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
 from bert_jax.planning.costs import abstract_parameters, compile_cost, model_flops, sent_bytes
 from bert_jax.planning.synthetic import make_checked_mesh
 from bert_jax.planning.topology import Topology
 
 _GIB = 2**30
-_SEARCHED = 4  # meshes that are compiled, of those that send least
 
 Plan = dict[str, Any]
 
@@ -32,96 +26,61 @@ def make_plans(
     topologies: Sequence[Topology],
     log: Callable[[str], None],
     *,
-    search: bool = False,
     with_largest: bool = True,
 ) -> list[Plan]:
-    """Return the cost of each phase; with `search`, of the longest on several meshes, for JSON."""
+    """Return what a step of each stage costs on each topology, as values for JSON."""
     validate(config)
-    plans = []
+    steps = []
     # All are checked before any compilation, which is slow.
-    for steps in [_choose_steps(config, topology, search) for topology in topologies]:
-        compiled = [step.plan(log, with_largest=with_largest) for step in steps]
-        if search:
-            compiled.sort(key=lambda plan: -plan.get("sequences_per_second", 0.0))
-        plans += compiled
-    return plans
+    for topology in topologies:
+        resolved = topology.resolve(config)
+        for stage in _distinct_stages(resolved):
+            mesh = make_checked_mesh(resolved, stage, topology.devices)
+            steps.append(_Step(resolved, stage, topology, mesh, log))
+    return [step.plan(with_largest=with_largest) for step in steps]
 
 
-def _choose_steps(config: TrainConfig, topology: Topology, search: bool) -> list["_Step"]:
-    config = topology.resolve(config)
-    chosen = list(make_schedule(config).main_stages)
-    configs = [config]
-    if search:
-        chosen = [max(chosen, key=lambda stage: stage.end - stage.first_step)]
-        configs = _best_meshes(config, chosen[0], topology)
-    # Of phases with the same sequences, the largest batch needs most.
-    by_size = sorted(chosen, key=lambda phase: phase.batch_size)
-    largest = {(phase.max_length, phase.max_predictions): phase for phase in by_size}.values()
-    chosen = [phase for phase in chosen if any(phase is each for each in largest)]
-    return [
-        _Step(each, phase, topology, make_checked_mesh(each, phase, topology.devices))
-        for each in configs
-        for phase in chosen
-    ]
-
-
-def _best_meshes(config: TrainConfig, phase: Stage, topology: Topology) -> list[TrainConfig]:
-    """Return the config with each of the meshes that send least."""
-    if topology.chip is None:
-        raise UserError(f"--search needs a chip's rates, and {topology.name} has none; name a chip")
-    parameters, options = abstract_parameters(config), []
-    for option in list_meshes(config.model, len(topology.devices)):
-        if phase.batch_size % (option.data * option.fsdp * config.optimizer.microbatches) == 0:
-            sent = sent_bytes(config, phase, option, parameters)
-            options.append((sum(each["bytes"] for each in sent), option))
-    if not options:
-        raise UserError(f"data.batch_size {phase.batch_size} divides over no mesh; change it")
-    best = sorted(options, key=operator.itemgetter(0))[:_SEARCHED]
-    return [dataclasses.replace(config, parallel=option) for _, option in best]
-
-
-def list_meshes(model: ModelConfig, devices: int) -> Iterator[ParallelConfig]:
-    """Yield the meshes of some devices whose axes divide a model."""
-    encoders = pretrained_encoders(model)
-    sizes = ((c.num_attention_heads, c.intermediate_size, c.vocab_size) for c in encoders)
-    split = math.gcd(*itertools.chain(*sizes))
-    wide = math.gcd(embedding_size(model), *(c.hidden_size for c in encoders))
-    for tensor in (n for n in range(1, devices + 1) if devices % n == 0 and split % n == 0):
-        rest = devices // tensor
-        for fsdp in (n for n in range(1, rest + 1) if rest % n == 0 and wide % n == 0):
-            for zero in (1, 3) if fsdp > 1 else (3,):
-                yield ParallelConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor, zero=zero)
+def _distinct_stages(config: TrainConfig) -> list[Stage]:
+    """Return the stages, but of those with the same sequences only that of the largest batch."""
+    chosen = make_schedule(config).main_stages
+    by_size = sorted(chosen, key=lambda stage: stage.batch_size)
+    largest = {(stage.max_length, stage.max_predictions): stage for stage in by_size}.values()
+    return [stage for stage in chosen if any(stage is each for each in largest)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """The train step of a phase on the mesh of a topology."""
+    """The train step of a stage on the mesh of a topology."""
 
     config: TrainConfig
-    phase: Stage
+    stage: Stage
     topology: Topology
     mesh: Mesh
+    log: Callable[[str], None]
 
-    def plan(self, log: Callable[[str], None], *, with_largest: bool) -> Plan:
-        config, phase, mesh, topology = self.config, self.phase, self.mesh, self.topology
+    def compile_cost(self, batch_size: int) -> dict[str, Any]:
+        """Return what the compiler says of a step of another batch size."""
+        stage = dataclasses.replace(self.stage, batch_size=batch_size)
+        self.log(
+            f"compiling for {self.topology.name}: {batch_size:,} sequences of {stage.max_length}"
+        )
+        return compile_cost(self.config, stage, self.mesh)
 
-        def compiled(batch_size: int) -> dict[str, Any]:
-            log(f"compiling for {topology.name}: {batch_size:,} sequences of {phase.max_length}")
-            return compile_cost(config, dataclasses.replace(phase, batch_size=batch_size), mesh)
-
-        cost, chip = compiled(phase.batch_size), topology.chip
-        sizes = dict(mesh.shape)
+    def plan(self, *, with_largest: bool) -> Plan:
+        """Return the cost of the step and, of a chip, whether it fits and the time it takes."""
+        config, stage, mesh, chip = self.config, self.stage, self.mesh, self.topology.chip
+        cost, sizes = self.compile_cost(stage.batch_size), dict(mesh.shape)
         parallel = dataclasses.replace(config.parallel, **sizes)
         plan = {
-            "topology": topology.name,
-            "compiled_for": topology.name if topology.has_compiler else "cpu",
+            "topology": self.topology.name,
+            "compiled_for": self.topology.name if self.topology.has_compiler else "cpu",
             "devices": mesh.size,
             "mesh": sizes,
             "zero": config.parallel.zero,
-            "max_length": phase.max_length,
-            "batch_size": phase.batch_size,
+            "max_length": stage.max_length,
+            "batch_size": stage.batch_size,
             **cost,
-            "sent": sent_bytes(config, phase, parallel, abstract_parameters(config)),
+            "sent": sent_bytes(config, stage, parallel, abstract_parameters(config)),
         }
         if chip is None:
             return plan
@@ -130,18 +89,20 @@ class _Step:
         if plan["fits"]:
             plan |= self.least_time(chip, plan)
         if with_largest:
-            unit = num_batch_shards(mesh) * config.optimizer.microbatches
             plan["largest_batch"] = largest_batch(
-                lambda size: (compiled(size)["memory"] or {}).get("total"),
-                *(phase.batch_size, used, chip.usable, unit),
+                lambda size: (self.compile_cost(size)["memory"] or {}).get("total"),
+                batch_size=stage.batch_size,
+                used=used,
+                limit=chip.usable,
+                unit=num_batch_shards(mesh) * config.optimizer.microbatches,
             )
         return plan
 
     def least_time(self, chip: Chip, plan: Plan) -> dict[str, Any]:
         """Return the least seconds of a step, and the speed and MFU if the longest were all."""
-        model, batch_size, mesh = self.config.model, self.phase.batch_size, self.mesh
+        model, batch_size, mesh = self.config.model, self.stage.batch_size, self.mesh
         pairs = self.config.data.pairs != "none"
-        useful = batch_size * model_flops(model, self.phase, pairs=pairs)
+        useful = batch_size * model_flops(model, self.stage, pairs=pairs)
         recomputed = 4 / 3 if model.remat else 1.0
         held = ["parameters", "moments"] + ["temporaries"] * self.topology.has_compiler
         devices, network = list(mesh.devices.flat), 0.0

@@ -1,4 +1,4 @@
-"""The train step of a pretraining phase on random sequences, to be compiled or timed."""
+"""The train step of a pretraining stage on random sequences, to be compiled or timed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,47 +32,41 @@ def resolve(config: TrainConfig, device: Any) -> TrainConfig:
     return dataclasses.replace(config, model=model)
 
 
-def make_checked_mesh(config: TrainConfig, phase: Stage, devices: Sequence[Any]) -> Mesh:
-    """Return the mesh of a resolved config, or refuse a phase that does not divide over it."""
+def make_checked_mesh(config: TrainConfig, stage: Stage, devices: Sequence[Any]) -> Mesh:
+    """Return the mesh of a resolved config, or refuse a stage that does not divide over it."""
     mesh = mesh_lib.make_mesh(config.parallel, devices)
-    mesh_lib.check_model(config.model, mesh, [phase.max_length], packed=config.data.packing)
+    mesh_lib.check_model(config.model, mesh, [stage.max_length], packed=config.data.packing)
     mesh_lib.check_generator(config.model, mesh)
-    mesh_lib.check_divides(phase.batch_size, config.optimizer.microbatches, mesh)
+    mesh_lib.check_divides(stage.batch_size, config.optimizer.microbatches, mesh)
     return mesh
 
 
-def train_step(
-    setup: Setup, config: TrainConfig, phase: Stage, masking: Masking | None = None
-) -> Any:
-    """Return the train step of a phase, jitted; it donates its state.
-
-    Without a tokenizer's masking, it is for random sequences.
-    """
-    vocab_size, predictions = config.model.vocab_size, phase.max_predictions
-    if masking is None:
-        counts = np.minimum(np.arange(phase.max_length + 1), predictions).astype(np.int32)
-        is_continuation = np.zeros(vocab_size, bool) if config.data.whole_word_masking else None
-        mask_id = _SPECIAL_IDS[-1]
-        masking = Masking(counts, predictions, vocab_size, _SPECIAL_IDS, mask_id, is_continuation)
+def train_step(setup: Setup, config: TrainConfig, stage: Stage) -> Any:
+    """Return the train step of a stage for random sequences, jitted; it donates its state."""
+    vocab_size, predictions = config.model.vocab_size, stage.max_predictions
+    counts = np.minimum(np.arange(stage.max_length + 1), predictions).astype(np.int32)
+    is_continuation = np.zeros(vocab_size, bool) if config.data.whole_word_masking else None
+    mask_id = _SPECIAL_IDS[-1]
+    masking = Masking(counts, predictions, vocab_size, _SPECIAL_IDS, mask_id, is_continuation)
     objective = pretraining_objective(setup.model, masking)
     step = make_train_step(objective, setup.optimizer, config.optimizer.microbatches)
     return mesh_lib.jit_step(step, setup.layout, ("state", "metrics"))
 
 
-def random_batch(config: TrainConfig, phase: Stage, seed: int = 0) -> dict[str, np.ndarray]:
+def random_batch(config: TrainConfig, stage: Stage, seed: int = 0) -> dict[str, np.ndarray]:
     """Return a batch of random tokens without padding, with the arrays of the loader's batches."""
     random = np.random.default_rng(seed)
-    length, has_pairs = phase.max_length, config.data.pairs != "none"
+    length, has_pairs = stage.max_length, config.data.pairs != "none"
     pairs = min(_PAIRS, max_pairs(length)) if config.data.packing else 1
     size = -(-length // pairs)  # of each pair
-    position = np.broadcast_to(np.arange(length), (phase.batch_size, length))
+    position = np.broadcast_to(np.arange(length), (stage.batch_size, length))
     batch = {
         "input_ids": random.integers(len(_SPECIAL_IDS), config.model.vocab_size, position.shape),
         "token_type_ids": has_pairs & (position % size >= size // 2),
         "attention_mask": 1 + position // size,
-        "index": np.arange(phase.batch_size),
+        "index": np.arange(stage.batch_size),
     }
-    labels = random.integers(0, 2, (phase.batch_size, pairs))
+    labels = random.integers(0, 2, (stage.batch_size, pairs))
     if config.data.packing:
         missing = ((0, 0), (0, max_pairs(length) - pairs))
         starts = np.broadcast_to(np.arange(pairs) * size, labels.shape)
@@ -84,11 +78,11 @@ def random_batch(config: TrainConfig, phase: Stage, seed: int = 0) -> dict[str, 
     return {name: value.astype(np.int32) for name, value in batch.items()}
 
 
-def abstract_batch(config: TrainConfig, phase: Stage, mesh: Mesh) -> dict[str, Any]:
+def abstract_batch(config: TrainConfig, stage: Stage, mesh: Mesh) -> dict[str, Any]:
     """Return the shapes and shardings of `random_batch`, without making it."""
-    example = random_batch(config, dataclasses.replace(phase, batch_size=1))
+    example = random_batch(config, dataclasses.replace(stage, batch_size=1))
     sharding = NamedSharding(mesh, P(BATCH_AXES))
     return {
-        name: jax.ShapeDtypeStruct((phase.batch_size, *x.shape[1:]), x.dtype, sharding=sharding)
+        name: jax.ShapeDtypeStruct((stage.batch_size, *x.shape[1:]), x.dtype, sharding=sharding)
         for name, x in example.items()
     }

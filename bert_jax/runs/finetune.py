@@ -24,11 +24,10 @@ from bert_jax.config import CheckpointConfig, EmbeddingConfig, FinetuneConfig, T
 from bert_jax.config.schedule import Stage, make_rate_schedule
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.console import Level
-from bert_jax.distributed import hosts
+from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.inference.loading import load
 from bert_jax.models.heads import BertForEmbedding, TaskModel
-from bert_jax.planning import costs, machine
 from bert_jax.runs import origin, report
 from bert_jax.runs.distillation import teacher_labels
 from bert_jax.storage import json_files, replacement
@@ -224,7 +223,7 @@ def start(
     run = Run(labelled, workdir, str(init), *shared, recipe)
     meshes.check_divides(*divided, run.batches(config.seed).per_sequence)
     if not config.probe:  # which needs no gradient of the layers
-        costs.check_fits(config.model, run.largest, config.optimizer.microbatches, mesh)
+        devices.check_fits(config.model, run.largest, config.optimizer.microbatches, mesh)
     return run
 
 
@@ -241,7 +240,7 @@ def _like_initial(task: TaskConfig, initial: TaskConfig | None) -> TaskConfig:
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
     """Train with each seed, predict everything with the best, and write the results."""
-    with workdirs.hold(run.workdir), machine.out_of_memory_refused(run.largest, jax.devices()[0]):
+    with workdirs.hold(run.workdir), devices.out_of_memory_refused(run.largest, jax.devices()[0]):
         return _train(run, stop)
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.config.schedule import RateSchedule, Stage
 from bert_jax.distributed import hosts
-from bert_jax.planning import costs, machine
+from bert_jax.distributed.devices import device_name, least_memory, needed_and_available
 
 
 def versions() -> str:
@@ -24,7 +24,7 @@ def devices(mesh: Mesh) -> str:
     device = mesh.devices.flat[0]
     on_hosts = f" on {hosts.count()} hosts" if hosts.count() > 1 else ""
     platform = "" if device.platform == "cpu" else f" ({device.platform})"
-    return f"{mesh.size} × {machine.device_name(device)}{platform}{on_hosts}"
+    return f"{mesh.size} × {device_name(device)}{platform}{on_hosts}"
 
 
 def epochs(number: float) -> str:
@@ -64,8 +64,8 @@ def rate(schedule: RateSchedule, optimizer: str) -> str:
 
 def memory(config: TrainConfig | FinetuneConfig, stage: Stage, mesh: Mesh) -> str:
     """Return the least memory of a training step beside what there is."""
-    needed = costs.least_memory(config.model, stage, config.optimizer.microbatches, mesh)
-    total, available = machine.memory(needed, mesh.local_devices)
+    needed = least_memory(config.model, stage, config.optimizer.microbatches, mesh)
+    total, available = needed_and_available(needed, mesh.local_devices)
     of = f" of {available / 2**30:,.1f} GiB" if available else ""
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     return f"at least {total / 2**30:,.2f} GiB{of}{'' if is_cpu else ' on each device'}"

@@ -20,11 +20,10 @@ from bert_jax.config import TrainConfig, settings
 from bert_jax.config.schedule import Schedule, config_of_step, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.console import Level
-from bert_jax.distributed import hosts
+from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import load
-from bert_jax.planning import costs, machine
 from bert_jax.runs import origin, report
 from bert_jax.storage import daemon_thread, paths
 from bert_jax.storage.paths import AnyPath
@@ -168,7 +167,7 @@ def start(
     meshes.check_generator(config.model, mesh)
     for stage in schedule.main_stages:  # those of a length warm-up have multiples of its batch
         meshes.check_divides(stage.batch_size, config.optimizer.microbatches, mesh)
-        costs.check_fits(config.model, stage, config.optimizer.microbatches, mesh)
+        devices.check_fits(config.model, stage, config.optimizer.microbatches, mesh)
     setup, state = None if is_open else set_up(config, schedule.rate, mesh), None
     if setup and hosts.count() == 1 and not (initial or parent or resumes):
         state = daemon_thread.start(setup.new_state)  # compiled while the text is prepared
@@ -207,7 +206,7 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     """Train, from the latest checkpoint on, and evaluate."""
-    refusing = machine.out_of_memory_refused(run.schedule.largest, jax.devices()[0])
+    refusing = devices.out_of_memory_refused(run.schedule.largest, jax.devices()[0])
     with workdirs.hold(run.workdir), bucket.sending(run.workdir), refusing:
         return _train(run, stop)
 

@@ -23,9 +23,9 @@ from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig
 from bert_jax.config.schedule import Schedule, Stage, make_rate_schedule
 from bert_jax.console import Level
 from bert_jax.convert.names import module_names
+from bert_jax.distributed import devices
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
 from bert_jax.models.electra import generator_config
-from bert_jax.planning import machine
 from bert_jax.runs import header
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.datasets import Datasets
@@ -265,7 +265,7 @@ def pretraining_end(
 
 def _cost() -> str:
     """Return the time and the memory that a run took, in lines."""
-    peak = machine.peak_memory(jax.local_devices())
+    peak = devices.peak_memory(jax.local_devices())
     memory = f"\nmemory     {peak / 2**30:,.2f} GiB at its peak" if peak else ""
     return f"time       {console.time_spent()}{memory}"
 

@@ -10,10 +10,11 @@ from helpers import LENGTH, PREDICTIONS, model_config
 
 from bert_jax.config import DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
+from bert_jax.distributed import devices
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForPreTraining
-from bert_jax.planning import costs, machine, synthetic
+from bert_jax.planning import costs, synthetic
 from bert_jax.training.setup import set_up
 
 BATCH = 16
@@ -177,17 +178,17 @@ def test_each_microbatch_gathers_parameters_and_scatters_gradients():
 def test_sizes_that_cannot_fit_are_refused_by_arithmetic(model, batch_size):
     mesh, config = mesh_of(config_of()), dataclasses.replace(ModelConfig(), **model)
     with pytest.raises(UserError, match=r"does not fit in the memory of .* GiB of"):
-        costs.check_fits(config, Stage(batch_size=batch_size, max_length=512), 1, mesh)
+        devices.check_fits(config, Stage(batch_size=batch_size, max_length=512), 1, mesh)
 
 
 def test_a_large_batch_of_a_tiny_model_is_refused_by_arithmetic(monkeypatch):
     """Its attention maps and feed-forward layers are most of it."""
     memory = {"MemAvailable": f"{16 << 20} kB"}
-    monkeypatch.setattr(machine, "_proc_field", lambda _, name: memory[name])
+    monkeypatch.setattr(devices, "_proc_field", lambda _, name: memory[name])
     model, mesh = config_of().model, mesh_of(config_of())
     with pytest.raises(UserError, match=r"a batch of 1,048,576 × 32 does not fit"):
-        costs.check_fits(model, Stage(batch_size=1 << 20, max_length=32), 1, mesh)
-    costs.check_fits(model, Stage(batch_size=1 << 20, max_length=32), 16, mesh)
+        devices.check_fits(model, Stage(batch_size=1 << 20, max_length=32), 1, mesh)
+    devices.check_fits(model, Stage(batch_size=1 << 20, max_length=32), 16, mesh)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +209,6 @@ def test_sizes_that_fit_are_not_refused(model, axes, microbatches, monkeypatch):
     config, needed = config_of(model, **axes), []
     config.optimizer.microbatches = microbatches
     phase, mesh = dataclasses.replace(PHASE, batch_size=1 << 10), mesh_of(config)
-    monkeypatch.setattr(machine, "check_memory", lambda size, _: needed.append(size))
-    costs.check_fits(config.model, phase, microbatches, mesh)
+    monkeypatch.setattr(devices, "check_memory", lambda size, _: needed.append(size))
+    devices.check_fits(config.model, phase, microbatches, mesh)
     assert 0 < needed[0] < costs.compile_cost(config, phase, mesh)["memory"]["total"]

@@ -1,4 +1,4 @@
-"""Plans: their figures, the largest batch, the search for a mesh, and the command."""
+"""Plans: their figures, the largest batch, and the command."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from helpers import model_config
 
 from bert_jax.commands import plan as command
 from bert_jax.commands.flags import Recipe
-from bert_jax.config import DataConfig, ModelConfig, ParallelConfig, Phase, TrainConfig
+from bert_jax.config import DataConfig, ParallelConfig, Phase, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.planning import plan
 from bert_jax.planning.topology import read_topologies
@@ -102,39 +102,15 @@ def test_largest_batch(first, bytes_of, units):
         assert batch_size % 8 == 0
         return bytes_of(batch_size // 8)
 
-    largest = plan.largest_batch(total, 8 * first, bytes_of(first), 1000.0, 8)
+    largest = plan.largest_batch(
+        total, batch_size=8 * first, used=bytes_of(first), limit=1000.0, unit=8
+    )
     assert largest == (None if units is None else 8 * units)
 
 
 def test_a_mesh_that_does_not_divide():
     with pytest.raises(UserError, match="does not make 8 devices"):
         plan.make_plans(small_config(data=3), read_topologies("cpu:8"), no_log)
-
-
-def test_meshes_divide_the_model():
-    meshes = list(plan.list_meshes(ModelConfig(vocab_size=30592), 8))
-    shapes = {(each.data, each.fsdp, each.tensor) for each in meshes}
-    assert (8, 1, 1) in shapes
-    assert (1, 2, 4) in shapes
-    assert (1, 1, 8) not in shapes  # 12 heads
-    assert all(data * fsdp * tensor == 8 for data, fsdp, tensor in shapes)
-    assert {each.zero for each in meshes if each.fsdp == 1} == {3}
-
-
-def test_search(compiled):
-    config = small_config()
-    plans = plan.make_plans(config, read_topologies("h100:2"), no_log, search=True)
-    assert len(plans) == 4  # data, fsdp with ZeRO 1 and 3, tensor
-    speeds = [each["sequences_per_second"] for each in plans]
-    assert speeds == sorted(speeds, reverse=True)
-    shown = plan.as_text(plans)
-    assert shown.count("2 devices as") == 4
-    assert "fsdp 2 × tensor 1, ZeRO 1;" in shown
-    config.data.batch_size = 3
-    with pytest.raises(UserError, match="divides over no mesh"):
-        plan.make_plans(config, read_topologies("h100:8"), no_log, search=True)
-    with pytest.raises(UserError, match="name a chip"):
-        plan.make_plans(config, read_topologies("cpu:8"), no_log, search=True)
 
 
 @pytest.fixture
@@ -161,10 +137,6 @@ def test_command(run, monkeypatch):
     assert made["memory"]["parameters"] == 4 * made["parameters"]
     assert made["compiled_for"] == "v5e:2x2"
     assert 0 < made["mfu"] < 1
-
-
-def test_command_search(run, compiled):
-    assert "h100:2: 2 devices" in run("--topology=h100:2", "--search", "--quick")
 
 
 def test_command_with_an_unknown_chip(run):

@@ -1,0 +1,120 @@
+"""The devices of this host: their names, the memory that they have, and what a step needs of it."""
+
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from bert_jax.config import ModelConfig
+from bert_jax.config.fields import MODEL_TYPES
+from bert_jax.config.schedule import Stage
+from bert_jax.distributed.fsdp import num_batch_shards
+from bert_jax.errors import UserError
+from bert_jax.models.electra import embedding_size
+
+_FLOAT32 = 4  # bytes
+
+
+def device_name(device: Any) -> str:
+    """Return what a device is called; for a CPU, by Linux, with its number of cores."""
+    if device.platform != "cpu":
+        return device.device_kind
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return f"CPU ({_proc_field('cpuinfo', 'model name') or 'unnamed'}, {cores} cores)"
+
+
+@contextlib.contextmanager
+def out_of_memory_refused(batch: Stage, device: Any) -> Iterator[None]:
+    """Raise a UserError if what runs inside does not fit in memory."""
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        texts = ("RESOURCE_EXHAUSTED", "Out of memory")  # on a CPU, the latter
+        if not isinstance(error, MemoryError) and not any(text in str(error) for text in texts):
+            raise
+        owner = "this machine" if device.platform == "cpu" else device.device_kind
+        sizes = f": {error}" if isinstance(error, MemoryError) and error.args else ""
+        raise UserError(
+            f"a batch of {batch.batch_size:,} × {batch.max_length:,} does not fit in the memory of "
+            f"{owner}{sizes}; lower data.batch_size or the sizes of the model, or raise "
+            "optimizer.microbatches"
+        ) from error
+
+
+def check_fits(model: ModelConfig, batch: Stage, microbatches: int, mesh: Mesh) -> None:
+    """Refuse sizes that certainly do not fit in the memory of the mesh's devices."""
+    with out_of_memory_refused(batch, mesh.devices.flat[0]):
+        check_memory(least_memory(model, batch, microbatches, mesh), mesh.local_devices)
+
+
+def check_memory(per_device: int, devices: Sequence[Any]) -> None:
+    """Raise a MemoryError if a program needs more bytes per device than there are."""
+    needed, available = needed_and_available(per_device, devices)
+    if available is not None and needed > available:
+        raise MemoryError(f"{needed / 2**30:,.1f} GiB of {available / 2**30:,.1f}")
+
+
+def needed_and_available(per_device: int, devices: Sequence[Any]) -> tuple[int, int | None]:
+    """Return the bytes needed and those available: of a device, or of all CPU devices together."""
+    if devices[0].platform == "cpu":
+        kilobytes = _proc_field("meminfo", "MemAvailable").removesuffix(" kB")
+        return per_device * len(devices), int(kilobytes) << 10 if kilobytes else None
+    return per_device, (devices[0].memory_stats() or {}).get("bytes_limit")
+
+
+def least_memory(model: ModelConfig, batch: Stage, microbatches: int, mesh: Mesh) -> int:
+    """Return the bytes that a training step certainly needs on a device."""
+    size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
+    weights = layers * (4 * size**2 + 2 * size * model.intermediate_size)
+    weights += model.vocab_size * embedding_size(model)
+    # A layer's input is kept for its gradient. So are the operands of its matmuls and its attention
+    # map, unless they are recomputed, as an accelerator's compiler may decide.
+    width = size
+    if mesh.devices.flat[0].platform == "cpu" and not model.remat:
+        attention_map = model.num_attention_heads * num_keys(model, batch.max_length) / layers
+        width = 2 * size + (4 * size + attention_map + model.intermediate_size) / tensor
+    tokens = batch.batch_size * batch.max_length / (microbatches * num_batch_shards(mesh))
+    activations = tokens * layers * width * jnp.dtype(model.dtype).itemsize
+    # Float32 weights with their two moments.
+    return int(3 * _FLOAT32 * weights / (mesh.shape["fsdp"] * tensor) + activations)
+
+
+def num_keys(model: ModelConfig, length: int) -> int:
+    """Return the number of keys that a token attends to at most, summed over the layers."""
+    layers, every = model.num_hidden_layers, model.global_attn_every_n_layers
+    if not MODEL_TYPES[model.model_type].has_windows:
+        return layers * length
+    local = min(length, model.local_attention + 1)
+    return sum(local if i % every else length for i in range(layers))
+
+
+def reset_peak_memory() -> None:
+    """Let the process's peak start from here, if Linux allows it (proc(5), clear_refs)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory(devices: Sequence[Any]) -> int | None:
+    """Return the largest peak of the devices in bytes; for CPUs, the peak of the process."""
+    if devices[0].platform == "cpu":
+        unit = 1 if sys.platform == "darwin" else 1 << 10
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def _proc_field(file: str, name: str) -> str:
+    """Return the first value of a field in a file of Linux's /proc; "" on other systems."""
+    try:
+        lines = Path("/proc", file).read_text().splitlines()
+    except OSError:
+        return ""
+    fields = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in fields if key.strip() == name), "")
