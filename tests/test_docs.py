@@ -306,6 +306,15 @@ def test_every_field_named_exists():
         assert set(named) <= known, page.name
 
 
+def test_every_test_and_module_named_exists():
+    for page in PAGES:
+        for file, name in re.findall(
+            r"\b((?:bert_jax|tests|benchmarks)/[a-z_/]+\.py)(?:::(\w+))?", page.read_text("utf-8")
+        ):
+            assert (ROOT / file).exists(), f"{page.name}: {file}"
+            assert not name or f"def {name}(" in (ROOT / file).read_text("utf-8"), name
+
+
 def test_the_reference_is_complete(monkeypatch):
     monkeypatch.setenv("COLUMNS", "")  # which the help of the site sets
     site = runpy.run_path(str(ROOT / "docs/conf.py"))
