@@ -12,7 +12,8 @@ import numpy as np
 
 from bert_jax import console
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
-from bert_jax.convert import hub, huggingface, model_card, sentence_transformers
+from bert_jax.convert.export import export
+from bert_jax.convert.huggingface import Exported
 from bert_jax.errors import TextWarning, UserError
 from bert_jax.inference.embeddings import (
     Encoder,
@@ -29,6 +30,7 @@ from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.heads import PreTrainingModel, TaskModel, make_encoder
 from bert_jax.storage.paths import AnyPath
 from bert_jax.storage.replacement import replacing
+from bert_jax.tasks import make_task
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.viewer.patterns import Patterns, Survey
@@ -391,7 +393,7 @@ class Bert:
         *,
         force: bool = False,
         private: bool = False,
-    ) -> huggingface.Exported:
+    ) -> Exported:
         """Write a directory that Hugging Face's `transformers` loads, all of it or nothing.
 
         Args:
@@ -415,15 +417,15 @@ class Bert:
                 f"the checkpoint is a probe of {self.model.probe!r}, and no class of transformers "
                 "has such a head; export its encoder with head=none, or fine-tune without a probe"
             )
-        model = self.config, self.params, self.tokenizer
-        task, longest = self.task, self.config.max_position_embeddings
-        with hub.destination(path, force=force, private=private) as new:
-            if task and task.kind == "embedding" and not head:
-                longest = min(self.data.max_length, longest)
-                exported = sentence_transformers.save(*model, new, task.embedding, longest)
-            else:
-                task = task if task and task.kind != "embedding" else None
-                exported = huggingface.save(*model, new, head, task)
-            origin = self.config, self.tokenizer, task, self.source
-            model_card.write(new, str(path), exported, *origin, self.data, longest)
-        return exported
+        return export(
+            path,
+            config=self.config,
+            params=self.params,
+            tokenizer=self.tokenizer,
+            task=make_task(self.task) if self.task else None,
+            head=head,
+            data=self.data,
+            source=self.source,
+            force=force,
+            private=private,
+        )

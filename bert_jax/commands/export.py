@@ -36,9 +36,9 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     flags = {"force": args.force, "private": args.private}
     exported = load(args.checkpoint).export(args.destination, args.head, **flags)
     name, path = exported.architecture, args.destination.removeprefix("hf:")
-    loader = f"transformers.{name}.from_pretrained"
-    if name == "SentenceTransformer":
-        loader = f"sentence_transformers.{name}"
+    loader = f"{exported.library.replace('-', '_')}.{name}"
+    if exported.library == "transformers":
+        loader += ".from_pretrained"
     print(f"{name}; load it with {loader}({path!r})")
     if is_name:
         print(f"uploaded to {hub.address(path)}; its README.md lacks a license and a language")

@@ -24,7 +24,6 @@ from bert_jax.text.files import STDIN, file_type
 
 if TYPE_CHECKING:
     from bert_jax.inference.predictions import Predictions
-    from bert_jax.tasks.base import Example
 
 _STEM = "predictions"
 _BATCH = 32  # examples at a time, on each device
@@ -63,8 +62,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if not bert.task:
         raise UserError("the model has no head of a task; fine-tune it first")
     task, data = make_task(bert.task), bert.data
-    if bert.task.kind == "token_classification" and args.file and args.file != STDIN:
-        lines = None  # but words in columns, whatever the file's name
+    if not task.has_txt_lines and args.file and args.file != STDIN:
+        lines = None
     predict = partial(bert.predict, text=args.columns, label=args.label)
 
     def predict_lines(some: Iterable[tuple[str, str]], size: int = _BATCH) -> "Predictions":
@@ -86,7 +85,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
                 inputs = {} if "tokens" in result else {"texts": example.texts}
                 texts.print_json({"id": name, **inputs, **result})
             elif is_printed:
-                print(_as_line(task.config.kind, example, result), flush=True)
+                print(task.as_line(example, result), flush=True)
             count += 1
         truncated += predictions.num_truncated
         if args.output or not is_printed:
@@ -101,15 +100,3 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
 def _batch_size(examples: int) -> int:
     return min(_BATCH, 1 << (examples - 1).bit_length())
-
-
-def _as_line(kind: str, example: "Example", result: dict[str, Any]) -> str:
-    """Return a prediction for a reader: the probability, what is predicted, and of what."""
-    if "tokens" in result:
-        return " ".join(map("/".join, zip(result["tokens"], result["labels"], strict=True)))
-    predicted = next(iter(result.values()))
-    of = example.texts[0] if kind == "question_answering" else " | ".join(example.texts)
-    if "probability" not in result:
-        return f"{predicted:8.4f}  {of}"
-    shown = "no answer" if predicted == "" else predicted
-    return f"{result['probability'] or 0:6.1%}  {shown:<16}  {of}"

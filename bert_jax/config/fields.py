@@ -312,6 +312,18 @@ class EmbeddingConfig:
     )
 
 
+# The subclass of `tasks.base.Task` of each kind, or "module:Class", imported when it is used.
+_MODULE = "bert_jax.tasks"
+TASKS: dict[str, Any] = {
+    "classification": f"{_MODULE}.classification:Classification",
+    "regression": f"{_MODULE}.classification:Regression",
+    "token_classification": f"{_MODULE}.token_classification:TokenClassification",
+    "question_answering": f"{_MODULE}.question_answering:QuestionAnswering",
+    "multiple_choice": f"{_MODULE}.multiple_choice:MultipleChoice",
+    "embedding": f"{_MODULE}.embedding:Embedding",
+}
+
+
 @dataclasses.dataclass(slots=True)
 class TaskConfig:
     """What an encoder is fine-tuned for.
@@ -322,14 +334,7 @@ class TaskConfig:
     'classification'
     """
 
-    kind: Literal[
-        "classification",
-        "regression",
-        "token_classification",
-        "question_answering",
-        "multiple_choice",
-        "embedding",
-    ] = setting("classification", "kind of task")
+    kind: str = setting("classification", f"kind of task: {', '.join(TASKS)}")
     glue: str = setting("", "one of GLUE's nine tasks by name: its columns, labels and metrics")
     labels: tuple[str, ...] = setting((), "labels in the order of the head; empty: from the data")
     metrics: tuple[str, ...] = setting((), "scores that choose the best checkpoint by their mean")

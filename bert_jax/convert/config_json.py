@@ -2,38 +2,34 @@
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.config.fields import TASKS
 from bert_jax.config.settings import from_dict
 from bert_jax.config.validation import validate_model
 from bert_jax.errors import UserError
 from bert_jax.models.electra import embedding_size
-from bert_jax.tasks import TASKS
+from bert_jax.tasks import task_class
+from bert_jax.tasks.base import Task
 from bert_jax.text.tokenizer import Tokenizer
 
-_MAX_LABELS = 1 << 16  # a `num_labels` beyond it is damage
+# What the names of the classes of `transformers` begin with, by model type.
+PREFIXES = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert", "electra": "Electra"}
 
 
 def _classes(suffix: str) -> dict[str, str]:
-    prefixes = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert"}
-    prefixes["electra"] = "Electra"
-    return {model_type: prefix + suffix for model_type, prefix in prefixes.items()}
+    return {model_type: prefix + suffix for model_type, prefix in PREFIXES.items()}
 
 
 _PRETRAINING = {"bert": "BertForPreTraining", "electra": "ElectraForPreTraining"}
-# What can be exported: the modules, and the class of `transformers` by model type; tasks last.
+# What can be exported without a task: the modules, and the class of `transformers` by model type.
 HEADS = {
     "pretraining": (("bert/pooler", "mlm_head", "nsp_head"), _PRETRAINING),
     "masked-lm": (("mlm_head",), _classes("ForMaskedLM")),
     "none": (("bert/pooler",), _classes("Model")),
-    "classification": (("bert/pooler", "classifier"), _classes("ForSequenceClassification")),
-    "regression": (("bert/pooler", "classifier"), _classes("ForSequenceClassification")),
-    "token_classification": (("classifier",), _classes("ForTokenClassification")),
-    "question_answering": (("classifier",), _classes("ForQuestionAnswering")),
-    "multiple_choice": (("bert/pooler", "classifier"), _classes("ForMultipleChoice")),
 }
 # A ModernBERT's names of fields, and those of its switches whose other value is not supported.
 _MODERNBERT = {
@@ -88,8 +84,6 @@ _OF_NO_EFFECT = (
     *("use_cache", "output_past", "output_attentions", "output_hidden_states", "return_dict"),
     *("gradient_checkpointing", "summary_last_dropout", "classifier_dropout", "language"),
 )
-# The `problem_type` of the kinds that share a class.
-_PROBLEM_TYPES = {"classification": "single_label_classification", "regression": "regression"}
 # Fields that only our exports have.
 _VOCAB_SIZE, _TASK = "tokenizer_pieces", "bert_jax_task"
 
@@ -198,7 +192,7 @@ def _global_every(kinds: Any, layers: Any, where: str) -> int:
 
 
 def write_config(
-    config: ModelConfig, architecture: str, tokenizer: Tokenizer, task: TaskConfig | None
+    config: ModelConfig, architecture: str, tokenizer: Tokenizer, task: Task | None
 ) -> dict[str, Any]:
     """Return the `config.json` of an export, from which `read_config` and `read_task` read."""
     values = {"architectures": [architecture], **dataclasses.asdict(config)}
@@ -230,53 +224,36 @@ def write_config(
         values["max_position_embeddings"] += first_position(values)
         values |= {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
     if task:
-        values[_TASK] = dataclasses.asdict(task)
-        if task.kind in _PROBLEM_TYPES:
-            values["problem_type"] = _PROBLEM_TYPES[task.kind]
-        labels = ("LABEL_0",) if task.kind == "regression" else task.labels
-        if task.kind == "regression" or not TASKS[task.kind].num_outputs:
-            values["id2label"] = dict(enumerate(labels))
-            values["label2id"] = {label: index for index, label in enumerate(labels)}
+        values |= {_TASK: dataclasses.asdict(task.config), **task.transformers_config()}
     return values
 
 
 def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> TaskConfig | None:
     """Return the task of a fine-tuned model; None too for several labels or numbers a text."""
-    classes = values.get("architectures")
-    name = classes[0] if isinstance(classes, list) and classes else None
-    tasks = (kind for kind in HEADS if kind in TASKS)
-    kind = next((k for k in tasks if HEADS[k][1][config.model_type] == name), None)
-    if kind is None:
-        return None
-    labels = () if TASKS[kind].num_outputs else _read_labels(values, where)
-    if kind == "classification":
-        default = _PROBLEM_TYPES["regression" if len(labels) == 1 else kind]
-        problem = values.get("problem_type") or default
-        kind = next((k for k, name in _PROBLEM_TYPES.items() if name == problem), None)
-        if kind is None or (kind == "regression" and len(labels) > 1):
-            return None
-        labels = () if kind == "regression" else labels
+    labels = dict[str, Sequence[str]]()  # of the kinds of task that it may be
+    for kind in TASKS:
+        task = task_class(kind)
+        if task.transformers_class and architecture(values) == class_name(config, task):
+            found = task.transformers_labels(values, where)
+            labels |= {} if found is None else {kind: found}
     if _TASK in values:
-        task = from_dict(TaskConfig, values[_TASK], f"{where}: {_TASK}")
+        own = from_dict(TaskConfig, values[_TASK], f"{where}: {_TASK}")
         # With another kind or labels, `transformers` has trained the model again since the export.
-        if task.kind == kind and (TASKS[kind].num_outputs or task.labels == labels):
-            return task
-    return from_dict(TaskConfig, {"kind": kind, "labels": list(labels)}, where)
+        if own.kind in labels and labels[own.kind] in ((), own.labels):
+            return own
+    kind = next(iter(labels), None)
+    return TaskConfig(kind, labels=tuple(labels[kind])) if kind else None
 
 
-def _read_labels(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    names = values.get("id2label")
-    if names is None:  # the default names, of two labels unless the file says otherwise
-        number = values.get("num_labels", 2)
-        if not isinstance(number, int) or not 0 < number < _MAX_LABELS:
-            raise UserError(f"{where}: num_labels is {number!r}; fetch it again")
-        return tuple(f"LABEL_{index}" for index in range(number))
-    names = names if isinstance(names, dict) else {}
-    labels = [names.get(str(index)) for index in range(len(names))]
-    strings = tuple(label for label in labels if isinstance(label, str))
-    if not 0 < len(set(strings)) == len(names):
-        raise UserError(f"{where}: id2label must name each number differently; correct it")
-    return strings
+def architecture(values: Mapping[str, Any]) -> str:
+    """Return the class of `transformers` that a `config.json` names, "" for none."""
+    classes = values.get("architectures")
+    return str(classes[0]) if isinstance(classes, list) and classes else ""
+
+
+def class_name(config: ModelConfig, task: Task | type[Task]) -> str:
+    """Return the class of `transformers` that a task of a model is exported as."""
+    return PREFIXES[config.model_type] + task.transformers_class
 
 
 def first_position(values: Mapping[str, Any]) -> int:

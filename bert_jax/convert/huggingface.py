@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.config import ModelConfig
 from bert_jax.convert import config_json, generator, names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensors
 from bert_jax.errors import UserError, first_line
 from bert_jax.models.electra import embedding_size
 from bert_jax.models.positions import sinusoidal_positions
 from bert_jax.storage.json_files import read_json
-from bert_jax.tasks import TASKS
+from bert_jax.tasks.base import Task
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -41,6 +41,8 @@ class Exported:
     dropped: Sequence[str]  # modules of the model that the class does not have
     newly_initialized: Sequence[str]  # modules of the class that the model does not have
     num_parameters: int = 0
+    task: Task | None = None  # whose head the class has
+    library: str = "transformers"  # that loads it
 
 
 def is_huggingface(path: Path) -> bool:
@@ -66,7 +68,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     values = read_json(file, "fetch it again")
     config = config_json.read_config(values, str(file))
     task = config_json.read_task(values, config, str(file))
-    architecture = config_json.HEADS[task.kind][1][config.model_type] if task else ""
+    architecture = config_json.architecture(values) if task else ""
     weights = open_weights(path)
     standard = partial(names.standard_name, architecture=architecture, model_type=config.model_type)
     tensors = {standard(name): read for name, read in weights.items()}
@@ -89,14 +91,30 @@ def save(
     params: Mapping[str, Any],
     tokenizer: Tokenizer,
     path: Path,
-    head: str | None,
-    task: TaskConfig | None = None,
+    *,
+    head: str | None = None,
+    task: Task | None = None,
+    max_length: int | None = None,
 ) -> Exported:
-    """Write a checkpoint that `transformers` loads, of a key of `HEADS` or the first that fits."""
+    """Write a checkpoint that `transformers` loads.
+
+    Args:
+      head: a key of `HEADS`; None for the class of the task, or for the first that fits.
+      task: the task whose head the model has.
+      max_length: not kept: a model of `transformers` truncates nothing.
+    """
     if config.position_embedding_type.startswith("relative"):
         kind = f"{config.position_embedding_type}, which transformers 5 has no more"
         raise UserError(f"model.position_embedding_type is {kind}; it cannot be exported")
-    exported = _choose_class(params, config.model_type, head, task)
+    if config.model_type not in config_json.PREFIXES:
+        raise UserError(
+            f"a {config.model_type} cannot be exported: convert/names.py has none of its names"
+        )
+    if task and task.transformers_class and head is None:
+        exported = _task_class(params, config, task)
+    else:
+        task = None
+        exported = _choose_class(params, config.model_type, head)
     architecture, dropped = exported.architecture, exported.dropped
     alone = generator.split(config, params) if config.model_type == "electra" else None
     if alone and architecture == "ElectraForMaskedLM":
@@ -104,9 +122,8 @@ def save(
         exported = dataclasses.replace(exported, dropped=[*{*dropped} - {"generator"}])
     elif alone and architecture == "ElectraForPreTraining":
         (path / generator.FOLDER).mkdir()
-        save(*alone, tokenizer, path / generator.FOLDER, "masked-lm")
+        save(*alone, tokenizer, path / generator.FOLDER, head="masked-lm")
         exported = dataclasses.replace(exported, dropped=())
-    task = None if "classifier" in dropped else task
     values = config_json.write_config(config, architecture, tokenizer, task)
     tensors = dict(names.to_foreign(params, dropped, config.model_type))
     if config.position_embedding_type == "sinusoidal":
@@ -123,18 +140,16 @@ def save(
     return dataclasses.replace(exported, num_parameters=sum(x.size for x in tensors.values()))
 
 
-def _choose_class(
-    params: Mapping[str, Any], model_type: str, head: str | None, task: TaskConfig | None
-) -> Exported:
+def _task_class(params: Mapping[str, Any], config: ModelConfig, task: Task) -> Exported:
+    shapes, _ = names.stored_shapes(task.model(config))
+    dropped = names.module_names(params) - names.module_names(shapes)
+    return Exported(config_json.class_name(config, task), sorted(dropped), (), task=task)
+
+
+def _choose_class(params: Mapping[str, Any], model_type: str, head: str | None) -> Exported:
     present, heads = names.module_names(params), config_json.HEADS
-    if model_type not in heads["none"][1]:
-        raise UserError(
-            f"a {model_type} cannot be exported: convert/names.py has none of its names"
-        )
-    if task:
-        head = head or task.kind
-        if head in TASKS and head != task.kind:
-            raise UserError(f"head={head} does not fit a checkpoint of {task.kind}; remove it")
+    if head is not None and head not in heads:
+        raise UserError(f"head={head} is none; use {', '.join(heads)}")
     if head is None:
         fits = (
             h for h in heads if model_type in heads[h][1] and present >= _modules(h, model_type)

@@ -5,91 +5,68 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from bert_jax.config import (
-    DataFiles,
-    EmbeddingConfig,
-    FinetuneConfig,
-    ModelConfig,
-    TaskConfig,
-    TrainConfig,
-    settings,
-)
+from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.console import counted
 from bert_jax.convert.huggingface import Exported
 from bert_jax.storage.paths import AnyPath
-from bert_jax.tasks import glue
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.metrics import HELD_OUT
 
-# By kind of task: the hub's name of it, an example for `predict`, and inputs for `transformers`.
-_TEXTS = '"A text.", return_tensors="pt"'
-_TASKS = {
-    "classification": ("text-classification", '"A text."', _TEXTS),
-    "regression": ("text-classification", '"A text."', _TEXTS),
-    "token_classification": ("token-classification", '["A", "text"]', _TEXTS),
-    "question_answering": (
-        "question-answering",
-        '{"question": "Which text?", "context": "A text."}',
-        '"Which text?", "A text.", return_tensors="pt"',
-    ),
-    "embedding": ("sentence-similarity", "", ""),
-    "multiple_choice": ("", '{"context": "A text.", "choices": ["One end.", "Another."]}', ""),
-}
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
-_OBJECTIVES = {
-    "nsp": "masked language modelling (MLM) and next sentence prediction (NSP)",
-    "sop": "masked language modelling (MLM) and sentence order prediction (SOP)",
-    "none": "masked language modelling (MLM)",
-}
-_TOKENIZERS = {
-    "wordpiece": "WordPiece",
-    "sentencepiece": "SentencePiece",
-    "byte_bpe": "byte-level BPE",
-}
+_SENTENCE_TRANSFORMERS = "sentence-transformers"
 _MAX_LABELS = 20
 
 
 def write(
     folder: Path,
+    *,
     name: str,
     exported: Exported,
     config: ModelConfig,
     tokenizer: Tokenizer,
-    task: TaskConfig | None,
-    source: str | AnyPath | None,
     data: DataFiles,
+    source: str | AnyPath | None,
     max_length: int,
 ) -> None:
     """Write the card of a model that was exported to a folder from a checkpoint, `source`."""
-    name = name.removeprefix("hf:") if name.startswith("hf:") else Path(name).name
-    task = None if "classifier" in exported.dropped else task
+    from huggingface_hub import ModelCard, ModelCardData
+
     run, results = _records(source)
-    origin = results.get("init") or (source if isinstance(source, str) else "")
-    layers = counted(config.num_hidden_layers, "layer")
-    kinds = {"bert": "A BERT", "roberta": "A RoBERTa", "modernbert": "A ModernBERT"}
-    kind = {**kinds, "electra": "An ELECTRA"}[config.model_type]
-    about = (
-        f"{kind} encoder of {layers}, hidden size {config.hidden_size:,}, with "
-        f"{exported.num_parameters:,} parameters (`{exported.architecture}`). It reads up to "
-        f"{max_length:,} tokens; its tokenizer is "
-        f"{_TOKENIZERS[tokenizer.kind]} of {tokenizer.vocab_size:,} tokens. Written by bert-jax, "
-        "which trains encoders in JAX."
+    origin = str(results.get("init") or (source if isinstance(source, str) else ""))
+    task, guesses = exported.task, exported.architecture.endswith(("ForPreTraining", "ForMaskedLM"))
+    pipeline = "fill-mask" if guesses else "feature-extraction"
+    tags = ["bert-jax", "jax", config.model_type]
+    if exported.library == _SENTENCE_TRANSFORMERS:
+        tags += [_SENTENCE_TRANSFORMERS, "feature-extraction"]
+    header = ModelCardData(
+        library_name=exported.library,
+        pipeline_tag=(task.pipeline_tag if task else pipeline) or None,
+        base_model=_repository(origin) if origin.startswith("hf:") else None,
+        tags=tags,
     )
-    if task and task.labels and task.kind != "multiple_choice":
-        labels = ", ".join(_code(label) for label in task.labels[:_MAX_LABELS])
+    layers = counted(config.num_hidden_layers, "layer")
+    about = (
+        f"An encoder of type `{config.model_type}` of {layers}, hidden size "
+        f"{config.hidden_size:,}, with {exported.num_parameters:,} parameters "
+        f"(`{exported.architecture}`). It reads up to {max_length:,} tokens; its tokenizer is a "
+        f"{tokenizer.kind} of {tokenizer.vocab_size:,} tokens. Written by bert-jax, which trains "
+        "encoders in JAX."
+    )
+    if task and not task.num_outputs:
         rest = len(task.labels) - _MAX_LABELS
+        labels = ", ".join(_code(label) for label in task.labels[:_MAX_LABELS])
         about += f" Its labels are {labels}{f' and {rest:,} more' if rest > 0 else ''}."
-    if task and task.kind == "embedding":
-        about += f" {_vectors(task.embedding, config)}"
-    parts = [_header(exported, task, origin, config), f"# {name}", about]
+    parts = [f"# {name}", about, task.description(config) if task else ""]
     if run:
         parts += _scores(source, run, results, exported.dropped)
-        parts += ["## Training", _table(("", ""), _training(source, run, results, str(origin)))]
-        parts += _settings(run)
-    text = "\n\n".join([*parts, "## Use", *_use(name, exported, task, data)]) + "\n"
-    (folder / "README.md").write_text(text, encoding="utf-8")
+        parts += ["## Training", *_training(source, run, results, origin), _settings(run)]
+    parts += ["## Use", "With bert-jax:", _python(_ours(name, exported, data))]
+    parts += [f"With `{exported.library}`:", _python(_theirs(name, exported, data))]
+    body = "\n\n".join(filter(None, parts))
+    comment = "# Add the license and the language, such as `license: mit` and `language: en`."
+    ModelCard(f"---\n{comment}\n{header.to_yaml()}\n---\n\n{body}\n").save(folder / "README.md")
 
 
 def _records(source: str | AnyPath | None) -> tuple[TrainConfig | FinetuneConfig | None, Any]:
@@ -102,38 +79,6 @@ def _records(source: str | AnyPath | None) -> tuple[TrainConfig | FinetuneConfig
     values = checkpoint.read_json(folder, "config")
     kind = FinetuneConfig if "task" in values else TrainConfig
     return settings.from_dict(kind, values, f"{folder}/config"), workdirs.read_results(workdir)
-
-
-def _header(exported: Exported, task: TaskConfig | None, origin: Any, config: ModelConfig) -> str:
-    guesses = exported.architecture.endswith(("BertForPreTraining", "ForMaskedLM"))
-    pipeline = "fill-mask" if guesses else "feature-extraction"
-    pipeline = _TASKS[task.kind][0] if task else pipeline
-    lines = ["# Add the license and the language, such as `license: mit` and `language: en`."]
-    library = "sentence-transformers" if task and task.kind == "embedding" else "transformers"
-    lines += [f"library_name: {library}"]
-    lines += [f"pipeline_tag: {pipeline}"] if pipeline else []
-    if str(origin).startswith("hf:"):
-        lines += [f"base_model: {_repository(origin)}"]
-    tags = ("bert-jax", "jax", config.model_type)
-    tags += (library, "feature-extraction") if library != "transformers" else ()
-    lines += ["tags:", *(f"- {tag}" for tag in tags)]
-    return "\n".join(["---", *lines, "---"])
-
-
-def _vectors(embedding: EmbeddingConfig, config: ModelConfig) -> str:
-    pooled = {
-        "mean": "the mean of the tokens'",
-        "max": "the maximum of the tokens'",
-        "cls": "[CLS]'s",
-    }
-    steps = [f"{pooled[embedding.pooling]} last hidden states"]
-    steps += ["a dense layer"] * bool(embedding.dense) + [
-        "scaled to unit length"
-    ] * embedding.normalize
-    text = f"Vectors have {embedding.dense or config.hidden_size:,} numbers: {', '.join(steps)}."
-    prompts = {"query": embedding.query_prompt, "passage": embedding.passage_prompt}
-    before = " and ".join(f"{_code(p)} before each {name}" for name, p in prompts.items() if p)
-    return f"{text} Put {before}." if before else text
 
 
 def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence[str]) -> list[str]:
@@ -161,102 +106,77 @@ def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence
         ]
     if not rows:
         return []
-    note = [f"Measured with heads that are not in this repository: {', '.join(dropped)}."]
-    return ["## Scores on held-out examples", *(note if dropped else ()), _table(columns, rows)]
+    note = f"Measured with heads that are not in this repository: {', '.join(dropped)}."
+    lines = [f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *rows)]
+    return ["## Scores on held-out examples", note if dropped else "", "\n".join(lines)]
 
 
-def _training(source: Any, run: Any, results: Any, origin: str) -> list[tuple[str, str]]:
-    rows = []
+def _training(source: Any, run: Any, results: Any, origin: str) -> list[str]:
+    """Return what a model started from, its data and how long it was trained."""
     if origin.startswith("hf:"):
-        address = f"https://huggingface.co/{_repository(origin)}"
-        rows += [("started from", f"[{_repository(origin)}]({address})")]
-    elif "init" in results:
+        repository = _repository(origin)
+        start = f"[{repository}](https://huggingface.co/{repository})"
+    else:
         folder = PurePath(origin)  # of a step, that of the run says more
         folder = folder.parents[1] if folder.parent.name == "checkpoints" else folder
-        rows += [("started from", _code(folder.name) if origin else "random weights")]
-    data, optimizer = run.data, run.optimizer
+        start = _code(folder.name) if origin else "random weights"
+    lines = [f"Started from {start}."] if origin or "init" in results else []
     if isinstance(run, FinetuneConfig):
-        files = ", ".join(_code(_short(text)) for text in (run.data.train, run.data.eval) if text)
-        rows += [("task", f"{run.task.kind}{run.task.glue and f' ({run.task.glue})'}")]
-        rows += [("examples", files), ("epochs", f"{run.epochs:g}")]
+        files = " and ".join(
+            _code(_short(text)) for text in (run.data.train, run.data.eval) if text
+        )
+        lines.append(f"Fine-tuned for {run.task.kind} on {files}, {run.epochs:g} epochs.")
     else:
-        text = _code(_short(run.data.source))
-        if run.data.source == "builtin":
-            text = "the documentation of Python's standard library"
+        text, step = _code(_short(run.data.source)), int(source.name)
         if counts := results.get("text"):
-            text += "; {tokens:,} tokens in {documents:,} documents".format(**counts)
-        step = int(source.name)
-        steps = f"{step:,} of {run.steps:,}" if step < run.steps else f"{step:,}"
-        rows += [("text", text), ("objective", _objective(run)), ("steps", steps)]
-    rows += [("batch", f"{data.batch_size:,} sequences of up to {data.max_length:,} tokens")]
-    rate = f"{optimizer.name}, learning rate {optimizer.learning_rate:g}"
-    return [*rows, ("optimizer", rate), ("seed", str(run.seed))]
+            text += ", {tokens:,} tokens in {documents:,} documents".format(**counts)
+        lines.append(f"Pretrained on {text}; {step:,} of {run.steps:,} steps.")
+    return lines
 
 
-def _objective(run: TrainConfig) -> str:
-    is_electra = run.model.model_type == "electra"
-    return "replaced token detection (RTD)" if is_electra else _OBJECTIVES[run.data.pairs]
-
-
-def _settings(run: TrainConfig | FinetuneConfig) -> list[str]:
+def _settings(run: TrainConfig | FinetuneConfig) -> str:
     """Return the fields that are not the defaults, but for the model's, which config.json has."""
-    defaults, lines = settings.flatten(type(run)()), []
+    defaults, lines = settings.defaults(run), []
     for name, value in settings.flatten(run).items():
         if value != defaults[name] and not name.startswith(("model.", "task.labels", "parallel.")):
             is_file = name.rpartition(".")[2] in _FILES
             lines.append(f"{name} = {(_short(value) if is_file else value)!r}")
     block = "\n".join(lines).replace("`", "'")
     title = "<summary>Settings that are not the defaults of bert-jax</summary>"
-    return [f"<details>{title}\n\n```text\n{block}\n```\n\n</details>"] if lines else []
+    return f"<details>{title}\n\n```text\n{block}\n```\n\n</details>" if lines else ""
 
 
-def _use(name: str, exported: Exported, task: TaskConfig | None, data: DataFiles) -> list[str]:
-    address, architecture = json.dumps(name), exported.architecture
-    ours = json.dumps(f"hf:{name}" if "/" in name else name)
-    embedding = task.embedding if task and task.kind == "embedding" else None
-    prompt = ', prompt="query"' if embedding and embedding.query_prompt else ""
-    result = f'print(bert.encode(["A text."]{prompt}).shape)  # one embedding a text'
-    example, texts = _TASKS[task.kind][1:] if task else ("", _TEXTS)
-    if texts == _TEXTS and task and len(glue.text_columns(task, data)) == 2:
-        example, texts = '("A text.", "Another.")', '"A text.", "Another.", return_tensors="pt"'
-    if task and not embedding:
-        result = f"print(bert.predict([{example}])[0])"
-    elif architecture.endswith(("BertForPreTraining", "ForMaskedLM")):
-        result = 'for guess in bert.fill_mask("A text with a [MASK] in it."):\n'
-        result += "    print(guess.token, guess.probability)"
-    inputs = f"inputs = tokenizer({texts})"
-    if task and task.kind == "multiple_choice":
-        ends = '["A text."] * 2, ["One end.", "Another."], padding=True, return_tensors="pt"'
-        inputs = f"inputs = tokenizer({ends})\n"
-        inputs += "inputs = {key: value[None] for key, value in inputs.items()}"
-    classes = f"from transformers import AutoTokenizer, {architecture}"
-    loaded = f"tokenizer = AutoTokenizer.from_pretrained({address})\n"
-    loaded += f"model = {architecture}.from_pretrained({address})"
-    library, theirs = "transformers", f"{classes}\n\n{loaded}\n{inputs}\noutputs = model(**inputs)"
-    if embedding:
-        library, prompt = "sentence-transformers", prompt.replace("prompt", "prompt_name")
-        theirs = f"from sentence_transformers import {architecture}\n\n"
-        theirs += f"model = {architecture}({address})\n"
-        theirs += f'print(model.encode(["A text."]{prompt}).shape)'
-    return [
-        "With bert-jax:",
-        _python(f"import bert_jax\n\nbert = bert_jax.load({ours})\n{result}"),
-        f"With `{library}`:",
-        _python(theirs),
-    ]
+def _ours(name: str, exported: Exported, data: DataFiles) -> str:
+    """Return code that loads and uses the model with this package."""
+    use = 'print(bert.encode(["A text."]).shape)  # one embedding a text'
+    if exported.task:
+        use = exported.task.python_code(data)
+    elif exported.architecture.endswith(("BertForPreTraining", "ForMaskedLM")):
+        use = 'for guess in bert.fill_mask("A text with a [MASK] in it."):\n'
+        use += "    print(guess.token, guess.probability)"
+    address = json.dumps(f"hf:{name}" if "/" in name else name)
+    return f"import bert_jax\n\nbert = bert_jax.load({address})\n{use}"
+
+
+def _theirs(repository: str, exported: Exported, data: DataFiles) -> str:
+    """Return code that loads and uses the model with the library that it is exported for."""
+    name, address = exported.architecture, json.dumps(repository)
+    if exported.library == _SENTENCE_TRANSFORMERS:
+        loaded = f"from sentence_transformers import {name}\n\nmodel = {name}({address})\n"
+    else:
+        loaded = f"from transformers import AutoTokenizer, {name}\n\n"
+        loaded += f"tokenizer = AutoTokenizer.from_pretrained({address})\n"
+        loaded += f"model = {name}.from_pretrained({address})\n\n"
+    use = 'inputs = tokenizer("A text.", return_tensors="pt")\noutputs = model(**inputs)'
+    return loaded + (exported.task.library_code(data) if exported.task else use)
 
 
 def _python(code: str) -> str:
     return f"```python\n{code}\n```"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = (columns, ["---"] * len(columns), *rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _repository(name: Any) -> str:
-    return str(name).removeprefix("hf:").partition("@")[0]
+def _repository(name: str) -> str:
+    return name.removeprefix("hf:").partition("@")[0]
 
 
 def _short(files: str) -> str:

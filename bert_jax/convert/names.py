@@ -22,7 +22,6 @@ from flax import traverse_util
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import (
-    BertForEmbedding,
     PreTrainingModel,
     TaskModel,
     make_encoder,
@@ -80,10 +79,9 @@ _MODERNBERT = {
 # Matrices that are several of ours, one after the other, and how many.
 _STACKED = {"attn.Wqkv": 3, "mlp.Wi": 2}
 _LEAVES = {"kernel": "weight", "scale": "weight", "embeddings": "weight", "bias": "bias"}
-TASK_MODULES = ("classifier", "mix", "dense")
 # Modules that a pretrained checkpoint may lack; it must have all others.
 OPTIONAL_MODULES = ("bert/pooler", "bert/head", "mlm_head", "nsp_head", "generator")
-OPTIONAL_MODULES += ("generator_head", "discriminator_head", *TASK_MODULES)
+OPTIONAL_MODULES += ("generator_head", "discriminator_head")
 
 # Prefixes of the classes of a model type, by the beginning of their names.
 _ROBERTA = {
@@ -212,9 +210,9 @@ def _stacked(tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, n
 
 
 def module_names(params: Mapping[str, Any]) -> set[str]:
-    """Return the modules of `OPTIONAL_MODULES` that the parameters have."""
-    names = {*params, *(f"bert/{name}" for name in params["bert"])}
-    return names.intersection(OPTIONAL_MODULES)
+    """Return the modules of the parameters that are no part of every encoder: heads, a pooler."""
+    of_encoder = {f"bert/{name}" for name in params["bert"]}
+    return params.keys() - {"bert"} | of_encoder.intersection(OPTIONAL_MODULES)
 
 
 def to_foreign(
@@ -296,7 +294,7 @@ def stored_shapes(model: PreTrainingModel | TaskModel) -> tuple[Any, Sequence[st
     key, ids = jax.random.key(0), jnp.zeros((1, 1), jnp.int32)
     shapes: Any = jax.eval_shape(model.init_params, key)
     optional: Sequence[str] = () if isinstance(model, TaskModel) else OPTIONAL_MODULES
-    if isinstance(model, BertForEmbedding):  # a pooler is not used, but kept for another task
+    if isinstance(model, TaskModel) and model.keeps_pooler:
         encoder = make_encoder(model.config, add_pooling_layer=True)
         whole: Any = jax.eval_shape(encoder.init, key, ids, ids, ids)
         shapes, optional = {**shapes, "bert": whole["params"]}, ("bert/pooler", "bert/head")

@@ -19,6 +19,7 @@ from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import UserError
 from bert_jax.storage.json_files import read_json
+from bert_jax.tasks.base import Task
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -193,11 +194,15 @@ def save(
     params: Mapping[str, Any],
     tokenizer: Tokenizer,
     path: Path,
-    embedding: EmbeddingConfig,
+    *,
+    head: str | None = None,
+    task: Task | None = None,
     max_length: int,
 ) -> Exported:
     """Write a directory that `sentence-transformers` loads."""
-    exported = huggingface.save(config, {"bert": params["bert"]}, tokenizer, path, "none")
+    embedding = task.config.embedding if task else EmbeddingConfig()
+    encoder = {"bert": params["bert"]}
+    exported = huggingface.save(config, encoder, tokenizer, path, head="none")
     size = exported.num_parameters
     modes = {
         f"{_MODE}_{name}": embedding.pooling == _POOLINGS.get(name)
@@ -232,7 +237,9 @@ def save(
     _write(path / _TRANSFORMER, settings)
     prompts = {"query": embedding.query_prompt, "document": embedding.passage_prompt}
     _write(path / _SETTINGS, {"prompts": prompts, "similarity_fn_name": "cosine"})
-    return Exported("SentenceTransformer", exported.dropped, (), size)
+    return Exported(
+        "SentenceTransformer", exported.dropped, (), size, task, "sentence-transformers"
+    )
 
 
 def _write(file: Path, values: Any) -> None:

@@ -14,7 +14,7 @@ from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
-from bert_jax.tasks import glue, make_task
+from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_labels, read_examples
 from bert_jax.text.tokenizer import Tokenizer, warn_unknown
@@ -110,10 +110,5 @@ def predict_texts(
     predict: Callable[[Any], Any], task: TaskConfig, data: DataFiles, texts: Sequence[str]
 ) -> Any:
     """Return the prediction of a task for a text or a pair; None where it has none."""
-    kind, columns = task.kind, glue.text_columns(task, data)
-    if kind == "question_answering" and len(texts) == 2:
-        return predict([{"question": texts[0], "context": texts[1]}])[0]
-    if kind == "token_classification":
-        return predict([" ".join(texts).split()])[0]
-    is_for_them = not columns or len(columns) == len(texts)
-    return predict([texts])[0] if kind in ("classification", "regression") and is_for_them else None
+    value = make_task(task).value_of_texts(texts, data)
+    return None if value is None else predict([value])[0]

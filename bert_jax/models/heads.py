@@ -121,6 +121,7 @@ class TaskModel(nn.Module):
     uses_pooler = False
     has_dropout = True
     input_rank = 2
+    keeps_pooler = False  # of a checkpoint, for another task, though this one does not use it
 
     def setup(self) -> None:
         c = self.config
@@ -213,6 +214,8 @@ class BertForEmbedding(TaskModel):
     """
 
     embedding: EmbeddingConfig = dataclasses.field(default_factory=EmbeddingConfig)
+
+    keeps_pooler = True
 
     def setup(self) -> None:
         c, size = self.config, self.embedding.dense

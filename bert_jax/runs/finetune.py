@@ -20,19 +20,19 @@ from bert_jax import console
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert
-from bert_jax.config import CheckpointConfig, EmbeddingConfig, FinetuneConfig, TaskConfig, settings
+from bert_jax.config import CheckpointConfig, FinetuneConfig, settings
 from bert_jax.config.schedule import Stage, make_rate_schedule
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.inference.loading import load
-from bert_jax.models.heads import BertForEmbedding, TaskModel
+from bert_jax.models.heads import TaskModel
 from bert_jax.runs import origin, report
 from bert_jax.runs.distillation import teacher_labels
 from bert_jax.storage import json_files, replacement
+from bert_jax.tasks import task_class
 from bert_jax.tasks.base import Example, Task
-from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
 from bert_jax.text.tokenizer import Tokenizer
@@ -189,7 +189,9 @@ def start(
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     settings.check_class(config, FinetuneConfig)
     initial = load(init)
-    config = dataclasses.replace(config, task=_like_initial(config.task, initial.task))
+    if initial.task and initial.task.kind == config.task.kind:
+        task = task_class(config.task.kind).continued(config.task, initial.task)
+        config = dataclasses.replace(config, task=task)
     config = origin.resolve(config, workdir, init, initial, model_fields, validate_finetuning)
     kinds = ("seed", "random") if config.compare else ("seed",)
     folders = (f"{k}-{config.seed + i}" for k in kinds for i in range(config.seeds))
@@ -205,7 +207,8 @@ def start(
     meshes.check_divides(*divided)
     # The head of a probe fits another kind of probe no better than a new one.
     is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
-    is_headless = isinstance(initial.model, BertForEmbedding) and config.task.kind != "embedding"
+    other = initial.task.kind if initial.task else config.task.kind
+    is_headless = other != config.task.kind and task_class(other).is_headless
     head = initial.task if is_same_kind and not (is_headless or config.new_head) else None
     labels = head.labels if head else ()
     with console.working("reading the examples"):
@@ -225,17 +228,6 @@ def start(
     if not config.probe:  # which needs no gradient of the layers
         devices.check_fits(config.model, run.largest, config.optimizer.microbatches, mesh)
     return run
-
-
-def _like_initial(task: TaskConfig, initial: TaskConfig | None) -> TaskConfig:
-    """Return the task with the vectors of a model of embeddings, where it has the defaults."""
-    if not initial or {task.kind, initial.kind} != {"embedding"}:
-        return task
-    default, own = EmbeddingConfig(), initial.embedding
-    names = ("pooling", "dense", "dense_activation", "normalize", "query_prompt", "passage_prompt")
-    kept = (name for name in names if getattr(task.embedding, name) == getattr(default, name))
-    embedding = dataclasses.replace(task.embedding, **{name: getattr(own, name) for name in kept})
-    return dataclasses.replace(task, embedding=embedding)
 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
@@ -373,7 +365,7 @@ def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], di
         predictions, scores[name] = run.predict(params, examples, batcher)
         del scores[name]["sequences_per_second"]
         if name == main_set:
-            if type(task) is Classification and hosts.is_main() and not console.is_quiet():
+            if hosts.is_main() and not console.is_quiet():
                 task.draw(workdir / "confusion.png", examples, predictions)
             task.tune(scores[name])
             scores[name] |= task.score(examples, predictions)

@@ -176,7 +176,8 @@ def model_config(
         if name.endswith(_POSITIONS) and shape and shape[0] > len(param):
             shape = param.shape  # they are interpolated
         # A head that only `init` has is dropped: of a task, or of another objective.
-        is_used = name in wanted or not f"{name}/".startswith(heads)
+        is_of_encoder = name.startswith("bert/") and not f"{name}/".startswith(heads)
+        is_used = name in wanted or is_of_encoder
         if is_used and shape != param.shape:
             wrong = f"--init has {name} of shape {param.shape}, which the config does not ask for"
             raise UserError(f"{wrong}; leave the shape of the model out of the command")

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,8 @@ from bert_jax.models.heads import TaskModel
 from bert_jax.text.readers import read_records
 from bert_jax.text.records import Record
 from bert_jax.text.tokenizer import Tokenizer
+
+_MAX_LABELS = 1 << 16  # a `num_labels` beyond it is damage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +36,16 @@ class Task(abc.ABC):
 
     model_class: ClassVar[type[TaskModel]]
     num_outputs: ClassVar[int | None] = None  # of the head; None: one for each label
+    min_labels: ClassVar[int] = 0  # fewer of them leave nothing to tell apart
     is_headless: ClassVar[bool] = False  # whether an encoder has scores before it is trained for it
     value_form: ClassVar[str]  # what `example_from` takes, for messages
+    has_txt_lines: ClassVar[bool] = True  # whether a .txt to predict has a text on each line
+    # The end of the name of the class of `transformers` that the head is exported as, such as
+    # "ForTokenClassification". A task without one exports its encoder alone.
+    transformers_class: ClassVar[str] = ""
+    problem_type: ClassVar[str] = ""  # in `config.json`, where several tasks share a class
+    library: ClassVar[str] = "transformers"  # a key of `convert.export.SAVE`
+    pipeline_tag: ClassVar[str] = ""  # the hub's name of the kind of task
     known_metrics: Sequence[str]
     default_metrics: Sequence[str]
 
@@ -46,6 +57,11 @@ class Task(abc.ABC):
         if unknown:
             known = ", ".join(self.known_metrics)
             raise UserError(f"task.metrics has {unknown[0]!r}; this task has {known}")
+
+    @classmethod
+    def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:
+        """Return the settings of a run that starts from a model with `initial` ones."""
+        return config
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         """Yield the records of a file or a TensorFlow dataset, with the fields of a task."""
@@ -68,6 +84,10 @@ class Task(abc.ABC):
         """Return the Python value of a line: a text, or several with a tab between."""
         texts = tuple(line.split("\t"))
         return texts if len(texts) > 1 else line
+
+    def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
+        """Return the Python value of a text or a pair that has no columns; None if it is none."""
+        return None
 
     def example_from(self, value: Any, index: int | str, data: DataFiles) -> Example:
         """Return the example of a Python value, whose keys are columns as `data` names them."""
@@ -121,6 +141,17 @@ class Task(abc.ABC):
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         """Return a prediction as plain values: what is predicted, and its probability."""
 
+    def as_line(self, example: Example, result: Mapping[str, Any]) -> str:
+        """Return the result of `to_json` for a reader: its probability, what it is, and of what."""
+        predicted, texts = next(iter(result.values())), self.shown_text(example)
+        if "probability" not in result:
+            return f"{predicted:8.4f}  {texts}"
+        return f"{result['probability'] or 0:6.1%}  {predicted:<16}  {texts}"
+
+    def shown_text(self, example: Example) -> str:
+        """Return the text of an example that is printed beside its prediction."""
+        return " | ".join(example.texts)
+
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return the content of each file of predictions, by its suffix."""
         lines = []
@@ -141,8 +172,41 @@ class Task(abc.ABC):
         """Return the scores on held-out examples of methods without an encoder, by their names."""
         return {}
 
+    def draw(  # noqa: B027 - few kinds have one
+        self, path: Path, examples: Sequence[Example], predictions: Sequence[Any]
+    ) -> None:
+        """Write a picture of the predictions of examples that all have labels."""
+
     def tune(self, scores: Mapping[str, float]) -> None:  # noqa: B027 - few kinds have any
         """Choose settings of `config` by the scores of held-out examples."""
+
+    def transformers_config(self) -> dict[str, Any]:
+        """Return what the `config.json` of `transformers_class` says of the task."""
+        values: dict[str, Any] = {"problem_type": self.problem_type} if self.problem_type else {}
+        if self.num_outputs:
+            return values
+        label2id = {label: index for index, label in enumerate(self.labels)}
+        return values | {"id2label": dict(enumerate(self.labels)), "label2id": label2id}
+
+    @classmethod
+    def transformers_labels(cls, values: Mapping[str, Any], where: str) -> Sequence[str] | None:
+        """Return the labels in the `config.json` of `transformers_class`; None of another task."""
+        problem_type = values.get("problem_type") or cls.problem_type
+        if cls.problem_type and problem_type != cls.problem_type:
+            return None
+        return () if cls.num_outputs else read_labels(values, where)
+
+    def description(self, model: ModelConfig) -> str:
+        """Return sentences for the card of an export: what a prediction is."""
+        return ""
+
+    def python_code(self, data: DataFiles) -> str:
+        """Return Python code for the card of an export, which uses `bert`."""
+        return 'print(bert.predict(["A text."])[0])'
+
+    def library_code(self, data: DataFiles) -> str:
+        """Return Python code for the card, which uses the `tokenizer` and `model` of `library`."""
+        return 'inputs = tokenizer("A text.", return_tensors="pt")\noutputs = model(**inputs)'
 
     def mean_score(self, scores: Mapping[str, float]) -> float:
         """Return the mean of `metrics` among the scores."""
@@ -151,6 +215,22 @@ class Task(abc.ABC):
     def rank(self, values: Mapping[str, float]) -> float:
         """Return the mean score, less a little of the loss, which decides between equal scores."""
         return self.mean_score(values) - 1e-9 * values["loss"]
+
+
+def read_labels(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return the labels in a `config.json` of `transformers`."""
+    names = values.get("id2label")
+    if names is None:  # the default names, of two labels unless the file says otherwise
+        number = values.get("num_labels", 2)
+        if not isinstance(number, int) or not 0 < number < _MAX_LABELS:
+            raise UserError(f"{where}: num_labels is {number!r}; fetch it again")
+        return tuple(f"LABEL_{index}" for index in range(number))
+    names = names if isinstance(names, dict) else {}
+    labels = [names.get(str(index)) for index in range(len(names))]
+    strings = tuple(label for label in labels if isinstance(label, str))
+    if not 0 < len(set(strings)) == len(names):
+        raise UserError(f"{where}: id2label must name each number differently; correct it")
+    return strings
 
 
 def build_sequence(

@@ -17,13 +17,21 @@ from bert_jax.console import counted
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForSequenceClassification
 from bert_jax.tasks import glue, readers
-from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens, truncate
+from bert_jax.tasks.base import (
+    Example,
+    Task,
+    build_sequence,
+    max_text_tokens,
+    read_labels,
+    truncate,
+)
 from bert_jax.tasks.readers import Record
 from bert_jax.text import builtin
 from bert_jax.text.tokenizer import Tokenizer
 
 _MAX_VALUE = float(np.finfo(np.float32).max)
 
+_TEXT, _PAIR = '"A text."', '("A text.", "Another.")'  # examples, as code
 _MISSING = "Glyph .* missing from font"  # of matplotlib
 
 
@@ -31,6 +39,8 @@ class TextTask(Task):
     """A task whose examples are texts or pairs of texts."""
 
     model_class = BertForSequenceClassification
+    transformers_class = "ForSequenceClassification"
+    pipeline_tag = "text-classification"
     value_form = "a text, a pair of texts, or a dict of the columns of data.text"
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
@@ -56,6 +66,19 @@ class TextTask(Task):
         texts = (value,) if isinstance(value, str) else value
         is_text = isinstance(texts, Sequence) and 1 <= len(texts) <= 2
         return {"texts": tuple(texts), "label": None} if is_text else None
+
+    def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
+        columns = glue.text_columns(self.config, data)
+        return texts if not columns or len(columns) == len(texts) else None
+
+    def python_code(self, data: DataFiles) -> str:
+        is_pair = len(glue.text_columns(self.config, data)) == 2
+        return f"print(bert.predict([{_PAIR if is_pair else _TEXT}])[0])"
+
+    def library_code(self, data: DataFiles) -> str:
+        is_pair = len(glue.text_columns(self.config, data)) == 2
+        texts = _PAIR.strip("()") if is_pair else _TEXT
+        return f'inputs = tokenizer({texts}, return_tensors="pt")\noutputs = model(**inputs)'
 
     def example_from(self, value: Any, index: int | str, data: DataFiles) -> Example:
         example = super().example_from(value, index, data)
@@ -118,6 +141,14 @@ class Classification(TextTask):
 
     default_metrics = ("accuracy",)
     known_metrics = ("accuracy", "f1", "matthews")
+    min_labels = 2
+    problem_type = "single_label_classification"
+
+    @classmethod
+    def transformers_labels(cls, values: Mapping[str, Any], where: str) -> Sequence[str] | None:
+        labels = super().transformers_labels(values, where)
+        is_regression = not values.get("problem_type") and labels is not None and len(labels) == 1
+        return None if is_regression else labels
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         return logits.copy()  # a view would keep the batch
@@ -206,6 +237,16 @@ class Regression(TextTask):
 
     num_outputs = 1
     default_metrics = known_metrics = ("pearson", "spearman")
+    problem_type = "regression"
+
+    def transformers_config(self) -> dict[str, Any]:
+        names = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        return super().transformers_config() | names
+
+    @classmethod
+    def transformers_labels(cls, values: Mapping[str, Any], where: str) -> Sequence[str] | None:
+        is_number = len(read_labels(values, where)) == 1  # a text may have several
+        return super().transformers_labels(values, where) if is_number else None
 
     def read_label(self, label: Any, where: str) -> float:
         value = readers.to_number(label)

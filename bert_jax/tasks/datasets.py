@@ -53,8 +53,9 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
         train = [example for i, example in enumerate(train) if i not in held_out]
     if not train:
         raise UserError(f"{train_source} has too few examples to train on")
-    if config.task.kind == "classification" and len(names) < 2:
-        raise UserError(f"{train_source} has fewer than two labels; there is nothing to tell apart")
+    if len(names) < task.min_labels:
+        counts = f"fewer than {task.min_labels} labels"
+        raise UserError(f"{train_source} has {counts}; there is nothing to tell apart")
     task = make_task(task.config, names)
     for examples in (train, *evals.values(), *tests.values()):
         check_labels(task, examples)

@@ -1,5 +1,6 @@
 """Embeddings of texts: queries and passages, scored pairs, or plain text."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.batches.buckets import Features
-from bert_jax.config import DataFiles, ModelConfig, TaskConfig
+from bert_jax.config import DataFiles, EmbeddingConfig, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForEmbedding, TaskModel
 from bert_jax.retrieval import bm25, metrics, search
@@ -24,6 +25,16 @@ from bert_jax.text.tokenizer import Tokenizer
 _PLAIN = ".txt"
 _RETRIEVAL = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "map")
 _RANKED = 100  # passages of a query that MAP looks at, as in sentence-transformers
+# Settings of a model's vectors, which stay where another run continues with the defaults.
+_OF_VECTORS = (
+    "pooling",
+    "dense",
+    "dense_activation",
+    "normalize",
+    "query_prompt",
+    "passage_prompt",
+)
+_POOLED = {"mean": "the mean of the", "max": "the maximum of the", "cls": "the first of the"}
 _IS_PAIR = 1.0  # the label of texts that belong together
 
 
@@ -37,6 +48,8 @@ class Embedding(Task):
     model_class = BertForEmbedding
     num_outputs = 1  # so that no label is the name of an output
     is_headless = True
+    library = "sentence-transformers"
+    pipeline_tag = "sentence-similarity"
     known_metrics = (*_RETRIEVAL, "spearman", "pearson")
     value_form = "two texts, or a dict of the columns of data.text"
 
@@ -51,6 +64,36 @@ class Embedding(Task):
 
     def model(self, config: ModelConfig, probe: str = "") -> TaskModel:
         return BertForEmbedding(config, 0, embedding=self.config.embedding)
+
+    @classmethod
+    def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:
+        default, own = EmbeddingConfig(), initial.embedding
+        changes = {
+            name: getattr(own, name)
+            for name in _OF_VECTORS
+            if getattr(config.embedding, name) == getattr(default, name)
+        }
+        embedding = dataclasses.replace(config.embedding, **changes)
+        return dataclasses.replace(config, embedding=embedding)
+
+    def description(self, model: ModelConfig) -> str:
+        embedding = self.config.embedding
+        steps = [f"{_POOLED[embedding.pooling]} last hidden states"]
+        steps += ["a dense layer"] * bool(embedding.dense)
+        steps += ["scaled to unit length"] * embedding.normalize
+        size = embedding.dense or model.hidden_size
+        text = f"An embedding has {size:,} numbers: {', '.join(steps)}."
+        prompts = {"query": embedding.query_prompt, "passage": embedding.passage_prompt}
+        before = [f"`{p}` before each {name}" for name, p in prompts.items() if p]
+        return f"{text} Put {' and '.join(before)}." if before else text
+
+    def python_code(self, data: DataFiles) -> str:
+        prompt = ', prompt="query"' if self.config.embedding.query_prompt else ""
+        return f'print(bert.encode(["A text."]{prompt}).shape)  # one embedding a text'
+
+    def library_code(self, data: DataFiles) -> str:
+        prompt = ', prompt_name="query"' if self.config.embedding.query_prompt else ""
+        return f'print(model.encode(["A text."]{prompt}).shape)'
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         name, _, split = source.partition("@")

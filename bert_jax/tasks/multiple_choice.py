@@ -1,10 +1,12 @@
 """Multiple choice: which of several endings follows a context, as in SWAG."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scipy.special import softmax
 
+from bert_jax.config import DataFiles
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForMultipleChoice
 from bert_jax.tasks.base import Example
@@ -16,6 +18,8 @@ class MultipleChoice(Classification):
     """A class is the number of a choice, from 0. Source: Devlin et al. 2019, section 4.4."""
 
     model_class = BertForMultipleChoice
+    transformers_class = "ForMultipleChoice"
+    problem_type = pipeline_tag = ""
     num_outputs = 1
     known_metrics = ("accuracy",)
     value_form = "a dict with context, choices and perhaps start, or the columns of data.text"
@@ -27,6 +31,23 @@ class MultipleChoice(Classification):
         columns = ["context", "start", *(f"choices[{i}]" for i in range(len(choices)))]
         texts = (value.get("context"), value.get("start", ""), *choices)
         return {"columns": columns, "texts": texts}
+
+    def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
+        return None
+
+    def python_code(self, data: DataFiles) -> str:
+        example = {"context": "A text.", "choices": ["One end.", "Another."]}
+        return f"print(bert.predict([{json.dumps(example)}])[0])"
+
+    def library_code(self, data: DataFiles) -> str:
+        texts = '["A text."] * 2, ["One end.", "Another."], padding=True'
+        inputs = f'inputs = tokenizer({texts}, return_tensors="pt")\n'
+        inputs += "inputs = {key: value[None] for key, value in inputs.items()}\n"
+        return f"{inputs}outputs = model(**inputs)"
+
+    @classmethod
+    def transformers_labels(cls, values: Mapping[str, Any], where: str) -> Sequence[str] | None:
+        return ()
 
     def make_example(self, record: Record) -> Example | None:
         texts, label, where = record.fields["texts"], record.fields.get("label"), record.where

@@ -58,6 +58,8 @@ class QuestionAnswering(Task):
     """Answers as spans of a text, or none; a label is true answers, each a text and its start."""
 
     model_class = BertForQuestionAnswering
+    transformers_class = "ForQuestionAnswering"
+    pipeline_tag = "question-answering"
     num_outputs = 2
     value_form = "a question and a context, or a dict of them"
     default_metrics, known_metrics = ("f1",), ("exact_match", "f1")
@@ -77,6 +79,17 @@ class QuestionAnswering(Task):
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         is_pair = isinstance(value, tuple | list) and len(value) == 2
         return dict(zip(("question", "context"), value, strict=True)) if is_pair else None
+
+    def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
+        return self.plain_fields(texts)
+
+    def python_code(self, data: DataFiles) -> str:
+        example = {"question": "Which text?", "context": "A text."}
+        return f"print(bert.predict([{json.dumps(example)}])[0])"
+
+    def library_code(self, data: DataFiles) -> str:
+        inputs = 'inputs = tokenizer("Which text?", "A text.", return_tensors="pt")'
+        return f"{inputs}\noutputs = model(**inputs)"
 
     def make_example(self, record: Record) -> Example:
         fields, where = record.fields, record.where
@@ -186,6 +199,13 @@ class QuestionAnswering(Task):
         start = context.index(answer, prediction.best[0].start) if answer else None
         end = None if start is None else start + len(answer)
         return {"answer": answer, "probability": ranked.get(answer), "start": start, "end": end}
+
+    def as_line(self, example: Example, result: Mapping[str, Any]) -> str:
+        answer = result["answer"] or "no answer"
+        return super().as_line(example, {**result, "answer": answer})
+
+    def shown_text(self, example: Example) -> str:
+        return example.texts[0]
 
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return SQuAD's own file, the text for each id, and one of the best answers for each."""

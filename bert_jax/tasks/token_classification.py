@@ -24,6 +24,9 @@ class TokenClassification(Task):
     """Each word has a tag, predicted at its first token (Devlin et al. 2019, section 5.3)."""
 
     model_class = BertForTokenClassification
+    transformers_class = "ForTokenClassification"
+    pipeline_tag = "token-classification"
+    has_txt_lines = False  # but words in columns
     value_form = "a list of words, or a dict of the columns of data.text and data.label"
     default_metrics, known_metrics = ("f1",), ("accuracy", "precision", "recall", "f1")
 
@@ -46,6 +49,12 @@ class TokenClassification(Task):
 
     def line_value(self, line: str, where: str, data: DataFiles) -> Any:
         return line.split()
+
+    def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
+        return " ".join(texts).split()
+
+    def python_code(self, data: DataFiles) -> str:
+        return 'print(bert.predict([["A", "text"]])[0])'
 
     def make_example(self, record: Record) -> Example | None:
         words, tags, where = record.fields["tokens"], record.fields["tags"], record.where
@@ -131,6 +140,9 @@ class TokenClassification(Task):
             "labels": self._tags(example, prediction),
             "probabilities": [prediction[w][1] if w in prediction else None for w in words],
         }
+
+    def as_line(self, example: Example, result: Mapping[str, Any]) -> str:
+        return " ".join(map("/".join, zip(result["tokens"], result["labels"], strict=True)))
 
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return a line for each word: the word, its tag if known, and the predicted tag."""

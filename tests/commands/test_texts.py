@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert_jax import DataFiles, TaskConfig, UserError
-from bert_jax.commands import predict, texts
+from bert_jax.commands import texts
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example
 
@@ -160,7 +160,8 @@ def test_a_line_of_each_task(kind, line, inputs):
     ],
 )
 def test_a_prediction_for_a_reader(kind, inputs, result, line):
-    printed = predict._as_line(kind, Example(None, "x:1", inputs, None), result)
+    task = make_task(TaskConfig(kind=kind))
+    printed = task.as_line(Example(None, "x:1", inputs, None), result)
     assert printed.startswith(line)
     assert kind != "question_answering" or printed.endswith("  Who?")
 

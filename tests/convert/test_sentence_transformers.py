@@ -196,7 +196,7 @@ def test_the_card_and_the_commands(tmp_path, bert_jax_main):
     header = yaml.safe_load(header)
     assert header["library_name"] == "sentence-transformers"
     assert {"sentence-transformers", "feature-extraction"} <= {*header["tags"]}
-    assert "numbers: the mean of the tokens' last hidden states, a dense layer, scaled" in text
+    assert "numbers: the mean of the last hidden states, a dense layer, scaled" in text
     assert "Put `the ` before each query." in text
     assert 'model.encode(["A text."], prompt_name="query")' in text
     (tmp_path / "texts").write_text("\n".join(TEXTS))

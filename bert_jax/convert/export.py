@@ -1,0 +1,54 @@
+"""Export a model: to the directory of a library, or to the Hugging Face hub."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import DataFiles, ModelConfig
+from bert_jax.convert import hub, huggingface, model_card, sentence_transformers
+from bert_jax.convert.huggingface import Exported
+from bert_jax.storage.paths import AnyPath
+from bert_jax.tasks.base import Task
+from bert_jax.text.tokenizer import Tokenizer
+
+# The function that writes a directory of each library, as `Task.library` names it.
+SAVE = {"transformers": huggingface.save, "sentence-transformers": sentence_transformers.save}
+
+
+def export(
+    path: str | Path,
+    *,
+    config: ModelConfig,
+    params: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    task: Task | None,
+    head: str | None,
+    data: DataFiles,
+    source: str | AnyPath | None,
+    force: bool,
+    private: bool,
+) -> Exported:
+    """Write a model with its card to a directory or to the hub, all of it or nothing.
+
+    The arguments are those of `Bert.export`, and fields of `Bert`.
+    """
+    library = task.library if task and head is None else "transformers"
+    max_length = config.max_position_embeddings
+    if library != "transformers":  # the directory says how a text is truncated
+        max_length = min(data.max_length, max_length)
+    name = str(path).removeprefix("hf:") if hub.is_name(path) else Path(path).name
+    with hub.destination(path, force=force, private=private) as folder:
+        exported = SAVE[library](
+            config, params, tokenizer, folder, head=head, task=task, max_length=max_length
+        )
+        model_card.write(
+            folder,
+            name=name,
+            exported=exported,
+            config=config,
+            tokenizer=tokenizer,
+            data=data,
+            source=source,
+            max_length=max_length,
+        )
+    return exported
