@@ -32,7 +32,7 @@ class CommandError(Exception):
 
 
 class UserError(CommandError):
-    """A mistake the user can mend: one line that says what is wrong, where, and what to do.
+    """A mistake that the user can fix: one line that says what is wrong, where, and what to do.
 
     >>> import bert_jax
     >>> try:
@@ -43,6 +43,15 @@ class UserError(CommandError):
     """
 
     exit_code = 2
+
+
+def refuse(condition: object, message: str, *, fix: str) -> None:
+    """Raise a UserError of what is wrong, and of what to do about it, if a condition holds.
+
+    >>> refuse(False, "steps is 8", fix="raise it")
+    """
+    if condition:
+        raise UserError(f"{message}; {fix}")
 
 
 class TrainingError(CommandError):

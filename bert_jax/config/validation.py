@@ -1,6 +1,8 @@
 """Refuse a config whose fields do not fit each other, in one line, before any long work.
 
-Call `validate` before a config is used. The range of each field is beside it, in `config.py`.
+Call `validate` before a config is used. A rule is a call of `refuse`: the condition, what is wrong,
+and the remedy. The rules of a function are checked in their order, and may rely on earlier ones.
+The range of each field is beside it, in `fields.py`.
 """
 
 from bert_jax.config import (
@@ -14,7 +16,7 @@ from bert_jax.config import (
 from bert_jax.config.fields import MODEL_TYPES
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.settings import check
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import UserError, nearest, refuse
 
 
 def validate(config: TrainConfig) -> None:
@@ -25,18 +27,26 @@ def validate(config: TrainConfig) -> None:
     _validate_parallel(config.parallel)
     _validate_optimizer(config.optimizer)
     schedule = make_schedule(config)
-    strips = not config.tokenizer.path and config.tokenizer.kind != "sentencepiece"
-    if config.tokenizer.strip_accents and not strips:
-        wrong = "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained"
-        raise UserError(f"{wrong}; drop it, or train such a tokenizer")
+    tokenizer = config.tokenizer
+    refuse(
+        tokenizer.strip_accents and (tokenizer.path or tokenizer.kind == "sentencepiece"),
+        "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained",
+        fix="drop it, or train such a tokenizer",
+    )
     starts = [phase.start for phase in data.phases]
     steps = [start if start >= 1 else start * config.steps for start in starts]
-    is_whole = all(start < 1 or start % 1 == 0 for start in starts)
-    if not is_whole or steps != sorted(set(steps)) or not all(0 < s < config.steps for s in steps):
-        wanted = f"they must rise, each a share between 0 and 1 or a step before {config.steps:,}"
-        raise UserError(f"data.phases start at {starts}; {wanted}")
-    if not data.eval_fraction and not data.eval_source:
-        raise UserError("data.eval_fraction is 0; raise it, or give data.eval_source")
+    refuse(
+        any(start >= 1 and start % 1 for start in starts)
+        or steps != sorted(set(steps))
+        or not all(0 < step < config.steps for step in steps),
+        f"data.phases start at {starts}",
+        fix=f"they must rise, each a share between 0 and 1 or a step before {config.steps:,}",
+    )
+    refuse(
+        not data.eval_fraction and not data.eval_source,
+        "data.eval_fraction is 0",
+        fix="raise it, or give data.eval_source",
+    )
     needs = f"data.pairs {data.pairs} needs"
     if data.pairs != "none" and not MODEL_TYPES[model.model_type].has_nsp:
         lacks = f"a head that model.model_type {model.model_type} does not have"
@@ -45,11 +55,18 @@ def validate(config: TrainConfig) -> None:
         _validate_generator(model)
     if data.pairs != "none" and model.type_vocab_size < 2:
         raise UserError(f"{needs} a model.type_vocab_size of 2; set it, or data.pairs to none")
-    if data.packing and data.pairs == "none":
-        raise UserError("data.packing is for pairs; full blocks need none: set it to False")
-    if (warmup := schedule.length_warmup) and warmup >= min([*steps, config.steps]):
-        wrong = f"data.length_warmup_fraction {data.length_warmup_fraction} is {warmup:,} steps"
-        raise UserError(f"{wrong}, and must end before the next phase and the run; lower it")
+    refuse(
+        data.packing and data.pairs == "none",
+        "data.packing is for pairs",
+        fix="full blocks need none: set it to False",
+    )
+    warmup = schedule.length_warmup
+    refuse(
+        warmup and warmup >= min([*steps, config.steps]),
+        f"data.length_warmup_fraction {data.length_warmup_fraction} is {warmup:,} steps, and must "
+        "end before the next phase and the run",
+        fix="lower it",
+    )
     for number, phase in enumerate(schedule.main_stages):
         where = f"data.phases[{number - 1}]" if number else "data"
         _validate_batches(where, phase, model, config.optimizer)
@@ -60,9 +77,12 @@ def validate(config: TrainConfig) -> None:
         ):
             wrong = f"{where}.global_rope_theta is for rotary positions, and the model has"
             raise UserError(f"{wrong} {model.position_embedding_type} ones; leave it out")
-        if phase.max_predictions > phase.max_length:
-            wrong = f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length"
-            raise UserError(f"{wrong} {phase.max_length}; lower it, or set 0 for mask_fraction")
+        refuse(
+            phase.max_predictions > phase.max_length,
+            f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length "
+            f"{phase.max_length}",
+            fix="lower it, or set 0 for mask_fraction",
+        )
 
 
 def _validate_generator(model: ModelConfig) -> None:
@@ -83,39 +103,65 @@ def validate_finetuning(config: FinetuneConfig) -> None:
     _validate_parallel(config.parallel)
     _validate_optimizer(config.optimizer)
     _validate_batches("data", data, model, config.optimizer)
-    if config.probe and config.layer_decay < 1:
-        raise UserError("layer_decay does nothing with probe, which freezes all layers; leave one")
+    refuse(
+        config.probe and config.layer_decay < 1,
+        "layer_decay does nothing with probe, which freezes all layers",
+        fix="leave one",
+    )
     layers = [str(layer) for layer in range(model.num_hidden_layers + 1)]
-    if config.probe not in ("", "mix", *layers):
-        values = f"it is 'mix', or a layer from 0 (the embeddings) to {layers[-1]}"
-        raise UserError(f"probe is {config.probe!r}; {values}, or empty to train the encoder too")
-    if len(set(task.labels)) < len(task.labels):
-        raise UserError(f"task.labels has one twice: {', '.join(task.labels)}")
-    if task.kind == "question_answering" and task.max_question > data.max_length // 2:
-        wrong = f"task.max_question {task.max_question} leaves too little for the context of"
-        raise UserError(f"{wrong} data.max_length {data.max_length}; lower one or raise the other")
+    refuse(
+        config.probe not in ("", "mix", *layers),
+        f"probe is {config.probe!r}",
+        fix=f"it is 'mix', or a layer from 0 (the embeddings) to {layers[-1]}, or empty to train "
+        "the encoder too",
+    )
+    refuse(
+        len(set(task.labels)) < len(task.labels),
+        f"task.labels has a label twice: {', '.join(task.labels)}",
+        fix="name each once",
+    )
+    if task.kind == "question_answering":
+        refuse(
+            task.max_question > data.max_length // 2,
+            f"task.max_question {task.max_question} leaves too little for the context of "
+            f"data.max_length {data.max_length}",
+            fix="lower one or raise the other",
+        )
     if task.kind == "embedding":
         _validate_embedding(config)
 
 
 def _validate_embedding(config: FinetuneConfig) -> None:
     model, embedding = config.model, config.task.embedding
-    width = embedding.dense or model.hidden_size
-    if not all(0 < size <= width for size in embedding.dimensions):
-        wrong = f"task.embedding.dimensions has {', '.join(map(str, embedding.dimensions))}"
-        raise UserError(f"{wrong}, and a vector has {width} numbers; give some from 1 to {width}")
-    if config.probe:
-        raise UserError(f"probe is {config.probe!r}, and embeddings have no head; leave it empty")
-    if embedding.loss != "cosine" and config.data.batch_size < 2:
-        wrong = f"task.embedding.loss {embedding.loss} compares the examples of a batch"
-        raise UserError(f"{wrong}, and data.batch_size is 1; raise it")
+    size = embedding.dense or model.hidden_size
+    refuse(
+        not all(0 < dimension <= size for dimension in embedding.dimensions),
+        f"task.embedding.dimensions has {', '.join(map(str, embedding.dimensions))}, and a vector "
+        f"has {size} numbers",
+        fix=f"give some from 1 to {size}",
+    )
+    refuse(
+        config.probe,
+        f"probe is {config.probe!r}, and embeddings have no head",
+        fix="leave it empty",
+    )
+    refuse(
+        embedding.loss != "cosine" and config.data.batch_size < 2,
+        f"task.embedding.loss {embedding.loss} compares the examples of a batch, and "
+        "data.batch_size is 1",
+        fix="raise it",
+    )
     has_dropout = model.hidden_dropout_prob or model.attention_probs_dropout_prob
-    if embedding.pairs == "same" and not has_dropout:
-        wrong = "task.embedding.pairs same needs dropout, and the model has none"
-        raise UserError(f"{wrong}; set --config.model.hidden_dropout_prob=0.1")
-    if embedding.pairs != "columns" and embedding.loss != "ranking":
-        wrong = f"task.embedding.pairs {embedding.pairs} has no scores for loss {embedding.loss}"
-        raise UserError(f"{wrong}; use ranking")
+    refuse(
+        embedding.pairs == "same" and not has_dropout,
+        "task.embedding.pairs same needs dropout, and the model has none",
+        fix="set --config.model.hidden_dropout_prob=0.1",
+    )
+    refuse(
+        embedding.pairs != "columns" and embedding.loss != "ranking",
+        f"task.embedding.pairs {embedding.pairs} has no scores for loss {embedding.loss}",
+        fix="use ranking",
+    )
 
 
 def validate_model(config: ModelConfig, where: str) -> None:
@@ -148,28 +194,44 @@ def validate_model(config: ModelConfig, where: str) -> None:
 
 
 def _validate_parallel(config: ParallelConfig) -> None:
-    if (config.data, config.fsdp, config.tensor).count(-1) > 1:
-        raise UserError("two axes of parallel are -1, and one alone can be the rest; set the other")
-    if config.mode == "pmap" and (config.fsdp, config.tensor) != (1, 1):
-        advice = "set parallel.fsdp and parallel.tensor to 1, or parallel.mode to mesh"
-        raise UserError(f"parallel.mode pmap keeps all parameters on each device; {advice}")
+    refuse(
+        (config.data, config.fsdp, config.tensor).count(-1) > 1,
+        "two axes of parallel are -1, and only one can be what the others leave",
+        fix="set the other",
+    )
+    refuse(
+        config.mode == "pmap" and (config.fsdp, config.tensor) != (1, 1),
+        "parallel.mode pmap keeps all parameters on each device",
+        fix="set parallel.fsdp and parallel.tensor to 1, or parallel.mode to mesh",
+    )
 
 
 def _validate_optimizer(config: OptimizerConfig) -> None:
-    if config.schedule != "wsd" and config.decay_fraction != OptimizerConfig().decay_fraction:
-        wrong = f"optimizer.decay_fraction does nothing with optimizer.schedule {config.schedule}"
-        raise UserError(f"{wrong}; set the schedule to wsd, or leave decay_fraction out")
+    refuse(
+        config.schedule != "wsd" and config.decay_fraction != OptimizerConfig().decay_fraction,
+        f"optimizer.decay_fraction does nothing with optimizer.schedule {config.schedule}",
+        fix="set the schedule to wsd, or leave decay_fraction out",
+    )
 
 
 def _validate_batches(
     where: str, batches: Stage | DataFiles, model: ModelConfig, optimizer: OptimizerConfig
 ) -> None:
     length, batch_size = batches.max_length, batches.batch_size
-    if length > model.max_position_embeddings:
-        limit = f"model.max_position_embeddings {model.max_position_embeddings}"
-        raise UserError(f"{where}.max_length {length} exceeds {limit}; lower it or raise the other")
-    if length < 8:
-        raise UserError(f"{where}.max_length {length} leaves no room for text; use at least 8")
-    if batch_size % optimizer.microbatches:
-        wrong = f"{where}.batch_size {batch_size} is not a multiple of optimizer.microbatches"
-        raise UserError(f"{wrong} {optimizer.microbatches}; change one of them")
+    refuse(
+        length > model.max_position_embeddings,
+        f"{where}.max_length {length} exceeds model.max_position_embeddings "
+        f"{model.max_position_embeddings}",
+        fix="lower it or raise the other",
+    )
+    refuse(
+        length < 8,
+        f"{where}.max_length {length} leaves no room for text",
+        fix="use at least 8",
+    )
+    refuse(
+        batch_size % optimizer.microbatches,
+        f"{where}.batch_size {batch_size} is not a multiple of optimizer.microbatches "
+        f"{optimizer.microbatches}",
+        fix="change one of them",
+    )

@@ -270,7 +270,7 @@ def test_json_of_another_kind(change, message):
         ("seeds", 0, "seeds is 0; it must be a positive number"),
         ("data", DataFiles(max_length=1024), "exceeds model.max_position_embeddings 512"),
         ("task", TaskConfig(kind="tagging"), "task.kind is 'tagging'; choose one of"),
-        ("task", TaskConfig(labels=("a", "b", "a")), "task.labels has one twice"),
+        ("task", TaskConfig(labels=("a", "b", "a")), "task.labels has a label twice"),
         ("task", TaskConfig(kind="question_answering", max_question=100), "max_question 100"),
         ("task", TaskConfig(doc_stride=0), "task.doc_stride is 0"),
     ],
