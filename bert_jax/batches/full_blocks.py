@@ -60,10 +60,9 @@ class FullBlocks:
         is_separator = (column == boundary[:, :, None]).any(axis=1)
         offset = first[:, None] + column - separators
         inside = (offset < len(self.store.tokens)) & ~is_separator
-        tokens, offset = self.store.located(offset)
         ids = np.full((len(first), self.length), self.tokenizer.pad_id, np.int32)
         ids[:, 0] = self.tokenizer.cls_id
-        ids[:, 1:-1][inside] = tokens[offset[inside]]
+        ids[:, 1:-1][inside] = self.store.tokens[offset[inside]]
         ids[:, 1:-1][is_separator] = self.tokenizer.sep_id
         last = 1 + (inside | is_separator).sum(axis=1)
         ids[np.arange(len(first)), last] = self.tokenizer.sep_id

@@ -178,14 +178,12 @@ def assemble_pairs(
 ) -> Batch:
     """Return `[CLS] A [SEP] B [SEP]` from the first token and the number of tokens, [2, n]."""
     column = np.arange(length)
-    tokens, first = store.located(first[..., None])
-    first = first[..., 0]
     count_a, count_b = count[:, :, None]
     separator_a, separator_b = count_a + 1, count_a + count_b + 2
     in_a = (column > 0) & (column < separator_a)
     in_b = (column > separator_a) & (column < separator_b)
     offset = np.where(in_a, first[0][:, None] - 1, first[1][:, None] - 1 - separator_a) + column
-    ids = tokens[np.where(in_a | in_b, offset, 0)].astype(np.int32)
+    ids = store.tokens[np.where(in_a | in_b, offset, 0)].astype(np.int32)
     ids[~(in_a | in_b)] = tokenizer.pad_id
     ids[:, 0] = tokenizer.cls_id
     for separator in (separator_a, separator_b):

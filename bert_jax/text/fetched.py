@@ -38,11 +38,6 @@ def is_store(source: str) -> bool:
     return any(remote.exists(f"{source.rstrip('/')}/{name}") for name in ("store.json", "shards"))
 
 
-def is_of_shards(source: str) -> bool:
-    """Return whether a source is a store, or shards that are not one yet."""
-    return is_store(source) or os.path.isdir(os.path.join(source, "shards"))
-
-
 def tokenizer_folder(source: str) -> Path:
     """Return the tokenizer of a store, without the rest of one that is not on a disk."""
     if not paths.is_remote(source):

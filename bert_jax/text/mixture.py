@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import paths
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import fetched, prepare, store, tokenizer_loading, tokenizer_training
-from bert_jax.text.fetched import is_of_shards, is_store
+from bert_jax.text.fetched import is_store
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
 
@@ -23,10 +23,10 @@ _LEAST = 1e-9  # weight; far smaller ones are lost when they are divided by thei
 
 
 def parse(source: str) -> dict[str, float]:
-    """Return the weights of the texts of a mixture, which add up to 1; {} of a source that is none.
+    """Return the weight of each text of a mixture; {} for a source that is no mixture.
 
-    They are 0 where stores have none, whose shares are those of their tokens. What exists under a
-    name with `@` is that file.
+    The weights sum to 1. They are 0 for stores without weights, whose shares are those of their
+    tokens. A file whose own name has an "@" has no weight.
     """
     parts = [_split_weight(part) for part in map(str.strip, source.split(",")) if part]
     names, weights = [name for name, _ in parts], [weight for _, weight in parts]
@@ -34,23 +34,24 @@ def parse(source: str) -> dict[str, float]:
     has_stores = len(names) > 1 and any(map(is_store, names))
     if is_store(source) or not (is_weighted or has_stores):
         return {}
-    places = list(map(_path, names))
+    resolved = [_resolve(name) for name in names]
     for name, weight in parts:
-        fault = ""
-        if places.count(_path(name)) > 1:
-            fault = "is there twice; name each text once"
-        elif weight is not None and not _LEAST <= weight <= 1 / _LEAST:
-            limits = f"from {_LEAST:g} to {1 / _LEAST:g}"
-            fault = f"has the weight {weight:g}; give a number {limits}, or drop the text"
-        elif weight is None and is_weighted:
-            fault = f"has no weight, and another text has; write {name}@NUMBER"
-        if fault:
-            raise UserError(f"data.source: {name} {fault}")
+        if resolved.count(_resolve(name)) > 1:
+            raise UserError(f"data.source: {name} is there twice; name each text once")
+        if weight is None and is_weighted:
+            raise UserError(
+                f"data.source: {name} has no weight, and another text has; write {name}@NUMBER"
+            )
+        if weight is not None and not _LEAST <= weight <= 1 / _LEAST:
+            raise UserError(
+                f"data.source: {name} has the weight {weight:g}; give a number from {_LEAST:g} to "
+                f"{1 / _LEAST:g}, or drop the text"
+            )
     total = sum(weight or 0.0 for weight in weights) or 1.0
     return {name: (weight or 0.0) / total for name, weight in parts}
 
 
-def _path(name: str) -> str:
+def _resolve(name: str) -> str:
     return name.rstrip("/") if paths.is_remote(name) else os.path.realpath(os.path.expanduser(name))
 
 
@@ -64,7 +65,7 @@ def _split_weight(part: str) -> tuple[str, float | None]:
 
 
 def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) -> int:
-    """Return `model.vocab_size`, or where it is 0 the size of the run's tokenizer."""
+    """Return `model.vocab_size`, or the size of the run's tokenizer if that is 0."""
     if config.model.vocab_size:
         return config.model.vocab_size
     for source in parse(config.data.source) or (config.data.source,):
@@ -89,38 +90,57 @@ def open_prepared(source: str, folder: Path) -> Corpus:
 def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> Corpus:
     """Return the text of a run, prepared in `folder` where that has not been done."""
     source, vocab_size = config.data.source, config.model.vocab_size
-    weights = parse(source)
-    if not weights:
-        local = str(fetched.folder(source)) if is_of_shards(source) else source
-        data = dataclasses.replace(config.data, source=local)
-        return prepare.read(dataclasses.replace(config, data=data), init_tokenizer, folder)
-    if config.data.eval_source:
-        wrong = "data.eval_source is not for a mixture, each text of which has held-out documents"
-        raise UserError(f"{wrong}; leave it out, or prepare stores with --eval-source")
     tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
-    stores = [name for name in weights if is_of_shards(name)]
+    if isinstance(tokenizer, Tokenizer):
+        check_vocab_size(tokenizer, vocab_size)  # before the long work
+    weights = parse(source)
+    if weights:
+        return _read_mixture(config, weights, tokenizer, folder)
+    local = str(fetched.folder(source)) if is_store(source) else source
+    data = dataclasses.replace(config.data, source=local)
+    corpus = prepare.prepare(data, tokenizer, vocab_size, folder)
+    check_vocab_size(corpus.tokenizer, vocab_size)
+    return corpus
+
+
+def _read_mixture(
+    config: TrainConfig,
+    weights: Mapping[str, float],
+    tokenizer: Tokenizer | TokenizerConfig,
+    folder: Path,
+) -> Corpus:
+    if config.data.eval_source:
+        raise UserError(
+            "data.eval_source is not for a mixture, each text of which has held-out documents; "
+            "leave it out, or prepare stores with --eval-source"
+        )
+    stores = [name for name in weights if is_store(name)]
     data = {n: dataclasses.replace(config.data, source=n) for n in weights if n not in stores}
-    for name in data:  # so that a missing file is found before the long work
-        prepare.open_sources(data[name])
+    for each in data.values():  # so that a missing file is found before the long work
+        prepare.open_sources(each)
     folders = _folders(weights, folder)
     corpora = {name: prepare.open_given(folders[name], tokenizer) for name in stores}
     for name in stores:
         tokenizer = corpora[stores[0]].tokenizer
         if corpora[name].tokenizer.fingerprint != tokenizer.fingerprint:
-            remedy = f"prepare it again with --tokenizer={folders[stores[0]]}/tokenizer"
-            raise UserError(f"{name} has another tokenizer than {stores[0]}; {remedy}")
+            raise UserError(
+                f"{name} has another tokenizer than {stores[0]}; prepare it again with "
+                f"--tokenizer={folders[stores[0]]}/tokenizer"
+            )
     if isinstance(tokenizer, TokenizerConfig):
         tokenizer = _train_tokenizer(config, folder)
-    check_vocab_size(tokenizer, vocab_size)
-    for name in data:
-        corpora[name] = prepare.prepare(data[name], tokenizer, vocab_size, folders[name])
+    check_vocab_size(tokenizer, config.model.vocab_size)
+    for name, each in data.items():
+        corpora[name] = prepare.prepare(each, tokenizer, config.model.vocab_size, folders[name])
     return _mix(weights, corpora)
 
 
 def _folders(weights: Mapping[str, float], folder: Path) -> dict[str, Path]:
-    """Return the store of each text of a mixture: its own, or what it becomes in `folder`."""
-    names = enumerate(weights)
-    return {n: fetched.folder(n) if is_of_shards(n) else folder / str(i) for i, n in names}
+    """Return the folder of each text's store; a text that is no store becomes one in `folder`."""
+    return {
+        name: fetched.folder(name) if is_store(name) else folder / str(number)
+        for number, name in enumerate(weights)
+    }
 
 
 def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:
@@ -136,7 +156,7 @@ def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """Return the ends of paths that tell them apart, in characters that every logger takes."""
+    """Return the shortest ends of paths that differ, in characters that every logger accepts."""
     cleaned = [re.sub(r"[^\w./-]+", "_", name, flags=re.ASCII).strip("/") for name in names]
     ends = (["/".join(name.split("/")[-n:]) for name in cleaned] for n in range(1, 99))
     numbered = [f"{number}_{name}" for number, name in enumerate(cleaned)]
@@ -144,7 +164,7 @@ def _short_names(names: Sequence[str]) -> list[str]:
 
 
 def _train_tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
-    """Return a tokenizer trained on all texts: of each its weight of the sample, or all it has."""
+    """Return a tokenizer trained on all texts; a text's share of the sample is its weight."""
     data, size = config.data, config.model.vocab_size or prepare.DEFAULT_VOCAB_SIZE
     settings = (config.tokenizer, size, data.source, data.eval_fraction, data.text_field)
     digest = hashlib.sha256(repr((*settings, data.sentences)).encode()).hexdigest()

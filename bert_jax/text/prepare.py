@@ -21,8 +21,8 @@ from bert_jax.errors import UserError
 from bert_jax.storage import checksums, daemon_thread, json_files
 from bert_jax.storage.locks import locked
 from bert_jax.text import store, tokenizer_loading, tokenizer_training
-from bert_jax.text.sources import FileSource, Shard, Source, merge_identities, open_source
-from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
+from bert_jax.text.sources import Shard, Source, merge_identities, open_source
+from bert_jax.text.tokenizer import Tokenizer
 
 DEFAULT_VOCAB_SIZE = 32_000  # of a tokenizer trained where model.vocab_size is 0
 _FORMAT = 1
@@ -32,16 +32,6 @@ _BATCH_CHARACTERS = 2_000_000
 _EMPTY = {"tokens": 0, "sentences": 8, "documents": 8}  # bytes: the first starts are 0
 _Document = tuple[str, list[str]]  # the split and the sentences
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
-
-
-def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> store.Corpus:
-    """Return the text of a run, prepared in `folder` where that has not been done."""
-    tokenizer = choose_tokenizer(config, init_tokenizer)
-    if isinstance(tokenizer, Tokenizer):
-        check_vocab_size(tokenizer, config.model.vocab_size)  # before the long work
-    corpus = prepare(config.data, tokenizer, config.model.vocab_size, folder)
-    check_vocab_size(corpus.tokenizer, config.model.vocab_size)
-    return corpus
 
 
 def choose_tokenizer(config: TrainConfig, init: Tokenizer | None) -> Tokenizer | TokenizerConfig:
@@ -63,8 +53,7 @@ def prepare(
     data: DataConfig, tokenizer: Tokenizer | TokenizerConfig, vocab_size: int, folder: Path
 ) -> store.Corpus:
     """Return the store of `data.source`, written to `folder` where that has not been done."""
-    # Of shards that are not one store yet, opening says what to do.
-    if store.is_store(data.source) or os.path.isdir(os.path.join(data.source, "shards")):
+    if store.is_store(data.source):
         return open_given(Path(data.source), tokenizer)
     write(data, tokenizer, vocab_size, folder)
     return store.open_store(folder)
@@ -79,12 +68,12 @@ def write(
 ) -> None:
     """Write the store of `data.source`, or of a shard of it, where that has not been done."""
     others = {*os.listdir(folder)} - {"progress.json.tmp", ".lock"} if os.path.isdir(folder) else ()
-    if others and not store.is_store(folder):
+    if others and not store.has_record(folder):
         raise UserError(f"{folder} is not empty and not a store; choose another folder")
     sources = open_sources(data, shard)
     vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
     identity = _identity(sources, data.eval_fraction, tokenizer, vocab_size, is_whole=shard is None)
-    record = _read_progress(folder, identity, sources)
+    record = _read_progress(folder, identity)
     if "vocab_size" in record:
         return
     try:
@@ -92,7 +81,7 @@ def write(
             sentences = training_sentences(sources, data.eval_fraction)
             tokenizer = train_tokenizer(sentences, tokenizer, vocab_size)
         with locked(folder):
-            record = _read_progress(folder, identity, sources)
+            record = _read_progress(folder, identity)
             if "vocab_size" in record:  # another process has written it meanwhile
                 return
             progress = folder / "progress.json"
@@ -167,14 +156,14 @@ def _identity(
     else:
         settings = {**dataclasses.asdict(tokenizer), "vocab_size": vocab_size}
         del settings["path"]
-        if not tokenizer.strip_accents:  # which older stores do not say
+        if not tokenizer.strip_accents:  # so that the stores of earlier settings are those of these
             del settings["strip_accents"]
     return {"format": _FORMAT, "text": text, "held_out": held_out, "tokenizer": settings}
 
 
-def _read_progress(folder: Path, identity: dict[str, Any], sources: list[Source]) -> dict[str, Any]:
+def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     """Return the record of the store in a folder, {} without one; UserError if it is of another."""
-    if not store.is_store(folder):
+    if not store.has_record(folder):
         return {}
     path = folder / ("store.json" if (folder / "store.json").exists() else "progress.json")
     record = store.read_record(path)
@@ -182,11 +171,6 @@ def _read_progress(folder: Path, identity: dict[str, Any], sources: list[Source]
         stored, vocab_size = dict(record["identity"]), identity["tokenizer"].get("vocab_size")
         if vocab_size and vocab_size == record.get("vocab_size"):  # the text had no more tokens
             stored["tokenizer"] = {**stored["tokenizer"], "vocab_size": vocab_size}
-    for name, source in zip(("text", "held_out"), sources, strict=False):
-        by_file = isinstance(stored.get(name), dict) and "files" in stored[name]
-        is_earlier = by_file and "vocab_size" in record and "files" not in identity[name]
-        if is_earlier and isinstance(source, FileSource):  # complete, of several chunks
-            identity = {**identity, name: source.identity(by_file=True)}
     other = next((name for name, value in identity.items() if stored.get(name) != value), "")
     if other and "failed" not in record:
         names = {"text": "other text", "held_out": "other held-out text"}
@@ -243,7 +227,7 @@ def _tokenize(
             raise UserError(f"{folder}: {damage}; {store.REMEDY}")
         for name in ("train", "eval"):
             splits[name] = _open_split(folder / name, splits.get(name), dtype)
-            if f"{name}/tokens.bin" not in sums:  # it is new, or an earlier version began it
+            if f"{name}/tokens.bin" not in sums:  # it is new
                 sums |= checksums.of_files(folder, (folder / name).glob("*.bin"))
     start_time, previous_characters = time.monotonic(), progress[store.CHARACTERS[0]]
     size = sum(source.size for source in sources)

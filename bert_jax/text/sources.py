@@ -156,11 +156,11 @@ class FileSource(Source):
         # Their beginnings, to bound the memory.
         return [s[: sentences.MAX_SENTENCE_CHARACTERS] for s in itertools.islice(lines, 1000)]
 
-    def identity(self, *, by_file: bool = False) -> dict[str, Any]:
-        """Return a digest of each file for a text of one chunk, as older stores have for any."""
+    def identity(self) -> dict[str, Any]:
+        """Return a digest of each file of a text of one chunk, or of each chunk of a larger one."""
         settings: dict[str, Any] = {"text_field": self._text_field, "split": self._split}
         settings |= {"lines": "documents"} if self._is_document else {}
-        if by_file or self._num_chunks == 1:
+        if self._num_chunks == 1:
             digests = []
             for path in self.paths:
                 with files.open_file(path) as file:

@@ -1,12 +1,14 @@
 """Read a token store: tokenized text in memory-mapped files, which `prepare` writes.
 
 `train/` and `eval/` have the arrays of a `TokenStore` without a header, `tokenizer/` the tokenizer.
-The tokens of a store of shards are in `shards/`, each of which is a store of its part of the text.
+The tokens are those of the store's shards, in order: an ordinary store is its own and only shard;
+others have their shards in `shards/`, each of which is the store of a part of the text.
 `store.json` says what the store was prepared from, the sizes and the checksums; it is written last.
 Until then `progress.json` says what is complete.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -20,26 +22,55 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.storage import checksums, daemon_thread, json_files
 from bert_jax.text import tokenizer_loading
-from bert_jax.text.mapped_files import MappedFiles
 from bert_jax.text.tokenizer import Tokenizer
 
 FILES = ("tokens", "sentences", "documents")
 SPLITS = ("train", "eval")
 REMEDY = "remove the folder, and prepare or copy it again"
 _VERIFIED_WITHIN = 0.8  # seconds that opening may take longer; a large store is verified meanwhile
-_BLOCK = 1 << 20
-CHARACTERS = ("characters", "unknown_characters")  # of the text; an older store does not say
+_OPEN_SHARDS = 100  # files that are open at once: a process may have 1,024, and there are mixtures
+CHARACTERS = ("characters", "unknown_characters")  # of the text
 UNKNOWN_REMEDY = (
     "train a tokenizer on it, of tokenizer.kind byte_bpe or sentencepiece (without --init), or set "
     "tokenizer.path to a vocabulary of its characters"
 )
 
 
+class ShardedTokens:
+    """The tokens of shards, in order, as an array [T] that is indexed by slices and arrays."""
+
+    def __init__(self, sizes: Mapping[Path, int], dtype: str):
+        """`sizes` are the bytes of the file of each shard, which is opened when it is needed."""
+        self.dtype = np.dtype(dtype)
+        self._starts = np.cumsum([0, *sizes.values()]) // self.dtype.itemsize
+        paths = list(sizes)
+
+        def open_shard(number: int) -> np.ndarray:
+            return np.memmap(paths[number], self.dtype, mode="r")
+
+        self._shard = functools.lru_cache(_OPEN_SHARDS)(open_shard)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(len(self)))
+        flat = index.ravel()
+        shards = np.searchsorted(self._starts, flat, "right") - 1
+        order = np.argsort(shards, kind="stable")
+        numbers, firsts = np.unique(shards[order], return_index=True)
+        tokens = np.empty(flat.shape, self.dtype)
+        for number, chosen in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=False):
+            tokens[chosen] = self._shard(number)[flat[chosen] - self._starts[number]]
+        return tokens.reshape(index.shape)
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenStore:
     """Tokenized text, memory-mapped: T tokens in S sentences in N documents."""
 
-    tokens: np.ndarray | MappedFiles  # [T] uint16, or uint32 for a vocabulary over 65,536
+    tokens: np.ndarray | ShardedTokens  # [T] uint16, or uint32 for a vocabulary over 65,536
     sentences: np.ndarray  # [S + 1] int64, where each sentence starts in `tokens`, and T
     documents: np.ndarray  # [N + 1] int64, where each document starts in `sentences`, and S
 
@@ -50,14 +81,6 @@ class TokenStore:
     @property
     def num_documents(self) -> int:
         return len(self.documents) - 1
-
-    def located(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return an array in memory, and where in it tokens are: those of a document in order.
-
-        The last axis of `index` must increase.
-        """
-        tokens = self.tokens
-        return (tokens, index) if isinstance(tokens, np.ndarray) else tokens.located(index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,14 +120,20 @@ class Corpus:
         return f"{worst.unknown:.1%} of the characters{of} are unknown; {UNKNOWN_REMEDY}"
 
 
+def has_record(folder: str | Path) -> bool:
+    """Return whether a folder has the record of a store, which is complete or not."""
+    # Path.exists raises for a list of files that is too long for a path.
+    names = ("store.json", "progress.json")
+    return any(os.path.exists(os.path.join(folder, name)) for name in names)
+
+
 def is_store(path: str | Path) -> bool:
-    """Return whether `path` is the folder of a store, complete or not."""
-    # Not Path.exists, which raises for a list of files that is too long for a path.
-    return any(os.path.exists(os.path.join(path, f"{name}.json")) for name in ("store", "progress"))
+    """Return whether `path` is the folder of a store, or of shards that are not finished."""
+    return has_record(path) or os.path.isdir(os.path.join(path, "shards"))
 
 
 def is_only_store(path: Path) -> bool:
-    """Return whether a folder is a store with its checksums, and nothing added."""
+    """Return whether a folder is a store with its checksums, and has no other files."""
     known = {path / f"{split}/{name}.bin" for split in SPLITS for name in FILES} | {path / ".lock"}
     for name in ("store.json", "progress.json"):
         if (path / name).exists():
@@ -112,13 +141,18 @@ def is_only_store(path: Path) -> bool:
             known |= {path / file for file in (name, *record.get("checksums", ()))}
     shards = path / "shards"
     found = {file for file in path.rglob("*") if not file.is_dir() and shards not in file.parents}
-    is_of_shards = all(map(is_only_store, shards.iterdir())) if shards.is_dir() else True
-    return is_store(path) and found <= known and is_of_shards
+    are_shards = all(map(is_only_store, shards.iterdir())) if shards.is_dir() else True
+    return has_record(path) and found <= known and are_shards
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the content of a `store.json` or a `progress.json`."""
+    return json_files.read_json(path, REMEDY)
 
 
 def unknown_share(record: Mapping[str, Any]) -> float:
     """Return the share of the characters that have become the unknown token."""
-    number, unknown = (record.get(name, 0) for name in CHARACTERS)
+    number, unknown = (record[name] for name in CHARACTERS)
     return unknown / max(1, number)
 
 
@@ -135,81 +169,64 @@ def open_store(folder: Path) -> Corpus:
     with json_files.refusing_malformed(path, REMEDY):
         if tokenizer.vocab_size != record["vocab_size"]:
             raise UserError(f"{folder / 'tokenizer'} is not the store's own tokenizer; {REMEDY}")
-        shards = record.get("shards")
-        splits = {
-            name: _open_split(folder, name, record["splits"][name], shards) for name in SPLITS
-        }
+        splits = {name: _open_split(folder, name, record) for name in SPLITS}
         identity = {name: record[name] for name in ("identity", "splits", "vocab_size")}
         unknown = unknown_share(record)
-        recorded = record.get("checksums")
-        if recorded is not None:
-            names = FILES if shards is None else FILES[1:]
-            files = [f"{split}/{name}.bin" for split in SPLITS for name in names]
-            recorded = {**dict.fromkeys(files), **recorded}
+        files = (name for split in SPLITS for name in _file_sizes(split, record))
+        recorded = {**dict.fromkeys(files), **record["checksums"]}  # None differs from any checksum
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     digest.update(tokenizer.fingerprint.encode())
 
     def verify() -> None:
         try:
-            if recorded is None:  # a store of an earlier version
-                found = _find_disorder(splits, record["vocab_size"])
-            else:
-                found = checksums.find_damage(folder, recorded)
+            damage = checksums.find_damage(folder, recorded)
         except OSError as error:
-            found = f"it cannot be read ({error})"
-        if found:
-            raise UserError(f"{folder}: {found}; {REMEDY}")
+            damage = f"it cannot be read ({error})"
+        if damage:
+            raise UserError(f"{folder}: {damage}; {REMEDY}")
 
-    verified = daemon_thread.start(verify)
-    train, held_out = splits["train"], splits["eval"]
-    corpus = Corpus(tokenizer, train, held_out, digest.hexdigest(), unknown, verified)
+    corpus = Corpus(
+        tokenizer,
+        train=splits["train"],
+        eval=splits["eval"],
+        fingerprint=digest.hexdigest(),
+        unknown=unknown,
+        verified=daemon_thread.start(verify),
+    )
     corpus.verify(_VERIFIED_WITHIN)
     return corpus
 
 
-def _open_split(
-    folder: Path, split: str, sizes: Mapping[str, Any], shards: Mapping[str, Any] | None
-) -> TokenStore:
-    if sizes["dtype"] not in ("uint16", "uint32"):
-        raise ValueError(f"tokens of type {sizes['dtype']}")
-    arrays: dict[str, Any] = {}
-    for name in FILES:
-        dtype = "int64" if name != "tokens" else sizes["dtype"]
-        files = {folder / split / f"{name}.bin": sizes[name]}
-        if name == "tokens" and shards is not None:
-            paths = (folder / "shards" / shard / split / "tokens.bin" for shard in shards)
-            files = dict(zip(paths, (size[split] for size in shards.values()), strict=True))
-        for path, size in files.items():
-            check_size(path, size)
-        if name == "tokens" and shards is not None:
-            arrays[name] = MappedFiles(files, dtype)
-        else:
-            # A plain array over the map: indexing the subclass is slower.
-            arrays[name] = np.asarray(np.memmap(next(iter(files)), dtype, mode="r"))
-    return TokenStore(**arrays)
+def _open_split(folder: Path, split: str, record: Mapping[str, Any]) -> TokenStore:
+    dtype = record["splits"][split]["dtype"]
+    if dtype not in ("uint16", "uint32"):
+        raise ValueError(f"tokens of type {dtype}")
+    sizes = {folder / name: size for name, size in _file_sizes(split, record).items()}
+    for path, size in sizes.items():
+        check_size(path, size)
+    *shards, sentences, documents = sizes
+    tokens: Any = ShardedTokens({path: sizes[path] for path in shards}, dtype)
+    if len(shards) == 1:
+        # A plain array over the map: indexing the subclass is slower.
+        tokens = np.asarray(np.memmap(shards[0], dtype, mode="r"))
+    return TokenStore(
+        tokens,
+        sentences=np.asarray(np.memmap(sentences, np.int64, mode="r")),
+        documents=np.asarray(np.memmap(documents, np.int64, mode="r")),
+    )
+
+
+def _file_sizes(split: str, record: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bytes of the files of a split: the tokens of each shard, then the offsets."""
+    sizes, shards = record["splits"][split], record.get("shards")
+    files = {f"shards/{name}/{split}/tokens.bin": of[split] for name, of in (shards or {}).items()}
+    if shards is None:
+        files = {f"{split}/tokens.bin": sizes["tokens"]}
+    return files | {f"{split}/{name}.bin": sizes[name] for name in FILES[1:]}
 
 
 def check_size(path: Path, size: int) -> None:
-    """Refuse a file that has not the size that a record has."""
+    """Refuse a file that differs in size from the record."""
     found = path.stat().st_size if path.exists() else 0
     if found != size:
         raise UserError(f"{path} has {found} bytes instead of {size}; {REMEDY}")
-
-
-def _find_disorder(splits: Mapping[str, TokenStore], vocab_size: int) -> str:
-    """Return in words which offsets or token ids are impossible; "" if none."""
-    for name, store in splits.items():
-        tokens, offsets = store.tokens, store.sentences
-        for starts, end in ((store.documents, len(offsets) - 1), (offsets, len(tokens))):
-            blocks = (starts[i : i + _BLOCK + 1] for i in range(0, len(starts), _BLOCK))
-            if (starts[0], starts[-1]) != (0, end) or any((np.diff(b) < 0).any() for b in blocks):
-                return f"{name} has offsets that are out of order"
-        blocks = (tokens[i : i + _BLOCK] for i in range(0, len(tokens), _BLOCK))
-        if any(block.max() >= vocab_size for block in blocks):
-            return f"{name} has token ids that are not in the vocabulary"
-    return ""
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Return the content of a `store.json` or a `progress.json`."""
-    return json_files.read_json(path, REMEDY)

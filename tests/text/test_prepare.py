@@ -18,8 +18,8 @@ from bert_jax.errors import UserError
 from bert_jax.storage.locks import locked
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import tokenizer_loading
-from bert_jax.text.mixture import resolve_vocab_size
-from bert_jax.text.prepare import DEFAULT_VOCAB_SIZE, prepare, read
+from bert_jax.text.mixture import read, resolve_vocab_size
+from bert_jax.text.prepare import DEFAULT_VOCAB_SIZE, prepare
 from bert_jax.text.store import open_store
 from bert_jax.text.tokenizer import WordPieceTokenizer
 

@@ -78,7 +78,6 @@ def test_the_documents_and_the_identity_are_those_of_the_files_on_a_disk(texts, 
     assert len(there.chunks) > 5
     assert list(there.documents()) == list(local.documents())
     assert (there.size, there.identity()) == (local.size, local.identity())
-    assert there.identity(by_file=True) == local.identity(by_file=True)
     part = open_source("memory://bucket/text/*", DataConfig(), (1, 3))
     assert list(part.documents()) == list(open_source(local.name, DataConfig(), (1, 3)).documents())
     both = open_source(f"memory://bucket/text/a.txt, {texts}/b.jsonl", DataConfig())
