@@ -2,11 +2,11 @@
 
 import pytest
 
-from bert_jax.text import prepare, sources
+from bert_jax.text import file_source, prepare
 
 
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Divide a text of some kilobytes as one of many chunks and batches is."""
-    monkeypatch.setattr(sources, "_CHUNK_BYTES", 1500)
+    monkeypatch.setattr(file_source, "_CHUNK_BYTES", 1500)
     monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 400)

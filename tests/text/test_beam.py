@@ -26,9 +26,9 @@ needs_beam = pytest.mark.skipif(
 SITE = f"""
 import os
 from bert_jax.storage import json_files
-from bert_jax.text import prepare, sources
+from bert_jax.text import file_source, prepare
 
-sources._CHUNK_BYTES = {CHUNK_BYTES}
+file_source._CHUNK_BYTES = {CHUNK_BYTES}
 prepare._BATCH_CHARACTERS = 400
 write = json_files.write_record
 

@@ -13,8 +13,8 @@ from bert_jax.batches import loader
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import UserError
+from bert_jax.text import file_source, files, shards
 from bert_jax.text import prepare as prepare_lib
-from bert_jax.text import shards, sources
 from bert_jax.text.prepare import prepare
 from bert_jax.text.sources import open_source
 from bert_jax.text.store import ShardedTokens, is_only_store, open_store
@@ -133,7 +133,7 @@ def test_every_form_of_text_is_divided_into_the_documents_that_it_has(tmp_path, 
         assert [d for part in parts for d in part.documents()] == expected
         assert sum(part.size for part in parts) == source.size
         assert max(part.position - part.size for part in parts) <= 0
-    monkeypatch.setattr(sources, "_CHUNK_BYTES", 1 << 26)
+    monkeypatch.setattr(file_source, "_CHUNK_BYTES", 1 << 26)
     assert list(open_source(data.source, data).documents()) == expected
 
 
@@ -167,7 +167,7 @@ def test_an_error_in_a_later_chunk_says_where_it_is(tmp_path):
             list(open_source(str(tmp_path / "a.jsonl"), data).documents())
     (tmp_path / "b.txt").write_bytes(b"x" * ((1 << 26) + 9))
     with pytest.raises(UserError, match="line at byte 3 is longer than 64 MiB"):
-        sources.files.line_start(tmp_path / "b.txt", 3, 0)
+        files.line_start(tmp_path / "b.txt", 3, 0)
 
 
 def test_chunks_of_few_documents_hold_out_their_share(tmp_path):
