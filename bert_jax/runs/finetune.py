@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import functools
 import shutil
 import statistics
 import time
@@ -14,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+import numpy as np
 
 from bert_jax import console
 from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.bert import Bert
-from bert_jax.config import CheckpointConfig, FinetuneConfig, settings
-from bert_jax.config.schedule import Stage, make_rate_schedule
+from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig, settings
+from bert_jax.config.schedule import RateSchedule, Stage, make_rate_schedule
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
@@ -41,8 +40,9 @@ from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.embedding_loss import task_objective
 from bert_jax.training.metrics import Writer
+from bert_jax.training.objectives import Metrics
 from bert_jax.training.optimizer import learning_rate, make_optimizer
-from bert_jax.training.setup import make_setup
+from bert_jax.training.setup import Setup, make_setup
 from bert_jax.training.step import TrainState, make_predict_step, make_train_step
 
 
@@ -68,87 +68,72 @@ class FinetuningResult:
     bert: Bert
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Run:
     """A run that is ready to train: its config, resolved and valid, and what its seeds share."""
 
-    config: FinetuneConfig
+    settings: FinetuneConfig  # with the labels that the user gave, if any
+    config: FinetuneConfig  # with the labels of the task
     workdir: Path
-    init: str
+    init: str  # the name of the checkpoint
+    recipe: str  # its name, or ""
     params: Any  # to start from
     tokenizer: Tokenizer
     task: Task
     datasets: Datasets
-    mesh: Mesh
-    claim: Callable[[], None]  # of the workdir, which is done once it is held
-    recipe: str = ""  # its name
+    fingerprint: str  # of the examples and the parameters
+    train: Batcher
+    held_out: dict[str, Batcher]
+    steps_per_epoch: int
+    rate: RateSchedule
+    largest: Stage
+    setup: Setup
+    train_step: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
+    predict_step: Callable[..., Any]
 
-    def __post_init__(self):
-        config = self.config
-        self.indices = partial(meshes.process_indices, self.mesh)
-        self.train = self.batcher(self.datasets.train)
-        if self.task.config.teacher:
-            examples = self.datasets.train
-            labels = teacher_labels(self.task, config.model, examples)
-            self.train.features.labels = labels
-        self.largest = Stage(max_length=self.train.longest, batch_size=config.data.batch_size)
-        self.held_out = {name: self.batcher(e) for name, e in self.datasets.evals.items()}
-        self.per_epoch = -(-len(self.train.features) // config.data.batch_size)
-        self.steps = max(1, round(config.epochs * self.per_epoch))
-        self.eval_every = max(1, self.per_epoch // config.evaluations)
-        self.model = self.task.model(config.model, config.probe)
-        decay, is_probe = config.layer_decay, bool(config.probe)
-        self.rate = make_rate_schedule(config.optimizer, self.steps)
-        optimizer = make_optimizer(
-            config.optimizer, self.rate, layer_decay=decay, freezes_encoder=is_probe
-        )
-        self.setup = make_setup(self.model, optimizer, config.seed, self.mesh, config.parallel)
-        objective = task_objective(self.model, config.task)
-        compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=self.setup.layout)
-        train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
-        self.train_step = compiled(train_step, outputs=("state", "metrics"))
-        step = compiled(make_predict_step(objective), outputs=("per_example", "metrics"))
-        size = config.data.batch_size // config.optimizer.microbatches  # what fits in training
-        self.predict = partial(evaluation.predict, step, self.task, size, self.indices)
+    @property
+    def steps(self) -> int:
+        """The number of steps of a seed."""
+        return self.rate.steps
 
-    def new_state(self, seed: int) -> TrainState:
-        """Return a randomly initialized state, on the devices."""
-        return dataclasses.replace(self.setup, seed=seed).new_state()
+    @property
+    def eval_every(self) -> int:
+        """The number of steps between evaluations, each with a checkpoint."""
+        return max(1, self.steps_per_epoch // self.config.evaluations)
 
-    @console.working("tokenizing the examples", says_end=False)
-    def batcher(self, examples: Sequence[Example]) -> Batcher:
-        model, length = self.config.model, self.config.data.max_length
-        features = self.task.features(examples, self.tokenizer, model, length)
-        return Batcher(features, self.tokenizer, model.type_vocab_size, length)
-
-    @functools.cached_property
-    def constant_score(self) -> float:
-        """Return the best mean score of a constant prediction on the first held-out set."""
-        return self.task.constant_score(next(iter(self.datasets.evals.values())))
-
-    @functools.cached_property
-    def learning_rate(self) -> Callable[[int], float]:
-        """Return the learning rate by step."""
-        return learning_rate(self.rate)
-
-    def progress(self, step: int) -> dict[str, float]:
-        """Return the learning rate of a step, and the epochs and sequences up to it."""
-        seen = step * len(self.train.features) // self.per_epoch
-        return {
-            "learning_rate": self.learning_rate(step),
-            "epoch": step / self.per_epoch,
-            "sequences": seen,
-        }
-
-    def evaluate(self, params: Any) -> dict[str, float]:
-        """Return the scores on the first held-out set."""
-        name, batcher = next(iter(self.held_out.items()))
-        return self.predict(params, self.datasets.evals[name], batcher)[1]
+    def indices(self, size: int) -> np.ndarray:
+        """Return the indices that this process reads of a global batch of some size."""
+        return meshes.process_indices(self.setup.layout.mesh, size)
 
     def batches(self, seed: int) -> BucketedBatches:
         """Return this process's part of the training batches."""
         size = self.config.data.batch_size
         return BucketedBatches(self.train, size, self.steps, seed, self.indices)
+
+    def new_state(self, seed: int) -> TrainState:
+        """Return a randomly initialized state, on the devices."""
+        return dataclasses.replace(self.setup, seed=seed).new_state()
+
+    def predict(
+        self, params: Any, examples: Sequence[Example], batcher: Batcher
+    ) -> tuple[list[Any], dict[str, float]]:
+        """Return the predictions of examples, and their scores."""
+        return evaluation.predict(
+            step=self.predict_step,
+            task=self.task,
+            # What fits in training.
+            batch_size=self.config.data.batch_size // self.config.optimizer.microbatches,
+            process_indices=self.indices,
+            params=params,
+            examples=examples,
+            batcher=batcher,
+        )
+
+    def evaluate(self, params: Any) -> dict[str, float]:
+        """Return the scores on the first held-out set."""
+        name, batcher = next(iter(self.held_out.items()))
+        _, scores = self.predict(params, self.datasets.evals[name], batcher)
+        return scores
 
 
 def finetune(
@@ -203,15 +188,11 @@ def start(
         )
     mesh = meshes.make_mesh(config.parallel)
     meshes.check_model(config.model, mesh, [config.data.max_length])
-    divided = config.data.batch_size, config.optimizer.microbatches, mesh
-    meshes.check_divides(*divided)
-    # The head of a probe fits another kind of probe no better than a new one.
-    is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
-    other = initial.task.kind if initial.task else config.task.kind
-    is_headless = other != config.task.kind and task_class(other).is_headless
-    head = initial.task if is_same_kind and not (is_headless or config.new_head) else None
-    labels = head.labels if head else ()
+    microbatches = config.optimizer.microbatches
+    meshes.check_divides(config.data.batch_size, microbatches, mesh)
+    head = _head_to_keep(config, initial)
     with console.working("reading the examples"):
+        labels = head.labels if head else ()
         task, datasets = hosts.run_on_all_hosts(lambda: load_datasets(config, labels))
     if head:
         check_same_head(task, head)
@@ -219,15 +200,77 @@ def start(
     hosts.check_same({"the training data": fingerprint}, "copy the files once more")
     workdirs.check_text(workdir, fingerprint)
     workdirs.check_shared(workdir)
-    params = initial.params if head else {"bert": initial.params["bert"]}
-    labelled = dataclasses.replace(config, task=task.config)
-    claim = partial(workdirs.claim, workdir, config, initial.tokenizer, fingerprint)
-    shared = (params, initial.tokenizer, task, datasets, mesh, claim)
-    run = Run(labelled, workdir, str(init), *shared, recipe)
-    meshes.check_divides(*divided, run.batches(config.seed).per_sequence)
+    chosen, config = config, dataclasses.replace(config, task=task.config)
+
+    tokenizer = initial.tokenizer
+    train = tokenize(config, task, tokenizer, datasets.train)
+    held_out = {
+        name: tokenize(config, task, tokenizer, examples)
+        for name, examples in datasets.evals.items()
+    }
+    if task.config.teacher:
+        train.features.labels = teacher_labels(task, config.model, datasets.train)
+    steps_per_epoch = -(-len(train.features) // config.data.batch_size)
+    steps = max(1, round(config.epochs * steps_per_epoch))
+    largest = Stage(max_length=train.longest, batch_size=config.data.batch_size)
+
+    rate = make_rate_schedule(config.optimizer, steps)
+    model = task.model(config.model, config.probe)
+    optimizer = make_optimizer(
+        config.optimizer,
+        rate,
+        layer_decay=config.layer_decay,
+        freezes_encoder=bool(config.probe),
+    )
+    setup = make_setup(model, optimizer, config.seed, mesh, config.parallel)
+    objective = task_objective(model, config.task)
+    compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=setup.layout)
+    run = Run(
+        settings=chosen,
+        config=config,
+        workdir=workdir,
+        init=str(init),
+        recipe=recipe,
+        params=initial.params if head else {"bert": initial.params["bert"]},
+        tokenizer=tokenizer,
+        task=task,
+        datasets=datasets,
+        fingerprint=fingerprint,
+        train=train,
+        held_out=held_out,
+        steps_per_epoch=steps_per_epoch,
+        rate=rate,
+        largest=largest,
+        setup=setup,
+        train_step=compiled(
+            make_train_step(objective, optimizer, microbatches), outputs=("state", "metrics")
+        ),
+        predict_step=compiled(make_predict_step(objective), outputs=("per_example", "metrics")),
+    )
+    per_sequence = run.batches(config.seed).per_sequence
+    meshes.check_divides(config.data.batch_size, microbatches, mesh, per_sequence)
     if not config.probe:  # which needs no gradient of the layers
-        devices.check_fits(config.model, run.largest, config.optimizer.microbatches, mesh)
+        devices.check_fits(config.model, largest, microbatches, mesh)
     return run
+
+
+def _head_to_keep(config: FinetuneConfig, initial: Bert) -> TaskConfig | None:
+    """Return the task of a checkpoint whose head is trained on, or None for a new head."""
+    # The head of a probe fits another kind of probe no better than a new one.
+    is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
+    other = initial.task.kind if initial.task else config.task.kind
+    is_headless = other != config.task.kind and task_class(other).is_headless
+    return initial.task if is_same_kind and not (is_headless or config.new_head) else None
+
+
+@console.working("tokenizing the examples", says_end=False)
+def tokenize(
+    config: FinetuneConfig, task: Task, tokenizer: Tokenizer, examples: Sequence[Example]
+) -> Batcher:
+    """Return the features of examples, to be padded to batches."""
+    model, length = config.model, config.data.max_length
+    features = task.features(examples, tokenizer, model, length)
+    return Batcher(features, tokenizer, model.type_vocab_size, length)
 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
@@ -237,36 +280,57 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
 
 
 def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
-    config, workdir, train_features = run.config, run.workdir, run.train.features
-    run.claim()
+    config, workdir, task = run.config, run.workdir, run.task
+    workdirs.claim(workdir, run.settings, run.tokenizer, run.fingerprint)
     batches = run.batches(config.seed)
-    report.finetuning_start(config, run.datasets, run.train, batches, run.mesh, workdir, run.recipe)
+    report.finetuning_start(
+        config=config,
+        sets=run.datasets,
+        train=run.train,
+        batches=batches,
+        rate=run.rate,
+        mesh=run.setup.layout.mesh,
+        workdir=workdir,
+        recipe=run.recipe,
+    )
     report.initialized_from(run.init, run.setup.abstract_state.params, run.params)
 
+    constant_score = task.constant_score(next(iter(run.datasets.evals.values())))
     seeds = range(config.seed, config.seed + config.seeds)
-    results = [_train_seed(run, s, run.params, workdir / f"seed-{s}", stop) for s in seeds]
-    others = seeds if config.compare else ()
-    random = [_train_seed(run, s, None, workdir / f"random-{s}", stop) for s in others]
-    best = max(results, key=lambda result: run.task.rank(result["best"]))
+    results = [
+        _train_seed(run, seed, run.params, workdir / f"seed-{seed}", constant_score, stop)
+        for seed in seeds
+    ]
+    random = [
+        _train_seed(run, seed, None, workdir / f"random-{seed}", constant_score, stop)
+        for seed in (seeds if config.compare else ())
+    ]
+    best = max(results, key=lambda result: task.rank(result["best"]))
     params = checkpoint.read_params(workdir / best["checkpoint"], run.setup.abstract_state.params)
     params = origin.copy_params(run.setup.abstract_state.params, params)
     scores, truncated = _predict_all(run, params)
-    tuned = run.task.config  # on the held-out examples
-    model = config.model, params, run.tokenizer, run.model
-    bert = Bert(*model, task=tuned, data=config.data, source=workdir / "best")
+    bert = Bert(
+        config.model,
+        params,
+        run.tokenizer,
+        run.setup.model,
+        task=task.config,  # tuned on the held-out examples
+        data=config.data,
+        source=workdir / "best",
+    )
     _write_best(bert, config, workdir)
-    rows = comparison(run.task, run.datasets, results, random, _score_untrained(run))
+    rows = comparison(task, run.datasets, results, random, _score_untrained(run))
     summary = {
         "init": run.init,
-        "task": dataclasses.asdict(tuned),
+        "task": dataclasses.asdict(task.config),
         "best": best["checkpoint"],
         "scores": scores,
         "summary": rows,
         "seeds": results,
         "random_weights": random,
         "padding": {"before": run.train.padding, "after": batches.padding},
-        "skipped": {"training_examples": train_features.skipped},
-        "truncated": {"train": train_features.truncated, **truncated},
+        "skipped": {"training_examples": run.train.features.skipped},
+        "truncated": {"train": run.train.features.truncated, **truncated},
     }
     workdirs.write_results(workdir, summary)
     report.finetuning_end(rows, scores, truncated, workdir)
@@ -284,7 +348,12 @@ def _score_untrained(run: Run) -> dict[str, float] | None:
 
 
 def _train_seed(
-    run: Run, seed: int, params: Any, folder: Path, stop: Callable[[], str]
+    run: Run,
+    seed: int,
+    params: Any,
+    folder: Path,
+    constant_score: float,
+    stop: Callable[[], str],
 ) -> dict[str, Any]:
     """Train with one seed from `params`, or None for random ones; return the result, as kept."""
     config, task, path = run.config, run.task, folder / "result.json"
@@ -302,31 +371,54 @@ def _train_seed(
         folder / "checkpoints", keep, lambda _: description, run.tokenizer, rank=task.rank
     )
     new_state = partial(run.new_state, seed)
-    step, state = origin.initial_state(checkpoints, new_state, run.setup.abstract_state, params)
-    if step:
-        hosts.print_on_main(f"resuming from step {step:,}")
+    first, state = origin.initial_state(checkpoints, new_state, run.setup.abstract_state, params)
+    if first:
+        hosts.print_on_main(f"resuming from step {first:,}")
+    rate = learning_rate(run.rate)
 
-    def evaluate(state: TrainState) -> dict[str, float]:
-        return run.evaluate(state.params)
+    def progress(step: int) -> dict[str, float]:
+        epoch = step / run.steps_per_epoch
+        sequences = step * len(run.train.features) // run.steps_per_epoch
+        return {"learning_rate": rate(step), "epoch": epoch, "sequences": sequences}
 
-    baselines = {task.metrics[0]: run.constant_score} if len(task.metrics) == 1 else {}
-    with Writer(folder, step, config, run.progress, baselines) as writer:
-        size = config.data.batch_size
-        loop.fit(
+    def has_no_gain(training: loop.Training) -> bool:
+        return 0 < config.patience <= training.evaluations_since_best()
+
+    size = config.data.batch_size
+    stage = loop.Stage(
+        end=run.steps,
+        batch_size=size,
+        cost=size,
+        train_step=run.train_step,
+        evaluate=lambda state: run.evaluate(state.params),
+    )
+    baselines = {task.metrics[0]: constant_score} if len(task.metrics) == 1 else {}
+    with Writer(folder, first, config, progress, baselines) as writer:
+        with loop.training(
             state,
-            [loop.Stage(run.steps, size, size, run.train_step, evaluate)],
-            loader.prefetch(run.batches(seed), step),
+            [stage],
+            loader.prefetch(run.batches(seed), first),
             checkpoints,
             writer,
-            log_every=config.log_every,
             eval_every=run.eval_every,
             save_every=run.eval_every,
-            patience=config.patience,
-            stop=stop,
-        )
+        ) as training:
+            for step in training.steps() if not has_no_gain(training) else ():
+                if step.is_due(config.log_every):
+                    training.log(step)
+                scores = training.evaluate(step) if step.is_due(run.eval_every) else None
+                reason = stop()
+                if scores or reason:
+                    training.save(step, scores)
+                if reason:
+                    raise loop.interrupted(reason, step)
+                if has_no_gain(training):
+                    break
         records = writer.records
-        seconds = time.monotonic() - started if step == 0 else None
-        result = hosts.broadcast_from_main(lambda: _result(run, seed, records, seconds, folder))
+        seconds = time.monotonic() - started if first == 0 else None
+        result = hosts.broadcast_from_main(
+            lambda: _result(task, seed, records, seconds, folder, constant_score)
+        )
         writer.write_table(result["best"]["step"], result["best"])
     if hosts.is_main():
         json_files.write_record(path, result)
@@ -334,10 +426,15 @@ def _train_seed(
 
 
 def _result(
-    run: Run, seed: int, records: list[dict[str, Any]], seconds: float | None, folder: Path
+    task: Task,
+    seed: int,
+    records: list[dict[str, Any]],
+    seconds: float | None,
+    folder: Path,
+    constant_score: float,
 ) -> dict[str, Any]:
     """Return the best evaluation of a seed among those whose checkpoint was kept."""
-    task, kept = run.task, workdirs.list_checkpoints(folder / "checkpoints")
+    kept = workdirs.list_checkpoints(folder / "checkpoints")
     # Not from the records, whose file could have been changed.
     read = ((int(path.name), checkpoint.read_scores(path)) for path in kept)
     evaluations = [{"step": step, "split": "eval", **scores} for step, scores in read if scores]
@@ -346,7 +443,7 @@ def _result(
     return {
         "seed": seed,
         "best": best,
-        "degenerate": task.mean_score(best) <= run.constant_score,
+        "degenerate": task.mean_score(best) <= constant_score,
         "seconds": seconds,
         "sequences_per_second": statistics.median(speeds) if speeds else None,
         "checkpoint": f"{folder.name}/checkpoints/{best['step']}",
@@ -360,7 +457,8 @@ def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], di
     main_set = next(iter(datasets.evals))
     scores, truncated = {}, {}
     for name, examples in {**datasets.evals, **datasets.tests}.items():
-        batcher = run.held_out.get(name) or run.batcher(examples)
+        batcher = run.held_out.get(name)
+        batcher = batcher or tokenize(run.config, task, run.tokenizer, examples)
         truncated[name] = batcher.features.truncated
         predictions, scores[name] = run.predict(params, examples, batcher)
         del scores[name]["sequences_per_second"]

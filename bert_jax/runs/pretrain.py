@@ -261,20 +261,34 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     def progress(step: int) -> dict[str, float]:
         return {"learning_rate": rate(step), **batches.progress(step)}
 
+    warning_of = collapse.watch(config, schedule.rate.warmup, baselines)
+
     with Writer(workdir, step, config, progress, baselines) as writer:
-        state = loop.fit(
+        with loop.training(
             state,
             stages,
             loader.prefetch(batches, step),
             checkpoints,
             writer,
-            log_every=config.log_every,
             eval_every=config.eval_every,
             save_every=config.checkpoint.every,
-            stop=stop,
-            verify=corpus.verify,
-            watch=collapse.watch(config, schedule.rate.warmup, baselines),
-        )
+        ) as training:
+            for each in training.steps():
+                scores = None
+                if each.is_due(config.log_every):
+                    corpus.verify(0)
+                    _warn(warning_of(each.number, training.log(each)))
+                if each.is_due(config.eval_every):
+                    scores = training.evaluate(each)
+                    _warn(warning_of(each.number, scores))
+                reason = stop()
+                is_best = scores is not None and training.evaluations_since_best() == 0
+                if each.is_due(config.checkpoint.every) or is_best or reason:
+                    corpus.verify(None)
+                    training.save(each, scores)
+                if reason:
+                    raise loop.interrupted(reason, each)
+        state = training.state
         # Not from the records, whose file could have been changed.
         latest = folder / str(config.steps)
         scores, saved = checkpoint.read_scores(latest), checkpoint.read_json(latest, "config")
@@ -295,6 +309,11 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     parts = batches.progress_of_parts(config.steps)
     report.pretraining_end(scores, baselines, config, corpus, bert, where, latest, parts)
     return PretrainingResult(scores, baselines, latest, bert)
+
+
+def _warn(warning: str) -> None:
+    if warning:
+        hosts.warn_on_main(warning)
 
 
 def _make_stages(

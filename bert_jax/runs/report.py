@@ -20,7 +20,7 @@ from bert_jax.batches.loader import TrainBatches
 from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig
-from bert_jax.config.schedule import Schedule, Stage, make_rate_schedule
+from bert_jax.config.schedule import RateSchedule, Schedule, Stage
 from bert_jax.console import Level
 from bert_jax.convert.names import module_names
 from bert_jax.distributed import devices
@@ -315,6 +315,7 @@ def finetuning_start(
     sets: Datasets,
     train: Batcher,
     batches: BucketedBatches,
+    rate: RateSchedule,
     mesh: Mesh,
     workdir: Path,
     recipe: str,
@@ -331,7 +332,6 @@ def finetuning_start(
     count = batches.per_sequence
     longest = Stage(max_length=count * train.longest, batch_size=config.data.batch_size // count)
     held = "sequences" if count == 1 else f"sequences, of {count} examples each,"
-    rate = make_rate_schedule(config.optimizer, len(batches))
     print_on_main(
         f"bert-jax   {header.versions()}\n"
         f"config     {recipe or 'of the call'}, {seeds}\n"

@@ -1,10 +1,10 @@
-"""The training loop: steps, logs, evaluations and checkpoints."""
+"""Training as a generator of steps; a run reads them, and logs, evaluates, saves and stops."""
 
 import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -33,6 +33,136 @@ class Stage:
     evaluate: Callable[[TrainState], dict[str, float]]
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step that was dispatched; the devices may still be at work on it.
+
+    Attributes:
+      number: the number of steps that the state has taken.
+      last: the number of the last step of the run.
+      state: the state after the step; the next step reuses its memory.
+      stage: the stage that the step is of.
+    """
+
+    number: int
+    last: int
+    state: TrainState
+    stage: Stage
+
+    def is_due(self, every: int) -> bool:
+        """Return whether this step is a multiple of `every`, or the last one."""
+        return self.number % every == 0 or self.number == self.last
+
+
+class Training:
+    """The steps of a run, with their metrics since the last log, their speed and the time left.
+
+    Nothing waits for the devices but `log`, `evaluate` and `save`, and a step that was compiled.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        stages: Sequence[Stage],
+        batches: Iterator[Any],
+        checkpoints: Checkpoints,
+        writer: Writer,
+        progress: Progress,
+    ):
+        self.state, self._stages, self._batches = state, stages, batches
+        self._checkpoints, self._writer, self._progress = checkpoints, writer, progress
+        self._window = _Window(checkpoints, checkpoints.log_window(int(state.step)))
+
+    def steps(self) -> Iterator[Step]:
+        """Take the steps from the state's own one to the end of the last stage; yield each."""
+        number, progress = int(self.state.step), self._progress
+        for stage in self._stages:
+            while number < stage.end:
+                batch, inner_seconds = next(self._batches), progress.inner_seconds
+                self.state, metrics = stage.train_step(self.state, batch)
+                number += 1
+                compiles = progress.inner_seconds > inner_seconds
+                self._window.add(number, metrics, stage.batch_size, compiles=compiles)
+                progress.add(number, metrics, compiles=compiles)
+                yield Step(number, self._stages[-1].end, self.state, stage)
+
+    def log(self, step: Step) -> dict[str, float]:
+        """Wait for the steps since the last log; write, print and return their means."""
+        values = self._window.values()
+        self._writer.write(step.number, "train", values)
+        if expected := self._progress.logged(step.number, describe_speed(values)):
+            hosts.print_on_main(expected)
+        described = describe(values, self._writer.baselines)
+        speed = self._progress.speed_and_left()
+        hosts.print_on_main(f"step {step.number}/{step.last}  {described}  {speed}")
+        return values
+
+    def evaluate(self, step: Step) -> dict[str, float]:
+        """Evaluate the state; write, draw, print and return the scores.
+
+        Raises:
+          TrainingError: a loss is not finite.
+        """
+        with console.working("evaluating", says_end=False) as work:
+            scores = step.stage.evaluate(step.state)
+        self._progress.took(work)
+        for name, value in scores.items():
+            if name.endswith("loss"):
+                check_finite(f"held-out {name}", value, step.number, self._checkpoints)
+        self._writer.write(step.number, "eval", scores)
+        with console.working("drawing the curves", says_end=False):
+            self._writer.draw()
+        described = describe(scores, self._writer.baselines)
+        hosts.print_on_main(f"step {step.number}/{step.last}  held-out: {described}")
+        self._window.restart_clock()
+        return scores
+
+    def save(self, step: Step, scores: dict[str, float] | None) -> None:
+        """Start writing a checkpoint, with the scores of the step if it was evaluated.
+
+        Raises:
+          TrainingError: a metric of a step since the last log is not finite.
+        """
+        with console.working("saving", says_end=False) as work:
+            self._checkpoints.save(step.number, step.state, scores, self._window.sums())
+        self._progress.took(work)
+        self._window.restart_clock()
+
+    def evaluations_since_best(self) -> int:
+        """Return the number of evaluations after the best one; 0 before the first one."""
+        evaluations = [record for record in self._writer.records if record["split"] == "eval"]
+        ranks = [self._checkpoints.rank(record) for record in evaluations]
+        return len(ranks) - 1 - ranks.index(max(ranks)) if ranks else 0
+
+
+@contextlib.contextmanager
+def training(
+    state: TrainState,
+    stages: Sequence[Stage],
+    batches: Iterator[Any],
+    checkpoints: Checkpoints,
+    writer: Writer,
+    *,
+    eval_every: int,
+    save_every: int,
+) -> Iterator[Training]:
+    """Yield the training of a state from its own step on; at the end, close `checkpoints`."""
+    costs = [(stage.end, stage.cost) for stage in stages]
+    every = {"evaluating": eval_every, "saving": save_every}
+    progress = Progress(int(state.step), costs, every)
+    with closing(checkpoints):
+        with console.working(progress, says_end=False):
+            yield Training(state, stages, batches, checkpoints, writer, progress)
+        with console.working("saving", says_end=False):
+            checkpoints.close()
+
+
+def interrupted(reason: str, step: Step) -> Interrupted:
+    """Return the error that ends a run which has saved a step and resumes from it."""
+    where = f"{reason} after step {step.number}"
+    return Interrupted(f"{where}: saved; the same command resumes from there")
+
+
 def evaluate(
     eval_step: Callable[[Any, Batch], Metrics],
     parts: Iterable[tuple[Corpus, Callable[[], Iterable[Batch]]]],
@@ -58,105 +188,6 @@ def evaluate(
     return {**scores, **of_parts, "sequences_per_second": count / (time.monotonic() - started)}
 
 
-def fit(
-    state: TrainState,
-    stages: list[Stage],
-    batches: Iterator[Any],
-    checkpoints: Checkpoints,
-    writer: Writer,
-    *,
-    log_every: int,
-    eval_every: int,
-    save_every: int,
-    patience: int = 0,  # evaluations in a row without a new best that end training; 0: never
-    stop: Callable[[], str] = lambda: "",  # returns a reason to save and raise Interrupted
-    verify: Callable[[float | None], None] = lambda seconds: None,  # waits, raises for damaged data
-    watch: Callable[[int, Mapping[str, float]], str] = lambda step, values: "",  # what to warn of
-) -> TrainState:
-    """Train from the state's own step to the end of the last stage; close `checkpoints`.
-
-    The state is saved every `save_every` steps, at each evaluation that is the best so far, and at
-    the end. Nothing waits for the device but logs, evaluations and checkpoints. A loss or gradient
-    that is not finite raises `TrainingError`.
-    """
-    step, last = int(state.step), stages[-1].end
-    log = _Log(checkpoints, checkpoints.log_window(step))
-    costs = [(stage.end, stage.cost) for stage in stages]
-    progress = Progress(step, costs, {"evaluating": eval_every, "saving": save_every})
-
-    def due(every: int) -> bool:
-        return step % every == 0 or step == last
-
-    def warn(step: int, values: Mapping[str, float]) -> None:
-        if warning := watch(step, values):
-            hosts.warn_on_main(warning)
-
-    def evaluations_since_best() -> int:
-        ranks = [checkpoints.rank(r) for r in writer.records if r["split"] == "eval"]
-        return len(ranks) - 1 - ranks.index(max(ranks)) if ranks else 0
-
-    def ends_early() -> bool:
-        return 0 < patience <= evaluations_since_best()
-
-    with _closing(checkpoints), console.working(progress, says_end=False):
-        for stage in stages:
-            while step < stage.end and not ends_early():
-                batch, inner_seconds = next(batches), progress.inner_seconds
-                state, metrics = stage.train_step(state, batch)
-                step += 1
-                compiles = progress.inner_seconds > inner_seconds
-                log.add(step, metrics, stage.batch_size, compiles=compiles)
-                progress.add(step, metrics, compiles=compiles)
-
-                if due(log_every):
-                    verify(0)
-                    values = log.values()
-                    writer.write(step, "train", values)
-                    if expected := progress.logged(step, describe_speed(values)):
-                        hosts.print_on_main(expected)
-                    line = f"step {step}/{last}  {describe(values, writer.baselines)}"
-                    hosts.print_on_main(f"{line}  {progress.speed_and_left()}")
-                    warn(step, values)
-
-                held_out = None
-                if due(eval_every):
-                    with console.working("evaluating", says_end=False) as work:
-                        held_out = stage.evaluate(state)
-                    progress.took(work)
-                    for name, value in held_out.items():
-                        if name.endswith("loss"):
-                            check_finite(f"held-out {name}", value, step, checkpoints)
-                    writer.write(step, "eval", held_out)
-                    with console.working("drawing the curves", says_end=False):
-                        writer.draw()
-                    line = f"step {step}/{last}  held-out: {describe(held_out, writer.baselines)}"
-                    hosts.print_on_main(line)
-                    warn(step, held_out)
-
-                stop_reason, is_best = stop(), held_out and evaluations_since_best() == 0
-                if due(save_every) or is_best or ends_early() or stop_reason:
-                    with console.working("saving", says_end=False) as work:
-                        sums = log.sums()
-                        verify(None)
-                        checkpoints.save(step, state, held_out, sums)
-                    progress.took(work)
-                if stop_reason:
-                    where = f"{stop_reason} after step {step}"
-                    raise Interrupted(f"{where}: saved; the same command resumes from there")
-                if held_out or due(save_every):
-                    log.restart_clock()
-    return state
-
-
-@contextlib.contextmanager
-def _closing(checkpoints: Checkpoints) -> Iterator[None]:
-    """Wait at the end for checkpoints to be written."""
-    with closing(checkpoints):
-        yield
-        with console.working("saving", says_end=False):
-            checkpoints.close()
-
-
 def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -> None:
     """Raise TrainingError if a value is not finite, with the step of the last good checkpoint."""
     if math.isfinite(value):
@@ -167,7 +198,7 @@ def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -
     raise TrainingError(f"{where}; lower optimizer.learning_rate or look at the data")
 
 
-class _Log:
+class _Window:
     """The metrics of the steps since the last log, and their speed."""
 
     def __init__(self, checkpoints: Checkpoints, sums: Sums):

@@ -9,7 +9,7 @@ from bert_jax.config import CheckpointConfig, TokenizerConfig
 from bert_jax.errors import TrainingError
 from bert_jax.text import tokenizer_training
 from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.loop import Stage, fit
+from bert_jax.training.loop import Stage, training
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import WeightedSum
 from bert_jax.training.step import TrainState
@@ -39,7 +39,14 @@ def train(folder, losses: dict[int, float], keep: int = 1, **intervals) -> list[
     writer = Writer(folder, 0)
     stages = [Stage(STEPS, 4, 4, train_step, evaluate)]
     try:
-        fit(state, stages, iter(range(STEPS)), checkpoints, writer, log_every=5, **intervals)
+        with training(state, stages, iter(range(STEPS)), checkpoints, writer, **intervals) as run:
+            for step in run.steps():
+                if step.is_due(5):
+                    run.log(step)
+                scores = run.evaluate(step) if step.is_due(intervals["eval_every"]) else None
+                is_best = scores is not None and run.evaluations_since_best() == 0
+                if step.is_due(intervals["save_every"]) or is_best:
+                    run.save(step, scores)
     finally:
         writer.close()
     return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
