@@ -13,8 +13,8 @@ Five groups of parts, in this order, each part a process of its own:
 
 What a part found is in the output when it ends. Of one that fails, the first line of the cause is
 reported, and the next one starts. The same command again continues: first with the parts that had
-no turn, then with those that failed. README.md of the output has the tables, the defaults that
-should change, and the change of `bert_jax/models/measured.py`, which "auto" reads, as a diff.
+no turn, then with those that failed. README.md of the output has the tables, and the defaults that
+should change.
 """
 
 import argparse

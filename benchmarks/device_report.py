@@ -1,7 +1,6 @@
 """What the parts of device.py have found, as files and as tables."""
 
 import dataclasses
-import difflib
 import json
 import math
 import shutil
@@ -15,11 +14,9 @@ import device_cell
 import record
 from device_cell import Cell
 
-from bert_jax.models.measured import Measured
 from bert_jax.planning.chips import CHIPS
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = "bert_jax/models/measured.py"
 FASTER = 1.02  # than plain attention, at every length from some on, for fused to be the default
 
 
@@ -110,14 +107,8 @@ def _packages(found: Found, missing: Sequence[str]) -> list[str]:
 
 
 def _defaults(found: Found, cells: Sequence[Cell]) -> list[str]:
-    entry, words = decide(found, cells)
-    lines = [*(f"- {line}" for line in words), ""]
-    if entry == Measured():
-        return lines
-    before = (ROOT / TABLE).read_text()
-    after = with_entry(before, found.device["kind"], entry, found.output.name)
-    texts, names = (before.splitlines(), after.splitlines()), (f"a/{TABLE}", f"b/{TABLE}")
-    return [*lines, "```diff", *difflib.unified_diff(*texts, *names, lineterm=""), "```", ""]
+    _, words = decide(found, cells)
+    return [*(f"- {line}" for line in words), ""]
 
 
 def _tests(found: Found) -> list[str]:
@@ -205,8 +196,16 @@ def _default(found: Found) -> list[str]:
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What trains fastest on a device."""
+
+    dtype: str = ""
+    fused_from: int | None = None  # tokens of a sequence, from which fused attention is faster
+
+
 def decide(found: Found, cells: Sequence[Cell]) -> tuple[Measured, list[str]]:
-    """Return the line of the table that "auto" reads, and what should change in words."""
+    """Return what trains fastest on the device, and what should change in words."""
     kind, best = found.device["kind"], {cell: found.best(cell) for cell in cells}
     words = []
     if not any(kind in chip.device_kinds for chip in CHIPS.values()):
@@ -234,19 +233,7 @@ def decide(found: Found, cells: Sequence[Cell]) -> tuple[Measured, list[str]]:
         for length in sorted(ratios)
     )
     start = entry.fused_from
-    said = f"becomes fused from {start} tokens on, where it can serve" if start else "stays plain"
+    said = f"should be fused from {start} tokens on, where it can serve" if start else "stays plain"
     why = f"times the speed of plain attention, {each}" if ratios else "no other form was measured"
     words.append(f"`model.attention=auto` {said}: {why}.")
     return entry, words
-
-
-def with_entry(text: str, kind: str, entry: Measured, name: str) -> str:
-    """Return the text of the table with the line of a device, in place of an earlier one."""
-    head, start, rest = text.partition("MEASURED: dict[str, Measured] = {")
-    body, end, tail = rest.partition("}\n")
-    values = {k: v for k, v in dataclasses.asdict(entry).items() if v}
-    shown = ", ".join(f"{k}={json.dumps(v)}" for k, v in values.items())
-    key = f"    {json.dumps(kind)}: "
-    lines = [line for line in body.splitlines() if line.strip() and not line.startswith(key)]
-    lines.append(f"{key}Measured({shown}),  # {name}")
-    return "".join([head, start, "\n", *(f"{line}\n" for line in lines), end, tail])

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from bert_jax.inference.loading import load
     from bert_jax.inference.masked_lm import Guess
     from bert_jax.inference.predictions import Predictions
+    from bert_jax.models.electra import ElectraConfig
+    from bert_jax.models.modernbert import ModernBertConfig
     from bert_jax.runs.finetune import FinetuningResult, finetune
     from bert_jax.runs.pretrain import PretrainingResult, pretrain
     from bert_jax.viewer.patterns import Patterns
@@ -38,6 +40,7 @@ __all__ = [
     "CheckpointConfig",
     "DataConfig",
     "DataFiles",
+    "ElectraConfig",
     "FinetuneConfig",
     "FinetuningResult",
     "Guess",
@@ -45,6 +48,7 @@ __all__ = [
     "Index",
     "Interrupted",
     "ModelConfig",
+    "ModernBertConfig",
     "OptimizerConfig",
     "ParallelConfig",
     "Patterns",
@@ -72,6 +76,8 @@ _MODULES = {
     "inference.loading": ("load",),
     "inference.masked_lm": ("Guess",),
     "inference.predictions": ("Predictions",),
+    "models.electra": ("ElectraConfig",),
+    "models.modernbert": ("ModernBertConfig",),
     "runs.finetune": ("FinetuningResult", "finetune"),
     "runs.pretrain": ("PretrainingResult", "pretrain"),
     "viewer.patterns": ("Patterns",),

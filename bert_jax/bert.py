@@ -26,8 +26,9 @@ from bert_jax.inference.embeddings import (
 )
 from bert_jax.inference.masked_lm import Guess, MaskFiller
 from bert_jax.inference.predictions import Predictions, Predictor, predict_texts
+from bert_jax.models.architecture import make_encoder
 from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.heads import PreTrainingModel, TaskModel, make_encoder
+from bert_jax.models.heads import PreTrainingModel, TaskModel
 from bert_jax.storage.paths import AnyPath
 from bert_jax.storage.replacement import replacing
 from bert_jax.tasks import make_task

@@ -7,13 +7,14 @@ Published, on Wikipedia and BooksCorpus, four days on 16 TPU v3 chips: GLUE dev 
 82.2 (Clark et al. 2020, tables 1 and 6).
 """
 
-from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, TokenizerConfig, TrainConfig
+from bert_jax.config import DataConfig, OptimizerConfig, TokenizerConfig, TrainConfig
+from bert_jax.models.electra import ElectraConfig
 
 
 def get_config() -> TrainConfig:
     return TrainConfig(
         steps=766_000,
-        model=ModelConfig(model_type="electra", generator_hidden_size=1 / 3, dtype="auto"),
+        model=ElectraConfig(generator_hidden_size=1 / 3, dtype="auto"),
         tokenizer=TokenizerConfig(kind="wordpiece"),
         data=DataConfig(max_length=512, batch_size=256, pairs="none"),
         optimizer=OptimizerConfig(learning_rate=2e-4, warmup_fraction=10_000 / 766_000),

@@ -7,13 +7,13 @@ Published, on Wikipedia and BooksCorpus, four days on a V100: GLUE dev 79.9, of 
 75.1 (Clark et al. 2020, tables 1 and 6, and google-research/electra).
 """
 
-from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, TokenizerConfig, TrainConfig
+from bert_jax.config import DataConfig, OptimizerConfig, TokenizerConfig, TrainConfig
+from bert_jax.models.electra import ElectraConfig
 
 
 def get_config() -> TrainConfig:
     return TrainConfig(
-        model=ModelConfig(
-            model_type="electra",
+        model=ElectraConfig(
             embedding_size=128,
             hidden_size=256,
             num_attention_heads=4,

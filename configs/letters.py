@@ -17,30 +17,23 @@ entropy of the letters.
 from bert_jax.config import (
     CheckpointConfig,
     DataConfig,
-    ModelConfig,
     OptimizerConfig,
     TokenizerConfig,
     TrainConfig,
 )
+from bert_jax.models.modernbert import ModernBertConfig
 
 
 def get_config() -> TrainConfig:
     return TrainConfig(
         steps=20_000,
         eval_every=2000,
-        model=ModelConfig(
-            model_type="modernbert",
+        model=ModernBertConfig(
             vocab_size=0,
             hidden_size=256,
             num_hidden_layers=4,
             num_attention_heads=4,
             intermediate_size=704,
-            hidden_act="gelu",
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            position_embedding_type="rotary",
-            type_vocab_size=1,
-            layer_norm_eps=1e-5,
             dtype="auto",
         ),
         tokenizer=TokenizerConfig(model_type="char", lowercase=False),

@@ -14,12 +14,12 @@ with the settings in table 3 and appendix A).
 
 from bert_jax.config import (
     DataConfig,
-    ModelConfig,
     OptimizerConfig,
     Phase,
     TokenizerConfig,
     TrainConfig,
 )
+from bert_jax.models.modernbert import ModernBertConfig
 
 
 def get_config() -> TrainConfig:
@@ -38,22 +38,15 @@ def get_config() -> TrainConfig:
     stable, decay = (round(tokens * 1e9 / (long * 8192)) for tokens in (250, 50))
     return TrainConfig(
         steps=first_long + stable + decay,
-        model=ModelConfig(
-            model_type="modernbert",
+        model=ModernBertConfig(
             vocab_size=50368,
             hidden_size=1024,
             num_hidden_layers=28,
             num_attention_heads=16,
             intermediate_size=2624,
-            hidden_act="gelu",
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
             max_position_embeddings=8192,
-            position_embedding_type="rotary",
             global_rope_theta=10_000.0,
             classifier_pooling="mean",
-            type_vocab_size=1,
-            layer_norm_eps=1e-5,
             dtype="auto",
         ),
         tokenizer=TokenizerConfig(kind="byte_bpe", lowercase=False),

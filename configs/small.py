@@ -10,31 +10,24 @@ be decayed into a finished model, or trained for longer (docs/runs.md).
 from bert_jax.config import (
     CheckpointConfig,
     DataConfig,
-    ModelConfig,
     OptimizerConfig,
     TokenizerConfig,
     TrainConfig,
 )
+from bert_jax.models.modernbert import ModernBertConfig
 
 
 def get_config() -> TrainConfig:
     return TrainConfig(
         steps=50_000,
         eval_every=2000,
-        model=ModelConfig(
-            model_type="modernbert",
+        model=ModernBertConfig(
             vocab_size=16_000,
             hidden_size=384,
             num_hidden_layers=4,
             num_attention_heads=6,
             intermediate_size=1024,
-            hidden_act="gelu",
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            position_embedding_type="rotary",
             classifier_pooling="mean",
-            type_vocab_size=1,
-            layer_norm_eps=1e-5,
             dtype="auto",
         ),
         tokenizer=TokenizerConfig(kind="wordpiece"),

@@ -10,6 +10,7 @@ from flax import linen as nn
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
+from bert_jax.config.settings import as_variant
 from bert_jax.models.heads import make_pretraining_model
 from bert_jax.text.store import Corpus
 from bert_jax.training.masking import Masking
@@ -19,7 +20,7 @@ LENGTH, PREDICTIONS, VOCAB = 32, 6, 100
 SPECIAL = (0, 2, 3, 4)
 
 
-def model_config(**changes) -> ModelConfig:
+def model_config(model_type: str = "bert", **changes) -> ModelConfig:
     """Two layers, 16 wide."""
     small = ModelConfig(
         vocab_size=VOCAB,
@@ -29,7 +30,7 @@ def model_config(**changes) -> ModelConfig:
         intermediate_size=32,
         max_position_embeddings=LENGTH,
     )
-    return dataclasses.replace(small, **changes)
+    return dataclasses.replace(as_variant(small, model_type), **changes)
 
 
 def batch(rows: int, seed: int = 0, length: int = LENGTH) -> dict[str, np.ndarray]:

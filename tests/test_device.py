@@ -30,11 +30,8 @@ WINDOWS = {  # a layer without a window, and one with
     "num_hidden_layers": 2,
     "num_attention_heads": 1,
     "hidden_size": 64,  # as the heads of real models
-    "position_embedding_type": "rotary",
     "max_position_embeddings": 128,
     "local_attention": 16,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
 }
 
 

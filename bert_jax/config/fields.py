@@ -7,9 +7,9 @@ Each field says what it is, what it accepts and whether a run may resume with an
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from bert_jax.config.settings import Range, setting
+from bert_jax.config.settings import Range, Variants, setting
 
 STEPS = Range("a positive number below 2**31", lambda x: 0 < x < 1 << 31)
 NOT_NEGATIVE = Range("at least 0 and below 2**32", lambda x: 0 <= x < 1 << 32)
@@ -27,43 +27,28 @@ Service = Literal["wandb"]
 _resumable = functools.partial(setting, resumable=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelType:
-    """An architecture, as `ModelConfig.model_type` names it.
-
-    Attributes:
-      encoder: the subclass of `models.encoder.Encoder`, or "module:Class", imported when it is
-        used: a config is checked without JAX.
-      positions: the values of `position_embedding_type` that it takes.
-      has_nsp: whether it may be pretrained on pairs of texts.
-      has_embedding_size: whether its embeddings may be of another width than its layers.
-      has_windows: whether some layers attend to a window.
-    """
-
-    encoder: Any
-    positions: tuple[str, ...] = ("absolute",)
-    has_nsp: bool = False
-    has_embedding_size: bool = False
-    has_windows: bool = False
-
-
-_BERT = "bert_jax.models.bert:BertModel"
-_BERT_POSITIONS = ("absolute", "sinusoidal", "relative_key", "relative_key_query")
-MODEL_TYPES = {
-    "bert": ModelType(_BERT, _BERT_POSITIONS, has_nsp=True),
-    "roberta": ModelType(_BERT, _BERT_POSITIONS),
-    "modernbert": ModelType(
-        "bert_jax.models.modernbert:ModernBertModel", ("rotary",), has_windows=True
-    ),
-    "electra": ModelType(
-        "bert_jax.models.electra:ElectraModel", _BERT_POSITIONS, has_embedding_size=True
-    ),
+# The `models.architecture.Architecture` of each name, or "module:object", imported when it is used.
+MODEL_TYPES: dict[str, Any] = {
+    "bert": "bert_jax.models.bert:ARCHITECTURE",
+    "roberta": "bert_jax.models.roberta:ARCHITECTURE",
+    "modernbert": "bert_jax.models.modernbert:ARCHITECTURE",
+    "electra": "bert_jax.models.electra:ARCHITECTURE",
+}
+# The `models.positions.PositionKind` of each name, or "module:object".
+POSITIONS: dict[str, Any] = {
+    "absolute": "bert_jax.models.positions:LEARNED",
+    "sinusoidal": "bert_jax.models.positions:SINUSOIDAL",
+    "relative_key": "bert_jax.models.positions:RELATIVE",
+    "relative_key_query": "bert_jax.models.positions:RELATIVE",
+    "rotary": "bert_jax.models.positions:ROTARY",
 }
 
 
 @dataclasses.dataclass(slots=True)
 class ModelConfig:
-    """The encoder, in the names of BERT's own `config.json`.
+    """The settings that every encoder has, in the names of BERT's own `config.json`.
+
+    An architecture with settings of its own has a subclass, which `model_type` chooses.
 
     Source: `BertConfig` in google-research/bert `modeling.py`. `hidden_act` is "gelu" for the erf
     form and "gelu_new" for the tanh form, which Google's code has had since February 2019.
@@ -71,6 +56,20 @@ class ModelConfig:
     >>> ModelConfig(num_hidden_layers=2).hidden_size
     768
     """
+
+    variants: ClassVar = Variants(
+        "model_type",
+        MODEL_TYPES,
+        dropped=(
+            "global_attn_every_n_layers",
+            "local_attention",
+            "global_rope_theta",
+            "local_rope_theta",
+            "classifier_pooling",
+            "embedding_size",
+            "generator_hidden_size",
+        ),
+    )
 
     model_type: str = setting("bert", f"architecture: {', '.join(MODEL_TYPES)}")
     vocab_size: int = setting(30522, "word embeddings; 0 for those of the tokenizer", SIZE_OR_ZERO)
@@ -82,19 +81,8 @@ class ModelConfig:
     hidden_dropout_prob: float = setting(0.1, "dropout of hidden states", SHARE)
     attention_probs_dropout_prob: float = setting(0.1, "dropout of attention weights", SHARE)
     max_position_embeddings: int = setting(512, "longest sequence, in tokens", SIZE)
-    position_embedding_type: Literal[
-        "absolute", "sinusoidal", "relative_key", "relative_key_query", "rotary"
-    ] = setting("absolute", "kind of positions; docs/encoders.md compares them")
-    global_attn_every_n_layers: int = setting(3, "modernbert: layers from a global to the next")
-    local_attention: int = setting(
-        128, "modernbert: tokens of the window of the other layers; even"
-    )
-    global_rope_theta: float = setting(160_000.0, "modernbert: rotary base of global layers")
-    local_rope_theta: float = setting(10_000.0, "modernbert: rotary base of local layers")
-    classifier_pooling: Literal["cls", "mean"] = setting("cls", "modernbert: features of a text")
-    embedding_size: int = setting(0, "electra: width of embeddings; 0: hidden_size", SIZE_OR_ZERO)
-    generator_hidden_size: float = setting(
-        0.25, "electra: size of the generator as a share; 0: the encoder itself", SHARE_OR_ALL
+    position_embedding_type: str = setting(
+        "absolute", f"kind of positions, which docs/encoders.md compares: {', '.join(POSITIONS)}"
     )
     type_vocab_size: int = setting(2, "token types", SIZE)
     initializer_range: float = setting(0.02, "standard deviation of initial weights")
@@ -141,7 +129,7 @@ class Phase:
     mask_fraction: float = setting(0.0, "share of tokens to predict; 0: data's", SHARE_OR_ALL)
     learning_rate: float = setting(0.0, "peak learning rate; 0: optimizer's", NOT_NEGATIVE)
     global_rope_theta: float = setting(
-        0.0, "modernbert: rotary base of global layers; 0: model's", NOT_NEGATIVE
+        0.0, "rotary base of global layers; 0: model's", NOT_NEGATIVE
     )
 
 

@@ -43,7 +43,7 @@ class Stage:
       max_predictions: masked positions of a sequence, at most.
       mask_fraction: the share of tokens to predict.
       learning_rate: the highest rate.
-      global_rope_theta: the rotary base of global layers.
+      global_rope_theta: the rotary base of global layers; 0 for a model without.
       first_step: the number of steps before it.
       end: the number of steps at its end.
     """
@@ -141,7 +141,8 @@ def _resolve(config: TrainConfig, stage: Stage, end: int) -> Stage:
         max_predictions=stage.max_predictions or default_predictions(stage.max_length, share),
         mask_fraction=share,
         learning_rate=stage.learning_rate or config.optimizer.learning_rate,
-        global_rope_theta=stage.global_rope_theta or config.model.global_rope_theta,
+        global_rope_theta=stage.global_rope_theta
+        or getattr(config.model, "global_rope_theta", 0.0),
         end=end,
     )
 
@@ -218,7 +219,7 @@ def config_of_step(config: TrainConfig, schedule: Schedule, step: int) -> TrainC
         for phase, stage in zip(config.data.phases, schedule.main_stages[1:], strict=True)
     )
     theta = schedule.stage_of(step).global_rope_theta
-    model = dataclasses.replace(config.model, global_rope_theta=theta)
+    model = dataclasses.replace(config.model, **{"global_rope_theta": theta})
     return dataclasses.replace(
         config, model=model, data=dataclasses.replace(config.data, phases=phases)
     )

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.errors import UserError, nearest
-from bert_jax.storage.paths import AnyPath
 
 _LIMIT = 2**32
 
@@ -206,17 +205,6 @@ def to_json(config: Any) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
-def read_json(path: AnyPath, remedy: str, kind: type = dict) -> Any:
-    """Return the object of a JSON file, or its list; `remedy` is what to do if it is damaged."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, kind):
-            raise ValueError(f"it is not a JSON {'object' if kind is dict else kind.__name__}")
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({error}); {remedy}") from error
-    return values
-
-
 def from_dict(cls: type, values: Any, where: str) -> Any:
     """Return a config from its JSON's dictionary; `where` begins the message of an error."""
     return _read(cls, values, f"{where}: ")
@@ -266,7 +254,8 @@ def override(config: Any, name: str, text: str | None) -> None:
     """Set a field by its dotted name to a value from the command line; None is a bare flag."""
     known = {field.name: field for field in fields(config)}
     if name not in known:
-        hint = nearest(name, spellings(known), "--help lists the fields")
+        hint = _field_of_variant(config, name)
+        hint = hint or nearest(name, spellings(known), "--help lists the fields")
         raise UserError(f"--config.{name}: no such field; {hint}")
     hint = known[name].hint
     if text is None:
@@ -287,6 +276,20 @@ def override(config: Any, name: str, text: str | None) -> None:
         setattr(parent, groups[-1], as_variant(config, value, f"--config.{name[: -len(last)]}"))
     else:
         setattr(config, last, value)
+
+
+def _field_of_variant(config: Any, name: str) -> str:
+    """Return which value of another field makes a group have a field, in words; "" if none does."""
+    group, _, last = name.rpartition(".")
+    settings = getattr(config, group, None) if group else None
+    variants: Variants | None = getattr(settings, "variants", None)
+    if not variants:
+        return ""
+    for choice in variants.registry:
+        cls = resolve(variants.registry, choice).settings
+        if last in {field.name for field in dataclasses.fields(cls)}:
+            return f"{choice} has it: add --config.{group}.{variants.field}={choice}"
+    return ""
 
 
 def _parse(hint: Any, text: str) -> Any:

@@ -5,6 +5,8 @@ and the remedy. The rules of a function are checked in their order, and may rely
 The range of each field is beside it, in `fields.py`.
 """
 
+from typing import Any
+
 from bert_jax.config import (
     DataFiles,
     FinetuneConfig,
@@ -13,9 +15,9 @@ from bert_jax.config import (
     ParallelConfig,
     TrainConfig,
 )
-from bert_jax.config.fields import MODEL_TYPES
+from bert_jax.config.fields import MODEL_TYPES, POSITIONS
 from bert_jax.config.schedule import Stage, make_schedule
-from bert_jax.config.settings import check
+from bert_jax.config.settings import check, resolve
 from bert_jax.errors import UserError, nearest, refuse
 
 
@@ -48,7 +50,7 @@ def validate(config: TrainConfig) -> None:
         fix="raise it, or give data.eval_source",
     )
     needs = f"data.pairs {data.pairs} needs"
-    if data.pairs != "none" and not MODEL_TYPES[model.model_type].has_nsp:
+    if data.pairs != "none" and not resolve(MODEL_TYPES, model.model_type).has_nsp:
         lacks = f"a head that model.model_type {model.model_type} does not have"
         raise UserError(f"{needs} {lacks}; set data.pairs to none")
     if model.model_type == "electra":
@@ -73,10 +75,12 @@ def validate(config: TrainConfig) -> None:
         if (
             number
             and data.phases[number - 1].global_rope_theta
-            and model.position_embedding_type != "rotary"
+            and not hasattr(model, "global_rope_theta")
         ):
-            wrong = f"{where}.global_rope_theta is for rotary positions, and the model has"
-            raise UserError(f"{wrong} {model.position_embedding_type} ones; leave it out")
+            raise UserError(
+                f"{where}.global_rope_theta is for rotary positions, and the model has "
+                f"{model.position_embedding_type} ones; leave it out"
+            )
         refuse(
             phase.max_predictions > phase.max_length,
             f"{where}.max_predictions {phase.max_predictions} exceeds {where}.max_length "
@@ -85,7 +89,7 @@ def validate(config: TrainConfig) -> None:
         )
 
 
-def _validate_generator(model: ModelConfig) -> None:
+def _validate_generator(model: Any) -> None:
     share, every = model.generator_hidden_size, model.num_attention_heads
     heads = share * every
     # A third may be written as 0.333.
@@ -167,29 +171,33 @@ def _validate_embedding(config: FinetuneConfig) -> None:
 def validate_model(config: ModelConfig, where: str) -> None:
     """Refuse what `validate` does in a model; the message begins with `where`."""
     check(config, f"{where}: model.")
-    if config.model_type not in MODEL_TYPES:
-        every = f"choose one of {', '.join(MODEL_TYPES)}, or import the file of your own"
-        hint = nearest(config.model_type, [*MODEL_TYPES], every)
-        raise UserError(f"{where}: model.model_type is {config.model_type!r}; {hint}")
     if config.hidden_size % config.num_attention_heads:
-        wrong = f"{where}: model.hidden_size {config.hidden_size} is not a multiple of"
-        heads = f"model.num_attention_heads {config.num_attention_heads}"
-        raise UserError(f"{wrong} {heads}; change one of them")
-    if config.embedding_size and not MODEL_TYPES[config.model_type].has_embedding_size:
-        wrong = f"{where}: model.embedding_size is {config.embedding_size}, and a model.model_type"
-        raise UserError(f"{wrong} {config.model_type} projects no embeddings; set it to 0")
-    positions = MODEL_TYPES[config.model_type].positions
-    head_size = config.hidden_size // config.num_attention_heads
-    if config.position_embedding_type == "rotary" and head_size % 2:
-        wrong = f"{where}: rotary positions need heads of an even size, not of {head_size}"
-        raise UserError(f"{wrong}; change model.hidden_size or model.num_attention_heads")
-    if MODEL_TYPES[config.model_type].has_windows and config.local_attention % 2:
-        wrong = f"{where}: model.local_attention {config.local_attention} is odd"
-        raise UserError(f"{wrong}; make it even, as half of it is on either side of a token")
-    if config.position_embedding_type not in positions:
         raise UserError(
-            f"{where}: a {config.model_type} has no {config.position_embedding_type} positions; "
-            f"set model.position_embedding_type to {' or '.join(positions)}"
+            f"{where}: model.hidden_size {config.hidden_size} is not a multiple of "
+            f"model.num_attention_heads {config.num_attention_heads}; change one of them"
+        )
+    _validate_positions(config, where)
+    resolve(MODEL_TYPES, config.model_type).check(config, where)
+
+
+def _validate_positions(config: ModelConfig, where: str) -> None:
+    """Refuse a kind of position that is none, or that the architecture does not take."""
+    kind, rotates = config.position_embedding_type, resolve(MODEL_TYPES, config.model_type).rotates
+    if kind not in POSITIONS:
+        every = f"choose one of {', '.join(POSITIONS)}, or import the file of your own"
+        hint = nearest(kind, POSITIONS.keys(), every)
+        raise UserError(f"{where}: model.position_embedding_type is {kind!r}; {hint}")
+    if resolve(POSITIONS, kind).rotates != rotates:
+        others = [name for name in POSITIONS if resolve(POSITIONS, name).rotates == rotates]
+        raise UserError(
+            f"{where}: a {config.model_type} has no {kind} positions; "
+            f"set model.position_embedding_type to {' or '.join(others)}"
+        )
+    head_size = config.hidden_size // config.num_attention_heads
+    if rotates and head_size % 2:
+        raise UserError(
+            f"{where}: rotary positions need heads of an even size, not of {head_size}; "
+            "change model.hidden_size or model.num_attention_heads"
         )
 
 

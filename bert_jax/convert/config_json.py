@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig, TaskConfig
-from bert_jax.config.fields import TASKS
-from bert_jax.config.settings import from_dict
+from bert_jax.config.fields import MODEL_TYPES, TASKS
+from bert_jax.config.settings import from_dict, resolve
 from bert_jax.config.validation import validate_model
 from bert_jax.errors import UserError
-from bert_jax.models.electra import embedding_size
+from bert_jax.models.architecture import architecture as architecture_of
 from bert_jax.tasks import task_class
 from bert_jax.tasks.base import Task
 from bert_jax.text.tokenizer import Tokenizer
@@ -53,14 +53,6 @@ _MODERNBERT_OTHERS = (
     *("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
 )
 _ROPES = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}
-# Fields of `ModelConfig` that a BERT does not have.
-_MODERNBERT_FIELDS = (
-    "global_attn_every_n_layers",
-    "local_attention",
-    "global_rope_theta",
-    "local_rope_theta",
-    "classifier_pooling",
-)
 _ELECTRA_SWITCHES = {
     "summary_type": "first",
     "summary_use_proj": True,
@@ -68,7 +60,6 @@ _ELECTRA_SWITCHES = {
 }
 # Of an ELECTRA's `config.json` in `transformers`, where it says nothing.
 _ELECTRA_DEFAULTS = {"embedding_size": 128, "num_attention_heads": 4, "intermediate_size": 1024}
-_ELECTRA_FIELDS = ("embedding_size", "generator_hidden_size")
 # Fields of any `config.json` of `transformers` that change no result of an encoder.
 _OF_NO_EFFECT = (
     *("architectures", "model_type", "transformers_version", "torch_dtype", "tokenizer_class"),
@@ -103,7 +94,7 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     if not isinstance(values.get(_VOCAB_SIZE, 0), int):
         size = repr(values[_VOCAB_SIZE])[:60]
         raise UserError(f"{where}: {_VOCAB_SIZE} is {size}, which is no number; fetch it again")
-    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    fields = _fields(model_type)
     if model_type == "modernbert":
         values = _from_modernbert(values, where)
     elif model_type == "electra":
@@ -119,6 +110,11 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
         config.max_position_embeddings -= first_position(values)
     validate_model(config, where)
     return config
+
+
+def _fields(model_type: str) -> set[str]:
+    settings = resolve(MODEL_TYPES, model_type).settings
+    return {field.name for field in dataclasses.fields(settings)}
 
 
 def _from_modernbert(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -145,7 +141,8 @@ def _from_modernbert(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": None}
         if not isinstance(rope, dict) or {**plain, **rope, "rope_theta": None} != plain:
             raise UserError(f"{where} has rope_parameters {rope!r}; only rope_theta is read")
-        result[field] = rope.get("rope_theta", values.get(field, getattr(ModelConfig(), field)))
+        default = getattr(resolve(MODEL_TYPES, "modernbert").settings(), field)
+        result[field] = rope.get("rope_theta", values.get(field, default))
     if result["local_rope_theta"] is None:  # then it is that of all layers
         result["local_rope_theta"] = result["global_rope_theta"]
     return result
@@ -169,7 +166,7 @@ def _check_switches(values: Mapping[str, Any], switches: Mapping[str, Any], wher
 
 def _check_known(values: Mapping[str, Any], names: Iterable[str], where: str) -> None:
     """Refuse a field that is none of `names`, of `ModelConfig`, or without effect."""
-    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    known = _fields(values["model_type"])
     known = known.union(_OF_NO_EFFECT, names, (_VOCAB_SIZE, _TASK))
     for name in values:
         if name not in known and not name.startswith("_") and not name.endswith("_token_id"):
@@ -211,15 +208,9 @@ def write_config(
             values[f"{role}_token_id"] = tokenizer.cls_id
         for role in ("eos", "sep"):
             values[f"{role}_token_id"] = tokenizer.sep_id
-    else:
-        for name in _MODERNBERT_FIELDS:
-            del values[name]
     if config.model_type == "electra":
         values |= {**_ELECTRA_SWITCHES, "summary_last_dropout": config.hidden_dropout_prob}
-        values["embedding_size"] = embedding_size(config)
-    else:
-        for name in _ELECTRA_FIELDS:
-            del values[name]
+        values["embedding_size"] = architecture_of(config).embedding_size(config)
     if config.model_type == "roberta":
         values["max_position_embeddings"] += first_position(values)
         values |= {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.models.electra import embedding_size, generator_config
+from bert_jax.models.electra import ElectraConfig, embedding_size, generator_config
 
 FOLDER = "generator"
 _SAME = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -18,7 +17,7 @@ _SAME += ("layer_norm_eps", "position_embedding_type")
 Params = Mapping[str, Any]
 
 
-def split(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params] | None:
+def split(config: Any, params: Params) -> tuple[ElectraConfig, Params] | None:
     """Return the generator as a model that is its own generator; None without one."""
     if "generator_head" not in params:
         return None
@@ -30,8 +29,8 @@ def split(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params] | N
 
 
 def join(
-    config: ModelConfig, params: Params, own: ModelConfig, generator: Params, where: str
-) -> tuple[ModelConfig, dict[str, Any]]:
+    config: Any, params: Params, own: Any, generator: Params, where: str
+) -> tuple[ElectraConfig, dict[str, Any]]:
     """Return a discriminator with its generator, a model that was read from `where`."""
     head = {"generator_head": generator["generator_head"]}
     if not config.generator_hidden_size:

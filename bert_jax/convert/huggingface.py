@@ -15,8 +15,8 @@ from bert_jax.config import ModelConfig
 from bert_jax.convert import config_json, generator, names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensors
 from bert_jax.errors import UserError, first_line
-from bert_jax.models.electra import embedding_size
-from bert_jax.models.positions import sinusoidal_positions
+from bert_jax.models.architecture import architecture as architecture_of
+from bert_jax.models.positions import position_kind
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.base import Task
 from bert_jax.text import tokenizer_loading
@@ -103,7 +103,8 @@ def save(
       task: the task whose head the model has.
       max_length: not kept: a model of `transformers` truncates nothing.
     """
-    if config.position_embedding_type.startswith("relative"):
+    positions = position_kind(config)
+    if positions.scores:
         kind = f"{config.position_embedding_type}, which transformers 5 has no more"
         raise UserError(f"model.position_embedding_type is {kind}; it cannot be exported")
     if config.model_type not in config_json.PREFIXES:
@@ -126,9 +127,9 @@ def save(
         exported = dataclasses.replace(exported, dropped=())
     values = config_json.write_config(config, architecture, tokenizer, task)
     tensors = dict(names.to_foreign(params, dropped, config.model_type))
-    if config.position_embedding_type == "sinusoidal":
-        sizes = config.max_position_embeddings, embedding_size(config)
-        tensors[_POSITIONS] = sinusoidal_positions(*sizes)
+    if positions.embeddings:
+        width = architecture_of(config).embedding_size(config)
+        tensors[_POSITIONS] = positions.embeddings(config.max_position_embeddings, width)
     if config.model_type == "roberta":
         padding = (config_json.first_position(values), 0), (0, 0)
         tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], padding)

@@ -21,10 +21,10 @@ from flax import traverse_util
 
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.errors import UserError
+from bert_jax.models.architecture import make_encoder
 from bert_jax.models.heads import (
     PreTrainingModel,
     TaskModel,
-    make_encoder,
     make_pretraining_model,
 )
 from bert_jax.tasks import make_task

@@ -10,6 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
+from bert_jax.models.architecture import architecture
 from bert_jax.text import sentencepiece_model
 from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer
 
@@ -31,7 +32,7 @@ def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
         # The model stays beside it, for SentencePiece and for an import.
         contents["tokenizer.json"] = _from_sentencepiece(tokenizer).to_str(pretty=True).encode()
     else:
-        if tokenizer.kind == "byte_bpe" and config.model_type != "roberta":
+        if tokenizer.kind == "byte_bpe" and architecture(config).separators == 1:
             joined = tokenizers.Tokenizer.from_str(contents["tokenizer.json"].decode())
             joined.post_processor = Tokenizer.template(tokenizer)  # as BERT joins two texts
             contents["tokenizer.json"] = joined.to_str(pretty=True).encode()

@@ -13,11 +13,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig
-from bert_jax.config.fields import MODEL_TYPES
 from bert_jax.config.schedule import Stage
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
-from bert_jax.models.electra import embedding_size
+from bert_jax.models.architecture import architecture
 
 _FLOAT32 = 4  # bytes
 
@@ -73,26 +72,18 @@ def least_memory(model: ModelConfig, batch: Stage, microbatches: int, mesh: Mesh
     """Return the bytes that a training step certainly needs on a device."""
     size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
     weights = layers * (4 * size**2 + 2 * size * model.intermediate_size)
-    weights += model.vocab_size * embedding_size(model)
+    weights += model.vocab_size * architecture(model).embedding_size(model)
     # A layer's input is kept for its gradient. So are the operands of its matmuls and its attention
     # map, unless they are recomputed, as an accelerator's compiler may decide.
     width = size
     if mesh.devices.flat[0].platform == "cpu" and not model.remat:
-        attention_map = model.num_attention_heads * num_keys(model, batch.max_length) / layers
+        keys = architecture(model).attended_keys(model, batch.max_length)
+        attention_map = model.num_attention_heads * keys / layers
         width = 2 * size + (4 * size + attention_map + model.intermediate_size) / tensor
     tokens = batch.batch_size * batch.max_length / (microbatches * num_batch_shards(mesh))
     activations = tokens * layers * width * jnp.dtype(model.dtype).itemsize
     # Float32 weights with their two moments.
     return int(3 * _FLOAT32 * weights / (mesh.shape["fsdp"] * tensor) + activations)
-
-
-def num_keys(model: ModelConfig, length: int) -> int:
-    """Return the number of keys that a token attends to at most, summed over the layers."""
-    layers, every = model.num_hidden_layers, model.global_attn_every_n_layers
-    if not MODEL_TYPES[model.model_type].has_windows:
-        return layers * length
-    local = min(length, model.local_attention + 1)
-    return sum(local if i % every else length for i in range(layers))
 
 
 def reset_peak_memory() -> None:

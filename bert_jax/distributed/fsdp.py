@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.models.layers import parameter_reader
+from bert_jax.models.target import Kernel, Target, traced_for
 
 BATCH_AXES = ("data", "fsdp")  # the mesh axes over which the sequences of a batch are split
 
@@ -88,12 +89,15 @@ class MeshCollectives(Collectives):
         }
         out_specs = jax.tree.map(lambda kind: specs[kind], outputs)
 
+        target = Target(self.mesh.devices.flat[0].platform, _map_over_heads)
+
         def run_unsplit(*args: Any) -> Any:
-            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh), traced_for(target):
                 return function(*args)
 
         def run_shard(*args: Any) -> Any:
-            with parameter_reader(_read_parameter if self._params_are_split else None):
+            reader = _read_parameter if self._params_are_split else None
+            with parameter_reader(reader), traced_for(target):
                 return function(*args)
 
         if not self.axes:
@@ -188,4 +192,19 @@ def _map_over_tensor(
     spec = P(*(axis if axis == "tensor" else None for axis in axes))
     return jax.shard_map(
         function, in_specs=spec, out_specs=spec, axis_names={"tensor"}, check_vma=False
+    )
+
+
+def _map_over_heads(kernel: Kernel, shared: int) -> Kernel:
+    """Return a kernel that each device runs for its own heads: XLA cannot partition one."""
+    axes = jax.sharding.get_abstract_mesh().auto_axes
+    if not axes:
+        return kernel
+    heads = P(None, None, axes)
+    return jax.shard_map(
+        kernel,
+        in_specs=(heads, heads, heads, *([P()] * shared)),
+        out_specs=heads,
+        axis_names=set(axes),
+        check_vma=False,
     )

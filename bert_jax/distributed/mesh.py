@@ -21,8 +21,8 @@ from bert_jax import console
 from bert_jax.config import ModelConfig, ParallelConfig
 from bert_jax.distributed import fsdp
 from bert_jax.errors import UserError
-from bert_jax.models.attention import check_attention
 from bert_jax.models.electra import pretrained_encoders
+from bert_jax.models.fused_attention import check_attention
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -61,7 +61,7 @@ def _check_sizes(model: ModelConfig, mesh: Mesh, owner: str) -> None:
     split = dict.fromkeys(("num_attention_heads", "intermediate_size", "vocab_size"), "tensor")
     split |= dict.fromkeys(("hidden_size", "embedding_size"), "fsdp")
     for name, axis in split.items():
-        size, parts = getattr(model, name), mesh.shape[axis]
+        size, parts = getattr(model, name, 0), mesh.shape[axis]
         if size % parts:
             advice = f"set parallel.{axis} to {math.gcd(size, parts)}"
             if name == "vocab_size":

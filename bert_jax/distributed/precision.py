@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.models.measured import measured
 
 _CPUINFO = Path("/proc/cpuinfo")
 # Linux's names of the instructions: x86's AMX and AVX-512, and Arm's.
@@ -22,9 +21,7 @@ def resolve_dtype(model: ModelConfig, device: Any) -> ModelConfig:
 
 
 def preferred_dtype(device: Any) -> str:
-    """Return the dtype that was `measured` faster, or else "bfloat16" where it has instructions."""
-    if dtype := measured(device.device_kind).dtype:
-        return dtype
+    """Return "bfloat16" for a device that has instructions for it."""
     if device.platform == "cpu":
         has = _CPUINFO.is_file() and _BFLOAT16.search(_CPUINFO.read_text(errors="replace"))
     elif device.platform == "gpu":

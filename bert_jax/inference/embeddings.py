@@ -18,7 +18,8 @@ from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.distributed.fsdp import Collectives
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.errors import TextWarning, UserError
-from bert_jax.models.heads import BertForEmbedding, make_encoder
+from bert_jax.models.architecture import make_encoder
+from bert_jax.models.heads import BertForEmbedding
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer, warn_unknown
 

@@ -1,40 +1,29 @@
-"""Self-attention: the plain form, and the fused forms of TPUs and GPUs.
-
-With `model.attention` "fused" a TPU runs the kernels of `attention_tpu` and an NVIDIA GPU those of
-cuDNN, where they can serve (`check_attention`). "auto" is plain attention, except on devices where
-fused attention was `measured` to be faster.
-"""
+"""Self-attention: the plain form, that of windows, and the choice of `fused_attention`."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Shaped
 
 from bert_jax.config import ModelConfig
-from bert_jax.config.fields import MODEL_TYPES
-from bert_jax.errors import UserError
-from bert_jax.models import attention_tpu
-from bert_jax.models.attention_tpu import target_device_kind, target_platform
+from bert_jax.models.fused_attention import fused_attention, unsupported
 from bert_jax.models.layers import (
     MASKED_SCORE,
     Dense,
     DropoutKey,
     apply_dropout,
     dense_layers,
-    sequence_keys,
 )
 from bert_jax.models.matmul import attention_context, attention_scores
-from bert_jax.models.measured import measured
-from bert_jax.models.positions import RelativePositions, rotate
+from bert_jax.models.positions import position_kind, rotate
+from bert_jax.models.target import target
 
-_MAX_CUDNN_HEAD_SIZE = 128  # of GPUs before Hopper, by JAX's own check
 _NEAR = 3  # blocks that the queries of a block see: its own, the one before and the one after
 
 
@@ -128,16 +117,17 @@ class SelfAttention(nn.Module):
         query, key, value = dense_layers(hidden, [dense(axes, name=name) for name in names])
         if rotation:
             query, key = (rotate(x, rotation, c.num_attention_heads) for x in (query, key))
-        relative = None
-        if c.position_embedding_type.startswith("relative"):
-            relative = RelativePositions(c, name="distance")
-        platform = target_platform()
-        options: Any = {"packed": mask.packed, "training": dropout_key is not None}
+        scores = position_kind(c).scores
+        relative = scores and scores(c, name="distance")
+        platform, is_training = target().platform, dropout_key is not None
+        is_fused = c.attention == "fused" and not output_maps
         # cuDNN has no windows: on a GPU it serves the other layers.
-        is_fused = not output_maps and (not mask.window or platform == "tpu")
-        is_fused = is_fused and _prefers_fused(c, length)
-        if is_fused and not unsupported(c, platform, length, **options):
-            context, maps = fused_attention(c, (query, key, value), mask, dropout_key), None
+        is_fused = is_fused and (not mask.window or platform == "tpu")
+        if is_fused and not unsupported(
+            c, platform, length, packed=mask.packed, training=is_training
+        ):
+            context = fused_attention(c, (query, key, value), mask.segment_ids, mask.window)
+            maps = None
         elif 0 < 4 * mask.window < length and not output_maps:  # then it is faster
             context, maps = local_attention(c, (query, key, value), mask, dropout_key), None
         else:
@@ -222,127 +212,3 @@ def _attend(
     context = attention_context(kept.astype(value.dtype), value)
     context = context.swapaxes(1, 2).reshape(projected[0].shape)
     return context, AttentionMaps(attention, query, key, positions)
-
-
-def fused_attention(
-    config: ModelConfig,
-    projected: Sequence[Float[Array, "B L D"]],
-    mask: AttentionMask,
-    dropout_key: DropoutKey | None,
-) -> Float[Array, "B L D"]:
-    """Return the context of each query, by a kernel of the platform; see `plain_attention`."""
-    heads, most = config.num_attention_heads, config.max_position_embeddings
-    head_size = config.hidden_size // heads
-    axes = jax.sharding.get_abstract_mesh().auto_axes
-    head_spec = P(None, None, axes)
-    if target_platform() == "gpu":
-        function = partial(cudnn_attention, head_size=head_size)
-        operands, specs = ((mask.segment_ids > 0).sum(1, dtype=jnp.int32),), (P(),)
-    elif _needs_splash(config, mask.segment_ids.shape[1]):
-        options = {"head_size": head_size, "window": mask.window}
-        function = partial(attention_tpu.splash_attention, **options)
-        operands, specs = (mask.segment_ids,), (P(),)
-    else:
-        rate = config.attention_probs_dropout_prob if dropout_key else 0.0
-        head_keys = jnp.zeros((len(mask.segment_ids), heads, 2), jnp.uint32)
-        if dropout_key and rate:
-            first, second = sequence_keys(dropout_key.key, dropout_key.indices)
-            # Adding to the first word adds to the counter of positions; a head has its own range.
-            first = first[:, None] + jnp.arange(heads, dtype=jnp.uint32) * jnp.uint32(most * most)
-            head_keys = jnp.stack(jnp.broadcast_arrays(first, second[:, None]), axis=-1)
-        options = attention_tpu.KernelOptions(head_size, mask.packed, rate, most)
-        function = partial(attention_tpu.tpu_attention, options)
-        operands, specs = (mask.segment_ids, head_keys), (P(), P(None, axes))
-    if axes:  # The compiler cannot partition a kernel: each device runs it for its own heads.
-        function = jax.shard_map(
-            function,
-            in_specs=(head_spec, head_spec, head_spec, *specs),
-            out_specs=head_spec,
-            axis_names=set(axes),
-            check_vma=False,
-        )
-    return function(*projected, *operands)
-
-
-def cudnn_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    lengths: Array,
-    *,
-    head_size: int,
-    implementation: Literal["cudnn", "xla"] = "cudnn",
-) -> Float[Array, "B L D"]:
-    """Return the context of queries [B, L, D], by cuDNN; `lengths` [B] are without padding."""
-    query_heads, key_heads, value_heads = (
-        x.reshape(*x.shape[:2], -1, head_size) for x in (query, key, value)
-    )
-    context = jax.nn.dot_product_attention(
-        query_heads,
-        key_heads,
-        value_heads,
-        # A sequence of padding alone keeps one key, since a softmax over none is NaN.
-        key_value_seq_lengths=jnp.maximum(lengths, 1),
-        implementation=implementation,
-    )
-    return context.reshape(query.shape)
-
-
-def _prefers_fused(config: ModelConfig, length: int) -> bool:
-    """Return whether fused attention is asked for or, by "auto", was measured to be faster."""
-    if config.attention == "auto":
-        fused_from = measured(target_device_kind()).fused_from
-        return fused_from is not None and length >= fused_from
-    return config.attention == "fused"
-
-
-def check_attention(config: ModelConfig, platform: str, length: int, *, packed: bool) -> None:
-    """Refuse a fused attention that cannot serve in training on a platform, such as "gpu"."""
-    reason = unsupported(config, platform, length, packed=packed, training=True)
-    if config.attention == "fused" and reason:
-        raise UserError(f"model.attention fused {reason}, or set model.attention to plain")
-
-
-def _needs_splash(config: ModelConfig, length: int) -> bool:
-    """Return whether a TPU's fused attention is splash attention, not our own kernel."""
-    has_windows = MODEL_TYPES[config.model_type].has_windows
-    return has_windows or not attention_tpu.supports_length(length)
-
-
-def unsupported(
-    config: ModelConfig, platform: str, length: int, *, packed: bool, training: bool
-) -> str:
-    """Return why fused attention cannot serve and what to change, or "" where it can."""
-    head_size = config.hidden_size // config.num_attention_heads
-    if platform not in ("tpu", "gpu"):
-        return f"is for a TPU or a GPU, not for a {platform}; train on one"
-    if config.position_embedding_type.startswith("relative"):
-        kind = config.position_embedding_type
-        return f"has no {kind} positions; set model.position_embedding_type to absolute"
-    if platform == "tpu":
-        if not _needs_splash(config, length):
-            return ""
-        if length % attention_tpu.LANES:
-            few = "" if MODEL_TYPES[config.model_type].has_windows else "up to 512 tokens, or "
-            return (
-                f"takes {few}a multiple of {attention_tpu.LANES} tokens on a TPU, not {length}; "
-                "set data.max_length to such a length"
-            )
-        if training and config.attention_probs_dropout_prob:
-            return (
-                f"has no dropout with windows, or above {attention_tpu.MAX_LENGTH} tokens, on a "
-                "TPU; set model.attention_probs_dropout_prob to 0"
-            )
-        return ""
-    if config.dtype == "float32":
-        return "needs bfloat16 on a GPU; set model.dtype to bfloat16"
-    if packed:
-        return "takes no packed sequences on a GPU; set data.packing to False"
-    if training and config.attention_probs_dropout_prob:
-        return "has no dropout on a GPU; set model.attention_probs_dropout_prob to 0"
-    if head_size % 8 or head_size > _MAX_CUDNN_HEAD_SIZE:
-        return (
-            f"takes heads of a multiple of 8 up to {_MAX_CUDNN_HEAD_SIZE} on a GPU, not of "
-            f"{head_size}; change model.num_attention_heads"
-        )
-    return ""

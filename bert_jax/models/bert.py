@@ -21,6 +21,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
+from bert_jax.models.architecture import Architecture, architecture
 from bert_jax.models.attention import AttentionMaps, AttentionMask, SelfAttention
 from bert_jax.models.encoder import Encoder, EncoderOutput, Requested, gather_positions, run_layers
 from bert_jax.models.layers import (
@@ -33,7 +34,7 @@ from bert_jax.models.layers import (
     round_to_dtype,
     truncated_normal,
 )
-from bert_jax.models.positions import sinusoidal_positions
+from bert_jax.models.positions import position_kind
 
 _NOTHING = Requested()
 
@@ -44,16 +45,16 @@ class BertEmbeddings(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        c = self.config
+        c, kind = self.config, position_kind(self.config)
         tables = {
             "word_embeddings": (c.vocab_size, "vocab"),
             "token_type_embeddings": (c.type_vocab_size, "type"),
         }
-        if c.position_embedding_type == "absolute":
+        if kind.is_learned:
             tables["position_embeddings"] = (c.max_position_embeddings, "position")
         for name, (size, axis) in tables.items():
             stddev = c.initializer_range
-            if name == "word_embeddings" and c.position_embedding_type == "sinusoidal":
+            if name == "word_embeddings" and kind.embeddings:
                 # Positions of amplitude 1 would drown the words, and almost nothing is learned.
                 # Vaswani et al. 2017 (3.4) scale the embeddings by the same factor.
                 stddev *= math.sqrt(c.hidden_size)
@@ -69,13 +70,13 @@ class BertEmbeddings(nn.Module):
         key: DropoutKey | None,
         position_ids: Int[Array, "B L"] | None = None,
     ) -> Float[Array, "B L D"]:
-        c, length = self.config, input_ids.shape[1]
+        c, kind, length = self.config, position_kind(self.config), input_ids.shape[1]
         hidden = round_to_dtype(jnp.take(self.word_embeddings, input_ids, axis=0), c.dtype)
         positions = None
-        if c.position_embedding_type == "absolute":
+        if kind.is_learned:
             positions = round_to_dtype(self.position_embeddings[:length], c.dtype)
-        elif c.position_embedding_type == "sinusoidal":
-            positions = jnp.asarray(sinusoidal_positions(length, c.hidden_size))
+        elif kind.embeddings:
+            positions = jnp.asarray(kind.embeddings(length, c.hidden_size))
         if positions is not None:
             hidden += positions if position_ids is None else positions[position_ids]
         # As a matrix product: the gradient of a lookup in so short a table is a slow scatter.
@@ -116,7 +117,7 @@ class BertLayer(nn.Module):
 class BertLayers(nn.Module):
     """The layers of the encoder."""
 
-    config: ModelConfig
+    config: Any
 
     def setup(self) -> None:
         c = self.config
@@ -149,7 +150,7 @@ class BertModel(BertLayers, Encoder):
     def setup(self) -> None:
         super().setup()
         c = self.config
-        width = c.embedding_size or c.hidden_size  # ELECTRA's may be narrower than its layers
+        width = architecture(c).embedding_size(c)
         self.embeddings = BertEmbeddings(dataclasses.replace(c, hidden_size=width))
         if self.add_pooling_layer:
             self.pooler = Dense(c, (c.hidden_size, c.hidden_size), ("embed", "hidden"))
@@ -204,3 +205,20 @@ class BertModel(BertLayers, Encoder):
         """Return the embeddings, the input of `encode`."""
         key = dropout_key and dropout_key.fold(self.config.num_hidden_layers)
         return self.embeddings(input_ids, token_type_ids, key, position_ids)
+
+
+class Bert(Architecture):
+    """BERT, and what the architectures with its layers share."""
+
+    encoder = BertModel
+    has_nsp = True
+
+    def encoder_flops(self, config: Any, length: int) -> float:
+        """Return the operations of a sequence, forward and backward, by docs/speed.md's formula."""
+        size = config.hidden_size
+        layer = 24 * size**2 + 12 * size * config.intermediate_size
+        keys = 12 * size * self.attended_keys(config, length)
+        return float(length * (config.num_hidden_layers * layer + keys))
+
+
+ARCHITECTURE = Bert()

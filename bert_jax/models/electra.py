@@ -13,8 +13,10 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
+from bert_jax.config.fields import SHARE_OR_ALL, SIZE_OR_ZERO
+from bert_jax.config.settings import setting
 from bert_jax.models.attention import AttentionMask
-from bert_jax.models.bert import BertLayers, BertModel
+from bert_jax.models.bert import Bert, BertLayers, BertModel
 from bert_jax.models.encoder import (
     EncoderOutput,
     PreTrainingOutput,
@@ -27,18 +29,33 @@ from bert_jax.models.matmul import logits_from_embeddings
 _HEAD_ACTIVATION = ACTIVATIONS["gelu"]
 
 
-def embedding_size(config: ModelConfig) -> int:
+@dataclasses.dataclass(slots=True)
+class ElectraConfig(ModelConfig):
+    """The settings of an ELECTRA, and of the generator that it is pretrained with.
+
+    >>> ElectraConfig(hidden_size=256, embedding_size=128).generator_hidden_size
+    0.25
+    """
+
+    model_type: str = setting("electra", "architecture")
+    embedding_size: int = setting(0, "width of embeddings; 0: hidden_size", SIZE_OR_ZERO)
+    generator_hidden_size: float = setting(
+        0.25, "size of the generator as a share; 0: the encoder itself", SHARE_OR_ALL
+    )
+
+
+def embedding_size(config: ElectraConfig) -> int:
     """Return the width of the embeddings, E."""
     return config.embedding_size or config.hidden_size
 
 
-def generator_config(config: ModelConfig) -> ModelConfig | None:
+def generator_config(config: ModelConfig) -> ElectraConfig | None:
     """Return the generator as a model of its own; None where the encoder itself generates.
 
     Its heads are as wide as the encoder's. Source: `get_generator_config` in
     google-research/electra `run_pretraining.py`, where every head is 64 wide.
     """
-    if config.model_type != "electra" or not config.generator_hidden_size:
+    if not isinstance(config, ElectraConfig) or not config.generator_hidden_size:
         return None
     every = config.num_attention_heads
     heads = max(1, round(every * config.generator_hidden_size))
@@ -54,12 +71,14 @@ def generator_config(config: ModelConfig) -> ModelConfig | None:
 
 def pretrained_encoders(config: ModelConfig) -> list[ModelConfig]:
     """Return the config of each encoder that a pretraining step runs."""
-    is_electra = config.model_type == "electra"
+    is_electra = isinstance(config, ElectraConfig)
     return [config, generator_config(config) or config] if is_electra else [config]
 
 
 class ElectraLayers(BertLayers):
     """BERT's layers on embeddings, projected where these are of another width."""
+
+    config: ElectraConfig
 
     def setup(self) -> None:
         super().setup()
@@ -81,10 +100,31 @@ class ElectraModel(ElectraLayers, BertModel):
     pooler_activation = staticmethod(_HEAD_ACTIVATION)
 
 
+class Electra(Bert):
+    """ELECTRA's encoder, which is BERT's on embeddings of another width."""
+
+    encoder = ElectraModel
+    settings = ElectraConfig
+    has_nsp = False
+
+    def embedding_size(self, config: ElectraConfig) -> int:
+        """Return the width of the embeddings."""
+        return embedding_size(config)
+
+    def encoder_flops(self, config: ElectraConfig, length: int) -> float:
+        """Return the operations of a sequence: BERT's, and the projection of its embeddings."""
+        width, size = embedding_size(config), config.hidden_size
+        projection = 6 * width * size * (width != size)
+        return super().encoder_flops(config, length) + float(length * projection)
+
+
+ARCHITECTURE = Electra()
+
+
 class GeneratorHead(nn.Module):
     """Scores of every token of the vocabulary, by the product with its embedding."""
 
-    config: ModelConfig
+    config: ElectraConfig
 
     @nn.compact
     def __call__(
@@ -102,7 +142,7 @@ class GeneratorHead(nn.Module):
 class DiscriminatorHead(nn.Module):
     """The logit of each token that it was replaced."""
 
-    config: ModelConfig
+    config: ElectraConfig
 
     @nn.compact
     def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L"]:
@@ -120,7 +160,7 @@ class ElectraForPreTraining(nn.Module):
     With a `generator_hidden_size` of 0 the generator is the encoder itself.
     """
 
-    config: ModelConfig
+    config: ElectraConfig
 
     def setup(self) -> None:
         c = self.config

@@ -15,7 +15,6 @@ from flax import linen as nn
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.models.attention import AttentionMaps
 
@@ -27,11 +26,11 @@ class Encoder(nn.Module):
     `embeddings.word_embeddings`, [V, D], and names its layers `layer_0` and so on.
 
     Attributes:
-      config: of the model.
+      config: the settings of the model, of the class that its architecture has.
       add_pooling_layer: whether it returns `pooled`.
     """
 
-    config: ModelConfig
+    config: Any
     add_pooling_layer: bool = True
 
     has_own_transform = False  # `token_features` ends with the dense layer that an MLM head has

@@ -4,7 +4,6 @@ Shape letters and arguments are those of `models.bert`.
 """
 
 import dataclasses
-import pkgutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,18 +13,11 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import EmbeddingConfig, ModelConfig
-from bert_jax.config.fields import MODEL_TYPES
-from bert_jax.models.electra import ElectraForPreTraining
-from bert_jax.models.encoder import Encoder, PreTrainingOutput, gather_positions
+from bert_jax.models.architecture import make_encoder
+from bert_jax.models.electra import ElectraConfig, ElectraForPreTraining
+from bert_jax.models.encoder import PreTrainingOutput, gather_positions
 from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, apply_dropout, param
 from bert_jax.models.matmul import logits_from_embeddings
-
-
-def make_encoder(config: ModelConfig, *, add_pooling_layer: bool) -> Encoder:
-    """Return the encoder of a model type."""
-    encoder = MODEL_TYPES[config.model_type].encoder
-    encoder = pkgutil.resolve_name(encoder) if isinstance(encoder, str) else encoder
-    return encoder(config, add_pooling_layer)
 
 
 class MaskedLMHead(nn.Module):
@@ -96,7 +88,7 @@ PreTrainingModel = BertForPreTraining | ElectraForPreTraining
 
 def make_pretraining_model(config: ModelConfig, *, next_sentence: bool) -> PreTrainingModel:
     """Return the encoder with the pretraining heads of a model type."""
-    if config.model_type == "electra":
+    if isinstance(config, ElectraConfig):
         return ElectraForPreTraining(config)
     return BertForPreTraining(config, next_sentence)
 

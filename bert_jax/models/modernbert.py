@@ -9,13 +9,17 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
+from bert_jax.config.fields import SHARE, SIZE
+from bert_jax.config.settings import setting
+from bert_jax.errors import UserError
+from bert_jax.models.architecture import Architecture
 from bert_jax.models.attention import AttentionMaps, AttentionMask, SelfAttention
 from bert_jax.models.encoder import Encoder, EncoderOutput, Requested, gather_positions, run_layers
 from bert_jax.models.layers import (
@@ -32,10 +36,32 @@ from bert_jax.models.layers import (
 from bert_jax.models.positions import rotation
 
 
+@dataclasses.dataclass(slots=True)
+class ModernBertConfig(ModelConfig):
+    """The settings of a ModernBERT, by default those of the published models but for its size.
+
+    >>> ModernBertConfig(num_hidden_layers=4).position_embedding_type
+    'rotary'
+    """
+
+    model_type: str = setting("modernbert", "architecture")
+    hidden_act: Literal["gelu", "gelu_new", "relu"] = setting("gelu", "activation function")
+    hidden_dropout_prob: float = setting(0.0, "dropout of hidden states", SHARE)
+    attention_probs_dropout_prob: float = setting(0.0, "dropout of attention weights", SHARE)
+    position_embedding_type: str = setting("rotary", "kind of positions")
+    type_vocab_size: int = setting(1, "token types, which have no effect", SIZE)
+    layer_norm_eps: float = setting(1e-5, "epsilon of layer normalization")
+    global_attn_every_n_layers: int = setting(3, "layers from a global to the next")
+    local_attention: int = setting(128, "tokens of the window of the other layers; even")
+    global_rope_theta: float = setting(160_000.0, "rotary base of global layers")
+    local_rope_theta: float = setting(10_000.0, "rotary base of local layers")
+    classifier_pooling: Literal["cls", "mean"] = setting("cls", "features of a text")
+
+
 class ModernBertEmbeddings(nn.Module):
     """Word embeddings, normalized."""
 
-    config: ModelConfig
+    config: ModernBertConfig
 
     def setup(self) -> None:
         c = self.config
@@ -55,7 +81,7 @@ class ModernBertEmbeddings(nn.Module):
 class ModernBertLayer(nn.Module):
     """Attention and a gated feed-forward, each on normalized input, with a residual connection."""
 
-    config: ModelConfig
+    config: ModernBertConfig
     is_first: bool  # its input is normalized already, as embeddings
     is_local: bool
 
@@ -92,7 +118,7 @@ class ModernBertLayer(nn.Module):
 class PredictionHead(nn.Module):
     """The dense layer between the encoder and any head: of masked tokens, texts or tokens."""
 
-    config: ModelConfig
+    config: ModernBertConfig
 
     @nn.compact
     def __call__(self, hidden: Float[Array, "*any D"]) -> Float[Array, "*any D"]:
@@ -104,6 +130,8 @@ class PredictionHead(nn.Module):
 
 class ModernBertModel(Encoder):
     """Embeddings, encoder and the dense layer that all heads share."""
+
+    config: ModernBertConfig
 
     has_own_transform = True
 
@@ -183,6 +211,37 @@ class ModernBertModel(Encoder):
         return self.config.hidden_size**-0.5
 
 
-def residual_stddev(config: ModelConfig) -> float:
+def residual_stddev(config: ModernBertConfig) -> float:
     """Return the initial standard deviation of what is added to the residual stream."""
     return config.initializer_range / math.sqrt(2.0 * config.num_hidden_layers)
+
+
+class ModernBert(Architecture):
+    """ModernBERT."""
+
+    encoder = ModernBertModel
+    settings = ModernBertConfig
+    rotates = True
+
+    def check(self, config: ModernBertConfig, where: str) -> None:
+        """Refuse a window that is not the same on both sides of a token."""
+        if config.local_attention % 2:
+            raise UserError(
+                f"{where}: model.local_attention {config.local_attention} is odd; make it even, "
+                "as half of it is on either side of a token"
+            )
+
+    def attended_keys(self, config: ModernBertConfig, length: int) -> int:
+        """Return the keys that a token attends to at most: in local layers, those of its window."""
+        every, local = config.global_attn_every_n_layers, min(length, config.local_attention + 1)
+        return sum(local if i % every else length for i in range(config.num_hidden_layers))
+
+    def encoder_flops(self, config: ModernBertConfig, length: int) -> float:
+        """Return the operations of a sequence: BERT's, and the gate of the feed-forward."""
+        size = config.hidden_size
+        layer = 24 * size**2 + 18 * size * config.intermediate_size
+        keys = 12 * size * self.attended_keys(config, length)
+        return float(length * (config.num_hidden_layers * layer + keys))
+
+
+ARCHITECTURE = ModernBert()

@@ -1,7 +1,10 @@
-"""Positions other than BERT's own: sinusoidal, rotary, and relative in the attention scores.
+"""Kinds of position: learned, sinusoidal, rotary, and relative in the attention scores.
 
 Shape letters are those of `models.bert`; besides, R = 2 L - 1 distances and K2 = K / 2.
 """
+
+import dataclasses
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,33 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
+from bert_jax.config.fields import POSITIONS
+from bert_jax.config.settings import resolve
 from bert_jax.models.layers import param, truncated_normal
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionKind:
+    """How a kind of position enters an encoder; `config.fields.POSITIONS` has each by name.
+
+    Attributes:
+      is_learned: whether an embedding of each position is learned, and added to that of the word.
+      embeddings: returns fixed embeddings [length, size] float32 of the first positions, by length
+        and size, which are added to those of the words; None for none.
+      scores: a module, made from the config, that returns a term of the attention scores before
+        scaling, [B, H, L, M] float32, from queries and keys [B, H, L, K]; None for none.
+      rotates: whether queries and keys are rotated, by an architecture that does so.
+    """
+
+    is_learned: bool = False
+    embeddings: Callable[[int, int], np.ndarray] | None = None
+    scores: type[nn.Module] | None = None
+    rotates: bool = False
+
+
+def position_kind(config: ModelConfig) -> PositionKind:
+    """Return the kind of position of a model."""
+    return resolve(POSITIONS, config.position_embedding_type)
 
 
 def sinusoidal_positions(length: int, size: int) -> np.ndarray:
@@ -90,3 +119,9 @@ def _relative_shift(x: Float[Array, "B H L R"]) -> Float[Array, "B H L L"]:
     flat = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(batch, heads, -1)
     shifted = flat[:, :, length - 1 : length - 1 + length * distances]
     return shifted.reshape(batch, heads, length, distances)[:, :, :, :length]
+
+
+LEARNED = PositionKind(is_learned=True)
+SINUSOIDAL = PositionKind(embeddings=sinusoidal_positions)
+RELATIVE = PositionKind(scores=RelativePositions)
+ROTARY = PositionKind(rotates=True)

@@ -149,7 +149,8 @@ def _rates(
     low, median, high = np.quantile(times, [0.25, 0.5, 0.75]).tolist()
     mean = float(times.mean())
     speed = stage.batch_size / mean
-    flops = speed * model_flops(config.model, stage, pairs=config.data.pairs != "none")
+    counted = model_flops(config.model, stage, pairs=config.data.pairs != "none")
+    flops = counted and speed * counted
     return {
         "steps": len(times),
         "step_seconds": {
@@ -161,7 +162,7 @@ def _rates(
         "sequences_per_second": speed,
         "tokens_per_second": speed * stage.max_length,
         "model_flops_per_second": flops,
-        **{name: flops / peak if peak else None for name, peak in peaks.items()},
+        **{name: flops / peak if flops and peak else None for name, peak in peaks.items()},
     }
 
 

@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
-from bert_jax.distributed.devices import num_keys
 from bert_jax.distributed.fsdp import RULES
-from bert_jax.models.electra import embedding_size, pretrained_encoders
+from bert_jax.models.architecture import architecture
+from bert_jax.models.electra import pretrained_encoders
 from bert_jax.models.heads import make_pretraining_model
 from bert_jax.planning.synthetic import abstract_batch, train_step
 from bert_jax.training.setup import set_up
@@ -65,24 +65,22 @@ def _shard_bytes(tree: Any) -> int:
     )
 
 
-def model_flops(model: ModelConfig, stage: Stage, *, pairs: bool) -> float:
-    """Return the operations of a sequence, forward and backward, by docs/speed.md's formula."""
+def model_flops(model: ModelConfig, stage: Stage, *, pairs: bool) -> float | None:
+    """Return the operations of a sequence, forward and backward, by docs/speed.md's formula.
+
+    None for an architecture that does not say what its encoder computes.
+    """
     size, length = model.hidden_size, stage.max_length
     encoders = pretrained_encoders(model)
-    tokens = sum(_encoder_flops(each, length) for each in encoders)
+    counted = [architecture(each).encoder_flops(each, length) for each in encoders]
+    if None in counted:
+        return None
+    tokens = sum(filter(None, counted))
     if model.model_type == "electra":
         tokens += 6 * length * (size**2 + size)  # of the discriminator's head
-    transform, embedded = encoders[-1].hidden_size, embedding_size(model)
+    transform, embedded = encoders[-1].hidden_size, architecture(model).embedding_size(model)
     head = 6 * stage.max_predictions * embedded * (transform + model.vocab_size)
     return tokens + head + 6.0 * size**2 * pairs
-
-
-def _encoder_flops(model: ModelConfig, length: int) -> float:
-    size, layers, embedded = model.hidden_size, model.num_hidden_layers, embedding_size(model)
-    matrices = 12 * model.intermediate_size * (1.5 if model.model_type == "modernbert" else 1)
-    layer = 24 * size**2 + size * matrices
-    projection = 6 * embedded * size * (embedded != size)
-    return float(length * (layers * layer + 12 * size * num_keys(model, length) + projection))
 
 
 def abstract_parameters(config: TrainConfig) -> Any:
@@ -114,7 +112,7 @@ def sent_bytes(
     sequences = stage.batch_size / (data * fsdp)
     tokens, encoders = sequences * stage.max_length, pretrained_encoders(model)
     summed = sum(4 * c.num_hidden_layers * tokens * c.hidden_size * width for c in encoders)
-    embedded = embedding_size(model)
+    embedded = architecture(model).embedding_size(model)
     summed += len(encoders) * tokens * embedded * _FLOAT32
     summed += sequences * stage.max_predictions * embedded * width
 

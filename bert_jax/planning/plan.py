@@ -102,7 +102,8 @@ class _Step:
         """Return the least seconds of a step, and the speed and MFU if the longest were all."""
         model, batch_size, mesh = self.config.model, self.stage.batch_size, self.mesh
         pairs = self.config.data.pairs != "none"
-        useful = batch_size * model_flops(model, self.stage, pairs=pairs)
+        counted = model_flops(model, self.stage, pairs=pairs)
+        useful = batch_size * (counted or 0.0)
         recomputed = 4 / 3 if model.remat else 1.0
         held = ["parameters", "moments"] + ["temporaries"] * self.topology.has_compiler
         devices, network = list(mesh.devices.flat), 0.0
@@ -121,7 +122,7 @@ class _Step:
         return {
             "seconds": {**seconds, "step": step},
             "sequences_per_second": batch_size / step,
-            "mfu": useful / step / mesh.size / chip.peak,
+            "mfu": useful / step / mesh.size / chip.peak if counted else None,
         }
 
 
@@ -169,7 +170,8 @@ def as_text(plans: Sequence[Plan]) -> str:
         if "seconds" in plan:
             speed, mfu = plan["sequences_per_second"], plan["mfu"]
             lines += [f"  {what:<9}{1e3 * s:12.3f} ms" for what, s in plan["seconds"].items()]
-            lines[-1] += f" at least: {speed:,.0f} sequences/s, MFU {mfu:.1%} at most"
+            share = "unknown" if mfu is None else f"{mfu:.1%} at most"
+            lines[-1] += f" at least: {speed:,.0f} sequences/s, MFU {share}"
     return "\n".join(lines)
 
 

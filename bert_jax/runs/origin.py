@@ -155,7 +155,7 @@ def model_config(
 ) -> ModelConfig:
     """Return the config of `init`, but for how it computes and for `fields` of `config`."""
     if fields is None:  # of the command line; from Python, what differs from the defaults
-        default = ModelConfig()
+        default = type(config)()
         fields = [name for name in _DROPOUTS if getattr(config, name) != getattr(default, name)]
         longest = config.max_position_embeddings
         if max(default.max_position_embeddings, init.config.max_position_embeddings) < longest:
@@ -163,7 +163,15 @@ def model_config(
     kept = {name: getattr(config, name) for name in {*_COMPUTATION, *fields}}
     if not kept.get("vocab_size"):  # 0 is the size that the checkpoint has
         kept.pop("vocab_size", None)
-    model = dataclasses.replace(init.config, **kept)
+    source = init.config
+    if "model_type" in kept and type(source) is not type(config):
+        source = settings.as_variant(source, config.model_type)
+    for name in kept:
+        if not hasattr(source, name):
+            raise UserError(
+                f"--init is a {source.model_type}, which has no model.{name}; leave it out"
+            )
+    model = dataclasses.replace(source, **kept)
     validate_model(model, "config")
     as_float32 = dataclasses.replace(model, dtype="float32")  # "auto" is not resolved yet
     module = make_pretraining_model(as_float32, next_sentence=True)

@@ -325,8 +325,8 @@ def _make_stages(
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=layout)
     indices = partial(meshes.process_indices, layout.mesh)
     for stage in schedule.stages:
-        theta = stage.global_rope_theta
-        model = setup.model.clone(config=dataclasses.replace(config.model, global_rope_theta=theta))
+        theta = {"global_rope_theta": stage.global_rope_theta} if stage.global_rope_theta else {}
+        model = setup.model.clone(config=dataclasses.replace(config.model, **theta))
         objective = pretraining_objective(model, make_masking(corpus.tokenizer, stage, config.data))
         train_step = make_train_step(objective, setup.optimizer, config.optimizer.microbatches)
         eval_step = compiled(make_eval_step(objective), outputs="metrics")

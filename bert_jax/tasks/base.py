@@ -13,6 +13,7 @@ import numpy as np
 from bert_jax.batches.buckets import Features
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
+from bert_jax.models.architecture import architecture
 from bert_jax.models.heads import TaskModel
 from bert_jax.text.readers import read_records
 from bert_jax.text.records import Record
@@ -236,10 +237,10 @@ def read_labels(values: Mapping[str, Any], where: str) -> tuple[str, ...]:
 def build_sequence(
     texts: Sequence[Sequence[int]], tokenizer: Tokenizer, model: ModelConfig
 ) -> tuple[np.ndarray, int]:
-    """Return `[CLS] A [SEP] B [SEP]`, of a RoBERTa `A [SEP] [SEP] B`, and where B starts."""
+    """Return `[CLS] A [SEP] B [SEP]`, or with more separators before B, and where B starts."""
     first, *rest = texts
     ids = [tokenizer.cls_id, *first, tokenizer.sep_id]
-    between = [tokenizer.sep_id] * (model.model_type == "roberta")
+    between = [tokenizer.sep_id] * (architecture(model).separators - 1)
     second_start = len(ids) + len(between) if rest else len(ids)
     for text in rest:
         ids += [*between, *text, tokenizer.sep_id]
@@ -248,7 +249,7 @@ def build_sequence(
 
 def max_text_tokens(texts: int, model: ModelConfig, max_length: int) -> int:
     """Return how many tokens one or two texts may have in a sequence of `max_length`."""
-    return max_length - 1 - texts - (model.model_type == "roberta") * (texts - 1)
+    return max_length - 2 - architecture(model).separators * (texts - 1)
 
 
 def truncate(texts: Sequence[Sequence[int]], size: int) -> list[list[int]]:

@@ -33,6 +33,7 @@ from bert_jax.config.validation import validate, validate_finetuning
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import make_pretraining_model
+from bert_jax.models.modernbert import ModernBertConfig
 from bert_jax.tasks import glue, make_task
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.masking import make_masking
@@ -136,9 +137,7 @@ def test_a_phase_has_its_own_share_of_masks_or_that_of_the_data():
 
 
 def modern(*later: Phase) -> TrainConfig:
-    model = ModelConfig(
-        model_type="modernbert", position_embedding_type="rotary", global_rope_theta=1e4
-    )
+    model = ModernBertConfig(global_rope_theta=1e4)
     return TrainConfig(steps=100, model=model, data=DataConfig(pairs="none", phases=later))
 
 

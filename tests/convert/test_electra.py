@@ -14,8 +14,10 @@ from make_golden import GOLDEN
 import bert_jax
 from bert_jax.bert import Bert
 from bert_jax.config import ModelConfig
+from bert_jax.config.settings import as_variant
 from bert_jax.convert import huggingface
 from bert_jax.errors import UserError
+from bert_jax.models.electra import ElectraConfig
 from bert_jax.models.heads import make_pretraining_model
 from bert_jax.runs import origin
 
@@ -36,8 +38,8 @@ def bert():
 
 
 def electra_of(bert: Bert, **values) -> Bert:
-    sizes = dict(model_type="electra", embedding_size=8, generator_hidden_size=0.5)
-    config = dataclasses.replace(bert.config, **{**sizes, **values})
+    sizes = dict(embedding_size=8, generator_hidden_size=0.5)
+    config = dataclasses.replace(as_variant(bert.config, "electra"), **{**sizes, **values})
     model = make_pretraining_model(config, next_sentence=False)
     return Bert(config, random_params(config), bert.tokenizer, model)
 
@@ -146,7 +148,7 @@ def test_a_generator_with_other_embeddings_or_larger_than_its_model(bert, export
 
 def test_the_encoder_of_a_bert_starts_a_discriminator(bert):
     fields = ["model_type", "generator_hidden_size"]
-    wanted = ModelConfig(model_type="electra", generator_hidden_size=0.5)
+    wanted = ElectraConfig(generator_hidden_size=0.5)
     config = origin.model_config(bert, wanted, fields)
     assert config.model_type == "electra"
     new = jax.tree.map(jax.numpy.asarray, random_params(config))

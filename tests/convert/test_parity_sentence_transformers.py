@@ -156,8 +156,6 @@ def test_a_model_of_ours(kind, tokenizer, tmp_path):
     sizes = {"vocab_size": trained.vocab_size, "max_position_embeddings": 48, "model_type": kind}
     if kind != "bert":
         sizes["type_vocab_size"] = 1
-    if kind == "modernbert":
-        sizes["position_embedding_type"] = "rotary"
     own = EmbeddingConfig("cls", dense=9, query_prompt="the dog: ", passage_prompt="it rains on ")
     model = BertForEmbedding(model_config(**sizes), 0, "", own)
     params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))

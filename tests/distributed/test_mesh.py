@@ -13,8 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import OptimizerConfig, ParallelConfig
 from bert_jax.config.schedule import make_rate_schedule
-from bert_jax.distributed.mesh import AXES, compile_step, init_sharded, make_layout, make_mesh
-from bert_jax.models import attention
+from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state, make_eval_step, make_train_step
 
@@ -154,14 +153,6 @@ def test_remat_and_scan_change_nothing():
     plain = train(ParallelConfig(), 1, layers=2)
     config = ParallelConfig(data=2, fsdp=2, tensor=2)
     check_same(train(config, 8, layers=2, remat=True, scan_layers=True), plain, layers=2)
-
-
-@pytest.mark.parametrize("sizes", [(1, 1, 8), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
-def test_fused_attention_agrees_with_one_device(one_device, sizes, monkeypatch):
-    """Each device runs the kernel for its own sequences and heads; dropout counts all of them."""
-    config = ParallelConfig(**dict(zip(AXES, sizes, strict=True)))
-    monkeypatch.setattr(attention, "target_platform", lambda: "tpu")
-    check_same(train(config, 8, attention="fused", remat=True, scan_layers=True), one_device)
 
 
 def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():

@@ -8,7 +8,6 @@ import pytest
 from bert_jax.config import ModelConfig
 from bert_jax.distributed import precision
 from bert_jax.distributed.precision import preferred_dtype, resolve_dtype
-from bert_jax.models.measured import MEASURED, Measured
 
 
 @pytest.mark.parametrize(
@@ -39,9 +38,7 @@ def test_of_a_cpu_by_its_instructions(flags, dtype, tmp_path, monkeypatch):
         ("tpu", "", "bfloat16"),
     ],
 )
-def test_of_an_accelerator(platform, version, dtype, monkeypatch):
+def test_of_an_accelerator(platform, version, dtype):
     values = {"platform": platform, "compute_capability": version, "device_kind": "chip"}
     device = types.SimpleNamespace(**values)
     assert preferred_dtype(device) == dtype
-    monkeypatch.setitem(MEASURED, "chip", Measured("float32"))
-    assert preferred_dtype(device) == "float32"

@@ -10,17 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import model_config
-from jax.sharding import AbstractDevice
 
 from bert_jax.config import ModelConfig, ParallelConfig
+from bert_jax.distributed import fsdp
 from bert_jax.distributed.mesh import check_model, make_mesh
 from bert_jax.errors import UserError
-from bert_jax.models import attention, attention_tpu
-from bert_jax.models.attention import AttentionMask, check_attention, unsupported
+from bert_jax.models import attention, fused_attention
+from bert_jax.models.attention import AttentionMask
 from bert_jax.models.bert import BertModel
+from bert_jax.models.fused_attention import check_attention, unsupported
 from bert_jax.models.layers import DropoutKey
-from bert_jax.models.measured import MEASURED, Measured
 from bert_jax.models.modernbert import ModernBertModel
+from bert_jax.models.target import Target, traced_for
 
 SEQUENCES = 3
 KEY = DropoutKey(jax.random.key(0), jnp.array([7, 0, 300]))
@@ -29,7 +30,9 @@ KEY = DropoutKey(jax.random.key(0), jnp.array([7, 0, 300]))
 @pytest.fixture
 def on_tpu(monkeypatch):
     """Chooses as on a TPU; the kernels run in Pallas's interpreter."""
-    monkeypatch.setattr(attention, "target_platform", lambda: "tpu")
+    monkeypatch.setattr(fused_attention, "_is_interpreted", lambda: True)
+    with traced_for(Target("tpu")):
+        yield
 
 
 def layer(heads, head_size, length, rate=0.1, **changes) -> ModelConfig:
@@ -52,6 +55,10 @@ def segments(length, packed, generator) -> np.ndarray:
     return ids
 
 
+def fused(config, projected, mask):
+    return fused_attention.fused_attention(config, projected, mask.segment_ids, mask.window)
+
+
 def value_and_gradients(function, projected, cotangent):
     """The output and the gradients by query, key and value, in float32."""
 
@@ -63,60 +70,10 @@ def value_and_gradients(function, projected, cotangent):
     return [np.array(x, np.float32) for x in run(projected, cotangent)]
 
 
-def fused_and_plain(config, length, dtype="float32", packed=False, seed=0):
-    generator = np.random.default_rng(seed)
-    shape = (4, SEQUENCES, length, config.hidden_size)
-    *projected, cotangent = jnp.asarray(generator.normal(size=shape), dtype)
-    mask = AttentionMask(jnp.asarray(segments(length, packed, generator)), packed)
-    return [
-        value_and_gradients(function, projected, cotangent)
-        for function in (
-            lambda *x: attention.fused_attention(config, x, mask, KEY),
-            lambda *x: attention.plain_attention(config, x, mask, KEY)[0],
-        )
-    ]
-
-
 def check(fused, plain, tolerance):
     for actual, expected in zip(fused, plain, strict=True):
         assert np.abs(expected).max() > 0.5
         np.testing.assert_allclose(actual, expected, atol=tolerance)
-
-
-@pytest.mark.parametrize(
-    ("length", "heads", "size", "packed", "rate"),
-    [(24, 2, 16, False, 0.1), (13, 3, 5, True, 0.5), (9, 1, 12, True, 0.0)],
-)
-def test_the_tpu_kernel_is_the_plain_form(length, heads, size, packed, rate, on_tpu):
-    """With 1e-5 in float32, the same elements are dropped."""
-    check(*fused_and_plain(layer(heads, size, length, rate), length, packed=packed), 1e-5)
-
-
-def test_in_tiles_of_queries_and_groups_of_heads(on_tpu, monkeypatch):
-    monkeypatch.setattr(attention_tpu, "_MAX_SCORES", 128 * 256)
-    assert attention_tpu._query_tile(256) == 128
-    assert attention_tpu._head_group(4, 64, 128 * 256) == 2
-    check(*fused_and_plain(layer(4, 64, 256), 256, packed=True), 1e-5)
-
-
-def test_on_devices_that_have_some_heads_each(on_tpu):
-    with jax.set_mesh(make_mesh(ParallelConfig(data=1, tensor=4), jax.devices()[:4])):
-        check(*fused_and_plain(layer(4, 16, 32), 32, packed=True), 1e-5)
-
-
-def test_in_bfloat16(on_tpu):
-    """The plain form rounds more often: the gradients differ by some of the dtype's steps."""
-    fused, plain = fused_and_plain(layer(2, 16, 32), 32, dtype="bfloat16", packed=True)
-    check(fused, plain, 2**-6)
-    np.testing.assert_allclose(fused[0], plain[0], atol=2**-8 * np.abs(plain[0]).max())
-
-
-def on_one(device_kind, platform):
-    """A mesh of a device that is not here."""
-    device = AbstractDevice(device_kind, 1, platform)
-    auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.sharding.AbstractMesh((1,), ("tensor",), auto, abstract_device=device)
-    return jax.sharding.use_abstract_mesh(mesh)
 
 
 def test_lowers_to_cudnn_for_a_gpu(monkeypatch):
@@ -129,27 +86,24 @@ def test_lowers_to_cudnn_for_a_gpu(monkeypatch):
 
     @jax.jit
     def gradients(*x):
-        run = partial(attention.fused_attention, config, mask=mask, dropout_key=None)
-        return jax.vjp(lambda *x: run(x), *x)[1](x[0])
+        return jax.vjp(lambda *x: fused(config, x, mask), *x)[1](x[0])
 
-    with on_one("NVIDIA H100 80GB HBM3", "gpu"):
+    with traced_for(Target("gpu")):
         text = gradients.trace(x, x, x).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@__cudnn$fmhaSoftmax(") == text.count("@__cudnn$fmhaSoftmaxBackward(") == 1
 
 
-@pytest.mark.parametrize(("length", "window"), [(20, 0), (384, 0), (2048, 0), (8192, 64)])
+@pytest.mark.parametrize(("length", "window"), [(384, 0), (2048, 0), (8192, 64)])
 def test_lowers_for_a_tpu_and_saves_no_scores(length, window):
     """Lowering needs no TPU; what is saved for the gradients is as large as the operands."""
-    rate, changes = (0.0, {"model_type": "modernbert"}) if window else (0.1, {})
-    config = layer(4, 64, length, rate, **changes)
+    config = layer(4, 64, length, 0.0)
     x = jax.ShapeDtypeStruct((2, length, 256), jnp.bfloat16)
     mask = AttentionMask(jnp.ones((2, length), jnp.int32), packed=True, window=window)
-    key = DropoutKey(jax.random.key(0), jnp.arange(2))
 
     def pullback(*x):
-        return jax.vjp(lambda *x: attention.fused_attention(config, x, mask, key), *x)[1]
+        return jax.vjp(lambda *x: fused(config, x, mask), *x)[1]
 
-    with on_one("TPU v5 lite", "tpu"):
+    with traced_for(Target("tpu")):
         gradients = jax.jit(lambda *x: pullback(*x)(jnp.ones_like(x[0])))
         gradients.trace(x, x, x).lower(lowering_platforms=("tpu",))
         saved = jax.tree.leaves(jax.eval_shape(pullback, x, x, x))
@@ -157,20 +111,21 @@ def test_lowers_for_a_tpu_and_saves_no_scores(length, window):
 
 
 @pytest.mark.parametrize(("length", "window", "devices"), [(256, 40, 2), (384, 0, 1)])
-def test_splash_attention_is_the_plain_form(length, window, devices, on_tpu):
+@pytest.mark.usefixtures("on_tpu")
+def test_splash_attention_is_the_plain_form(length, window, devices):
     """With 1e-5: local layers, on devices that have a head each, and global ones."""
-    windows = {"model_type": "modernbert", "position_embedding_type": "rotary"}
-    config, generator = layer(2, 16, length, 0.0, **windows), np.random.default_rng(0)
+    config, generator = layer(2, 16, length, 0.0), np.random.default_rng(0)
     assert not unsupported(config, "tpu", length, packed=True, training=True)
     *projected, cotangent = jnp.asarray(generator.normal(size=(4, SEQUENCES, length, 32)))
     ids = segments(length, True, generator)
     mask, is_token = AttentionMask(jnp.asarray(ids), True, window), jnp.asarray(ids > 0)[:, :, None]
-    with jax.set_mesh(make_mesh(ParallelConfig(data=1, tensor=devices), jax.devices()[:devices])):
+    mesh = make_mesh(ParallelConfig(data=1, tensor=devices), jax.devices()[:devices])
+    with jax.set_mesh(mesh), traced_for(Target("tpu", fsdp._map_over_heads)):
         check(
             *(
                 value_and_gradients(lambda *x, f=f: f(config, x) * is_token, projected, cotangent)
                 for f in (
-                    lambda *x: attention.fused_attention(*x, mask, None),
+                    lambda *x: fused(*x, mask),
                     lambda *x: attention.plain_attention(*x, mask, None)[0],
                 )
             ),
@@ -221,7 +176,7 @@ def test_the_layout_of_cudnn_is_the_plain_form(length):
     cotangent = cotangent.at[1].set(0)
     run = partial(value_and_gradients, projected=projected, cotangent=cotangent)
     fused = run(
-        lambda *x: attention.cudnn_attention(
+        lambda *x: fused_attention.cudnn_attention(
             *x, jnp.asarray(ids).sum(1), head_size=16, implementation="xla"
         )
     )
@@ -237,7 +192,7 @@ def test_the_layout_of_cudnn_is_the_plain_form(length):
 def test_on_the_device(length, packed):
     """In bfloat16, beside the plain form in float32 of the same values."""
     platform = jax.default_backend()
-    config = layer(2, 64, length, 0.1 if platform == "tpu" else 0.0, dtype="bfloat16")
+    config = layer(2, 64, length, 0.0, dtype="bfloat16")
     reason = unsupported(config, platform, length, packed=packed, training=True)
     if reason:
         pytest.skip(f"fused attention {reason}")
@@ -248,9 +203,7 @@ def test_on_the_device(length, packed):
     )
     cotangent = cotangent.at[1].set(0)
     mask = AttentionMask(jnp.asarray(ids), packed)
-    fused = value_and_gradients(
-        lambda *x: attention.fused_attention(config, x, mask, KEY), projected, cotangent
-    )
+    fused = value_and_gradients(lambda *x: fused(config, x, mask), projected, cotangent)
     with jax.default_matmul_precision("highest"):
         plain = value_and_gradients(
             lambda *x: attention.plain_attention(config, x, mask, KEY)[0],
@@ -266,35 +219,24 @@ def test_where_fused_attention_serves():
     config = model_config(attention="fused")
     auto = dataclasses.replace(config, attention="auto")
     relative = dataclasses.replace(config, position_embedding_type="relative_key")
-    drops = dataclasses.replace(config, dtype="bfloat16")
-    bfloat16 = dataclasses.replace(drops, attention_probs_dropout_prob=0.0)
+    float32 = dataclasses.replace(config, attention_probs_dropout_prob=0.0)
+    bfloat16 = dataclasses.replace(float32, dtype="bfloat16")
     odd = dataclasses.replace(bfloat16, hidden_size=24)
-    windows = dataclasses.replace(bfloat16, model_type="modernbert")
     for accepted in [
-        (config, "tpu", 512, True),
-        (config, "tpu", 1024, False),
+        (float32, "tpu", 512, True),
         (bfloat16, "tpu", 8192, True),
-        (windows, "tpu", 8192, True),
         (bfloat16, "gpu", 1000, False),
-        (windows, "gpu", 8192, False),
         (auto, "cpu", 512, True),
     ]:
         check_attention(*accepted[:3], packed=accepted[3])
     for model, platform, length, packed, message in [
         (config, "cpu", 32, False, "is for a TPU or a GPU, not for a cpu; .* to plain"),
-        (config, "tpu", 1000, False, "up to 512 tokens, or a multiple of 128 .* not 1000; set"),
-        (
-            config,
-            "tpu",
-            4096,
-            False,
-            "no dropout with windows, or above 2048 tokens, on a TPU; set",
-        ),
-        (windows, "tpu", 200, False, "takes a multiple of 128 tokens on a TPU, not 200; set"),
+        (config, "tpu", 512, False, "no dropout; set model.attention_probs_dropout_prob"),
+        (config, "gpu", 32, False, "no dropout; set model.attention_probs_dropout_prob"),
+        (bfloat16, "tpu", 200, False, "takes a multiple of 128 tokens on a TPU, not 200; set"),
         (relative, "tpu", 32, False, "has no relative_key positions"),
-        (config, "gpu", 32, False, "needs bfloat16 on a GPU; set model.dtype to bfloat16"),
+        (float32, "gpu", 32, False, "needs bfloat16 on a GPU; set model.dtype to bfloat16"),
         (bfloat16, "gpu", 32, True, "no packed sequences on a GPU; set data.packing to False"),
-        (drops, "gpu", 32, False, "no dropout on a GPU; set model.attention_probs_dropout_prob"),
         (odd, "gpu", 32, False, "heads of a multiple of 8 up to 128 on a GPU, not of 12"),
     ]:
         with pytest.raises(UserError, match=f"model.attention fused .*{message}"):
@@ -303,20 +245,19 @@ def test_where_fused_attention_serves():
 
 def test_on_a_gpu_cudnn_serves_the_layers_without_a_window(monkeypatch):
     """The others are computed by blocks; together they are the plain form's."""
-    changes = {"num_hidden_layers": 4, "local_attention": 8, "position_embedding_type": "rotary"}
     config = model_config(
-        model_type="modernbert", dtype="bfloat16", attention_probs_dropout_prob=0.0, **changes
+        model_type="modernbert", dtype="bfloat16", num_hidden_layers=4, local_attention=8
     )
     ids = jnp.asarray(np.random.default_rng(0).integers(5, 60, (2, 40)), jnp.int32)
     mask = jnp.ones((2, 40), jnp.int32).at[1, 30:].set(0)
     params = ModernBertModel(config).init(jax.random.key(0), ids, ids, mask)
     plain = ModernBertModel(config).apply(params, ids, ids, mask).last_hidden_state
 
-    kernel = Mock(side_effect=partial(attention.cudnn_attention, implementation="xla"))
-    monkeypatch.setattr(attention, "cudnn_attention", kernel)
-    monkeypatch.setattr(attention, "target_platform", lambda: "gpu")
-    fused = dataclasses.replace(config, attention="fused")
-    hidden = ModernBertModel(fused).apply(params, ids, ids, mask).last_hidden_state
+    kernel = Mock(side_effect=partial(fused_attention.cudnn_attention, implementation="xla"))
+    monkeypatch.setattr(fused_attention, "cudnn_attention", kernel)
+    config = dataclasses.replace(config, attention="fused")
+    with traced_for(Target("gpu")):
+        hidden = ModernBertModel(config).apply(params, ids, ids, mask).last_hidden_state
     assert kernel.call_count == 2  # layers 0 and 3
     np.testing.assert_allclose(
         *(x.astype(np.float32)[mask > 0] for x in (hidden, plain)), atol=0.03
@@ -334,34 +275,36 @@ def test_the_model_on_a_mesh_is_checked():
 
 
 @pytest.mark.parametrize(
-    ("changes", "wanted", "fused_from", "kernels"),
+    ("changes", "wanted", "kernels"),
     [
-        ({}, False, 99, 1),
-        ({}, True, 0, 0),
-        ({"attention": "plain"}, False, 0, 0),
-        ({"attention": "auto"}, False, None, 0),
-        ({"attention": "auto"}, False, 17, 0),
-        ({"attention": "auto"}, False, 16, 1),
+        ({}, False, 1),
+        ({}, True, 0),
+        ({"attention": "plain"}, False, 0),
+        ({"attention": "auto"}, False, 0),
     ],
 )
-def test_attention_is_fused_where_it_may_be(
-    changes, wanted, fused_from, kernels, on_tpu, monkeypatch
-):
-    """Not where its map is wanted; "auto" on a device that was measured, from a length on."""
-    monkeypatch.setitem(MEASURED, jax.devices()[0].device_kind, Measured("", fused_from))
-    ids = jnp.ones((2, 16), jnp.int32)
-    config = model_config(**{"attention": "fused", "num_hidden_layers": 1, **changes})
+@pytest.mark.usefixtures("on_tpu")
+def test_attention_is_fused_where_it_may_be(changes, wanted, kernels):
+    """Not where its map is wanted."""
+    ids = jnp.ones((2, 128), jnp.int32)
+    config = model_config(
+        **{
+            "attention": "fused",
+            "num_hidden_layers": 1,
+            "max_position_embeddings": 128,
+            "attention_probs_dropout_prob": 0.0,
+            **changes,
+        }
+    )
     params = jax.eval_shape(BertModel(config).init, jax.random.key(0), ids, ids, ids)
-    hidden = jax.ShapeDtypeStruct((2, 16, 16), jnp.float32)
+    hidden = jax.ShapeDtypeStruct((2, 128, 16), jnp.float32)
     module = attention.SelfAttention(config)
     variables = {"params": params["params"]["layer_0"]["attention"]}
     run = partial(module.apply, output_maps=wanted, dropout_key=None)
     _, found = jax.eval_shape(run, variables, hidden, AttentionMask(ids))
-    assert (
-        str(jax.make_jaxpr(run)(variables, hidden, AttentionMask(ids))).count("pallas_call")
-        == kernels
-    )
+    traced = str(jax.make_jaxpr(run)(variables, hidden, AttentionMask(ids)))
+    assert traced.count("pallas_call") == kernels
     assert (found is not None) == wanted
     if wanted:
-        assert found.probabilities.shape == (2, 2, 16, 16)
-        assert found.query.shape == found.key.shape == (2, 2, 16, 8)
+        assert found.probabilities.shape == (2, 2, 128, 128)
+        assert found.query.shape == found.key.shape == (2, 2, 128, 8)

@@ -19,15 +19,15 @@ from bert_jax.models.heads import BertForPreTraining
 from bert_jax.models.modernbert import ModernBertModel
 from bert_jax.planning import costs
 
-CONFIG = dataclasses.replace(
-    model_config(num_hidden_layers=4, hidden_size=24, num_attention_heads=2),
+CONFIG = model_config(
     model_type="modernbert",
-    position_embedding_type="rotary",
-    type_vocab_size=1,
+    num_hidden_layers=4,
+    hidden_size=24,
+    num_attention_heads=2,
+    hidden_act="gelu_new",
+    layer_norm_eps=1e-12,
     max_position_embeddings=64,
     local_attention=6,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
 )
 IDS = np.random.default_rng(0).integers(5, CONFIG.vocab_size, (2, 24)).astype(np.int32)
 ONES = np.ones_like(IDS)
@@ -126,11 +126,13 @@ def test_windows_save_memory_by_hand():
 
 
 def test_what_does_not_fit():
-    for changes in ({"position_embedding_type": "absolute"}, {"model_type": "bert"}):
-        with pytest.raises(UserError, match="positions; set model"):
-            validate_model(dataclasses.replace(CONFIG, **changes), "config")
     assert ModelConfig().position_embedding_type == "absolute"
+    with pytest.raises(UserError, match=r"write ModernBertConfig\(...\)"):
+        validate_model(ModelConfig(model_type="modernbert"), "config")
     for changes, said in (
+        ({"position_embedding_type": "absolute"}, "has no absolute positions; set .* to rotary"),
+        ({"position_embedding_type": "rotry"}, "is 'rotry'; did you mean rotary"),
+        ({"model_type": "bert"}, r"write ModelConfig\(...\)"),
         ({"num_attention_heads": 8}, "need heads of an even size, not of 3; change model.hidden"),
         ({"model_type": "modernbrt"}, "is 'modernbrt'; did you mean modernbert"),
         ({"local_attention": 7}, "model.local_attention 7 is odd; make it even"),

@@ -126,11 +126,12 @@ def test_bytes_sent_by_hand():
 def test_model_flops_are_those_of_the_traced_matmuls(kind):
     """An electra's are those of both parts."""
     wide = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
-    config = config_of(wide | {"max_position_embeddings": 128})
+    positions = {"max_position_embeddings": 128}
+    config = config_of(wide | positions)
     if kind == "electra":
         config.data.pairs = "none"
         sizes = {"model_type": kind, "embedding_size": 256, "generator_hidden_size": 1 / 3}
-        config.model = dataclasses.replace(config.model, **sizes)
+        config = dataclasses.replace(config, model=config_of(wide | positions | sizes).model)
     phase = dataclasses.replace(PHASE, max_length=128, batch_size=2, max_predictions=20)
     flops = 0.0
     for equation in equations(trace(config, phase)):

@@ -23,6 +23,7 @@ from bert_jax import (
     pretrain,
 )
 from bert_jax.config.schedule import make_schedule
+from bert_jax.config.settings import as_variant
 from bert_jax.distributed import hosts
 from bert_jax.runs import origin, report
 from bert_jax.runs import pretrain as pretraining
@@ -179,13 +180,8 @@ def test_weights_with_more_positions(tiny_config, stopped, tmp_path, printed):
 def test_a_phase_with_another_rotary_base(tiny_config, tmp_path):
     """Each checkpoint is loaded, exported and forked with the base of its own step."""
     config = changed(tiny_config, steps=8)
-    config.model = dataclasses.replace(
-        config.model,
-        model_type="modernbert",
-        position_embedding_type="rotary",
-        type_vocab_size=1,
-        global_rope_theta=10.0,
-    )
+    config.model = as_variant(config.model, "modernbert")
+    config.model.global_rope_theta = 10.0
     config.data.pairs, config.eval_every = "none", 4
     config.data.phases = (Phase(4, 32, 8, global_rope_theta=1e5),)
     result = pretrain(config, tmp_path / "run", quiet=True)

@@ -12,6 +12,7 @@ from helpers import FakeTokenizer, model_config
 from bert_jax.batches.buckets import FILL, Batcher, Features, balance
 from bert_jax.config import EmbeddingConfig, OptimizerConfig, ParallelConfig
 from bert_jax.config.schedule import make_rate_schedule
+from bert_jax.config.settings import as_variant
 from bert_jax.distributed.fsdp import SINGLE_DEVICE
 from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.models.heads import BertForEmbedding
@@ -211,10 +212,9 @@ def test_memory_does_not_grow_with_the_batch():
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "electra"])
 def test_packed_texts_have_the_vectors_of_texts_alone(model_type, pooling):
-    positions = "rotary" if model_type == "modernbert" else "absolute"
-    config = dataclasses.replace(
-        MODEL, model_type=model_type, position_embedding_type=positions, local_attention=4
-    )
+    config = as_variant(MODEL, model_type)
+    if model_type == "modernbert":
+        config = dataclasses.replace(config, local_attention=4)
     module = BertForEmbedding(config, 0, embedding=EmbeddingConfig(pooling=pooling))
     params = {"params": module.init_params(jax.random.key(0))}
     rows = jax.tree.map(jnp.asarray, batch("ranking"))

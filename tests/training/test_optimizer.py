@@ -249,9 +249,7 @@ def test_stable_adamw_agrees_with_numpy():
 
 def test_the_layer_rates_of_a_modernbert():
     """Its final norm and its head are above the layers."""
-    config = model_config(
-        model_type="modernbert", position_embedding_type="rotary", type_vocab_size=1
-    )
+    config = model_config(model_type="modernbert")
     model = BertForSequenceClassification(config, num_labels=2)
     shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     rates = traverse_util.flatten_dict(layer_rates(shapes, 0.5), sep="/")

@@ -19,7 +19,9 @@ def bert(request, tiny_bert) -> Bert:
     """A model of random weights, large enough that maps are uneven."""
     config = model_config(vocab_size=64, position_embedding_type=request.param)
     if request.param == "rotary":
-        config = dataclasses.replace(config, model_type="modernbert", local_attention=4)
+        config = model_config(
+            model_type="modernbert", vocab_size=64, type_vocab_size=2, local_attention=4
+        )
     model = BertForPreTraining(config, next_sentence=request.param != "rotary")
     params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
     keys = iter(jax.random.split(jax.random.key(1), 1000))

@@ -1,0 +1,54 @@
+"""What the package asks of an architecture: each answers it in a file of its own."""
+
+from typing import Any, ClassVar
+
+from bert_jax.config import ModelConfig
+from bert_jax.config.fields import MODEL_TYPES
+from bert_jax.config.settings import resolve
+from bert_jax.models.encoder import Encoder
+
+
+class Architecture:
+    """An encoder with all that depends on its kind; `MODEL_TYPES` has one of each by name.
+
+    Attributes:
+      encoder: the module, which is called as `models.bert.BertModel` is.
+      settings: the class of its config.
+      has_nsp: whether it may be pretrained on pairs of texts.
+      rotates: whether it takes the kinds of position that rotate queries and keys, and no others.
+      separators: how many [SEP] are between the two texts of a pair.
+    """
+
+    encoder: ClassVar[type[Encoder]]
+    settings: ClassVar[type[ModelConfig]] = ModelConfig
+    has_nsp: ClassVar[bool] = False
+    rotates: ClassVar[bool] = False
+    separators: ClassVar[int] = 1
+
+    def check(self, config: Any, where: str) -> None:
+        """Refuse settings that do not fit each other, in a message that begins with `where`."""
+
+    def embedding_size(self, config: Any) -> int:
+        """Return the width of the embeddings."""
+        return config.hidden_size
+
+    def attended_keys(self, config: Any, length: int) -> int:
+        """Return the keys that a token attends to at most, summed over the layers."""
+        return config.num_hidden_layers * length
+
+    def encoder_flops(self, config: Any, length: int) -> float | None:
+        """Return the operations of a sequence, forward and backward; None if nobody counted them.
+
+        An operation is a multiplication or an addition of a matrix product.
+        """
+        return None
+
+
+def architecture(config: ModelConfig) -> Architecture:
+    """Return the architecture of a model."""
+    return resolve(MODEL_TYPES, config.model_type)
+
+
+def make_encoder(config: ModelConfig, *, add_pooling_layer: bool) -> Encoder:
+    """Return the encoder of a model."""
+    return architecture(config).encoder(config, add_pooling_layer)

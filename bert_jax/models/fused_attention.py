@@ -1,0 +1,141 @@
+"""Attention by a kernel: JAX's splash attention on a TPU, cuDNN's on an NVIDIA GPU.
+
+`model.attention` "fused" asks for it; where no kernel serves, `check_attention` refuses the config.
+Shape letters are those of `models.bert`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, cast
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask import (
+    LocalMask,
+    MultiHeadMask,
+)
+from jaxtyping import Array, Float, Int
+
+from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
+from bert_jax.models.positions import position_kind
+from bert_jax.models.target import target
+
+_LANES = 128  # of a TPU's vector unit, which the last axis of a block fills
+_MAX_CUDNN_HEAD_SIZE = 128  # of GPUs before Hopper, by JAX's own check
+
+
+def fused_attention(
+    config: ModelConfig,
+    projected: Sequence[Float[Array, "B L D"]],
+    segment_ids: Int[Array, "B L"],
+    window: int,
+) -> Float[Array, "B L D"]:
+    """Return the context of each query, without dropout; see `attention.plain_attention`."""
+    head_size = config.hidden_size // config.num_attention_heads
+    if target().platform == "gpu":
+        kernel = partial(cudnn_attention, head_size=head_size)
+        shared = (segment_ids > 0).sum(1, dtype=jnp.int32)
+    else:
+        kernel = partial(splash_attention, head_size=head_size, window=window)
+        shared = segment_ids
+    query, key, value = projected
+    return target().map_over_heads(kernel, 1)(query, key, value, shared)
+
+
+def splash_attention(
+    query: Float[Array, "B L D"],
+    key: Float[Array, "B L D"],
+    value: Float[Array, "B L D"],
+    segment_ids: Int[Array, "B L"],
+    *,
+    head_size: int,
+    window: int,
+) -> Float[Array, "B L D"]:
+    """Return the context of each query, whose length is a multiple of 128; 0 for no window.
+
+    Tiles without a key in the window are skipped. Tokens of padding have other contexts.
+    """
+    batch, length, size = query.shape
+    tile = next(n for n in (4 * _LANES, 2 * _LANES, _LANES) if length % n == 0)
+    reach, tiles = window or length, cast(Any, (tile,) * 8)
+    kernel = splash.make_splash_mha(
+        MultiHeadMask([LocalMask((length, length), (reach, reach), 0)] * (size // head_size)),
+        block_sizes=splash.BlockSizes(*tiles),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=_is_interpreted(),
+    )
+    by_head = (x.reshape(batch, length, -1, head_size).swapaxes(1, 2) for x in (query, key, value))
+    query, key, value = by_head
+    ids = splash.SegmentIds(segment_ids, segment_ids)
+    context: Any = jax.vmap(kernel)(query * head_size**-0.5, key, value, ids)
+    return context.swapaxes(1, 2).reshape(batch, length, size)
+
+
+def _is_interpreted() -> bool:
+    """Return whether Pallas interprets a kernel, as tests do on a CPU."""
+    return target().platform != "tpu"
+
+
+def cudnn_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    lengths: Array,
+    *,
+    head_size: int,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Float[Array, "B L D"]:
+    """Return the context of queries [B, L, D], by cuDNN; `lengths` [B] are without padding."""
+    query_heads, key_heads, value_heads = (
+        x.reshape(*x.shape[:2], -1, head_size) for x in (query, key, value)
+    )
+    context = jax.nn.dot_product_attention(
+        query_heads,
+        key_heads,
+        value_heads,
+        # A sequence of padding alone keeps one key, since a softmax over none is NaN.
+        key_value_seq_lengths=jnp.maximum(lengths, 1),
+        implementation=implementation,
+    )
+    return context.reshape(query.shape)
+
+
+def check_attention(config: ModelConfig, platform: str, length: int, *, packed: bool) -> None:
+    """Refuse a fused attention that cannot serve in training on a platform, such as "gpu"."""
+    reason = unsupported(config, platform, length, packed=packed, training=True)
+    if config.attention == "fused" and reason:
+        raise UserError(f"model.attention fused {reason}, or set model.attention to plain")
+
+
+def unsupported(
+    config: ModelConfig, platform: str, length: int, *, packed: bool, training: bool
+) -> str:
+    """Return why fused attention cannot serve and what to change, or "" where it can."""
+    head_size = config.hidden_size // config.num_attention_heads
+    if platform not in ("tpu", "gpu"):
+        return f"is for a TPU or a GPU, not for a {platform}; train on one"
+    if position_kind(config).scores:
+        kind = config.position_embedding_type
+        return f"has no {kind} positions; set model.position_embedding_type to absolute"
+    if training and config.attention_probs_dropout_prob:
+        return "has no dropout; set model.attention_probs_dropout_prob to 0"
+    if platform == "tpu":
+        if length % _LANES:
+            return (
+                f"takes a multiple of {_LANES} tokens on a TPU, not {length}; "
+                "set data.max_length to such a length"
+            )
+        return ""
+    if config.dtype == "float32":
+        return "needs bfloat16 on a GPU; set model.dtype to bfloat16"
+    if packed:
+        return "takes no packed sequences on a GPU; set data.packing to False"
+    if head_size % 8 or head_size > _MAX_CUDNN_HEAD_SIZE:
+        return (
+            f"takes heads of a multiple of 8 up to {_MAX_CUDNN_HEAD_SIZE} on a GPU, not of "
+            f"{head_size}; change model.num_attention_heads"
+        )
+    return ""

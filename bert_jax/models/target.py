@@ -1,0 +1,47 @@
+"""The devices that a model is traced for: what a step on a mesh tells the modules that it calls."""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import jax
+from jaxtyping import Array
+
+Kernel = Callable[..., Array]
+
+
+def _on_one_device(kernel: Kernel, shared: int) -> Kernel:
+    return kernel
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The devices that a model is traced for.
+
+    Attributes:
+      platform: "cpu", "gpu" or "tpu".
+      map_over_heads: from a kernel of arrays [B, L, D], heads side by side, and of `shared` arrays
+        that all heads need, the kernel that each device runs for its own heads.
+    """
+
+    platform: str
+    map_over_heads: Callable[[Kernel, int], Kernel] = _on_one_device
+
+
+_TARGET: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
+
+
+@contextlib.contextmanager
+def traced_for(target: Target) -> Iterator[None]:
+    """Trace what is called for these devices."""
+    token = _TARGET.set(target)
+    try:
+        yield
+    finally:
+        _TARGET.reset(token)
+
+
+def target() -> Target:
+    """Return the devices that the model is traced for, by default one of JAX's own."""
+    return _TARGET.get() or Target(jax.default_backend())
