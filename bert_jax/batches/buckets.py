@@ -63,6 +63,25 @@ class Features:
             self.second_starts.append(second_start)
 
 
+class _Ragged:
+    """Arrays of different lengths, stored one after the other."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]):
+        self.sizes = np.array([len(array) for array in arrays], np.int64)  # [n]
+        self._starts = np.cumsum(self.sizes) - self.sizes
+        self._values = np.concatenate(arrays)
+
+    def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the values of some arrays, [m], and where each is from.
+
+        That is which of `indices` its array has, [m], and its position in the array, [m].
+        """
+        sizes = self.sizes[indices]
+        owners = np.repeat(np.arange(len(indices)), sizes)
+        positions = np.arange(len(owners)) - (np.cumsum(sizes) - sizes)[owners]
+        return self._values[self._starts[indices][owners] + positions], owners, positions
+
+
 class Batcher:
     """Makes batches of features, padded to any length."""
 
@@ -70,8 +89,9 @@ class Batcher:
         """`types` is the number of the model's token types; a RoBERTa has one."""
         self.features = features
         self._pad, self._types = tokenizer.pad_id, types
-        lengths = np.array([len(sequence) for sequence in features.sequences], np.int64)
-        lengths = lengths.reshape(-1, features.choices)
+        self._sequences = _Ragged(features.sequences)
+        self._second_starts = np.array(features.second_starts, np.int64)
+        lengths = self._sequences.sizes.reshape(-1, features.choices)
         # [n], of the longest choice or of all
         self.lengths = lengths.sum(1) if features.is_packed else lengths.max(1)
         max_length *= features.choices if features.is_packed else 1
@@ -88,6 +108,11 @@ class Batcher:
         unknown = sum(int(np.count_nonzero(ids == self._unk)) for ids in sequences)
         return unknown, sum(len(ids) - 2 for ids in sequences)  # without [CLS] and the last [SEP]
 
+    @functools.cached_property
+    def _ragged_labels(self) -> _Ragged:
+        # At the first batch, as a teacher may label the examples before it.
+        return _Ragged([np.ravel(label) for label in self.features.labels])
+
     def batch(self, indices: np.ndarray, length: int) -> Batch:
         """Return examples padded to `length`, for `training.objectives`.
 
@@ -95,42 +120,42 @@ class Batcher:
         """
         features, count = self.features, self.features.choices
         indices = indices.reshape(len(indices), -1)
-        rows = 1 if features.is_packed else count
-        ids = np.full((len(indices), rows, length), self._pad, np.int32)
+        # The sequence of each choice of each example, [B, T]; of a packed feature all are in one.
+        numbers = (indices[:, :, None] * count + np.arange(count)).reshape(len(indices), -1)
+        is_text = np.repeat(indices != FILL, count, axis=1)
+        sizes = np.where(is_text, self._sequences.sizes[numbers], 0)
+        starts, rows = np.zeros_like(numbers), np.arange(numbers.size).reshape(numbers.shape)
+        if features.is_packed:
+            starts = np.where(is_text, np.cumsum(sizes, axis=1) - sizes, 0)
+            rows = np.repeat(np.arange(len(indices))[:, None], numbers.shape[1], axis=1)
+        tokens, text, position = self._sequences.take(numbers[is_text])
+        row, column = rows[is_text][text], starts[is_text][text] + position
+        ids = np.full((rows.max() + 1, length), self._pad, np.int32)
         types, mask, position_ids = np.zeros_like(ids), np.zeros_like(ids), np.zeros_like(ids)
-        starts = np.zeros((len(indices), indices.shape[1] * count), np.int32)
-        label = np.asarray(features.labels[0])
-        shape = (length,) if features.per_token else label.shape
-        empty, dtype = (np.nan, np.float32) if label.dtype.kind == "f" else (NO_LABEL, np.int32)
-        labels = np.full((*indices.shape, math.prod(shape)), empty, dtype)
-        ends = np.zeros(len(indices), np.int64)  # of what is packed into each sequence so far
-        for (position, slot), index in np.ndenumerate(indices):
-            if index == FILL:
-                continue
-            label = np.ravel(features.labels[index])
-            labels[position, slot, : len(label)] = label
-            for choice in range(count):
-                number, text = index * count + choice, slot * count + choice
-                sequence, second = features.sequences[number], features.second_starts[number]
-                row = position, 0 if features.is_packed else choice
-                start = ends[position]
-                end = start + len(sequence)
-                ids[row][start:end] = sequence
-                mask[row][start:end] = 1 + text * features.is_packed
-                if self._types > 1:
-                    types[row][start + second : end] = 1
-                if features.is_packed:
-                    position_ids[row][start:end] = np.arange(len(sequence))
-                    starts[position, text], ends[position] = start, end
+        ids[row, column] = tokens
+        mask[row, column] = 1 + np.nonzero(is_text)[1][text] if features.is_packed else 1
+        if self._types > 1:
+            types[row, column] = position >= self._second_starts[numbers[is_text]][text]
         batch: Batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+        labels = self._labels(indices, length)
         if features.is_packed:
-            batch |= {"position_ids": position_ids}
-        if rows == 1:
-            batch = {name: array[:, 0] for name, array in batch.items()}
-        if features.is_packed:
-            labels = labels.reshape(*indices.shape, *shape)
-            return {**batch, "segment_starts": starts, "labels": labels}
-        return {**batch, "labels": labels.reshape(-1, *shape)}
+            position_ids[row, column] = position
+            packed = {"position_ids": position_ids, "segment_starts": starts.astype(np.int32)}
+            return {**batch, **packed, "labels": labels}
+        if count > 1:
+            batch = {name: array.reshape(-1, count, length) for name, array in batch.items()}
+        return {**batch, "labels": labels[:, 0]}
+
+    def _labels(self, indices: np.ndarray, length: int) -> np.ndarray:
+        """Return the labels of examples, [B, E, ...], NO_LABEL or NaN for padding."""
+        first = np.asarray(self.features.labels[0])
+        shape = (length,) if self.features.per_token else first.shape
+        empty, dtype = (np.nan, np.float32) if first.dtype.kind == "f" else (NO_LABEL, np.int32)
+        labels = np.full((indices.size, math.prod(shape)), empty, dtype)
+        is_example = indices.ravel() != FILL
+        values, owners, positions = self._ragged_labels.take(indices.ravel()[is_example])
+        labels[np.flatnonzero(is_example)[owners], positions] = values
+        return labels.reshape(*indices.shape, *shape)
 
 
 class BucketedBatches:
