@@ -2,44 +2,37 @@
 
 import dataclasses
 import functools
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import jax
 import numpy as np
 
 from bert_jax import console
-from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
+from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.convert.export import export
 from bert_jax.convert.huggingface import Exported
-from bert_jax.errors import TextWarning, UserError
-from bert_jax.inference.embeddings import (
-    Encoder,
-    encoder_inputs,
-    padded_length,
-    prompt_of,
-    text_list,
-    tokenize,
-    warn_truncated,
-)
-from bert_jax.inference.masked_lm import Guess, MaskFiller
-from bert_jax.inference.predictions import Predictions, Predictor, predict_texts
-from bert_jax.models.architecture import make_encoder
+from bert_jax.errors import UserError
+from bert_jax.inference.embeddings import TextEncoder
+from bert_jax.inference.hidden_states import encoder_output
+from bert_jax.inference.index import TextIndex
+from bert_jax.inference.loading import LoadedModel, load_model
+from bert_jax.inference.masked_lm import Guess, fill_masks
+from bert_jax.inference.predictions import Predictions, predict
+from bert_jax.inference.tokenization import prompt_of, text_list, tokenize, warn_truncated
 from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.heads import PreTrainingModel, TaskModel
+from bert_jax.models.heads import TaskModel
 from bert_jax.storage.paths import AnyPath
 from bert_jax.storage.replacement import replacing
 from bert_jax.tasks import make_task
-from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
-from bert_jax.viewer.patterns import Patterns, Survey
-from bert_jax.viewer.view import AttentionView, Viewer, WordComparison, compare
+from bert_jax.viewer.patterns import Patterns, survey
+from bert_jax.viewer.view import AttentionView, WordComparison, compare, view
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class Bert:
+class Bert(LoadedModel):
     """A pretrained or fine-tuned model with its tokenizer.
 
     Attributes:
@@ -60,15 +53,6 @@ class Bert:
     2
     """
 
-    config: ModelConfig
-    params: Any
-    tokenizer: Tokenizer
-    model: PreTrainingModel | TaskModel
-    unused: Sequence[str] = ()
-    task: TaskConfig | None = None
-    data: DataFiles = dataclasses.field(default_factory=DataFiles)
-    source: str | AnyPath | None = None
-
     def __repr__(self) -> str:
         c, size = self.config, sum(x.size for x in jax.tree.leaves(self.params))
         labels = f" of {len(self.task.labels)} labels" if self.task and self.task.labels else ""
@@ -79,10 +63,6 @@ class Bert:
             f"Bert({c.model_type}, {layers} of {c.hidden_size}, {heads}, {size:,} parameters, "
             f"{self.tokenizer.kind} of {self.tokenizer.vocab_size:,} tokens{task})"
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what pickle writes: the fields, and not what was compiled."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def tokenize(
         self,
@@ -110,20 +90,8 @@ class Bert:
         >>> arrays["input_ids"].shape == arrays["attention_mask"].shape
         True
         """
-        return self._padded(texts, text_pairs, max_length, lambda longest: longest)[0]
-
-    def _padded(
-        self, texts: Any, text_pairs: Any, max_length: int | None, pad_to: Callable[[int], int]
-    ) -> tuple[dict[str, np.ndarray], int]:
-        """Return texts as padded arrays, and the length of the longest."""
-        given = self.config, self.tokenizer, texts, text_pairs, max_length
-        sequences, second_starts, num_truncated = tokenize(*given)
-        if max_length is None:
-            positions = self.config.max_position_embeddings
-            warn_truncated(num_truncated, len(sequences), positions, stacklevel=4)
-        longest = max(map(len, sequences))
-        padding = pad_to(longest), self.tokenizer.pad_id
-        return encoder_inputs(self.config, sequences, second_starts, *padding), longest
+        sequences = tokenize(self, texts, text_pairs, max_length)
+        return sequences.all(int(sequences.lengths.max()))
 
     def __call__(
         self,
@@ -148,22 +116,12 @@ class Bert:
         >>> len(output.attentions), output.last_hidden_state.shape[-1]
         (2, 16)
         """
-        pad_to = functools.partial(padded_length, self.config)
-        arrays, longest = self._padded(texts, text_pairs, max_length, pad_to)
-        output = self._encode(
-            **arrays,
+        return encoder_output(
+            self,
+            tokenize(self, texts, text_pairs, max_length),
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )
-        return output.without_padding(longest)
-
-    @functools.cached_property
-    def _encode(self) -> Callable[..., EncoderOutput]:
-        has_pooler = not {"pooler", "head"}.isdisjoint(self.params["bert"])
-        model = make_encoder(self.config, add_pooling_layer=has_pooler)
-        flags = "output_hidden_states", "output_attentions", "output_queries_keys"
-        encode = jax.jit(model.apply, static_argnames=flags)
-        return functools.partial(encode, {"params": self.params["bert"]})
 
     def encode(
         self,
@@ -182,7 +140,7 @@ class Bert:
             truncated, with a warning.
           layer: 0 for the embeddings, i for layer i, -1 for the last; or several, which are added.
           pooling: "mean", "max" or "cls" for a vector of each text; "tokens" or "words" for one of
-            each token or word, as `embeddings.Encoder` says.
+            each token or word, as `embeddings.TextEncoder` says.
           prompt: "query" or "passage", to put the model's prompt of that name before each text, as
             part of it.
 
@@ -196,8 +154,8 @@ class Bert:
         (2, 16)
         """
         texts = text_list(texts)
-        layers = (layer,) if isinstance(layer, int) else layer if layer is None else tuple(layer)
-        encoder, before = self.encoder(layers, pooling), prompt_of(self.task, prompt)
+        layers = [layer] if isinstance(layer, int) else layer
+        encoder, before = TextEncoder(self, layers, pooling), prompt_of(self, prompt)
         embeddings = list(encoder(before + text for text in texts))
         truncated = sum(embedding.is_truncated for embedding in embeddings)
         warn_truncated(truncated, len(texts), encoder.max_length)
@@ -205,12 +163,6 @@ class Bert:
         if pooling in ("tokens", "words"):
             return vectors
         return np.array(vectors, np.float32).reshape(len(texts), encoder.size)
-
-    @functools.cached_property
-    def encoder(self) -> Callable[[tuple[int, ...] | None, str | None], Encoder]:
-        """The encoder of some layers and a pooling, as in `encode`; it keeps what it compiles."""
-        model = self.config, self.params, self.tokenizer, self.model, self.data.max_length
-        return functools.cache(functools.partial(Encoder, *model))
 
     @overload
     def fill_mask(self, text: str, top_k: int = 5) -> list[Guess]: ...  # pyright: ignore
@@ -238,12 +190,7 @@ class Bert:
         ids = self.tokenizer.encode_with_masks(*text_list(text, "text"))
         if self.tokenizer.mask_id not in ids:
             raise UserError(f"the text has no [MASK]: {text[:60]!r}; put one where a token belongs")
-        return self.mask_filler(ids, top_k)
-
-    @functools.cached_property
-    def mask_filler(self) -> MaskFiller:
-        """What guesses the masked tokens of a sequence, by token ids."""
-        return MaskFiller(self.config, self.params, self.model, self.tokenizer)
+        return fill_masks(self, ids, top_k)
 
     def attention(self, text: str, text_pair: str | None = None) -> AttentionView:
         """Return what the model computes for a text: attention maps, queries, keys, guesses.
@@ -264,22 +211,7 @@ class Bert:
         """
         texts = text_list([text], "text")
         texts += [] if text_pair is None else text_list([text_pair], "text_pair")
-        view = self._viewer(repr(self), texts, lambda: self.mask_filler)
-        if view.is_truncated:
-            warnings.warn(
-                "the text is longer than the model's positions and was truncated to "
-                f"{len(view.input_ids):,} tokens",
-                TextWarning,
-                stacklevel=2,
-            )
-        if not self.task:
-            return view
-        prediction = predict_texts(self.predict, self.task, self.data, texts)
-        return dataclasses.replace(view, prediction=prediction)
-
-    @functools.cached_property
-    def _viewer(self) -> Viewer:
-        return Viewer(self.config, self.tokenizer, self._encode)
+        return view(self, texts)
 
     def attention_patterns(self, texts: Iterable[str | tuple[str, str]]) -> Patterns:
         """Return where each attention head looks, over texts: the next token, [SEP], and so on.
@@ -296,15 +228,7 @@ class Bert:
         >>> getfixture("tiny_bert").attention_patterns(texts).num_texts
         2
         """
-        texts = [texts] if isinstance(texts, str) else texts
-        patterns = self._survey(repr(self), texts)
-        longest = self.config.max_position_embeddings
-        warn_truncated(patterns.num_truncated, patterns.num_texts, longest)
-        return patterns
-
-    @functools.cached_property
-    def _survey(self) -> Survey:
-        return Survey(self.config, self.params["bert"], self.tokenizer)
+        return survey(self, [texts] if isinstance(texts, str) else texts)
 
     def compare(self, texts: Sequence[str], word: str) -> WordComparison:
         """Return how alike the model makes a word of several texts, layer by layer.
@@ -320,7 +244,7 @@ class Bert:
         >>> bert.compare(["A river bank.", "The bank reads."], "bank").cosines.shape
         (3, 2, 2)
         """
-        return compare(self.attention, self.config, text_list(texts), word)
+        return compare(self, text_list(texts), word)
 
     def predict(
         self,
@@ -350,18 +274,7 @@ class Bert:
         >>> len(predictions), sorted(predictions[0])
         (2, ['label', 'probabilities', 'probability'])
         """
-        if self.task is None or not isinstance(self.model, TaskModel):
-            raise UserError("the model has no head of a task; fine-tune it first")
-        columns = {"text": text or self.data.text, "label": label or self.data.label}
-        # Columns that are named are not those of GLUE's own files.
-        config = dataclasses.replace(self.task, glue="") if text or label else self.task
-        data = dataclasses.replace(self.data, **columns)
-        return self._predictor(config, data, examples, batch_size)
-
-    @functools.cached_property
-    def _predictor(self) -> Predictor:
-        model, task = cast(TaskModel, self.model), cast(TaskConfig, self.task)
-        return Predictor(model, self.params, self.tokenizer, task)
+        return predict(self, examples, text=text, label=label, batch_size=batch_size)
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write a self-contained checkpoint, which `load` reads.
@@ -430,3 +343,51 @@ class Bert:
             force=force,
             private=private,
         )
+
+
+@console.working("loading the model", says_end=False)
+def load(path: str | AnyPath) -> Bert:
+    """Load a checkpoint.
+
+    Args:
+      path: a workdir, for its latest checkpoint; one of its checkpoints; a Hugging Face or Google
+        checkpoint directory; or "hf:OWNER/NAME", which is downloaded from the hub.
+
+    Raises:
+      UserError: there is no checkpoint, or it is damaged, or of another architecture.
+
+    >>> path = getfixture("tmp_path") / "tiny"
+    >>> getfixture("tiny_bert").save(path)
+    >>> load(path)
+    Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
+    """
+    return _as_bert(load_model(path))
+
+
+def _as_bert(model: LoadedModel) -> Bert:
+    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    return Bert(**fields)
+
+
+class Index(TextIndex):
+    """The texts of files, to be searched by the meaning that a model gives them.
+
+    Attributes:
+      vectors: [N, D] float16 of unit length, memory-mapped.
+      num_truncated: how many of the N texts are longer than the model's positions.
+
+    >>> folder = getfixture("tmp_path")
+    >>> _ = (folder / "texts.txt").write_text("The river bank.\\nA model reads.\\n")
+    >>> bert = getfixture("tiny_bert")
+    >>> index = Index.build(bert, folder / "texts.txt", folder / "my.index")
+    >>> hit = index.search("The river bank.", top_k=1)[0]
+    >>> hit.text, hit.line, round(hit.score, 2)
+    ('The river bank.', 1, 1.0)
+    >>> len(index), index.vectors.shape
+    (2, (2, 16))
+    """
+
+    @functools.cached_property
+    def bert(self) -> Bert:
+        """The model that the index was built with."""
+        return self.model if isinstance(self.model, Bert) else _as_bert(self.model)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 import pickle
 import signal
@@ -19,6 +20,7 @@ from helpers import model_config
 import bert_jax
 from bert_jax import Bert, DataFiles, TaskConfig, TokenizerConfig, UserError
 from bert_jax.errors import TextWarning
+from bert_jax.inference import runner
 from bert_jax.models.heads import BertForPreTraining, make_encoder
 from bert_jax.runs import origin
 from bert_jax.tasks import make_task
@@ -70,6 +72,24 @@ def roberta() -> Bert:
     config = model_config(model_type="roberta", vocab_size=280, type_vocab_size=1)
     model = BertForPreTraining(config, next_sentence=False)
     return Bert(config, nn.unbox(model.init_params(jax.random.key(0))), tokenizer, model)
+
+
+@pytest.fixture
+def compiled_shapes(monkeypatch) -> set:
+    """What a runner compiles: a step, by number, with the shapes of a batch."""
+    compile_step, shapes, numbers = runner.compile_step, set(), itertools.count()
+
+    def compile_and_record(*arguments):
+        compiled, number = compile_step(*arguments), next(numbers)
+
+        def step(params, batch):
+            shapes.add((number, *(array.shape for array in batch.values())))
+            return compiled(params, batch)
+
+        return step
+
+    monkeypatch.setattr(runner, "compile_step", compile_and_record)
+    return shapes
 
 
 def test_public_names():
@@ -139,7 +159,7 @@ def test_texts_in_any_iterable_are_those_of_a_list(tiny_bert):
     assert tiny_bert.encode([]).shape == (0, 16)
 
 
-def test_one_program_serves_texts_of_similar_lengths(tiny_bert):
+def test_one_program_serves_texts_of_similar_lengths(tiny_bert, compiled_shapes):
     bert = dataclasses.replace(tiny_bert)
     for text in ("a", "the river", "the river bank"):
         arrays = jax.tree.map(jnp.asarray, bert.tokenize(text))
@@ -149,7 +169,21 @@ def test_one_program_serves_texts_of_similar_lengths(tiny_bert):
         alone = apply({"params": bert.params["bert"]}, **arrays, output_attentions=True)
         np.testing.assert_allclose(output.last_hidden_state, alone.last_hidden_state, atol=1e-5)
         np.testing.assert_allclose(output.attentions[1], alone.attentions[1], atol=1e-6)
-    assert bert._encode.func._cache_size() == 1
+    assert len(compiled_shapes) == 1
+
+
+def test_few_programs_serve_texts_of_many_lengths(tiny_bert, tiny_classifier, compiled_shapes):
+    bert, classifier = dataclasses.replace(tiny_bert), dataclasses.replace(tiny_classifier)
+    texts = [" ".join(["the"] * count) for count in range(1, 30)]
+    for text in texts:
+        bert.encode(text)
+        bert.fill_mask(f"[MASK]{text[3:]}")
+        classifier.predict(text)
+    # Of 16, 24 and 32 tokens each.
+    assert len(compiled_shapes) == 9
+    bert.encode(texts)
+    classifier.predict(texts)
+    assert len(compiled_shapes) <= 9 + 3 + 1
 
 
 def test_a_model_that_was_used_is_pickled_without_its_programs(tiny_bert, tiny_classifier):

@@ -1,9 +1,9 @@
-"""Fine-tuning batches with little padding: by step for training, each example once to evaluate."""
+"""Fine-tuning batches with little padding: of any examples, and those of each training step."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -95,6 +95,7 @@ class Batcher:
         # [n], of the longest choice or of all
         self.lengths = lengths.sum(1) if features.is_packed else lengths.max(1)
         max_length *= features.choices if features.is_packed else 1
+        self.max_length = max_length  # of a sequence, whatever the examples
         self.longest = min(int(round_up(self.lengths.max())), max_length)  # fits every example
         # Of a sequence.
         self.tokens = float(self.lengths.mean() if features.is_packed else lengths.mean())
@@ -259,17 +260,6 @@ def epoch_batches(
     order = np.concatenate([w[np.argsort(-lengths[w], kind="stable")] for w in windows])
     order = np.pad(order, (0, count * batch_size - len(order)), constant_values=FILL)
     return generator.permutation(order.reshape(count, batch_size))
-
-
-def eval_batches(batcher: Batcher, batch_size: int) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yield every example once, as (indices, batch), the longest first, FILL at the end."""
-    order = np.argsort(-batcher.lengths, kind="stable")
-    order = np.pad(order, (0, -len(order) % batch_size), constant_values=FILL)
-    batches = order.reshape(-1, batch_size)
-    longest = batcher.lengths[batches[:, 0]]
-    padded = pad_to(longest, choose_lengths(longest, batcher.longest))
-    for indices, length in zip(batches, padded.tolist(), strict=True):
-        yield indices, batcher.batch(indices, length)
 
 
 def round_up(lengths: np.ndarray) -> np.ndarray:

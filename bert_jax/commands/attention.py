@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         raise UserError("--compare=WORD takes each text as a TEXT, and not from --texts=FILE")
     if len(args.text) > 2 and not args.compare:
         raise UserError(f"{len(args.text)} texts are too many; give one, a pair, or --compare=WORD")
-    from bert_jax.inference.loading import load
+    from bert_jax.bert import load
     from bert_jax.viewer import page, patterns
 
     output = Path(args.output or ("patterns.html" if args.texts else "attention.html"))

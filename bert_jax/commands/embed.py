@@ -25,7 +25,7 @@ from bert_jax.retrieval.search import normalize
 from bert_jax.storage.paths import CHECKPOINT
 
 if TYPE_CHECKING:
-    from bert_jax.inference.embeddings import Embedding
+    from bert_jax.inference.embeddings import TextEmbedding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,16 +53,18 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if args.output:
         _check_output(Path(args.output), args.pooling)
     lines = texts.numbered(args.file, with_empty=True)
-    from bert_jax.inference.embeddings import chunks, prompt_of
-    from bert_jax.inference.loading import load
+    from bert_jax.bert import load
+    from bert_jax.inference.embeddings import TextEncoder
+    from bert_jax.inference.runner import chunks
+    from bert_jax.inference.tokenization import prompt_of
 
     process.keep_host_memory()
     process.cache_compiled_programs()
     bert = load(args.checkpoint)
-    encoder, before = bert.encoder(layers, args.pooling), prompt_of(bert.task, args.prompt)
+    encoder, before = TextEncoder(bert, layers, args.pooling), prompt_of(bert, args.prompt)
     count = truncated = 0
 
-    def embed(chunk: list[str]) -> list["Embedding"]:
+    def embed(chunk: list[str]) -> list["TextEmbedding"]:
         nonlocal count, truncated
         embeddings = encoder.encode_chunk([before + text for text in chunk])
         if args.normalize:
@@ -97,7 +99,7 @@ def _check_output(path: Path, pooling: str) -> None:
         raise UserError(f"--output {path} cannot be written there; make the folder first")
 
 
-def _plain(embedding: "Embedding") -> dict[str, Any]:
+def _plain(embedding: "TextEmbedding") -> dict[str, Any]:
     """Return an embedding for JSON, which has no NaN: that of a truncated word is null."""
     vectors = [
         None if np.isnan(vector).any() else [float(str(x)) for x in vector]  # as short as exact
@@ -108,7 +110,7 @@ def _plain(embedding: "Embedding") -> dict[str, Any]:
     return {"vectors": vectors, "spans": embedding.spans.tolist()}
 
 
-def _arrays(chunks: Iterable[list["Embedding"]]) -> Iterator[Mapping[str, np.ndarray]]:
+def _arrays(chunks: Iterable[list["TextEmbedding"]]) -> Iterator[Mapping[str, np.ndarray]]:
     """Yield the arrays of the file, in a part for each chunk of embeddings."""
     end = 0
     for chunk in chunks:

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
+    from bert_jax.bert import load
     from bert_jax.convert import hub
-    from bert_jax.inference.loading import load
 
     if is_name := hub.is_name(args.destination):
         hub.check_destination(args.destination, force=args.force)

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.inference.loading import load
+    from bert_jax.bert import load
 
     process.return_host_memory()
     bert = load(args.source)

@@ -27,8 +27,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.inference.index import Index
-    from bert_jax.inference.loading import load
+    from bert_jax.bert import Index, load
 
     process.keep_host_memory()
     process.cache_compiled_programs()

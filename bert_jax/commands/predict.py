@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from bert_jax.inference.predictions import Predictions
 
 _STEM = "predictions"
-_BATCH = 32  # examples at a time, on each device
 
 
 def add_arguments(parser: Parser) -> None:
@@ -46,7 +45,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.inference.loading import load
+    from bert_jax.bert import load
     from bert_jax.tasks import make_task
 
     if bool(args.text) == bool(args.file):
@@ -66,13 +65,13 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         lines = None
     predict = partial(bert.predict, text=args.columns, label=args.label)
 
-    def predict_lines(some: Iterable[tuple[str, str]], size: int = _BATCH) -> "Predictions":
+    def predict_lines(some: Iterable[tuple[str, str]]) -> "Predictions":
         values = ((where, task.line_value(line, where, data)) for where, line in some)
         examples = [task.example_from(value, where, data) for where, value in values]
-        return predict(examples, batch_size=size)
+        return predict(examples)
 
     if lines is not None and not args.output:
-        parts = (predict_lines(some, _batch_size(len(some))) for some in texts.read_ahead(lines))
+        parts = (predict_lines(some) for some in texts.read_ahead(lines))
     else:
         parts = [predict(Path(args.file)) if lines is None else predict_lines(lines)]
     is_printed = args.json or (lines is not None and not args.output)
@@ -96,7 +95,3 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
             say(", ".join(scores) or "no scores: not every example has a label")
     if truncated:
         say(f"truncated {truncated:,} texts to {data.max_length} tokens")
-
-
-def _batch_size(examples: int) -> int:
-    return min(_BATCH, 1 << (examples - 1).bit_length())

@@ -2,27 +2,27 @@
 
 `vectors.npy` is [N, D] float16, of unit length; `texts.bin` the N texts, one after the other;
 `entries.npy` [N, 3] int64: where each text ends there, its file and its line. `index.json` says
-which model and files they are of, the sizes and the checksums. Until all are written the folder has
-another name, and `progress.json` says how many texts are embedded.
+which model and files they are of, the sizes and the checksums. The folder gets its name when all
+are written.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, BinaryIO, NamedTuple, Self, overload
 
-import google_crc32c
 import numpy as np
 
 from bert_jax import console
-from bert_jax.bert import Bert
 from bert_jax.convert import hub
 from bert_jax.errors import UserError
-from bert_jax.inference.embeddings import chunks, own_prompt, text_list, warn_truncated
-from bert_jax.inference.loading import load
+from bert_jax.inference.embeddings import TextEncoder
+from bert_jax.inference.loading import LoadedModel, load_model
+from bert_jax.inference.runner import chunks
+from bert_jax.inference.tokenization import own_prompt, text_list, warn_truncated
 from bert_jax.models.heads import BertForEmbedding
 from bert_jax.retrieval import search
 from bert_jax.storage import checksums, daemon_thread, json_files, locks, replacement
@@ -34,10 +34,7 @@ from bert_jax.text.records import reader
 from bert_jax.training import workdir
 
 _FORMAT = 1
-_RECORD, _PROGRESS = "index.json", "progress.json"
-_VECTORS, _TEXTS, _ENTRIES = "vectors.npy", "texts.bin", "entries.npy"
-_FILES = (_VECTORS, _TEXTS, _ENTRIES)
-_BUILDING = (_PROGRESS, locks.NAME)  # beside them until the folder has its name
+_RECORD, _FILES = "index.json", ("vectors.npy", "texts.bin", "entries.npy")
 _REMEDY = "remove the folder and build it again"
 # What the vectors of a model of embeddings depend on, beside its parameters.
 _OWN = ("pooling", "dense_activation", "query_prompt", "passage_prompt", "max_length")
@@ -65,52 +62,36 @@ class Hit:
     number: int
 
 
-class Index:
-    """The texts of files, to be searched by the meaning that a model gives them.
+class TextIndex:
+    """The texts of files, to be searched by the meaning that a model gives them; see `Index`."""
 
-    Attributes:
-      vectors: [N, D] float16 of unit length, memory-mapped.
-      num_truncated: how many of the N texts are longer than the model's positions.
-
-    >>> folder = getfixture("tmp_path")
-    >>> _ = (folder / "texts.txt").write_text("The river bank.\\nA model reads.\\n")
-    >>> bert = getfixture("tiny_bert")
-    >>> index = Index.build(bert, folder / "texts.txt", folder / "my.index")
-    >>> hit = index.search("The river bank.", top_k=1)[0]
-    >>> hit.text, hit.line, round(hit.score, 2)
-    ('The river bank.', 1, 1.0)
-    >>> len(index), index.vectors.shape
-    (2, (2, 16))
-    """
-
-    def __init__(self, path: Path, record: dict[str, Any], bert: Bert | None):
-        self._path, self._record, self._bert = path, record, bert
+    def __init__(self, path: Path, record: dict[str, Any], model: LoadedModel | None):
+        self._path, self._record, self._model = path, record, model
         self.num_truncated: int = record["truncated"]
         for name in _FILES:
             size = (path / name).stat().st_size if (path / name).exists() else 0
             if size != record["bytes"][name]:
-                wrong = f"{path / name} has {size} bytes instead of {record['bytes'][name]}"
-                raise UserError(f"{wrong}; {_REMEDY}")
-        self.vectors: np.ndarray = np.load(path / _VECTORS, mmap_mode="r")
-        self._entries = np.load(path / _ENTRIES, mmap_mode="r")
-        self._texts = np.memmap(path / _TEXTS, np.uint8, mode="r")
+                raise UserError(
+                    f"{path / name} has {size} bytes instead of {record['bytes'][name]}; {_REMEDY}"
+                )
+        self.vectors: np.ndarray = np.load(path / "vectors.npy", mmap_mode="r")
+        self._entries = np.load(path / "entries.npy", mmap_mode="r")
+        self._texts = np.memmap(path / "texts.bin", np.uint8, mode="r")
         self._verified = daemon_thread.start(self._verify)
-        if bert:
-            self._check_model(bert)
+        if model:
+            self._check_model(model)
 
-    @staticmethod
+    @classmethod
     def build(
-        bert: Bert,
+        cls,
+        bert: LoadedModel,
         files: str | Path | Sequence[str | Path],
         output: str | Path,
         *,
         column: str = "text",
         force: bool = False,
-    ) -> "Index":
-        """Embed the texts of files, and write the index.
-
-        A call that was interrupted resumes after its last chunk, of some thousands of texts, when
-        it is repeated, and writes the same bytes.
+    ) -> Self:
+        """Embed the texts of files, and write the index, all of it or nothing.
 
         Args:
           bert: the model. Texts that exceed its positions are truncated, and counted.
@@ -121,12 +102,12 @@ class Index:
           force: whether to replace an index that is there, and nothing else.
 
         Raises:
-          UserError: the files have no texts, or cannot be read; `output` exists or cannot be
-            written; or it was begun with another model or other texts.
+          UserError: the files have no texts, or cannot be read; or `output` exists or cannot be
+            written.
         """
         files = [str(file) for file in ([files] if isinstance(files, str | Path) else files)]
-        output = Path(output)
-        replacement.check_replaceable(output, _is_only_index if force else None)
+        output, may_replace = Path(output), _is_index if force else None
+        replacement.check_replaceable(output, may_replace)
         with console.working("reading", says_end=False):
             count = sum(1 for _ in _read(files, column))
         if not count:
@@ -134,17 +115,24 @@ class Index:
         partial = output.with_name(f"{output.name}.partial")
         try:
             with locks.locked(partial):
-                _write(bert, files, column, count, partial)
-                replacement.replace(partial, output)
-                for name in _BUILDING:
-                    (output / name).unlink(missing_ok=True)
+                if {*os.listdir(partial)} - {locks.NAME, _RECORD, *_FILES}:
+                    raise UserError(f"{partial} is not empty and no unfinished index; remove it")
+                try:
+                    replacement.check_replaceable(output, may_replace)
+                    _write(bert, files, column, count, partial)
+                    (partial / locks.NAME).unlink()
+                    replacement.replace(partial, output)
+                except BaseException:
+                    shutil.rmtree(partial, ignore_errors=True)
+                    raise
         except OSError as error:
-            wrong = f"{partial} cannot be written ({error.strerror or error})"
-            raise UserError(f"{wrong}; mend that, then repeat it to resume") from error
-        return Index.load(output, bert)
+            raise UserError(
+                f"{output} cannot be written ({error.strerror or error}); choose another path"
+            ) from error
+        return cls.load(output, bert)
 
-    @staticmethod
-    def load(path: str | Path, bert: Bert | None = None) -> "Index":
+    @classmethod
+    def load(cls, path: str | Path, bert: LoadedModel | None = None) -> Self:
         """Open an index; its texts and vectors stay on disk.
 
         Args:
@@ -153,21 +141,20 @@ class Index:
             for the first search.
 
         Raises:
-          UserError: there is no index, or it is unfinished, damaged, or of another model.
+          UserError: there is no index, or it is damaged, or of another model.
         """
         path = Path(path)
         record_path = path / _RECORD
         if not os.path.exists(record_path):
-            wrong = "is no index; build one by bert-jax index CHECKPOINT FILES --output=INDEX"
-            if os.path.exists(path.with_name(f"{path.name}.partial")):
-                wrong = "is unfinished; repeat the command that was writing it"
-            raise UserError(f"{path} {wrong}")
+            raise UserError(
+                f"{path} is no index; build one by bert-jax index CHECKPOINT FILES --output=INDEX"
+            )
         record = json_files.read_json(record_path, _REMEDY)
         if record.get("format") != _FORMAT:
             raise UserError(f"{path} is of another version of this package; {_REMEDY}")
         try:
             with json_files.refusing_malformed(record_path, _REMEDY):
-                return Index(path, record, bert)
+                return cls(path, record, bert)
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror or error})") from error
 
@@ -196,7 +183,8 @@ class Index:
         self._verified.result()
         found = search.top_k(self.vectors, vectors, top_k)
         hits = [
-            list(map(self._hit, *both)) for both in zip(found.indices, found.scores, strict=True)
+            [self._hit(int(number), float(score)) for number, score in zip(*each, strict=True)]
+            for each in zip(found.indices, found.scores, strict=True)
         ]
         return hits[0] if isinstance(query, str) else hits
 
@@ -213,29 +201,29 @@ class Index:
             if not query.strip():
                 which = f"query {number} of {len(queries)}" if len(queries) > 1 else "the query"
                 raise UserError(f"{which} is empty; give a text to search for")
-        vectors, truncated = [np.empty((0, self.vectors.shape[1]), np.float32)], 0
-        for chunk in chunks(queries):
-            embedded, number = _embed(self.bert, chunk, "query")
-            vectors.append(embedded)
-            truncated += number
-        warn_truncated(truncated, len(queries), self.bert.encoder(None, None).max_length)
-        return np.concatenate(vectors)
+        encoder, prompt = TextEncoder(self.model), own_prompt(self.model, "query")
+        vectors, num_truncated = _embed(encoder, [prompt + query for query in queries])
+        warn_truncated(num_truncated, len(queries), encoder.max_length)
+        return vectors
 
     @functools.cached_property
-    def bert(self) -> Bert:
-        """The model that the index was built with."""
-        if self._bert:
-            return self._bert
+    def model(self) -> LoadedModel:
+        """The content of the checkpoint that the index was built with."""
+        if self._model:
+            return self._model
         name = self._record["checkpoint"]
         if not name:
             raise UserError(f"{self._path} names no checkpoint; give its model as --checkpoint")
         try:
-            bert = load(name)
+            with console.working("loading the model", says_end=False):
+                model = load_model(name)
         except UserError as error:
-            wrong = f"the checkpoint that {self._path} was built with cannot be loaded ({error})"
-            raise UserError(f"{wrong}; give the model as --checkpoint") from error
-        self._check_model(bert)
-        return bert
+            raise UserError(
+                f"the checkpoint that {self._path} was built with cannot be loaded ({error}); give "
+                "the model as --checkpoint"
+            ) from error
+        self._check_model(model)
+        return model
 
     def text(self, number: int) -> str:
         """Return a text by its number in the index."""
@@ -245,24 +233,26 @@ class Index:
     def __len__(self) -> int:
         return len(self.vectors)
 
-    def _hit(self, number: np.int64, score: np.float32) -> Hit:
+    def _hit(self, number: int, score: float) -> Hit:
         _, file, line = map(int, self._entries[number])
         name = self._record["identity"]["files"][file]
-        return Hit(self.text(int(number)), float(score), name, line, int(number))
+        return Hit(self.text(number), score, name, line, number)
 
-    def _check_model(self, bert: Bert) -> None:
-        if _model_identity(bert) != self._record["identity"]["model"]:
+    def _check_model(self, model: LoadedModel) -> None:
+        if _model_identity(model) != self._record["identity"]["model"]:
             built = self._record["checkpoint"] or "a model without a checkpoint"
-            wrong = f"{self._path} is of another model, {built}"
-            raise UserError(f"{wrong}; search with that, or build an index with this one")
+            raise UserError(
+                f"{self._path} is of another model, {built}; search with that, or build an index "
+                "with this one"
+            )
 
     def _verify(self) -> None:
         try:
-            found = checksums.find_damage(self._path, self._record["checksums"])
+            damage = checksums.find_damage(self._path, self._record["checksums"])
         except OSError as error:
-            found = f"it cannot be read ({error})"
-        if found:
-            raise UserError(f"{self._path}: {found}; {_REMEDY}")
+            damage = f"it cannot be read ({error})"
+        if damage:
+            raise UserError(f"{self._path}: {damage}; {_REMEDY}")
 
 
 class _Entry(NamedTuple):
@@ -295,105 +285,75 @@ def _read_file(file: str, column: str) -> Iterator[tuple[str, int]]:
         yield text or "", record.line
 
 
-def _embed(bert: Bert, texts: Sequence[str], kind: str) -> tuple[np.ndarray, int]:
-    """Return the embeddings of texts, [N, D] of unit length, and how many were truncated.
-
-    `kind` is "query" or "passage", whose prompts a model of embeddings may have.
-    """
-    prompt = own_prompt(bert.task, kind)
-    embeddings = bert.encoder(None, None).encode_chunk([prompt + text for text in texts])
-    vectors = search.normalize(np.stack([embedding.vectors for embedding in embeddings]))
+def _embed(encoder: TextEncoder, texts: Sequence[str]) -> tuple[np.ndarray, int]:
+    """Return the embeddings of texts, [N, D] of unit length, and how many were truncated."""
+    vectors, num_truncated = np.empty((len(texts), encoder.size), np.float32), 0
+    for index, embedding in enumerate(encoder(texts)):
+        vectors[index] = embedding.vectors
+        num_truncated += embedding.is_truncated
     if not np.isfinite(vectors).all():
         raise UserError("the model's embeddings are not finite numbers; train it again")
-    return vectors, sum(embedding.is_truncated for embedding in embeddings)
+    return search.normalize(vectors), num_truncated
 
 
-def _model_identity(bert: Bert) -> dict[str, Any]:
+def _model_identity(model: LoadedModel) -> dict[str, Any]:
     """Return JSON that is equal if, and only if, the embeddings of texts are."""
     # Without what is before the heads of tasks, which some checkpoints of a model lack.
-    modules = bert.params["bert"].items()
+    modules = model.params["bert"].items()
     params = {name: value for name, value in modules if name not in ("pooler", "head")}
     own: Any = "mean of the last layer"
-    if bert.task and isinstance(bert.model, BertForEmbedding):
-        params = {"bert": params, "dense": bert.params.get("dense", {})}
-        own = {**dataclasses.asdict(bert.task.embedding), "max_length": bert.data.max_length}
+    if model.task and isinstance(model.model, BertForEmbedding):
+        params = {"bert": params, "dense": model.params.get("dense", {})}
+        own = {**dataclasses.asdict(model.task.embedding), "max_length": model.data.max_length}
         own = {name: own[name] for name in _OWN}
-    tokenizer = bert.tokenizer.fingerprint
-    return {"parameters": workdir.checksum(params), "tokenizer": tokenizer, "pooling": own}
+    return {
+        "parameters": workdir.checksum(params),
+        "tokenizer": model.tokenizer.fingerprint,
+        "pooling": own,
+    }
 
 
-def _write(bert: Bert, files: Sequence[str], column: str, count: int, folder: Path) -> None:
-    """Write the files of an index to a folder; embeddings that are there are kept."""
-    size = bert.encoder(None, None).size
-    identity = {"model": _model_identity(bert), "files": files, "column": column, "texts": count}
-    progress_path = folder / _PROGRESS
-    progress: dict[str, Any] = {"texts": 0, "text_crc32c": 0, "truncated": 0}
-    if progress_path.exists():
-        progress = json_files.read_json(progress_path, f"remove {folder}")
-    elif {*os.listdir(folder)} - {locks.NAME, f"{_PROGRESS}.tmp"}:
-        raise UserError(f"{folder} is not empty and no unfinished index; remove it")
-    other = f"{folder} was begun with another model or other texts; repeat that, or remove it"
-    if begun := progress["texts"]:
-        if progress["identity"] != identity:
-            raise UserError(other)
-        console.show(f"resuming: {begun:,} of {count:,} texts are embedded")
-    progress["identity"] = identity
-    json_files.write_record(progress_path, progress)
-    done = end = checksum = 0
+def _write(model: LoadedModel, files: Sequence[str], column: str, count: int, folder: Path) -> None:
+    """Embed the texts of files, and write the files of an index to a folder."""
+    encoder, prompt = TextEncoder(model), own_prompt(model, "passage")
+    done = end = num_truncated = 0
     with (
-        _open_array(folder / _VECTORS, np.float16, (count, size), begun) as vectors,
-        _open_array(folder / _ENTRIES, np.int64, (count, 3)) as entries,
-        (folder / _TEXTS).open("wb") as texts,
+        (folder / "vectors.npy").open("wb") as vectors,
+        (folder / "entries.npy").open("wb") as entries,
+        (folder / "texts.bin").open("wb") as texts,
         console.working("embedding"),
     ):
+        _write_header(vectors, np.float16, (count, encoder.size))
+        _write_header(entries, np.int64, (count, 3))
         for chunk in chunks(_read(files, column), lambda entry: len(entry.text)):
-            encoded = [entry.text.encode() for entry in chunk]
-            ends = end + np.cumsum([len(text) for text in encoded])
-            places = [(entry.file, entry.line) for entry in chunk]
-            entries.write(np.column_stack([ends, places]).astype(np.int64).tobytes())
-            texts.write(joined := b"".join(encoded))
-            checksum = google_crc32c.extend(checksum, joined)
-            start, done, end = done, done + len(chunk), int(ends[-1])
-            if start < begun <= done and (done, checksum) != (begun, progress["text_crc32c"]):
-                raise UserError(other)
-            if done > begun:
-                embeddings, truncated = _embed(bert, [entry.text for entry in chunk], "passage")
-                vectors.write(embeddings.astype(np.float16).tobytes())
-                vectors.flush()
-                os.fsync(vectors.fileno())
-                total = progress["truncated"] + truncated
-                progress |= {"texts": done, "text_crc32c": checksum, "truncated": total}
-                json_files.write_record(progress_path, progress)
-                console.advance(done - begun, count - begun)
+            embedded, truncated = _embed(encoder, [prompt + entry.text for entry in chunk])
+            vectors.write(embedded.astype(np.float16).tobytes())
+            for entry in chunk:
+                end += texts.write(entry.text.encode())
+                entries.write(np.array([end, entry.file, entry.line], np.int64).tobytes())
+            done, num_truncated = done + len(chunk), num_truncated + truncated
+            console.advance(done, count)
     if done != count:
         raise UserError(f"{', '.join(files)} was changed while it was read; repeat the command")
-    source, paths = bert.source or "", [folder / name for name in _FILES]
+    source, paths = model.source or "", [folder / name for name in _FILES]
     is_path = source and not hub.is_name(source)
+    identity = {"model": _model_identity(model), "files": files, "column": column, "texts": count}
     record = {
         "format": _FORMAT,
         "identity": identity,
         "checkpoint": str(absolute(as_path(source)) if is_path else source),
-        "truncated": progress["truncated"],
+        "truncated": num_truncated,
         "bytes": {path.name: path.stat().st_size for path in paths},
         "checksums": checksums.of_files(folder, paths),
     }
     json_files.write_record(folder / _RECORD, record)
 
 
-@contextlib.contextmanager
-def _open_array(path: Path, dtype: type, shape: tuple[int, int], kept: int = 0) -> Iterator[Any]:
-    """Open an .npy file to write the rows of an array, after those that are kept."""
-    path.touch()
-    with path.open("r+b") as file:
-        described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "shape": shape}
-        np.lib.format.write_array_header_1_0(file, {**described, "fortran_order": False})
-        end = file.tell() + kept * shape[1] * np.dtype(dtype).itemsize
-        if path.stat().st_size < end and kept:
-            raise UserError(f"{path} is damaged; remove {path.parent}")
-        file.truncate(end)
-        file.seek(end)
-        yield file
+def _write_header(file: BinaryIO, dtype: type, shape: tuple[int, int]) -> None:
+    """Write how an .npy file begins."""
+    described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "shape": shape}
+    np.lib.format.write_array_header_1_0(file, {**described, "fortran_order": False})
 
 
-def _is_only_index(path: Path) -> bool:
-    return os.path.exists(path / _RECORD) and {*os.listdir(path)} <= {_RECORD, *_FILES, *_BUILDING}
+def _is_index(path: Path) -> bool:
+    return os.path.exists(path / _RECORD) and {*os.listdir(path)} <= {_RECORD, *_FILES}

@@ -1,39 +1,52 @@
-"""Load a checkpoint of any kind as a `Bert`."""
+"""Read a checkpoint of any kind."""
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from bert_jax import console
-from bert_jax.bert import Bert
-from bert_jax.config import DataFiles, FinetuneConfig, TrainConfig
+from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
 from bert_jax.config.settings import from_dict
 from bert_jax.config.validation import validate_model
 from bert_jax.convert import google, hub, huggingface, names, sentence_transformers
 from bert_jax.errors import UserError
+from bert_jax.inference.runner import Runner
+from bert_jax.models.heads import PreTrainingModel, TaskModel
 from bert_jax.storage import paths
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text import tokenizer_loading
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 
 
-@console.working("loading the model", says_end=False)
-def load(path: str | AnyPath) -> Bert:
-    """Load a checkpoint.
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class LoadedModel:
+    """The content of a checkpoint; `Bert` says what the fields are."""
 
-    Args:
-      path: a workdir, for its latest checkpoint; one of its checkpoints; a Hugging Face or Google
-        checkpoint directory; or "hf:OWNER/NAME", which is downloaded from the hub.
+    config: ModelConfig
+    params: Any
+    tokenizer: Tokenizer
+    model: PreTrainingModel | TaskModel
+    unused: Sequence[str] = ()
+    task: TaskConfig | None = None
+    data: DataFiles = dataclasses.field(default_factory=DataFiles)
+    source: str | AnyPath | None = None
 
-    Raises:
-      UserError: there is no checkpoint, or it is damaged, or of another architecture.
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what pickle writes: the fields, and not what was compiled."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-    >>> path = getfixture("tmp_path") / "tiny"
-    >>> getfixture("tiny_bert").save(path)
-    >>> load(path)
-    Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
-    """
+    @functools.cached_property
+    def runner(self) -> Runner:
+        """The parameters on the local devices, and what is compiled for them."""
+        return Runner(self.params)
+
+
+def load_model(path: str | AnyPath) -> LoadedModel:
+    """Return the content of a checkpoint; `bert_jax.load` says of which."""
     if hub.is_name(path):
-        return dataclasses.replace(load(hub.fetch(str(path))), source=str(path))
+        return dataclasses.replace(load_model(hub.fetch(str(path))), source=str(path))
     for module, is_its in (
         (google, google.is_google),
         (sentence_transformers, sentence_transformers.is_sentence_transformers),
@@ -41,12 +54,23 @@ def load(path: str | AnyPath) -> Bert:
     ):
         if not paths.is_remote(path) and is_its(path := Path(path)):
             config, converted, tokenizer = module.load(path)
-            params, task = converted.params, converted.task
-            model = names.make_model(config, task, modules=names.module_names(params))
+            modules = names.module_names(converted.params)
             longest = min(converted.max_length, config.max_position_embeddings)
-            data = DataFiles(max_length=longest)
-            return Bert(config, params, tokenizer, model, converted.unused, task, data, path)
-    folder = checkpoint.find(path)
+            return LoadedModel(
+                config=config,
+                params=converted.params,
+                tokenizer=tokenizer,
+                model=names.make_model(config, converted.task, modules=modules),
+                unused=converted.unused,
+                task=converted.task,
+                data=DataFiles(max_length=longest),
+                source=path,
+            )
+    return _load_own(checkpoint.find(path))
+
+
+def _load_own(folder: AnyPath) -> LoadedModel:
+    """Return the content of a checkpoint that bert-jax wrote."""
     where, description = f"{folder}/config", checkpoint.read_json(folder, "config")
     has_task = isinstance(description, dict) and "task" in description
     run = from_dict(FinetuneConfig if has_task else TrainConfig, description, where)
@@ -60,5 +84,12 @@ def load(path: str | AnyPath) -> Bert:
     tokenizer = tokenizer_loading.from_json(content, f"{folder}/tokenizer")
     shapes, optional = names.stored_shapes(model)
     params = checkpoint.read_params(folder, shapes, optional)
-    model = names.make_model(run.model, task, probe, modules=names.module_names(params))
-    return Bert(run.model, params, tokenizer, model, task=task, data=data, source=folder)
+    return LoadedModel(
+        config=run.model,
+        params=params,
+        tokenizer=tokenizer,
+        model=names.make_model(run.model, task, probe, modules=names.module_names(params)),
+        task=task,
+        data=data,
+        source=folder,
+    )

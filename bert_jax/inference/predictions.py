@@ -1,7 +1,8 @@
-"""What `Bert.predict` returns: labels and probabilities of examples, to be read or saved."""
+"""Predictions of a task for examples, with scores where these have labels."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,20 @@ import numpy as np
 
 from bert_jax import console
 from bert_jax.batches.buckets import Batcher
-from bert_jax.config import DataFiles, TaskConfig
-from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
+from bert_jax.config import DataFiles
 from bert_jax.errors import UserError
+from bert_jax.inference.loading import LoadedModel
+from bert_jax.inference.runner import Step, run_batches
+from bert_jax.inference.tokenization import warn_unknown
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_labels, read_examples
-from bert_jax.text.tokenizer import Tokenizer, warn_unknown
-from bert_jax.training import evaluation
+from bert_jax.training import workdir
 from bert_jax.training.embedding_loss import task_objective
-from bert_jax.training.step import make_predict_step
+from bert_jax.training.metrics import add_up, means
+from bert_jax.training.objectives import Metrics
+from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -62,53 +66,106 @@ class Predictions(Sequence[dict[str, Any]]):
         >>> [path.name for path in predictions.save(getfixture("tmp_path") / "predictions")]
         ['predictions.jsonl']
         """
-        return evaluation.write(self.task, self.examples, self._predictions, Path(stem))
+        return write_predictions(self.task, self.examples, self._predictions, Path(stem))
 
 
-class Predictor:
-    """The head of a task with its encoder, which keeps what it has compiled, on all devices."""
+def predict_examples(
+    step: Step, task: Task, examples: Sequence[Example], batcher: Batcher, batch_size: int
+) -> tuple[list[Any], dict[str, float]]:
+    """Return the prediction of each example and, if all have labels, the loss and the scores.
 
-    def __init__(self, model: TaskModel, params: Any, tokenizer: Tokenizer, task: TaskConfig):
-        self._config, self._tokenizer, self._mesh = model.config, tokenizer, make_mesh()
-        layout = replicated_layout(self._mesh)
-        step = make_predict_step(task_objective(model, task))
-        self._step = compile_step(step, "mesh", layout, ("per_example", "metrics"))
-        self._params = jax.device_put(params, layout.params)
-
-    @console.working("predicting", says_end=False)
-    def __call__(
-        self, config: TaskConfig, data: DataFiles, examples: Iterable[Any] | Path, batch_size: int
-    ) -> Predictions:
-        """Return what `Bert.predict` does, for examples of a task."""
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        task = make_task(config)
-        if isinstance(examples, Path):
-            examples = read_examples(task, str(examples), data, labelled=False)
-        elif isinstance(examples, str | Mapping):
-            examples = [examples]
-        examples = [
-            value if isinstance(value, Example) else task.example_from(value, index, data)
-            for index, value in enumerate(examples)
-        ]
-        if not examples:
-            raise UserError("there are no examples; give one or more")
-        if not task.labels:  # of a foreign multiple choice, whose choices have no names
-            task = type(task)(task.config, task.label_names(examples))
-        check_labels(task, examples)
-        features = task.features(examples, self._tokenizer, self._config, data.max_length)
-        types, size = self._config.type_vocab_size, batch_size * self._mesh.size
-        batcher = Batcher(features, self._tokenizer, types, data.max_length)
-        options = self._params, examples, batcher
-        warn_unknown(*batcher.unknown)
-        predictions, scores = evaluation.predict(self._step, task, size, np.arange, *options)
-        scores.pop("sequences_per_second")
-        return Predictions(task, examples, predictions, scores, features.truncated)
+    Args:
+      step: runs a batch of the `batcher`, and returns the logits of the whole batch, which every
+        process can read, and the metrics; as `make_predict_step`.
+      task: of the examples.
+      examples: in the order of the predictions.
+      batcher: of their features.
+      batch_size: features at a time, over all devices.
+    """
+    started, features = time.monotonic(), batcher.features
+    predictions: list[Any] = [None] * len(examples)
+    metrics: list[Metrics] = []
+    for indices, (logits, batch_metrics) in run_batches(step, batcher, batch_size):
+        metrics.append(jax.device_get(batch_metrics))
+        console.advance(len(metrics) * batch_size, len(features) + batch_size)
+        # After the logits of the features are those of padding.
+        for index, values in zip(indices.tolist(), np.asarray(logits), strict=False):
+            example = features.example_indices[index]
+            predictions[example] = task.collect(predictions[example], features, index, values)
+    values = {"sequences_per_second": len(features) / (time.monotonic() - started)}
+    if examples and all(example.label is not None for example in examples):
+        loss = means(add_up(metrics))["loss"]
+        values = {"loss": loss, **task.score(examples, predictions), **values}
+    return predictions, values
 
 
-def predict_texts(
-    predict: Callable[[Any], Any], task: TaskConfig, data: DataFiles, texts: Sequence[str]
-) -> Any:
-    """Return the prediction of a task for a text or a pair; None where it has none."""
-    value = make_task(task).value_of_texts(texts, data)
-    return None if value is None else predict([value])[0]
+@console.working("predicting", says_end=False)
+def predict(
+    model: LoadedModel,
+    examples: Iterable[Any] | Path,
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    batch_size: int = 32,
+) -> Predictions:
+    """Apply a fine-tuned model to examples of its task; see `Bert.predict`."""
+    if model.task is None or not isinstance(model.model, TaskModel):
+        raise UserError("the model has no head of a task; fine-tune it first")
+    if batch_size < 1:
+        raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+    # Columns that are named are not those of GLUE's own files.
+    config = dataclasses.replace(model.task, glue="") if text or label else model.task
+    data = dataclasses.replace(
+        model.data, text=text or model.data.text, label=label or model.data.label
+    )
+    task = make_task(config)
+    examples = _examples_of(task, data, examples)
+    if not task.labels:  # of a foreign multiple choice, whose choices have no names
+        task = type(task)(task.config, task.label_names(examples))
+    check_labels(task, examples)
+    features = task.features(examples, model.tokenizer, model.config, data.max_length)
+    batcher = Batcher(features, model.tokenizer, model.config.type_vocab_size, data.max_length)
+    warn_unknown(*batcher.unknown)
+    # One batch of few examples, of a power of two, has few sizes to compile.
+    batch_size = min(batch_size * model.runner.num_devices, 1 << (len(features) - 1).bit_length())
+    batch_size += -batch_size % model.runner.num_devices
+    step = make_predict_step(task_objective(model.model, model.task))
+    step = model.runner.compile_step("prediction", step, PREDICT_OUTPUTS)
+    predictions, scores = predict_examples(step, task, examples, batcher, batch_size)
+    scores.pop("sequences_per_second")
+    return Predictions(task, examples, predictions, scores, features.truncated)
+
+
+def _examples_of(task: Task, data: DataFiles, examples: Iterable[Any] | Path) -> list[Example]:
+    """Return the examples of a file or of Python values."""
+    if isinstance(examples, Path):
+        examples = read_examples(task, str(examples), data, labelled=False)
+    elif isinstance(examples, str | Mapping):
+        examples = [examples]
+    result = [
+        value if isinstance(value, Example) else task.example_from(value, index, data)
+        for index, value in enumerate(examples)
+    ]
+    if not result:
+        raise UserError("there are no examples; give one or more")
+    return result
+
+
+def write_predictions(
+    task: Task, examples: Sequence[Example], predictions: Sequence[Any], stem: Path
+) -> list[Path]:
+    """Write the files of predictions, `stem` with each suffix, and return them."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for suffix, content in task.files(examples, predictions).items():
+        paths.append(stem.with_name(stem.name + suffix))
+        workdir.write(paths[-1], content)
+    return paths
+
+
+def predict_texts(model: LoadedModel, texts: Sequence[str]) -> Any:
+    """Return the prediction of the model's task for a text or a pair; None where it has none."""
+    if model.task is None:
+        return None
+    value = make_task(model.task).value_of_texts(texts, model.data)
+    return None if value is None else predict(model, [value])[0]

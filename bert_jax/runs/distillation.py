@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from bert_jax import console
-from bert_jax.bert import Bert
+from bert_jax.bert import Bert, load
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.inference.embeddings import own_prompt
-from bert_jax.inference.loading import load
+from bert_jax.inference.embeddings import TextEncoder
+from bert_jax.inference.tokenization import own_prompt
 from bert_jax.tasks.base import Example, Task
 
 
@@ -41,11 +41,11 @@ def teacher_labels(task: Task, model: ModelConfig, examples: Sequence[Example]) 
 def _vectors(
     teacher: Bert, task: Task, model: ModelConfig, examples: Sequence[Example]
 ) -> list[np.ndarray]:
-    encoder, size = teacher.encoder(None, None), task.config.embedding.dense or model.hidden_size
+    encoder, size = TextEncoder(teacher), task.config.embedding.dense or model.hidden_size
     if encoder.size != size:
         wrong = f"task.teacher has vectors of {encoder.size} numbers, and the model of {size}"
         raise UserError(f"{wrong}; set task.embedding.dense to {encoder.size}")
-    prompts = [own_prompt(teacher.task, kind) for kind in ("query", "passage")]
+    prompts = [own_prompt(teacher, kind) for kind in ("query", "passage")]
     texts = [prompts[i > 0] + text for each in examples for i, text in enumerate(each.texts)]
     unique = list(dict.fromkeys(texts))
     by_text: dict[str, Any] = {

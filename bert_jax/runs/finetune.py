@@ -16,16 +16,16 @@ import jax
 import numpy as np
 
 from bert_jax import console
-from bert_jax.batches import loader
+from bert_jax.batches import Batch, loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
-from bert_jax.bert import Bert
+from bert_jax.bert import Bert, load
 from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig, settings
 from bert_jax.config.schedule import RateSchedule, Stage, make_rate_schedule
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
-from bert_jax.inference.loading import load
+from bert_jax.inference.predictions import predict_examples, write_predictions
 from bert_jax.models.heads import TaskModel
 from bert_jax.runs import origin, report
 from bert_jax.runs.distillation import teacher_labels
@@ -35,7 +35,7 @@ from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, evaluation, loop
+from bert_jax.training import checkpoint, loop
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.embedding_loss import task_objective
@@ -43,7 +43,7 @@ from bert_jax.training.metrics import Writer
 from bert_jax.training.objectives import Metrics
 from bert_jax.training.optimizer import learning_rate, make_optimizer
 from bert_jax.training.setup import Setup, make_setup
-from bert_jax.training.step import TrainState, make_predict_step, make_train_step
+from bert_jax.training.step import PREDICT_OUTPUTS, TrainState, make_predict_step, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,15 +118,17 @@ class Run:
         self, params: Any, examples: Sequence[Example], batcher: Batcher
     ) -> tuple[list[Any], dict[str, float]]:
         """Return the predictions of examples, and their scores."""
-        return evaluation.predict(
-            step=self.predict_step,
+
+        def step(batch: Batch) -> Any:
+            return self.predict_step(params, loader.take_indices(batch, self.indices))
+
+        return predict_examples(
+            step=step,
             task=self.task,
-            # What fits in training.
-            batch_size=self.config.data.batch_size // self.config.optimizer.microbatches,
-            process_indices=self.indices,
-            params=params,
             examples=examples,
             batcher=batcher,
+            # What fits in training.
+            batch_size=self.config.data.batch_size // self.config.optimizer.microbatches,
         )
 
     def evaluate(self, params: Any) -> dict[str, float]:
@@ -245,7 +247,7 @@ def start(
         train_step=compiled(
             make_train_step(objective, optimizer, microbatches), outputs=("state", "metrics")
         ),
-        predict_step=compiled(make_predict_step(objective), outputs=("per_example", "metrics")),
+        predict_step=compiled(make_predict_step(objective), outputs=PREDICT_OUTPUTS),
     )
     per_sequence = run.batches(config.seed).per_sequence
     meshes.check_divides(config.data.batch_size, microbatches, mesh, per_sequence)
@@ -468,7 +470,7 @@ def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], di
             task.tune(scores[name])
             scores[name] |= task.score(examples, predictions)
         stem = "predictions" if name == main_set else f"predictions.{name}"
-        evaluation.write(task, examples, predictions, workdir / stem)
+        write_predictions(task, examples, predictions, workdir / stem)
     return scores, truncated
 
 

@@ -15,7 +15,7 @@ import jax
 
 from bert_jax import console
 from bert_jax.batches import loader
-from bert_jax.bert import Bert
+from bert_jax.bert import Bert, load
 from bert_jax.config import TrainConfig, settings
 from bert_jax.config.schedule import Schedule, config_of_step, make_schedule
 from bert_jax.config.validation import validate
@@ -23,7 +23,6 @@ from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
-from bert_jax.inference.loading import load
 from bert_jax.runs import origin, report
 from bert_jax.storage import daemon_thread, paths
 from bert_jax.storage.paths import AnyPath

@@ -25,6 +25,8 @@ from bert_jax.console import Level
 from bert_jax.convert.names import module_names
 from bert_jax.distributed import devices
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
+from bert_jax.inference.masked_lm import fill_masks
+from bert_jax.inference.tokenization import UNKNOWN_TOKENS
 from bert_jax.models.electra import generator_config
 from bert_jax.runs import header
 from bert_jax.storage.paths import AnyPath
@@ -32,7 +34,6 @@ from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, no_better
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus, TokenStore
-from bert_jax.text.tokenizer import UNKNOWN_TOKENS
 from bert_jax.training.metrics import HELD_OUT
 from bert_jax.training.optimizer import rate_by_step
 from bert_jax.training.step import TrainState
@@ -247,7 +248,7 @@ def pretraining_end(
         print_on_main("")
         for ids, answer in examples:
             with console.working("filling masks", says_end=False):
-                guesses = bert.mask_filler(ids, 3)
+                guesses = fill_masks(bert, ids, 3)
             listed = ", ".join(f"{guess.token} {guess.probability:.0%}" for guess in guesses)
             text = corpus.tokenizer.decode_with_masks(ids)
             print_on_main(f"{text}\n    [MASK] = {listed} (was {answer})")

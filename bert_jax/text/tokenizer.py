@@ -6,7 +6,6 @@ import functools
 import hashlib
 import os
 import re
-import warnings
 from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -17,7 +16,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bert_jax.errors import TextWarning, UserError
+from bert_jax.errors import UserError
 from bert_jax.text import sentencepiece_model
 
 # Words as BERT splits them. Longer ones, which are [UNK] to BERT, are cut every 100 characters.
@@ -39,21 +38,6 @@ def wordpiece_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers
 # Chinese characters and marks; with kana, Thai, Lao, Tibetan, Burmese and Khmer: without spaces.
 _CHINESE = r"\u3001-\u303f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
 _SPACELESS = rf"[{_CHINESE}\u3040-\u30ff\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]"
-
-
-UNKNOWN_TOKENS = (
-    "of the tokens are unknown to the tokenizer; choose a model that was trained on such text"
-)
-
-
-def warn_unknown(unknown: int, tokens: int) -> None:
-    """Warn the caller of `Bert.encode` and `Bert.predict` of texts with many unknown tokens.
-
-    A few of a short text, such as emoji, are none. The warning has no number, so that it is shown
-    once for texts that come in parts.
-    """
-    if 10 * unknown > tokens and (unknown >= 10 or 2 * unknown > tokens):
-        warnings.warn(f"more than 10% {UNKNOWN_TOKENS}", TextWarning, stacklevel=5)
 
 
 class Tokenizer(abc.ABC):

@@ -16,6 +16,8 @@ from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
 from bert_jax.training.embedding_loss import EmbeddingObjective
 from bert_jax.training.objectives import Batch, Metrics, Objective, TaskObjective, WeightedSum
 
+# The outputs of a predict step, as `distributed.mesh.compile_step` names them: both are replicated.
+PREDICT_OUTPUTS = ("metrics", "metrics")
 # Named here, so that neither a flag nor a newer default of JAX changes what a seed means.
 _PRNG = "threefry2x32"
 
@@ -90,8 +92,9 @@ def make_predict_step(
         def run_shard(params: Any, _: Any, batch: Batch) -> tuple[Array, Metrics]:
             logits = objective.apply(params, batch, None)
             metrics = objective.metrics(logits, batch["labels"], collectives)
-            return logits, collectives.psum(metrics)
+            # Of the whole batch, so that every process can read them.
+            return collectives.all_gather(logits), collectives.psum(metrics)
 
-        return collectives.run(run_shard, ("per_example", "metrics"))(params, (), batch)
+        return collectives.run(run_shard, PREDICT_OUTPUTS)(params, (), batch)
 
     return predict

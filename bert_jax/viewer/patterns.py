@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.inference.embeddings import BatchRunner, chunks
+from bert_jax.inference.loading import LoadedModel
+from bert_jax.inference.runner import Sequences, apply, chunks
+from bert_jax.inference.tokenization import sequences_of, warn_truncated
+from bert_jax.models.architecture import make_encoder
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page
@@ -144,57 +146,61 @@ def files(path: str | Path) -> tuple[Path, Path]:
     return path, path.with_suffix(".json")
 
 
-class Survey:
-    """Find the patterns of any number of texts, on all local devices."""
+def survey(model: LoadedModel, texts: Iterable[str | tuple[str, str]]) -> Patterns:
+    """Return the patterns of texts and pairs of texts; see `Bert.attention_patterns`."""
+    step = model.runner.compile("patterns", _PatternSums(model))
+    sums = uniform = weights = np.zeros(())
+    num_texts = num_truncated = 0
+    for chunk in chunks(texts, lambda text: sum(map(len, text))):
+        sequences, truncated = _sequences(model, chunk)
+        num_texts += len(sequences.token_ids)
+        num_truncated += truncated
+        for indices, outputs in model.runner.run(step, sequences):
+            # After those of the texts are those of padding.
+            added = [np.asarray(x)[: len(indices)].sum(0, dtype=float) for x in outputs]
+            sums, uniform, weights = sums + added[0], uniform + added[1], weights + added[2]
+    if not num_texts:
+        raise UserError("there is no text with tokens; give one or more")
+    warn_truncated(num_truncated, num_texts, model.config.max_position_embeddings)
+    return _patterns(repr(model), num_texts, num_truncated, sums, uniform, weights)
 
-    def __init__(self, config: ModelConfig, params: Any, tokenizer: Tokenizer):
-        self._config, self._tokenizer = config, tokenizer
-        self._roles = _roles(tokenizer, range(tokenizer.vocab_size))
+
+def _sequences(model: LoadedModel, texts: Sequence[str | tuple[str, str]]) -> tuple[Sequences, int]:
+    """Return texts and pairs that have tokens as sequences, and how many are truncated."""
+    config, num_truncated = model.config, 0
+    columns = [[text] if isinstance(text, str) else text for text in texts]
+    encoded = iter(model.tokenizer.encode([text for column in columns for text in column]))
+    token_ids, second_starts = [], []
+    for column in columns:
+        tokens = [next(encoded) for _ in column]
+        if not all(map(len, tokens)):
+            continue
+        room = max_text_tokens(len(tokens), config, config.max_position_embeddings)
+        kept = truncate(tokens, room)
+        num_truncated += sum(map(len, kept)) < sum(map(len, tokens))
+        sequence, second_start = build_sequence(kept, model.tokenizer, config)
+        token_ids.append(sequence)
+        second_starts.append(second_start)
+    sequences = sequences_of(model, token_ids, second_starts)
+    columns = {"second_start": np.array(second_starts, np.int32)}
+    return dataclasses.replace(sequences, columns=columns), num_truncated
+
+
+class _PatternSums:
+    """The sums of the patterns of each sequence of a batch."""
+
+    def __init__(self, model: LoadedModel):
         # A scan would hold the maps of all layers at once.
-        unrolled = dataclasses.replace(config, scan_layers=False)
-        self._run = BatchRunner(unrolled, params, tokenizer.pad_id, self._sum_batch)
+        unrolled = dataclasses.replace(model.config, scan_layers=False)
+        self._encoder = make_encoder(unrolled, add_pooling_layer=False)
+        self._roles = _roles(model.tokenizer, range(model.tokenizer.vocab_size))
 
-    def __call__(self, model: str, texts: Iterable[str | tuple[str, str]]) -> Patterns:
-        """Return the patterns of texts and pairs of texts; those without tokens are skipped."""
-        totals: list[Any] = [0.0] * 3
-        num_texts = num_truncated = 0
-        for chunk in chunks(texts, lambda text: sum(map(len, text))):
-            sequences, second_starts = [], []
-            for encoded in self._encode(chunk):
-                room = max_text_tokens(
-                    len(encoded), self._config, self._config.max_position_embeddings
-                )
-                kept = truncate(encoded, room)
-                num_truncated += sum(map(len, kept)) < sum(map(len, encoded))
-                sequence, second_start = build_sequence(kept, self._tokenizer, self._config)
-                sequences.append(sequence)
-                second_starts.append(second_start)
-            num_texts += len(sequences)
-            starts = np.array(second_starts, np.int32)
-            for indices, results in self._run(sequences, second_start=starts):
-                added = (x[: len(indices)].sum(0, dtype=float) for x in results)
-                totals = [total + x for total, x in zip(totals, added, strict=True)]
-        if not num_texts:
-            raise UserError("there is no text with tokens; give one or more")
-        return _patterns(model, num_texts, num_truncated, *totals)
-
-    def _encode(self, texts: Sequence[str | tuple[str, str]]) -> Iterator[list[Sequence[int]]]:
-        """Yield the token ids of each text, or of both of a pair, that has some."""
-        columns = [[text] if isinstance(text, str) else text for text in texts]
-        encoded = iter(self._tokenizer.encode([text for column in columns for text in column]))
-        for column in columns:
-            tokens = [next(encoded) for _ in column]
-            if all(map(len, tokens)):
-                yield tokens
-
-    def _sum_batch(self, encode: Any, batch: Mapping[str, Array]) -> tuple[Array, ...]:
-        ids, mask, second_start = (
-            batch[name] for name in ("input_ids", "attention_mask", "second_start")
-        )
-        types = mask * (jnp.arange(ids.shape[1]) >= second_start[:, None])
-        types *= self._config.type_vocab_size > 1
-        maps = encode(ids, types, mask, output_attentions=True).attentions
-        return _sum(maps, ids, jnp.asarray(self._roles)[ids] * mask, second_start)
+    def __call__(self, params: Any, batch: Mapping[str, Array]) -> tuple[Array, ...]:
+        names = "input_ids", "token_type_ids", "attention_mask"
+        inputs = {name: batch[name] for name in names}
+        output = apply(self._encoder, params["bert"], inputs, output_attentions=True)
+        roles = jnp.asarray(self._roles)[batch["input_ids"]] * batch["attention_mask"]
+        return _sum(output.attentions, batch["input_ids"], roles, batch["second_start"])
 
 
 def of_text(

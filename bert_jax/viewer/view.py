@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,11 @@ import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.inference.embeddings import encoder_inputs, padded_length
-from bert_jax.inference.masked_lm import MaskFiller
+from bert_jax.inference import masked_lm
+from bert_jax.inference.hidden_states import encoder_output
+from bert_jax.inference.loading import LoadedModel
+from bert_jax.inference.predictions import predict_texts
+from bert_jax.inference.tokenization import sequences_of, warn_text_truncated
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.viewer import page, patterns
@@ -100,58 +103,66 @@ class AttentionView:
         return page.frame(_render([self]))
 
 
-class Viewer:
-    """Compute views of texts by an encoder: its `apply` with its parameters, compiled."""
+def view(model: LoadedModel, texts: Sequence[str]) -> AttentionView:
+    """Return the view of a text or a pair; see `Bert.attention`."""
+    config, tokenizer = model.config, model.tokenizer
+    encoded = [tokenizer.encode_with_masks(text) for text in texts]
+    if not all(encoded):
+        raise UserError("a text is empty; give one with words")
+    room = max_text_tokens(len(texts), config, config.max_position_embeddings)
+    kept = truncate(encoded, room)
+    input_ids, second_start = build_sequence(kept, tokenizer, config)
+    count = len(input_ids)
+    check_size(config, count, num_texts=1)
+    masked = np.flatnonzero(input_ids == tokenizer.mask_id)
+    if masked.size:
+        masked_lm.check_head(model)
+    if kept != encoded:
+        warn_text_truncated(count)
+    output = encoder_output(
+        model,
+        sequences_of(model, [input_ids], [second_start]),
+        output_hidden_states=True,
+        output_attentions=True,
+        output_queries_keys=True,
+    )
+    layers = output.queries_keys
+    states = _by_layer(output.hidden_states)
+    return AttentionView(
+        model=repr(model),
+        tokenizer=tokenizer,
+        texts=texts,
+        input_ids=input_ids,
+        second_start=second_start,
+        maps=_by_layer(output.attentions),
+        queries=_by_layer(layer.query for layer in layers)[..., :count, :],
+        keys=_by_layer(layer.key for layer in layers)[..., :count, :],
+        position_scores=_position_scores([layer.position_scores for layer in layers], count),
+        hidden_states=states,
+        guesses=masked_lm.guesses_by_layer(model, states, masked) if masked.size else {},
+        prediction=predict_texts(model, texts),
+        is_truncated=kept != encoded,
+    )
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, encode: Callable[..., Any]):
-        self._config, self._tokenizer, self._encode = config, tokenizer, encode
 
-    def __call__(
-        self, model: str, texts: Sequence[str], mask_filler: Callable[[], MaskFiller]
-    ) -> AttentionView:
-        """Return the view of a text or a pair, without a prediction; see `Bert.attention`."""
-        c, tokenizer = self._config, self._tokenizer
-        encoded = [tokenizer.encode_with_masks(text) for text in texts]
-        if not all(encoded):
-            raise UserError("a text is empty; give one with words")
-        kept = truncate(encoded, max_text_tokens(len(texts), c, c.max_position_embeddings))
-        ids, second_start = build_sequence(kept, tokenizer, c)
-        count = len(ids)
-        page.check_size(c.num_hidden_layers, c.num_attention_heads, c.hidden_size, count, 1)
-        masked = np.flatnonzero(ids == tokenizer.mask_id)
-        filler = mask_filler() if masked.size else None
-        length = padded_length(c, count)
-        output = self._encode(
-            **encoder_inputs(c, [ids], [second_start], length, tokenizer.pad_id),
-            output_hidden_states=True,
-            output_attentions=True,
-            output_queries_keys=True,
-        )
+def check_size(config: ModelConfig, length: int, *, num_texts: int) -> None:
+    """Refuse the page of some texts of so many tokens each, where it would be too large."""
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    page.check_size(layers, heads, config.hidden_size, length, num_texts)
 
-        def by_layer(arrays: Iterable[Any]) -> np.ndarray:
-            return np.stack([np.asarray(array[0], np.float32) for array in arrays])
 
-        states = by_layer(output.hidden_states)[:, :count]
-        layers = output.queries_keys
-        scores, positions = [x.position_scores for x in layers], None
-        if known := [x for x in scores if x is not None]:  # all, or those of layers with a window
-            whole = np.zeros(known[0].shape)
-            positions = by_layer(whole if x is None else x for x in scores)[..., :count, :count]
-        return AttentionView(
-            model=model,
-            tokenizer=tokenizer,
-            texts=texts,
-            input_ids=ids,
-            second_start=second_start,
-            maps=by_layer(output.attentions)[..., :count, :count],
-            queries=by_layer(x.query for x in layers)[..., :count, :],
-            keys=by_layer(x.key for x in layers)[..., :count, :],
-            position_scores=positions,
-            hidden_states=states,
-            guesses=filler.by_layer(states, masked) if filler else {},
-            prediction=None,
-            is_truncated=kept != encoded,
-        )
+def _by_layer(arrays: Iterable[Any]) -> np.ndarray:
+    """Return the arrays of each layer for the one text, [layers, ...] float32."""
+    return np.stack([np.asarray(array[0], np.float32) for array in arrays])
+
+
+def _position_scores(scores: Sequence[Any], count: int) -> np.ndarray | None:
+    """Return those of the first tokens: of all layers, or of those with a window; None of none."""
+    known = [each for each in scores if each is not None]
+    if not known:
+        return None
+    zeros = np.zeros(known[0].shape)
+    return _by_layer(zeros if each is None else each for each in scores)[..., :count, :count]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -192,28 +203,25 @@ class WordComparison:
         return _render(self.views, comparison=comparison)
 
 
-def compare(
-    view_of: Callable[[str], AttentionView], config: ModelConfig, texts: Sequence[str], word: str
-) -> WordComparison:
+def compare(model: LoadedModel, texts: Sequence[str], word: str) -> WordComparison:
     """Return how alike the word's vectors are in texts; see `WordComparison`."""
     if isinstance(texts, str) or len(texts) < 2 or not word.strip():
         raise UserError("there is nothing to compare; give a word and two texts or more")
-    views = list(map(view_of, texts))
-    sizes = config.num_hidden_layers, config.num_attention_heads, config.hidden_size
-    page.check_size(*sizes, max(len(view.input_ids) for view in views), len(views))
+    views = [view(model, [text]) for text in texts]
+    longest = max(len(each.input_ids) for each in views)
+    check_size(model.config, longest, num_texts=len(views))
     indices, vectors = [], []
-    for view in views:
-        (text,) = view.texts
+    for each, text in zip(views, texts, strict=True):
         start, end = find_word(text, word)
-        if view.tokenizer.mask_id in view.input_ids:
+        if each.tokenizer.mask_id in each.input_ids:
             raise UserError(f"the text {text[:60]!r} has a [MASK]; compare texts without")
-        _, offsets = view.tokenizer.encode_with_offsets(text)
+        _, offsets = each.tokenizer.encode_with_offsets(text)
         # After [CLS].
         found = [i + 1 for i, (first, last) in enumerate(offsets) if first < end and last > start]
-        if not found or found[-1] >= len(view.input_ids) - 1:
+        if not found or found[-1] >= len(each.input_ids) - 1:
             raise UserError(f"{word!r} is not in what the model reads of {text[:60]!r}")
         indices.append(found)
-        vectors.append(view.hidden_states[:, found].mean(1))
+        vectors.append(each.hidden_states[:, found].mean(1))
     return WordComparison(word, views, indices, cosines(np.stack(vectors, axis=1)))
 
 

@@ -182,18 +182,3 @@ def test_lengths_pad_least(sizes):
         for chosen in combinations(multiples, count)
     )
     assert buckets.pad_to(np.array(sizes), padded).sum() == least
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=50), st.sampled_from([1, 4, 16]))
-def test_evaluation_sees_every_example_once_and_the_longest_first(sizes, batch_size):
-    batcher = batcher_of(sizes)
-    batches = list(buckets.eval_batches(batcher, batch_size))
-    indices = np.concatenate([indices for indices, _ in batches])
-    assert sorted(indices[indices != FILL]) == list(range(len(sizes)))
-    seen = [sizes[i] for i in indices if i != FILL]
-    assert seen == sorted(sizes, reverse=True)
-    for indices, batch in batches:
-        assert len(batch["input_ids"]) == batch_size
-        expected = [0 if i == FILL else sizes[i] for i in indices]
-        assert batch["attention_mask"].sum(1).tolist() == expected

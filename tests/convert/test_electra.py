@@ -17,6 +17,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.config.settings import as_variant
 from bert_jax.convert import huggingface
 from bert_jax.errors import UserError
+from bert_jax.inference.masked_lm import guesses_by_layer
 from bert_jax.models.electra import ElectraConfig
 from bert_jax.models.heads import make_pretraining_model
 from bert_jax.runs import origin
@@ -95,7 +96,7 @@ def test_a_generator_alone_fills_masks(electra, exported):
     assert [g.token for g in guesses] == [g.token for g in both]
     assert guesses[0].probability == pytest.approx(both[0].probability, rel=1e-5)
     # It does not read the discriminator's hidden states, which a page shows.
-    assert not electra.mask_filler.by_layer(np.zeros((3, 5, 12), np.float32), np.array([2]))
+    assert not guesses_by_layer(electra, np.zeros((3, 5, 12), np.float32), np.array([2]))
 
 
 def test_a_discriminator_alone(exported, tmp_path):

@@ -145,8 +145,9 @@ def test_a_model_without_a_run(golden, tmp_path, monkeypatch):
     assert header["base_model"] == "a/b"
 
 
-def read_examples(config, data, examples, batch_size):
-    return [make_task(config).example_from(x, i, data) for i, x in enumerate(examples)]
+def read_examples(bert, examples):
+    task = make_task(bert.task)
+    return [task.example_from(x, i, bert.data) for i, x in enumerate(examples)]
 
 
 @pytest.mark.parametrize("number", range(len(TASKS)), ids=lambda number: TASKS[number].kind)
@@ -159,7 +160,7 @@ def test_each_task(number, exported, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     assert ('"A text.", "Another."' in text) == (task.glue == "mnli")  # what it was trained on
     # And compile nothing.
-    monkeypatch.setattr(bert_jax.Bert, "_predictor", property(lambda bert: read_examples))
+    monkeypatch.setattr(bert_jax.Bert, "predict", read_examples)
     assert run_code(text, "bert_jax")["bert"].task == task
     header, text = card(bert, tmp_path, "none")
     assert header["pipeline_tag"] == "feature-extraction"

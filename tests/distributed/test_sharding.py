@@ -9,6 +9,7 @@ import pytest
 from flax import traverse_util
 from helpers import model_config
 
+from bert_jax.bert import load
 from bert_jax.config import (
     CheckpointConfig,
     DataConfig,
@@ -29,7 +30,6 @@ from bert_jax.distributed.mesh import (
     make_mesh,
 )
 from bert_jax.errors import UserError
-from bert_jax.inference.loading import load
 from bert_jax.models.heads import BertForPreTraining
 from bert_jax.runs.origin import copy_params
 from bert_jax.text import tokenizer_training

@@ -1,4 +1,4 @@
-"""An index: what it finds, what it keeps, how it resumes, and its mistakes."""
+"""An index: what it finds, what it keeps, and its mistakes."""
 
 import json
 import re
@@ -10,10 +10,10 @@ import pytest
 
 import bert_jax
 from bert_jax import Hit, Index, UserError
-from bert_jax.inference import embeddings, index
+from bert_jax.inference import index, runner
 from bert_jax.storage import json_files
 from bert_jax.storage.locks import locked
-from bert_jax.text import builtin, store
+from bert_jax.text import builtin
 
 WORDS = ["river", "bank", "token", "model", "layer", "head", "reads", "sees", "the", "small"]
 
@@ -112,65 +112,27 @@ def test_a_model_of_another_folder_is_the_same_if_its_parameters_are(built, tiny
         Index.load(made._path, other)
 
 
-def interrupt(monkeypatch, after: int) -> list[int]:
-    """Raises in the middle of the next build; returns how many texts each chunk has."""
+def test_a_build_that_fails_leaves_nothing(tiny_bert, folder, monkeypatch):
+    monkeypatch.setattr(runner, "_CHUNK_TEXTS", 8)
     embed, calls = index._embed, []
 
-    def failing(bert, texts, kind):
-        if len(calls) == after:
-            raise KeyboardInterrupt
+    def interrupted(encoder, texts):
         calls.append(len(texts))
-        return embed(bert, texts, kind)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return embed(encoder, texts)
 
-    monkeypatch.setattr(index, "_embed", failing)
-    return calls
-
-
-def raise_interrupt(*_) -> None:
-    raise KeyboardInterrupt
-
-
-def test_an_interrupted_build_resumes_to_the_same_bytes(tiny_bert, folder, monkeypatch, capsys):
-    monkeypatch.setattr(embeddings, "_CHUNK_TEXTS", 8)
-    Index.build(tiny_bert, "texts.txt", "whole.index")
     with monkeypatch.context() as patch:
-        calls = interrupt(patch, after=2)
-        with pytest.raises(KeyboardInterrupt):
-            Index.build(tiny_bert, "texts.txt", "my.index")
-        assert calls == [8, 8]
-    with pytest.raises(UserError, match=r"my.index is unfinished; repeat the command"):
-        Index.load("my.index")
-    # What a chunk that was not recorded has left.
-    with open("my.index.partial/vectors.npy", "ab") as file:
-        file.write(b"half a chunk")
-    calls = interrupt(monkeypatch, after=9)
-    with monkeypatch.context() as patch:
-        patch.setattr(index.replacement, "replace", raise_interrupt)
+        patch.setattr(index, "_embed", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Index.build(tiny_bert, "texts.txt", "my.index")
     assert calls == [8, 8, 8]
+    assert [path.name for path in folder.iterdir()] == ["texts.txt"]
+    # Nor is what a killed one left in the way.
+    (folder / "my.index.partial").mkdir()
+    (folder / "my.index.partial/vectors.npy").write_bytes(b"half")
     Index.build(tiny_bert, "texts.txt", "my.index")
-    assert calls == [8, 8, 8]
-    for name in ("vectors.npy", "texts.bin", "entries.npy", "index.json"):
-        assert (folder / "my.index" / name).read_bytes() == (
-            folder / "whole.index" / name
-        ).read_bytes()
-    assert not (folder / "my.index.partial").exists()
-
-
-def test_a_build_that_began_with_other_texts_is_not_resumed(tiny_bert, folder, monkeypatch):
-    monkeypatch.setattr(embeddings, "_CHUNK_TEXTS", 8)
-    with monkeypatch.context() as patch:
-        interrupt(patch, after=2)
-        with pytest.raises(KeyboardInterrupt):
-            Index.build(tiny_bert, "texts.txt", "my.index")
-    texts = (folder / "texts.txt").read_text()
-    for other in (texts.replace("bank", "river"), texts + "\nbank", "long " * 100_000 + texts):
-        (folder / "texts.txt").write_text(other)
-        with pytest.raises(UserError, match=r"begun with another model or other texts; repeat"):
-            Index.build(tiny_bert, "texts.txt", "my.index")
-    (folder / "texts.txt").write_text(texts)  # nothing was lost
-    assert len(Index.build(tiny_bert, "texts.txt", "my.index")) == 40
+    assert sorted(path.name for path in folder.iterdir()) == ["my.index", "texts.txt"]
 
 
 def test_memory_is_bounded(tiny_bert, folder, monkeypatch):
@@ -178,9 +140,7 @@ def test_memory_is_bounded(tiny_bert, folder, monkeypatch):
     text = "the bank " * 500
     (folder / "texts.txt").write_text(f"{text}\n" * 4000)  # 18 MB
     vectors = np.ones((1, 16), np.float32)
-    monkeypatch.setattr(
-        index, "_embed", lambda bert, texts, kind: (vectors.repeat(len(texts), 0), 0)
-    )
+    monkeypatch.setattr(index, "_embed", lambda encoder, texts: (vectors.repeat(len(texts), 0), 0))
     tracemalloc.start()
     made = Index.build(tiny_bert, "texts.txt", "my.index")
     _, most = tracemalloc.get_traced_memory()
@@ -226,7 +186,7 @@ def edit(path, name: str) -> None:
 
 
 def rewrite(path, **values) -> None:
-    json_files.write_record(path, json_files.read_json(path, store.REMEDY) | values)
+    json_files.write_record(path, json_files.read_json(path, "") | values)
 
 
 @pytest.mark.parametrize(

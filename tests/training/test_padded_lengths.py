@@ -18,7 +18,7 @@ from bert_jax.distributed.mesh import (
 )
 from bert_jax.models import heads
 from bert_jax.training.objectives import TaskObjective
-from bert_jax.training.step import init_state, make_predict_step, make_train_step
+from bert_jax.training.step import PREDICT_OUTPUTS, init_state, make_predict_step, make_train_step
 
 HEADS = {
     "regression": (heads.BertForSequenceClassification, 1),
@@ -122,7 +122,7 @@ def test_predictions_come_in_order_whatever_the_devices(mode, devices):
     mesh = make_mesh(devices=jax.devices()[:devices])
     layout = replicated_layout(mesh)
     params = jax.device_put(params, layout.params) if mode == "mesh" else params
-    step = compile_step(make_predict_step(objective), mode, layout, ("per_example", "metrics"))
+    step = compile_step(make_predict_step(objective), mode, layout, PREDICT_OUTPUTS)
     batch = batcher("spans").batch(np.arange(16), 32)
     wanted = jax.jit(objective.apply)(params, jax.tree.map(jnp.asarray, batch), None)
     logits, sums = step(params, batch)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from bert_jax import Patterns, UserError, console
-from bert_jax.inference.embeddings import pad
+from bert_jax.batches.buckets import FILL
+from bert_jax.inference.tokenization import sequences_of
 from bert_jax.viewer import patterns
 
 TEXTS = [
@@ -67,7 +68,9 @@ def test_sums_are_those_of_loops(tiny_bert):
     tokenizer = tiny_bert.tokenizer
     found = list(sequences(tokenizer))
     length = max(len(ids) for ids, _ in found) + 3
-    ids, mask = pad([ids for ids, _ in found], (len(found) + 1, length), tokenizer.pad_id)
+    indices = np.array([*range(len(found)), FILL])
+    batch = sequences_of(tiny_bert, [ids for ids, _ in found]).batch(indices, length)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
     generator = np.random.default_rng(0)
     maps = generator.dirichlet(np.full(length, 0.3), (2, len(ids), 3, length))
     # As softmax leaves padding without attention; there is none for the sequence of padding alone.

@@ -1,0 +1,211 @@
+"""The engine of inference: batches of sequences of similar lengths, on all local devices."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Any, Protocol, TypeVar
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from bert_jax.batches import Batch
+from bert_jax.batches.buckets import FILL
+from bert_jax.distributed.fsdp import Collectives
+from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
+
+# The lengths that sequences are padded to, then multiples of the last: each compiles a program.
+_LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_LONG_MULTIPLE = 256
+_BATCH_TOKENS = 4096
+# Texts of a chunk are sorted by length, and their outputs are held in memory at once.
+_CHUNK_TEXTS, _CHUNK_CHARACTERS = 4096, 400_000
+
+# Runs a batch, and returns outputs on the devices.
+Step = Callable[[Batch], Any]
+Arrays = Mapping[str, jax.Array]  # a batch within a step
+
+
+class Inputs(Protocol):
+    """Sequences that can be batched."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of tokens of each sequence, [n]."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """What a sequence is padded to at most."""
+        ...
+
+    def batch(self, indices: np.ndarray, length: int) -> Batch:
+        """Return the sequences of some indices, padded to `length`; FILL is padding alone."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequences:
+    """Sequences of token ids, each of one text or of two.
+
+    Attributes:
+      token_ids: of each sequence, with special tokens.
+      lengths: the number of them, [n].
+      second_starts: of each sequence, where its second text starts; its length without one.
+      pad_id: of the tokenizer.
+      num_types: the number of the model's token types; a RoBERTa has one.
+      max_length: what a sequence is padded to at most.
+      columns: further arrays of a batch by their names, [n, ...].
+    """
+
+    token_ids: Sequence[Sequence[int] | np.ndarray]
+    lengths: np.ndarray
+    second_starts: Sequence[int]
+    pad_id: int
+    num_types: int
+    max_length: int
+    columns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def batch(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:
+        """Return `input_ids`, `token_type_ids` and `attention_mask`, [B, length], and columns."""
+        input_ids = np.full((len(indices), length), self.pad_id, np.int32)
+        types, mask = np.zeros_like(input_ids), np.zeros_like(input_ids)
+        for position, index in enumerate(indices.tolist()):
+            if index == FILL:
+                continue
+            end = self.lengths[index]
+            input_ids[position, :end] = self.token_ids[index]
+            mask[position, :end] = 1
+            if self.num_types > 1:
+                types[position, self.second_starts[index] : end] = 1
+        batch = {"input_ids": input_ids, "token_type_ids": types, "attention_mask": mask}
+        return batch | {name: column[indices] for name, column in self.columns.items()}
+
+    def all(self, length: int | None = None) -> dict[str, np.ndarray]:
+        """Return all sequences in one batch, by default of a length that others share."""
+        length = length or padded_length(int(self.lengths.max()), self.max_length)
+        return self.batch(np.arange(len(self.token_ids)), length)
+
+
+class Runner:
+    """The parameters of a model on all local devices, and the functions that are compiled there."""
+
+    def __init__(self, params: Any):
+        mesh = make_mesh(devices=jax.local_devices())
+        self.num_devices = mesh.size
+        self._layout = replicated_layout(mesh)
+        self._params = jax.device_put(params, self._layout.params)
+        self._steps: dict[Hashable, Step] = {}
+
+    def compile(self, name: Hashable, function: Callable[[Any, Any], Any]) -> Step:
+        """Compile `function(params, batch)`, whose outputs have an entry for each sequence.
+
+        A function with the same name is compiled once.
+        """
+
+        def step(params: Any, batch: Batch, collectives: Collectives) -> Any:
+            def run_shard(params: Any, _: Any, batch: Batch) -> Any:
+                return function(params, batch)
+
+            return collectives.run(run_shard, "per_example")(params, (), batch)
+
+        return self.compile_step(name, step, "per_example")
+
+    def compile_step(self, name: Hashable, step: Callable[..., Any], outputs: Any) -> Step:
+        """Compile `step(params, batch, collectives)` of `training.step`, once for each name."""
+        if name not in self._steps:
+            compiled = compile_step(step, "mesh", self._layout, outputs)
+            self._steps[name] = functools.partial(compiled, self._params)
+        return self._steps[name]
+
+    def run(self, step: Step, inputs: Inputs) -> Iterator[tuple[np.ndarray, Any]]:
+        """Yield the indices of some sequences and the outputs for them; see `run_batches`."""
+        return _run(step, inputs, _batches_of_tokens(inputs, self.num_devices))
+
+    def call(self, step: Step, batch: Mapping[str, np.ndarray]) -> Any:
+        """Return the outputs of one batch, of any size, as NumPy arrays."""
+        size = len(next(iter(batch.values())))
+        padding = -size % self.num_devices
+        padded = {
+            name: np.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1))
+            for name, array in batch.items()
+        }
+        return jax.tree.map(lambda array: np.asarray(array)[:size], step(padded))
+
+
+def apply(module: nn.Module, params: Any, batch: Mapping[str, Any], **options: Any) -> Any:
+    """Return the output of a module for the arrays of a batch, by their names."""
+    function: Any = module.apply
+    return function({"params": params}, **batch, **options)
+
+
+def run_batches(step: Step, inputs: Inputs, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yield the indices of some sequences, and the step's outputs for them.
+
+    The longest come first. Every batch has `batch_size` sequences: outputs that have an entry for
+    each have those of padding at the end. Outputs are on the devices, which run the next batch
+    while the caller reads them.
+    """
+    order = np.argsort(-inputs.lengths, kind="stable")
+    batches = (
+        (order[start : start + batch_size], batch_size)
+        for start in range(0, len(order), batch_size)
+    )
+    return _run(step, inputs, batches)
+
+
+def _batches_of_tokens(inputs: Inputs, multiple: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield the indices of batches of about as many tokens each, and their padded sizes."""
+    order, start = np.argsort(-inputs.lengths, kind="stable"), 0
+    while start < len(order):
+        length = padded_length(int(inputs.lengths[order[start]]), inputs.max_length)
+        indices = order[start : start + max(1, _BATCH_TOKENS // length)]
+        start += len(indices)
+        # All batches of a length have one size, but for the very last.
+        size = len(indices) if start < len(order) else 1 << (len(indices) - 1).bit_length()
+        yield indices, -(-size // multiple) * multiple
+
+
+def _run(
+    step: Step, inputs: Inputs, batches: Iterable[tuple[np.ndarray, int]]
+) -> Iterator[tuple[np.ndarray, Any]]:
+    def outputs() -> Iterator[tuple[np.ndarray, Any]]:
+        for indices, size in batches:
+            length = padded_length(int(inputs.lengths[indices].max()), inputs.max_length)
+            padded = np.pad(indices, (0, size - len(indices)), constant_values=FILL)
+            yield indices, step(inputs.batch(padded, length))
+
+    # In pairs, so that the device computes one batch while the host reads another.
+    for output, _ in pairwise(chain[Any](outputs(), [None])):
+        yield output
+
+
+def padded_length(length: int, max_length: int) -> int:
+    """Return what to pad sequences of a length to: one of few, as each compiles a program.
+
+    >>> padded_length(20, max_length=512), padded_length(20, max_length=22)
+    (24, 22)
+    """
+    rounded_up = -(-length // _LONG_MULTIPLE) * _LONG_MULTIPLE
+    return min(next((each for each in _LENGTHS if each >= length), rounded_up), max_length)
+
+
+_Text = TypeVar("_Text")
+
+
+def chunks(texts: Iterable[_Text], length: Callable[[_Text], int] = len) -> Iterator[list[_Text]]:
+    """Yield some thousands of texts at a time, fewer where they are long.
+
+    `length` returns the characters of what is not a text by itself.
+    """
+    chunk: list[_Text] = []
+    characters = 0
+    for text in texts:
+        chunk.append(text)
+        characters += length(text)
+        if len(chunk) == _CHUNK_TEXTS or characters >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk

@@ -1,0 +1,146 @@
+"""Texts of a user as sequences of tokens, and the warnings of those that are not read whole."""
+
+import contextlib
+import inspect
+import reprlib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import TextWarning, UserError
+from bert_jax.inference.loading import LoadedModel
+from bert_jax.inference.runner import Sequences
+from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
+
+UNKNOWN_TOKENS = (
+    "of the tokens are unknown to the tokenizer; choose a model that was trained on such text"
+)
+# The frames of the stack that are not the user's: those of the package, and of its decorators.
+_PACKAGE, _DECORATORS = str(Path(__file__).parents[1]), contextlib.__file__
+
+
+def text_list(texts: Any, name: str = "texts") -> list[str]:
+    """Return one text or several as a list; UserError where one is no text."""
+    if isinstance(texts, str):
+        texts = [texts]
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise UserError(f"{name} is {reprlib.repr(texts)}; give a text, or a list of texts")
+    result = list(texts)
+    for index, text in enumerate(result):
+        if not isinstance(text, str):
+            raise UserError(f"{name}[{index}] is {reprlib.repr(text)}; give a text, as a str")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # half of a surrogate pair
+            raise UserError(f"{name}[{index}] is not Unicode ({error}); correct it") from error
+    return result
+
+
+def tokenize(
+    model: LoadedModel,
+    texts: str | Iterable[str],
+    text_pairs: str | Iterable[str] | None,
+    max_length: int | None,
+) -> Sequences:
+    """Return texts or pairs as sequences; `Bert.tokenize` says what the arguments are."""
+    columns = [text_list(texts)]
+    if text_pairs is not None:
+        columns.append(text_list(text_pairs, "text_pairs"))
+    if not columns[0]:
+        raise UserError("there are no texts; give one or more")
+    if len(columns[0]) != len(columns[-1]):
+        raise UserError(
+            f"there are {len(columns[0])} texts and {len(columns[1])} second texts; give each text "
+            "its second one"
+        )
+    longest = model.config.max_position_embeddings
+    length = longest if max_length is None else max_length
+    room = max_text_tokens(len(columns), model.config, length)
+    if room < 1 or length > longest:
+        raise UserError(f"max_length is {length}; it must leave room and be at most {longest}")
+    examples = list(zip(*(model.tokenizer.encode(column) for column in columns), strict=True))
+    if max_length is None:
+        truncated = sum(sum(map(len, example)) > room for example in examples)
+        warn_truncated(truncated, len(examples), longest)
+    joined = [
+        build_sequence(truncate(example, room), model.tokenizer, model.config)
+        for example in examples
+    ]
+    return sequences_of(
+        model, [token_ids for token_ids, _ in joined], [second_start for _, second_start in joined]
+    )
+
+
+def sequences_of(
+    model: LoadedModel,
+    token_ids: Sequence[Sequence[int] | np.ndarray],
+    second_starts: Sequence[int] | None = None,
+) -> Sequences:
+    """Return sequences of token ids as inputs of a model; by default each of one text."""
+    lengths = np.array([len(sequence) for sequence in token_ids], np.int64)
+    return Sequences(
+        token_ids=token_ids,
+        lengths=lengths,
+        second_starts=lengths.tolist() if second_starts is None else second_starts,
+        pad_id=model.tokenizer.pad_id,
+        num_types=model.config.type_vocab_size,
+        max_length=model.config.max_position_embeddings,
+    )
+
+
+def prompt_of(model: LoadedModel, name: str) -> str:
+    """Return what a model puts before each "query" or "passage"; nothing without a name."""
+    has_prompts = model.task is not None and model.task.kind == "embedding"
+    if name and (name not in ("query", "passage") or not has_prompts):
+        known = "query and passage" if has_prompts else "none, as it was not trained for embeddings"
+        raise UserError(f"prompt is {name!r}; the model has {known}")
+    return own_prompt(model, name) if name else ""
+
+
+def own_prompt(model: LoadedModel, name: str) -> str:
+    """Return what a model puts before each "query" or "passage", if it has any prompts."""
+    if not model.task or model.task.kind != "embedding":
+        return ""
+    return getattr(model.task.embedding, f"{name}_prompt")
+
+
+def warn_truncated(count: int, total: int, max_length: int) -> None:
+    """Warn the user of texts that were truncated to a length, if there are any."""
+    if count:
+        _warn(
+            f"{count:,} of {total:,} texts are longer than the model's {max_length} tokens and "
+            "were truncated"
+        )
+
+
+def warn_text_truncated(num_tokens: int) -> None:
+    """Warn the user that the one text was truncated to a number of tokens."""
+    _warn(
+        f"the text is longer than the model's positions and was truncated to {num_tokens:,} tokens"
+    )
+
+
+def warn_unknown(unknown: int, tokens: int) -> None:
+    """Warn the user of texts with many unknown tokens; a few of a short text are not many.
+
+    The warning has no number, so that it is shown once for texts that come in chunks.
+    """
+    if 10 * unknown > tokens and (unknown >= 10 or 2 * unknown > tokens):
+        _warn(f"more than 10% {UNKNOWN_TOKENS}")
+
+
+def _warn(message: str) -> None:
+    """Show a warning where the user calls the package."""
+    files = (frame.filename for frame in inspect.stack(context=0))
+    level = next(
+        (
+            number
+            for number, file in enumerate(files)
+            if not file.startswith(_PACKAGE) and file != _DECORATORS
+        ),
+        0,
+    )
+    warnings.warn(message, TextWarning, stacklevel=level + 1)
