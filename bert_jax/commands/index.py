@@ -2,8 +2,8 @@
 
     bert-jax index runs/tiny notes.txt articles.csv --output=my.index --column=body
 
-INDEX is a folder with the texts and their embeddings. The same command again resumes one that was
-interrupted. Then: bert-jax search my.index "a question"
+INDEX is a folder with the texts and their embeddings: all of it or, where the command was
+interrupted, none. Then: bert-jax search my.index "a question"
 """
 
 import argparse

@@ -119,9 +119,8 @@ class TextEncoder:
     def _vectors(self, token_ids: list[list[int]]) -> list[np.ndarray]:
         """Return the vector of each sequence, or those of its tokens but [CLS] and [SEP]."""
         vectors = [np.empty(0)] * len(token_ids)
-        for indices, values in self._model.runner.run(
-            self._step, sequences_of(self._model, token_ids)
-        ):
+        sequences = sequences_of(self._model, token_ids)
+        for indices, values in self._model.runner.run(self._step, sequences):
             for index, value in zip(indices.tolist(), np.asarray(values), strict=False):
                 if self._pooling in _OF_TOKENS:
                     value = value[1 : len(token_ids[index]) - 1]
