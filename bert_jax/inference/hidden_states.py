@@ -6,8 +6,8 @@ from typing import Any
 
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Arrays, Sequences, apply
-from bert_jax.models.encoder import Encoder, EncoderOutput
 from bert_jax.models.architecture import make_encoder
+from bert_jax.models.encoder import Encoder, EncoderOutput
 
 
 def encoder_output(
