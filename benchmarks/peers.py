@@ -1,19 +1,19 @@
-"""Our train step beside those of other implementations, interleaved in one run.
+"""Time the train step beside those of other implementations, interleaved in one run.
 
     python benchmarks/peers.py --config=base --config.data.batch_size=8 \\
         --peers=bert-jax,torch,torch-masked --dtypes=float32,bfloat16 --output=peers.json
 
 All have the model, batch size, precision, dropout and optimizer of the config. Each runs in a
 process of its own, which waits while another runs. In a round each runs for `--seconds`. The ratio
-to ours is taken in each round, and printed with its quartiles. With `--alone` a process ends before
-the next one starts, as on a GPU, whose memory each would take; a peer that fails is dropped.
+to bert-jax is taken in each round, and printed with its quartiles. With `--alone` a process ends
+before the next one starts, as on a GPU, whose memory each would take; a peer that fails is dropped.
 
 Peers: `torch`, transformers' BertForPreTraining, eager; `torch-masked`, the same with its MLM head
-on the masked positions alone, as ours; `torch-compiled` and `torch-masked-compiled`, under
+on the masked positions alone, as here; `torch-compiled` and `torch-masked-compiled`, under
 `torch.compile`; `flax`, the last Flax BERT, which needs transformers 4: name the Python of such an
-environment with `--flax_python`. Their sequences are masked beforehand, ours in the step. Our own
-step can also run without one of the techniques that make it fast: `without-` and a name of
-`peer_worker.TECHNIQUES`.
+environment with `--flax_python`. Their sequences are masked beforehand, those of bert-jax
+in the step. The step of bert-jax can also run without one of the techniques that make it fast:
+`without-` and a name of `peer_worker.TECHNIQUES`.
 """
 
 import argparse
@@ -48,7 +48,7 @@ PEERS = {
     "flax": ("peer_flax.py", "full", False),
     **{f"without-{name}": ("peer_ours.py", name, False) for name in TECHNIQUES},
 }
-OURS = "bert-jax"
+BERT_JAX = "bert-jax"
 
 ARGS = argparse.Namespace()  # set by main
 
@@ -141,7 +141,7 @@ def main() -> None:
     config = read_config(ARGS.config, words, TrainConfig).config
     validation.validate(config)
     unknown = set(ARGS.peers) - PEERS.keys()
-    if unknown or OURS not in ARGS.peers:
+    if unknown or BERT_JAX not in ARGS.peers:
         raise UserError(f"--peers are bert-jax and any of {', '.join(list(PEERS)[1:])}")
     if set(ARGS.dtypes) - {"float32", "bfloat16"} or not ARGS.dtypes:
         raise UserError("--dtypes are float32, bfloat16 or both")
@@ -173,17 +173,17 @@ def main() -> None:
         try:
             pairs += measure(group)
         except UserError as error:
-            if not ARGS.alone or group[0][0] == OURS:
+            if not ARGS.alone or group[0][0] == BERT_JAX:
                 raise
             print(error, file=sys.stderr, flush=True)
             failed[group[0][0]] = str(error)
-    ours = {peer.dtype: times for peer, times in pairs if peer.name == OURS}
+    own = {peer.dtype: times for peer, times in pairs if peer.name == BERT_JAX}
     print(f"{phase.batch_size} x {phase.max_length}, {ARGS.rounds} rounds of {ARGS.seconds:g} s")
-    head = ["peer", "dtype", "sequences/s", *(f"ours in {dtype} is faster by" for dtype in ours)]
+    head = ["peer", "dtype", "sequences/s", *(f"bert-jax in {dtype} is faster by" for dtype in own)]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for peer, times in pairs:
         rate = phase.batch_size / statistics.median(times)
-        ratios = [record.ratio(times, own) for own in ours.values()]
+        ratios = [record.ratio(times, each) for each in own.values()]
         print(f"| {' | '.join([peer.name, peer.dtype, f'{rate:.2f}', *ratios])} |")
     if ARGS.output:
         each = [
