@@ -1,11 +1,14 @@
 """The documentation as a site: `sphinx-build -W -n docs docs/_build`, with the `docs` extra."""
 
+import functools
+import itertools
 import json
 import os
 import re
 import sys
 import tomllib
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 
 DOCS = Path(__file__).parent
@@ -81,20 +84,37 @@ def config_fields() -> str:
         (bert_jax.FinetuneConfig, "finetune"),
     ):
         text += f"\n## {kind.__name__}: `bert-jax {command}`\n"
-        group = None
-        for field in settings.fields(kind()):
-            if field.name.rpartition(".")[0] != group:
-                group = field.name.rpartition(".")[0]
-                title = f"\n### {group}, of {command}\n" if group else ""
-                text += f"{title}\n| field | default | meaning |\n|---|---|---|\n"
-            default = f"`{field.value}`" if field.value not in ("", ()) else "none"
-            text += f"| `{field.name}`{' ↻' * field.metadata['resumable']} | {default} | "
-            text += f"{field.metadata['help']}{accepted(field)} |\n"
-    text += "\n### Each of data.phases\n\n| field | default | meaning |\n|---|---|---|\n"
-    for field in settings.fields(bert_jax.Phase()):
-        text += (
-            f"| `{field.name}` | `{field.value}` | {field.metadata['help']}{accepted(field)} |\n"
+        of_groups = itertools.groupby(
+            settings.fields(kind()), key=lambda field: field.name.rpartition(".")[0]
         )
+        for group, fields in of_groups:
+            text += f"\n### {group}, of {command}\n" if group else ""
+            text += table(fields)
+            text += variants(kind(), group) if group else ""
+    return f"{text}\n### Each of data.phases\n{table(settings.fields(bert_jax.Phase()))}"
+
+
+def variants(config: object, group: str) -> str:
+    """Return tables of the fields that a group has with one value of the field that chooses."""
+    base, text = functools.reduce(getattr, group.split("."), config), ""
+    if not hasattr(base, "variants"):
+        return ""
+    names = {field.name for field in settings.fields(base)}
+    for value in base.variants.registry:
+        fields = settings.fields(settings.as_variant(base, value), prefix=f"{group}.")
+        own = [field for field in fields if field.name.removeprefix(f"{group}.") not in names]
+        if own:
+            text += f"\nWith `{group}.{base.variants.field}={value}`:\n{table(own)}"
+    return text
+
+
+def table(fields: Iterable[settings.Field]) -> str:
+    """Return a table of fields, as Markdown."""
+    text = "\n| field | default | meaning |\n|---|---|---|\n"
+    for field in fields:
+        default = f"`{field.value}`" if field.value not in ("", ()) else "none"
+        text += f"| `{field.name}`{' ↻' * field.metadata['resumable']} | {default} | "
+        text += f"{field.metadata['help']}{accepted(field)} |\n"
     return text
 
 
