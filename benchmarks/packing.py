@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.commands import process
 from bert_jax.commands.flags import read_config
-from bert_jax.commands.process import keep_host_memory
+from bert_jax.commands.memory import keep_host_memory
 from bert_jax.config import TrainConfig, validation
 from bert_jax.config.schedule import make_rate_schedule, make_schedule
 from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh

@@ -8,7 +8,7 @@ import jaxlib.version
 import numpy as np
 from peer_worker import read_spec, run_peer, serve
 
-from bert_jax.commands.process import keep_host_memory
+from bert_jax.commands.memory import keep_host_memory
 from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import from_dict

@@ -70,11 +70,11 @@ def ends_reads():
 @pytest.fixture
 def bert_jax_main(monkeypatch, capsys):
     """`bert-jax` in this process: returns what it prints, and raises its errors."""
-    from bert_jax.commands import main, process
+    from bert_jax.commands import main, memory, process
 
     def run(*words) -> str:
         monkeypatch.setattr(process, "run", lambda command, name: command())
-        monkeypatch.setattr(process, "_mallopt", lambda options: None)
+        monkeypatch.setattr(memory, "_mallopt", lambda options: None)
         monkeypatch.setattr("sys.argv", ["bert-jax", *map(str, words)])
         capsys.readouterr()
         main.main()

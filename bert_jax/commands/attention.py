@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax import console
-from bert_jax.commands import process, texts
+from bert_jax.commands import memory, process, texts
 from bert_jax.errors import UserError
 from bert_jax.storage.paths import CHECKPOINT
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     for path in outputs:
         page.check_output(path, force=args.force)
     lines = texts.numbered(args.texts) if args.texts else None
-    process.keep_host_memory()
+    memory.keep_host_memory()
     process.cache_compiled_programs()
     bert = load(args.checkpoint)
     if lines:
@@ -71,8 +71,9 @@ def _texts_and_pairs(lines: Iterable[tuple[str, str]]) -> Iterator[str | tuple[s
         for where, line in lines:
             text, *pair = line.split("\t")
             if len(pair) > 1:
-                fault = f"has {len(pair)} tabs; a line is a text, or two with a tab between"
-                raise UserError(f"{where} {fault}")
+                raise UserError(
+                    f"{where} has {len(pair)} tabs; a line is a text, or two with a tab between"
+                )
             yield (text, pair[0]) if pair else text
 
 

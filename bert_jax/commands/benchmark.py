@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bert_jax import console
 from bert_jax.commands.flags import Parser, add_config, read_config
-from bert_jax.commands.process import keep_host_memory
+from bert_jax.commands.memory import keep_host_memory
 from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_jax import console
-from bert_jax.commands import process, texts
+from bert_jax.commands import memory, process, texts
 from bert_jax.errors import UserError
 from bert_jax.retrieval.search import normalize
 from bert_jax.storage.paths import CHECKPOINT
@@ -49,7 +49,9 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     try:
         layers = args.layer and tuple(int(layer) for layer in args.layer.split(","))
     except ValueError as error:
-        raise UserError(f"--layer {args.layer}: numbers are wanted, such as -2 or -1,-2") from error
+        raise UserError(
+            f"--layer {args.layer} is not numbers; give some such as -2 or -1,-2"
+        ) from error
     if args.output:
         _check_output(Path(args.output), args.pooling)
     lines = texts.numbered(args.file, with_empty=True)
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.inference.runner import chunks
     from bert_jax.inference.tokenization import prompt_of
 
-    process.keep_host_memory()
+    memory.keep_host_memory()
     process.cache_compiled_programs()
     bert = load(args.checkpoint)
     encoder, before = TextEncoder(bert, layers, args.pooling), prompt_of(bert, args.prompt)
@@ -93,8 +95,9 @@ def _check_output(path: Path, pooling: str) -> None:
     if path.suffix not in (".npz", ".npy") or os.path.isdir(path):
         raise UserError(f"--output {path}: give a file that ends in .npz or .npy")
     if path.suffix == ".npy" and pooling in ("tokens", "words"):
-        wrong = f"an .npy cannot say which text the {pooling} are of"
-        raise UserError(f"--output {path}: {wrong}; give an .npz")
+        raise UserError(
+            f"--output {path}: an .npy cannot say which text the {pooling} are of; give an .npz"
+        )
     if not os.access(path.absolute().parent, os.W_OK):
         raise UserError(f"--output {path} cannot be written there; make the folder first")
 
@@ -137,7 +140,7 @@ def write_arrays(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
                     with (folder / key).open("ab") as file:
                         file.write(np.ascontiguousarray(array).data)
             whole = {
-                key: np.memmap(folder / key, dtype, "r").reshape(-1, *shape)
+                key: np.memmap(folder / key, dtype, "r").reshape((-1, *shape))
                 for key, (dtype, shape) in shapes.items()
             }
             if path.suffix == ".npy":

@@ -9,7 +9,7 @@ log in with `hf auth login`, or set HF_TOKEN.
 
 import argparse
 
-from bert_jax.commands import process
+from bert_jax.commands import memory
 from bert_jax.errors import UserError
 from bert_jax.storage.paths import CHECKPOINT
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         hub.check_destination(args.destination, force=args.force)
     elif args.private:
         raise UserError("--private is for a model of the hub; give DST as hf:OWNER/NAME")
-    process.return_host_memory()
+    memory.return_host_memory()
     flags = {"force": args.force, "private": args.private}
     exported = load(args.checkpoint).export(args.destination, args.head, **flags)
     name, path = exported.architecture, args.destination.removeprefix("hf:")

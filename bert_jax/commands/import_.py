@@ -8,7 +8,7 @@ self-contained.
 
 import argparse
 
-from bert_jax.commands import process
+from bert_jax.commands import memory
 from bert_jax.storage.paths import CHECKPOINT
 
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import load
 
-    process.return_host_memory()
+    memory.return_host_memory()
     bert = load(args.source)
     bert.save(args.destination, force=args.force)
     print(f"{args.destination}: {bert!r}")

@@ -8,7 +8,7 @@ interrupted, none. Then: bert-jax search my.index "a question"
 
 import argparse
 
-from bert_jax.commands import process
+from bert_jax.commands import memory, process
 from bert_jax.commands.flags import Parser
 from bert_jax.console import counted, quoted
 from bert_jax.storage.paths import CHECKPOINT
@@ -29,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import Index, load
 
-    process.keep_host_memory()
+    memory.keep_host_memory()
     process.cache_compiled_programs()
     options = {"column": args.column, "force": args.force}
     index = Index.build(load(args.checkpoint), args.files, args.output, **options)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_jax.commands import process, texts
+from bert_jax.commands import memory, process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
 from bert_jax.errors import UserError
 from bert_jax.storage.paths import CHECKPOINT
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     lines: Any = [("--text", "\t".join(args.text))] if args.text else None
     if args.file and (args.file == STDIN or file_type(args.file) == ".txt"):
         lines = texts.numbered(args.file)
-    process.keep_host_memory()
+    memory.keep_host_memory()
     process.cache_compiled_programs()
     bert = load(args.checkpoint)
     if not bert.task:

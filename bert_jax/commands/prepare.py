@@ -14,8 +14,11 @@ A runner of Apache Beam does the last two, on its own machines; its options come
 """
 
 import argparse
+import contextlib
 import os
 import shlex
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from bert_jax.commands.flags import Parser, add_data_dir, add_fields
 from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 from bert_jax.config.validation import validate
 from bert_jax.console import counted
-from bert_jax.errors import UserError, nearest
+from bert_jax.errors import HostLost, UserError, nearest
 from bert_jax.storage import paths, replacement
 
 _KINDS = ("sentencepiece", "wordpiece", "byte_bpe")
@@ -95,8 +98,10 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
     if is_remote and args.store and args.store.startswith(("http:", "https:", "file:")):
         raise UserError(f"{args.store} cannot be written; give a folder, or gs:// or s3://")
     if is_remote and not (args.runner or args.shard or args.sample is not None):
-        wrong = f"{args.finish or args.store} is not on a disk, where whole stores are written"
-        raise UserError(f"{wrong}; prepare it by --sample and --shard or --runner, and train on it")
+        raise UserError(
+            f"{args.finish or args.store} is not on a disk, where whole stores are written; "
+            "prepare it by --sample and --shard or --runner, and train on it"
+        )
     if args.finish is not None:
         shards.finish(Path(args.finish))
         _report(args, args.finish, store.open_store(Path(args.finish)))
@@ -147,7 +152,7 @@ def _prepare(
     if args.runner:
         from bert_jax.text import beam
 
-        with process.ending_with_workers(args.parser.prog):
+        with _ending_with_workers(args.parser.prog):
             beam.prepare_shards(data, tokenizer, args.store, args.shards, args.runner, options)
         if paths.is_remote(args.store):
             return f"complete: all shards of {args.store}; {_train_on(args.store)}"
@@ -157,8 +162,10 @@ def _prepare(
     folder = shards.shard_folder(folder, shard) if shard else folder
     is_replaced = args.force and os.path.lexists(folder) and not store.is_store(args.source)
     if is_replaced and not store.is_only_store(folder):
-        wrong = f"{folder} is not a store, or has other files too, and is not replaced"
-        raise UserError(f"{wrong}; choose another folder, or remove it")
+        raise UserError(
+            f"{folder} is not a store, or has other files too, and is not replaced; "
+            "choose another folder, or remove it"
+        )
     # Beside it, so that the store that is there is complete until this one is.
     new = folder.with_name(f".{folder.name}.new") if is_replaced else folder
     if shard:
@@ -210,3 +217,22 @@ def _load_tokenizer(path: Path, *, lowercase: bool) -> Any:
     return tokenizer_loading.from_json(
         checkpoint.read_json(folder, "tokenizer"), f"{folder}/tokenizer"
     )
+
+
+@contextlib.contextmanager
+def _ending_with_workers(name: str) -> Iterator[None]:
+    """End the process with a line when a local worker of Apache Beam ends, which Beam waits for."""
+    show = threading.excepthook
+
+    def end_or_show(raised: threading.ExceptHookArgs) -> None:
+        if raised.thread and raised.thread.name == "run_worker":  # which waits for its process
+            reason = f"a worker has ended ({raised.exc_value}); repeat the command, which resumes"
+            process.end_process(name, HostLost(reason))
+        elif not raised.exc_type.__module__.startswith("grpc"):  # the servers of those workers
+            show(raised)
+
+    threading.excepthook = end_or_show
+    try:
+        yield
+    finally:
+        threading.excepthook = show

@@ -1,4 +1,4 @@
-"""Process-wide setup of the commands: exit codes, XLA compilation cache, memory, signals.
+"""Process-wide setup of the commands: exit codes, XLA compilation cache, signals.
 
 The library sets none of this: `import bert_jax` and its functions leave the process as it is.
 """
@@ -6,7 +6,6 @@ The library sets none of this: `import bert_jax` and its functions leave the pro
 import argparse
 import contextlib
 import csv
-import ctypes
 import gc
 import importlib
 import itertools
@@ -15,10 +14,9 @@ import os
 import re
 import signal
 import sys
-import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -26,7 +24,8 @@ from typing import Any
 
 from bert_jax import console
 from bert_jax.commands.flags import Recipe
-from bert_jax.errors import CommandError, HostLost, TextWarning
+from bert_jax.commands.memory import keep_host_memory
+from bert_jax.errors import CommandError, TextWarning
 from bert_jax.storage import cache, paths
 
 _CACHE = "jax_compilation_cache_dir"
@@ -48,14 +47,14 @@ def run(command: Callable[[], None], name: str) -> None:
         command()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
     except (CommandError, KeyboardInterrupt) as error:
-        _end(name, error)
+        end_process(name, error)
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         sys.stderr.close()
         sys.exit(1)
     except Exception:
         if not _interrupts:
             raise
-        _end(name, KeyboardInterrupt())  # which a library has made another error of
+        end_process(name, KeyboardInterrupt())  # which a library has made another error of
 
 
 _interrupts: list[int] = []  # the signals that have raised KeyboardInterrupt
@@ -66,12 +65,12 @@ def _interrupt(name: str, number: int, frame: FrameType | None) -> None:
     # Some libraries in C make another error of it when they are imported, or crash.
     frames = traceback.walk_stack(frame)
     if _interrupts or any("importlib._bootstrap" in f.f_code.co_filename for f, _ in frames):
-        _end(name, KeyboardInterrupt())
+        end_process(name, KeyboardInterrupt())
     _interrupts.append(number)
     raise KeyboardInterrupt
 
 
-def _end(name: str, error: CommandError | KeyboardInterrupt) -> None:
+def end_process(name: str, error: CommandError | KeyboardInterrupt) -> None:
     """End the process with a line, whatever its threads do, which could print errors of theirs."""
     with contextlib.suppress(ValueError):  # in another thread than the main one
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -106,25 +105,6 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
                 module.train(run, reason)
 
     hosts.run(connected)
-
-
-@contextlib.contextmanager
-def ending_with_workers(name: str) -> Iterator[None]:
-    """End the process with a line when a local worker of Apache Beam ends, which Beam waits for."""
-    show = threading.excepthook
-
-    def note(fault: threading.ExceptHookArgs) -> None:
-        if fault.thread and fault.thread.name == "run_worker":  # which waits for its process
-            wrong = f"a worker has ended ({fault.exc_value})"
-            _end(name, HostLost(f"{wrong}; repeat the command, which resumes"))
-        elif not fault.exc_type.__module__.startswith("grpc"):  # of those that it spoke to
-            show(fault)
-
-    threading.excepthook = note
-    try:
-        yield
-    finally:
-        threading.excepthook = show
 
 
 def cache_compiled_programs() -> None:
@@ -180,7 +160,7 @@ def quiet_libraries(name: str = "bert-jax") -> None:
 
     def show_others(unraisable: Any) -> None:
         if isinstance(unraisable.exc_value, KeyboardInterrupt):  # within a callback of JAX
-            _end(name, unraisable.exc_value)
+            end_process(name, unraisable.exc_value)
         elif str(unraisable.exc_value) != "Event loop is closed":
             show(unraisable)
 
@@ -204,49 +184,16 @@ def show_warnings_of_texts() -> None:
 
 def show_details() -> None:
     """Show other libraries' warnings, and where an error comes from."""
-    global _end
+    global end_process
     logging.getLogger("absl").setLevel(logging.WARNING)
     warnings.simplefilter("default")
-    end = _end
+    end_quietly = end_process
 
     def with_origin(name: str, error: CommandError | KeyboardInterrupt) -> None:
         traceback.print_exception(error)
-        end(name, error)
+        end_quietly(name, error)
 
-    _end = with_origin
-
-
-def keep_host_memory() -> None:
-    """Keep memory that XLA frees on a CPU for the next step, which saves a third of its time."""
-    # Before JAX has devices: the C library fixes its arenas when the first thread allocates.
-    import jax
-
-    platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
-    platform = platforms.split(",")[0]
-    if platform == "cpu" or not (platform or _has_accelerator()):
-        # From malloc.h: M_ARENA_MAX, M_MMAP_MAX, and M_TRIM_THRESHOLD, of which -1 is none. Two
-        # steps of BERT-base are in flight at once, and free more than any threshold allows.
-        _mallopt({-8: 1, -4: 0, -1: -1})
-
-
-def _has_accelerator() -> bool:
-    """Return whether Linux shows a GPU or a TPU, without JAX's devices."""
-    files = ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
-    return any(any(Path("/dev").glob(pattern)) for pattern in files)
-
-
-def return_host_memory() -> None:
-    """Return the memory of large arrays as they are freed; glibc would keep some of it."""
-    _mallopt({-3: 1 << 16})  # M_MMAP_THRESHOLD
-
-
-def _mallopt(options: Mapping[int, int]) -> None:
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    for option, value in options.items():
-        mallopt(option, value)
+    end_process = with_origin
 
 
 # How often JAX has been asked whether to stop. Not the step: JAX counts the calls of a process.
@@ -265,7 +212,7 @@ def stop_signals(name: str) -> Iterator[Callable[[], str]]:
 
     def note(number: int, _: object) -> None:
         if received and is_alone:
-            _end(name, KeyboardInterrupt())
+            end_process(name, KeyboardInterrupt())
         elif received:
             raise KeyboardInterrupt
         else:

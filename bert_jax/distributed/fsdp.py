@@ -91,14 +91,14 @@ class MeshCollectives(Collectives):
 
         target = Target(self.mesh.devices.flat[0].platform, _map_over_heads)
 
-        def run_unsplit(*args: Any) -> Any:
+        def run_unsplit(params: Any, rng: Any, batch: Any) -> Any:
             with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh), traced_for(target):
-                return function(*args)
+                return function(params, rng, batch)
 
-        def run_shard(*args: Any) -> Any:
+        def run_shard(params: Any, rng: Any, batch: Any) -> Any:
             reader = _read_parameter if self._params_are_split else None
             with parameter_reader(reader), traced_for(target):
-                return function(*args)
+                return function(params, rng, batch)
 
         if not self.axes:
             return run_unsplit

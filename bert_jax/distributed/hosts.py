@@ -49,21 +49,24 @@ def connect(
 ) -> None:
     """Connect the processes of the run, if there are several, before JAX is used."""
     global _watcher
-    arguments = (coordinator_address, num_processes, process_id)
-    detect = arguments == (None, None, None)  # a TPU pod, Slurm, Kubernetes or Open MPI
+    # On a TPU pod, under Slurm, in Kubernetes and under Open MPI nothing need be said.
+    detect = coordinator_address is None and num_processes is None and process_id is None
     if num_processes == 1 or (detect and _runs_alone()):
         return
     if coordinator_address:
         _check_address(coordinator_address, bind=process_id == 0)
-    missing = f"not all processes connected to {coordinator_address or 'process 0'}"
-    advice = "start them, or check --num_processes, --process_id and the port"
-    text = f"{missing} within {connect_timeout:g} s; {advice}"
+    text = (
+        f"not all processes connected to {coordinator_address or 'process 0'} within "
+        f"{connect_timeout:g} s; start them, or check --num_processes, --process_id and the port"
+    )
     # At its own timeout JAX aborts with a C++ trace. This one comes first.
     timer = threading.Timer(connect_timeout, _exit, [text, HostLost.exit_code])
     timer.start()
     try:
         jax.distributed.initialize(
-            *arguments,
+            coordinator_address,
+            num_processes,
+            process_id,
             # All devices. By default JAX would choose one.
             local_device_ids=[] if _has_whole_node() else None,
             cluster_detection_method=None if detect else "deactivate",
@@ -76,9 +79,10 @@ def connect(
         if detect and reason.startswith("coordinator_address"):
             return  # JAX detected no cluster
         address = global_state.coordinator_address or "other processes"
-        flags = "--coordinator_address, --num_processes and --process_id"
-        advice = f"set all of {flags}, or --num_processes=1 to run this process alone"
-        raise UserError(f"cannot connect to {address} ({reason}); {advice}") from error
+        raise UserError(
+            f"cannot connect to {address} ({reason}); set all of --coordinator_address, "
+            "--num_processes and --process_id, or --num_processes=1 to run this process alone"
+        ) from error
     finally:
         timer.cancel()
     if count() == 1:  # a cluster of one
@@ -187,8 +191,8 @@ def run_on_main(action: Callable[[], T]) -> T | None:
     return run_on_all_hosts(lambda: action() if is_main() else None)
 
 
-def check_same(values: Mapping[str, Any], advice: str) -> None:
-    """Check that named values are the same on all processes."""
+def check_same(values: Mapping[str, Any], fix: str) -> None:
+    """Refuse named values that differ between processes; `fix` is what to do about it."""
     texts = {name: json.dumps(value, default=repr) for name, value in values.items()}
     (main_host, main), *others = gather([socket.gethostname(), texts])
     for index, (host, other) in enumerate(others, 1):
@@ -196,7 +200,7 @@ def check_same(values: Mapping[str, Any], advice: str) -> None:
             if main.get(name) != other.get(name):
                 first = f"{main.get(name)} on host 0 ({main_host})"
                 second = f"{other.get(name)} on host {index} ({host})"
-                raise UserError(f"the hosts differ: {name} is {first} and {second}; {advice}")
+                raise UserError(f"the hosts differ: {name} is {first} and {second}; {fix}")
 
 
 def check_same_run(config: Any, **flags: Any) -> None:

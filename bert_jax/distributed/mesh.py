@@ -36,8 +36,10 @@ def make_mesh(config: ParallelConfig | None = None, devices: Sequence[Any] | Non
     shape = tuple(len(devices) // known if n == -1 else n for n in sizes.values())
     if math.prod(shape) != len(devices):
         axes = " × ".join(f"{name} {size}" for name, size in sizes.items())
-        wrong = f"parallel asks for {axes}, which does not make {len(devices)} devices"
-        raise UserError(f"{wrong}; change one, or set it to -1 for all that the others leave")
+        raise UserError(
+            f"parallel asks for {axes}, which does not make {len(devices)} devices; "
+            "change one, or set it to -1 for all that the others leave"
+        )
     ordered = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return Mesh(ordered, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -63,11 +65,12 @@ def _check_sizes(model: ModelConfig, mesh: Mesh, owner: str) -> None:
     for name, axis in split.items():
         size, parts = getattr(model, name, 0), mesh.shape[axis]
         if size % parts:
-            advice = f"set parallel.{axis} to {math.gcd(size, parts)}"
+            fix = f"set parallel.{axis} to {math.gcd(size, parts)}"
             if name == "vocab_size":
-                advice = f"set it to {-(-size // parts) * parts}"
-            wrong = f"{owner}{name} {size} is not a multiple of parallel.{axis} {parts}"
-            raise UserError(f"{wrong}; {advice}")
+                fix = f"set it to {-(-size // parts) * parts}"
+            raise UserError(
+                f"{owner}{name} {size} is not a multiple of parallel.{axis} {parts}; {fix}"
+            )
 
 
 def process_indices(mesh: Mesh, batch_size: int) -> np.ndarray:
@@ -88,9 +91,10 @@ def check_divides(batch_size: int, microbatches: int, mesh: Mesh, per_sequence: 
     if batch_size % parts:
         each = f" times {microbatches} microbatches" if microbatches > 1 else ""
         each += f" times {per_sequence} examples a sequence" if per_sequence > 1 else ""
-        wrong = f"is not a multiple of the {devices} devices of parallel's data × fsdp{each}"
-        advice = f"use {max(1, round(batch_size / parts)) * parts}"
-        raise UserError(f"data.batch_size {batch_size} {wrong}; {advice}")
+        raise UserError(
+            f"data.batch_size {batch_size} is not a multiple of the {devices} devices of "
+            f"parallel's data × fsdp{each}; use {max(1, round(batch_size / parts)) * parts}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

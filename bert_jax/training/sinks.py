@@ -118,8 +118,10 @@ def check(names: Iterable[str]) -> None:
     for name in names if hosts.is_main() else ():
         spec = importlib.util.find_spec(name)
         if not (spec and spec.origin):  # without one it is a folder of that name, as W&B makes
-            wrong = f"log_to has {name}, which is not installed"
-            raise UserError(f"{wrong}; pip install 'bert-jax[{name}]', or leave it out")
+            raise UserError(
+                f"log_to has {name}, which is not installed; "
+                f"pip install 'bert-jax[{name}]', or leave it out"
+            )
 
 
 class Service:
@@ -136,7 +138,8 @@ class Service:
             workdir.write(path, sink.id + "\n")
             hosts.print_on_main(f"{service:<10} {sink.address}")
             while record := self._records.get():
-                sink.write(*record)
+                step_of_record, values = record
+                sink.write(step_of_record, values)
             sink.close(succeeded=self._succeeded)
 
         self._served = daemon_thread.start(partial(contextvars.copy_context().run, serve))

@@ -63,7 +63,7 @@ def test_vectors_alone_and_of_unit_length(tiny_run, file, tmp_path, bert_jax_mai
     ("change", "message"),
     [
         ({"--layer": "9"}, "has layers 0"),
-        ({"--layer": "x"}, "numbers are wanted"),
+        ({"--layer": "x"}, "is not numbers"),
         ({"file": "none"}, "does not exist"),
         ({"file": "empty.txt"}, "empty.txt has no text"),
         ({"--output": "texts.txt"}, "ends in .npz or .npy"),

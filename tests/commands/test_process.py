@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from bert_jax.commands import main, process
+from bert_jax.commands import main, memory, process
 from bert_jax.errors import HostLost, Interrupted, TrainingError, UserError
 
 # Compiles a function, and says whether it was found; then damages what is kept and goes on.
@@ -78,10 +78,10 @@ def test_a_place_that_cannot_be_written_does_no_harm(tmp_path):
 )
 def test_freed_memory_is_kept_on_cpus_alone(platforms, has_accelerator, keeps, monkeypatch):
     calls = []
-    monkeypatch.setattr(process, "_mallopt", calls.append)
-    monkeypatch.setattr(process, "_has_accelerator", lambda: has_accelerator)
+    monkeypatch.setattr(memory, "_mallopt", calls.append)
+    monkeypatch.setattr(memory, "_has_accelerator", lambda: has_accelerator)
     monkeypatch.setattr(jax, "config", SimpleNamespace(jax_platforms=platforms))
-    process.keep_host_memory()
+    memory.keep_host_memory()
     assert bool(calls) == keeps
 
 
