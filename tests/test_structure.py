@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1] / "bert_jax"
 
 # From the top to the bottom: a module imports from its own room and from the rooms below it.
@@ -91,3 +93,23 @@ def test_what_takes_a_second_to_import_is_imported_where_it_is_used():
                 names = [getattr(node, "module", None) or "", *(x.name for x in node.names)]
                 found += [(path.name, n) for n in names if n.partition(".")[0] in slow]
     assert not found
+
+
+@pytest.mark.parametrize(
+    ("library", "modules"),
+    [
+        ("orbax", {"training/checkpoint.py"}),
+        ("tensorflow_datasets", {"text/tfds_rows.py"}),
+        ("torch", set()),
+        ("transformers", set()),
+    ],
+)
+def test_a_library_that_may_change_is_imported_in_one_module(library, modules):
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [getattr(node, "module", None) or "", *(x.name for x in node.names)]
+                if library in {name.partition(".")[0] for name in names}:
+                    found.add(path.relative_to(ROOT).as_posix())
+    assert found == modules
