@@ -17,7 +17,7 @@ NO_LABEL = -1  # of an example or a token that is not scored
 FILL = -1  # the index of an example of padding alone, which no loss or score counts
 
 _MAX_LENGTHS = 4  # the train step is compiled once for each padded length
-# A longer sequence is padded to a multiple of 128, as the fused attention of a TPU takes no other.
+# A longer sequence is padded to a multiple of 128, which the fused attention of a TPU needs.
 _MAX_SHORT, _MULTIPLE, _LONG_MULTIPLE = 512, 8, 128
 _MAX_CANDIDATES = 12  # whose combinations are tried
 # Shuffled examples are sorted by length in windows of 16 batches; an epoch has at least 4 windows.

@@ -120,7 +120,7 @@ class PairStatistics(NamedTuple):
 
     Attributes:
       padding: its share of the positions.
-      packed_padding: likewise, with packing.
+      packed_padding: the share of padding with packing.
       majority: the share of the more frequent label.
       cut: the share of the tokens that no pair can have, as their sentence is too long.
     """

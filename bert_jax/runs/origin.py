@@ -22,8 +22,9 @@ from bert_jax.distributed import hosts
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.models.heads import make_pretraining_model
+from bert_jax.storage import mirror
 from bert_jax.storage.paths import AnyPath
-from bert_jax.training import bucket, checkpoint, sinks
+from bert_jax.training import checkpoint, sinks
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.step import TrainState
@@ -57,7 +58,7 @@ def resolve(
     validate(config)  # again: what a run keeps may not fit its new steps
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
     flags = {"init": init and str(init), "fork": fork and str(fork)}
-    hosts.check_same_run(config, workdir=str(bucket.address(workdir)), **flags)
+    hosts.check_same_run(config, workdir=str(mirror.address(workdir)), **flags)
     if hosts.count() > 1 and config.parallel.mode == "pmap":
         raise UserError("parallel.mode pmap runs on one host; set it to mesh")
     hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))

@@ -24,12 +24,12 @@ from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
 from bert_jax.runs import origin, report
-from bert_jax.storage import daemon_thread, paths
+from bert_jax.storage import daemon_thread, mirror, paths
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text import mixture, prepare, tokenizer_loading
 from bert_jax.text.store import Corpus, is_store
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import bucket, checkpoint, collapse, loop
+from bert_jax.training import checkpoint, collapse, loop
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.masking import make_masking
@@ -127,7 +127,7 @@ def start(
     if init and fork:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
     where = workdir
-    workdir = hosts.run_on_all_hosts(lambda: bucket.open_workdir(where))
+    workdir = hosts.run_on_all_hosts(lambda: mirror.open_workdir(where, jax.process_index()))
     initial = load(init) if init else None
     resumes = workdirs.has_checkpoint(workdir)
     parent = workdirs.fork_checkpoint(fork) if fork and not resumes else None
@@ -193,7 +193,7 @@ def start(
 def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) -> Corpus:
     """Return the text, which the first host prepares for all, or each if they share no disk."""
     folder, source = workdir / "store", config.data.source
-    read, is_shared = partial(mixture.read, config, tokenizer, folder), not bucket.url_of(workdir)
+    read, is_shared = partial(mixture.read, config, tokenizer, folder), not mirror.url_of(workdir)
     is_prepared = hosts.run_on_main(lambda: mixture.is_prepared(source))
     if not is_shared or hosts.broadcast_from_main(lambda: is_prepared):
         corpus = hosts.run_on_all_hosts(read)  # each host has a copy, or all see the same folder
@@ -206,7 +206,7 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     """Train, from the latest checkpoint on, and evaluate."""
     refusing = devices.out_of_memory_refused(run.schedule.largest, jax.devices()[0])
-    with workdirs.hold(run.workdir), bucket.sending(run.workdir), refusing:
+    with workdirs.hold(run.workdir), mirror.sending(run.workdir), refusing:
         return _train(run, stop)
 
 
@@ -227,7 +227,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         describe,
         corpus.tokenizer,
         rank=lambda scores: -scores["loss"],
-        on_save=partial(bucket.try_to_send, workdir),
+        on_save=partial(mirror.try_to_send, workdir),
     )
     params = run.init and run.init.params
     step, state = origin.initial_state(
@@ -245,10 +245,10 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     if step and not run.fork:
         results = workdirs.read_results(workdir)
     workdirs.write_results(workdir, results)
-    bucket.send(workdir)  # with which the first checkpoint makes it that of a run
+    mirror.send(workdir)  # with which the first checkpoint makes it that of a run
     if run.fork:  # so that the run needs the other one no more
         checkpoints.save(step, state, None)
-    where = bucket.address(workdir)
+    where = mirror.address(workdir)
     report.pretraining_start(config, schedule, corpus, mesh, state, batches, where, run.recipe)
     if before:
         report.new_schedule(make_schedule(before), schedule, step)

@@ -1,4 +1,4 @@
-"""Paths on a disk, and in a bucket: those of etils, which have the same methods."""
+"""Paths on a disk are pathlib's; those in a bucket are etils', which have the same methods."""
 
 import importlib.util
 import os
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     AnyPath = Path | epath.Path
 else:
-    AnyPath = PurePath  # which both are; to import etils here would delay each command by 60 ms
+    AnyPath = PurePath  # the base of both; to import etils here would delay each command by 60 ms
 
-# What may be given for a checkpoint.
+# What a CHECKPOINT may be, for help and errors.
 CHECKPOINT = (
     "a workdir, one of its checkpoints, a Hugging Face or Google checkpoint directory, or "
     "hf:OWNER/NAME, a model of the Hugging Face hub"
@@ -28,7 +28,7 @@ def is_remote(path: str | PurePath) -> bool:
 
 
 def as_path(name: "str | AnyPath") -> AnyPath:
-    """Return the path that a name is of; UserError for a URL that is not of gs://BUCKET/FOLDER."""
+    """Return the path of a name; UserError for a URL that is not gs://BUCKET/FOLDER."""
     if not is_remote(name):
         return Path(name)
     url = re.sub(":/(?!/)", "://", str(name), count=1).rstrip("/")  # a Path has one slash
@@ -36,8 +36,9 @@ def as_path(name: "str | AnyPath") -> AnyPath:
     if scheme != "gs" or {"", ".", ".."} & {*folder.split("/")}:
         raise UserError(f"{url} is no folder of a bucket; give a folder, or gs://BUCKET/FOLDER")
     if importlib.util.find_spec("gcsfs") is None:
-        fault = "needs a package that is not installed"
-        raise UserError(f"{url} {fault}; pip install 'bert-jax[remote]'")
+        raise UserError(
+            f"{url} needs a package that is not installed; pip install 'bert-jax[remote]'"
+        )
     from etils import epath
 
     return epath.Path(url)
@@ -49,10 +50,10 @@ def absolute(path: AnyPath) -> AnyPath:
 
 
 def exists(path: AnyPath) -> bool:
-    """Return whether there is such a path, also where the name is too long, as Path does not."""
+    """Return whether there is such a path; False for a name that is too long, where Path raises."""
     return path.exists() if is_remote(path) else os.path.exists(path)
 
 
 def is_folder(path: AnyPath) -> bool:
-    """Return whether a path is a folder, likewise."""
+    """Return whether a path is a folder; False for a name that is too long."""
     return path.is_dir() if is_remote(path) else os.path.isdir(path)

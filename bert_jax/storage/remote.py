@@ -1,4 +1,4 @@
-"""Files of gs://, s3://, https:// and all else that fsspec reads, by its config and credentials."""
+"""Files of gs://, s3://, https:// and whatever else fsspec reads, by its config and credentials."""
 
 import contextlib
 import io
@@ -29,8 +29,10 @@ def find(pattern: str) -> list[tuple[str, State]]:
             found = system.glob(path, detail=True)
         files = {n: info for n, info in found.items() if info["type"] == "file"}
         if not files and system.exists(f"{path.rstrip('/')}/store.json"):
-            fault = "is a store, and text is needed, or the store on gs:// or s3://"
-            raise UserError(f"{pattern} {fault}; or copy it to a disk, as data.source")
+            raise UserError(
+                f"{pattern} is a store, which is read from a disk, gs:// or s3:// alone; "
+                "give text, or copy the store to a disk, as data.source"
+            )
         sizes = []
         for name, info in files.items():
             url = system.unstrip_protocol(name)
@@ -38,8 +40,8 @@ def find(pattern: str) -> list[tuple[str, State]]:
             sizes.append((url, (_state(info) if is_listed else state(url))[:1]))
     if not files:
         reason = f" ({first_line(cause)})" if cause else ""
-        fault = "is a folder, not a file" if found else f"does not exist{reason}"
-        raise UserError(f"data source {pattern} {fault}; give files or a glob 'gs://text/*.txt'")
+        state_of = "is a folder, not a file" if found else f"does not exist{reason}"
+        raise UserError(f"data source {pattern} {state_of}; give files or a glob 'gs://text/*.txt'")
     return sorted(sizes)
 
 
@@ -145,8 +147,10 @@ class _File(io.RawIOBase):
         with reading(self._url):
             data = self._system.cat_file(self._path, start=start, end=end)
             if len(data) != end - start:
-                wanted = f"{end - start} bytes from {start} on"
-                raise OSError(f"the server sends {len(data)} bytes where {wanted} are asked for")
+                raise OSError(
+                    f"the server sends {len(data)} bytes where {end - start} bytes from {start} on "
+                    "are asked for"
+                )
         buffer[: len(data)] = data
         self._position = end
         return len(data)
@@ -172,11 +176,14 @@ def reading(url: object, done: str = "read") -> Iterator[None]:
     except UserError:
         raise
     except ImportError as error:
-        wrong = f"{url} needs a package that is not installed ({first_line(error)})"
-        remedy = "install it; pip install 'bert-jax[remote]' has those of gs://, s3:// and https://"
-        raise UserError(f"{wrong}; {remedy}") from error
+        raise UserError(
+            f"{url} needs a package that is not installed ({first_line(error)}); install it; "
+            "pip install 'bert-jax[remote]' has those of gs://, s3:// and https://"
+        ) from error
     except Exception as error:
         if not paths.is_remote(str(url)):
             raise
-        remedy = "check the address, the network and your credentials, and repeat the command"
-        raise UserError(f"{url} cannot be {done} ({first_line(error)}); {remedy}") from error
+        raise UserError(
+            f"{url} cannot be {done} ({first_line(error)}); "
+            "check the address, the network and your credentials, and repeat the command"
+        ) from error

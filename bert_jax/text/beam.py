@@ -35,13 +35,16 @@ def prepare_shards(
         import apache_beam as beam  # pyright: ignore[reportMissingImports]
         from apache_beam.options import pipeline_options  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        wrong = f"--runner={runner} needs Apache Beam ({error})"
-        raise UserError(f"{wrong}; pip install 'bert-jax[beam]'") from error
+        raise UserError(
+            f"--runner={runner} needs Apache Beam ({error}); pip install 'bert-jax[beam]'"
+        ) from error
     for path in Path(folder).glob("shards/[0-9]*-of-*[0-9]"):  # of a store on a disk
         if not path.name.endswith(f"-of-{count:05d}"):
             there = int(path.name.partition("-of-")[2])
-            remedy = f"remove {folder}/shards, or give --shards={there}"
-            raise UserError(f"{folder} has shards of {there}, not of {count}; {remedy}")
+            raise UserError(
+                f"{folder} has shards of {there}, not of {count}; "
+                f"remove {folder}/shards, or give --shards={there}"
+            )
     folder = folder if paths.is_remote(folder) else os.path.abspath(folder)
     work = partial(_prepare_shard, data, tokenizer.to_json(), folder, count)
     refused = io.StringIO()

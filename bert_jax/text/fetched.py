@@ -1,6 +1,6 @@
 """Stores on gs:// and s3://: copied to the user's cache, since training maps their files.
 
-The name of a copy has a digest of the store, so that one that has changed is copied anew.
+The name of a copy has a digest of the store, so that a changed store is copied again.
 """
 
 import contextlib
@@ -93,8 +93,10 @@ def _copy_whole(url: str, folder: Path, files: dict[str, int]) -> None:
     with json_files.refusing_malformed(manifest, store.REMEDY):
         names = [*store.read_record(manifest)["checksums"]]
     if missing := [name for name in names if name not in files]:
-        remedy = "wait until all of it has been sent, or send it again"
-        raise UserError(f"{url} has no {missing[0]}, which its store.json names; {remedy}")
+        raise UserError(
+            f"{url} has no {missing[0]}, which its store.json names; "
+            "wait until all of it has been sent, or send it again"
+        )
     _copy(url, folder, {name: files[name] for name in names})
     os.replace(manifest, folder / "store.json")
 
@@ -115,8 +117,10 @@ def _copy(url: str, folder: Path, sizes: dict[str, int]) -> None:
     missing = {name: size for name, size in sizes.items() if not (folder / name).exists()}
     total, free = sum(missing.values()), shutil.disk_usage(folder).free
     if total > free:
-        wrong = f"has {total / 1e9:.1f} GB to copy to {folder}, where {free / 1e9:.1f} are free"
-        raise UserError(f"{url} {wrong}; {_SPACE}")
+        raise UserError(
+            f"{url} has {total / 1e9:.1f} GB to copy to {folder}, where {free / 1e9:.1f} are free; "
+            f"{_SPACE}"
+        )
     if not missing:
         return
     names, stopped = iter(missing), threading.Event()
@@ -136,8 +140,9 @@ def _copy(url: str, folder: Path, sizes: dict[str, int]) -> None:
                 part = folder / f"{name}.{socket.gethostname()}.part"
                 remote.copy(f"{url}/{name}", part, advance)
                 if part.stat().st_size != missing[name]:
-                    wrong = "was changed while it was copied"
-                    raise UserError(f"{url}/{name} {wrong}; repeat the command")
+                    raise UserError(
+                        f"{url}/{name} was changed while it was copied; repeat the command"
+                    )
                 os.replace(part, folder / name)
 
         copies = [daemon_thread.start(copy_files) for _ in range(min(_AT_ONCE, len(missing)))]

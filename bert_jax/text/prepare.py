@@ -135,9 +135,11 @@ def open_given(folder: Path, tokenizer: Tokenizer | TokenizerConfig) -> store.Co
     """Open a store that is `data.source`; a tokenizer that was loaded must be its own."""
     corpus = store.open_store(folder)
     if isinstance(tokenizer, Tokenizer) and tokenizer.fingerprint != corpus.tokenizer.fingerprint:
-        fault = f"tokenizer.path, --init or --fork is not the one that {folder} was prepared with"
-        remedy = "drop that flag, or: bert-jax prepare SOURCE STORE --tokenizer=CHECKPOINT"
-        raise UserError(f"the tokenizer of {fault}; {remedy}")
+        raise UserError(
+            f"the tokenizer of tokenizer.path, --init or --fork is not the one that {folder} was "
+            "prepared with; drop that flag, or: "
+            "bert-jax prepare SOURCE STORE --tokenizer=CHECKPOINT"
+        )
     return corpus
 
 
@@ -274,13 +276,15 @@ def check_text(record: Mapping[str, Any], name: str, kind: str) -> None:
         if num_documents > 1:
             remedy = f"set data.eval_fraction to {math.ceil(100 / num_documents) / 100} or more"
         text = f"{console.counted(num_documents, 'document')} of {name}"
-        fault = f"data.eval_fraction holds out none of {text}"
-        lines = "if each line is a document, set data.sentences to documents"
-        raise UserError(f"{fault}; {remedy}, or give data.eval_source; {lines}")
+        raise UserError(
+            f"data.eval_fraction holds out none of {text}; {remedy}, or give data.eval_source; "
+            "if each line is a document, set data.sentences to documents"
+        )
     if (share := store.unknown_share(record)) > _MOST_UNKNOWN:
-        fault = f"{share:.0%} of {name} is unknown to the {kind} tokenizer"
-        remedy = f"{store.UNKNOWN_REMEDY}, or --config=letters for sequences of letters"
-        raise UserError(f"{fault}; {remedy}")
+        raise UserError(
+            f"{share:.0%} of {name} is unknown to the {kind} tokenizer; {store.UNKNOWN_REMEDY}, "
+            "or --config=letters for sequences of letters"
+        )
 
 
 def _count_unknown(tokenizer: Tokenizer, sentences: list[str], ids: Sequence[Any]) -> int:

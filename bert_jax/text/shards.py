@@ -35,8 +35,10 @@ def parse(text: str) -> Shard:
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
     number, count = map(int, match.groups()) if match else (0, 0)
     if number >= count:
-        remedy = "give its number, from 0, and the number of shards: 0/16 to 15/16"
-        raise UserError(f"--shard={text} is no shard; {remedy}")
+        raise UserError(
+            f"--shard={text} is no shard; "
+            "give its number, from 0, and the number of shards: 0/16 to 15/16"
+        )
     return number, count
 
 
@@ -56,9 +58,9 @@ def train_tokenizer(
 
 @contextlib.contextmanager
 def mirrored(store: str, shard: Shard | None) -> Iterator[Path]:
-    """Yield the folder of a store; of a remote one a temporary folder, which is copied there.
+    """Yield the folder of a store; for a URL a temporary folder, whose new files are sent there.
 
-    That has the tokenizer and, of a shard that is complete, the record of its text.
+    The temporary folder has the tokenizer and the record of the shard, where the URL has them.
     """
     if not paths.is_remote(store):
         yield Path(store)
@@ -76,7 +78,7 @@ def mirrored(store: str, shard: Shard | None) -> Iterator[Path]:
             raise UserError(str(error).replace(temporary, store)) from error
         files = (p for p in folder.rglob("*") if p.is_file() and p not in before)
         written = [path for path in files if path.name != locks.NAME]
-        # What says that a shard is complete, last.
+        # Last the record that says that a shard is complete.
         for path in sorted(written, key=lambda path: path.name == "store.json"):
             remote.send(path, f"{store}/{path.relative_to(folder).as_posix()}")
 
@@ -94,13 +96,15 @@ def shard_folder(folder: Path, shard: Shard) -> Path:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a store that `train_tokenizer` wrote."""
     if not os.path.isdir(folder / "tokenizer"):
-        remedy = "train one first, on a gigabyte of the text, by --sample=1, or give --tokenizer="
-        raise UserError(f"{folder} has no tokenizer, which all shards need; {remedy}PATH")
+        raise UserError(
+            f"{folder} has no tokenizer, which all shards need; train one first, on a gigabyte of "
+            "the text, by --sample=1, or give --tokenizer=PATH"
+        )
     return tokenizer_loading.load(folder / "tokenizer")
 
 
 def finish(folder: Path) -> None:
-    """Make one store of all shards in a folder, where that has not been done."""
+    """Make one store of all shards in a folder, unless it is one already."""
     if os.path.exists(folder / "store.json"):
         return
     try:
@@ -125,9 +129,10 @@ def complete(folder: Path) -> list[Path]:
     missing = [number for number in range(counts[0]) if number not in complete]
     if missing:
         names = ", ".join(map(str, missing[:_MOST_NAMED])) + ", …" * (len(missing) > _MOST_NAMED)
-        remedy = f"repeat the command with --shard={missing[0]}/{counts[0]}"
-        fault = f"{len(missing)} of {counts[0]} shards of {folder} are missing or unfinished"
-        raise UserError(f"{fault}: {names}; {remedy}")
+        raise UserError(
+            f"{len(missing)} of {counts[0]} shards of {folder} are missing or unfinished: {names}; "
+            f"repeat the command with --shard={missing[0]}/{counts[0]}"
+        )
     return paths
 
 
@@ -199,7 +204,6 @@ def _join(folder: Path, name: str, shards: dict[Path, dict[str, Any]]) -> int:
                 joined = google_crc32c.extend(joined, data)
                 file.write(data)
             if found != record["checksums"][name]:
-                fault = f"{path}: {name} has changed since it was written"
-                raise UserError(f"{fault}; {store.REMEDY}")
+                raise UserError(f"{path}: {name} has changed since it was written; {store.REMEDY}")
             before += int(offsets[-1])
     return joined

@@ -74,8 +74,10 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
             tokenizer = vocabulary
             for index, token in added.items():
                 if tokenizer.id_to_token(index) != token.content:
-                    fault = f"{token.content!r} is not token {index} of the .model"
-                    raise UserError(f"the added token {fault}, which reads no other; remove it")
+                    raise UserError(
+                        f"the added token {token.content!r} is not token {index} of the .model, "
+                        "which reads no other; remove it"
+                    )
         else:
             _configure(vocabulary, settings, added)
             is_wordpiece = isinstance(vocabulary.model, models.WordPiece)

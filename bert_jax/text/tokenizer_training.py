@@ -132,9 +132,10 @@ def _choose(counts: Counter[str], vocab_size: int) -> list[str]:
     shares = np.cumsum([counts[name] for name in ordered]) / counts.total()
     number = min(int(np.searchsorted(shares, _COVERAGE)) + 1, vocab_size - _NUM_SPECIAL)
     if number < 1 or shares[number - 1] < _LEAST_COVERAGE:
-        text = f"a text of {len(ordered):,} characters"
-        remedy = "raise it, or set tokenizer.kind=byte_bpe"
-        raise UserError(f"model.vocab_size {vocab_size} is too small for {text}; {remedy}")
+        raise UserError(
+            f"model.vocab_size {vocab_size} is too small for a text of {len(ordered):,} "
+            "characters; raise it, or set tokenizer.kind=byte_bpe"
+        )
     return ordered[:number]
 
 

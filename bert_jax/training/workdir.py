@@ -18,12 +18,11 @@ from bert_jax.config import FinetuneConfig, TrainConfig, settings
 from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
-from bert_jax.storage import paths, remote
+from bert_jax.storage import mirror, paths, remote
 from bert_jax.storage.json_files import read_json, write_text
 from bert_jax.storage.locks import locked
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import bucket
 
 RESUME = "fix that, then repeat the command to resume"
 _TEXT = "text.sha256"
@@ -77,10 +76,10 @@ def _check_steps_done(config: TrainConfig, workdir: Path) -> None:
     """Refuse fewer steps than a run has done, and other phases than it did them with."""
     done, saved = _steps_done(workdir), own_config(workdir)
     if config.steps < done:
-        wrong = f"{bucket.address(workdir)} has done {done:,} steps, and steps is {config.steps:,}"
+        wrong = f"{mirror.address(workdir)} has done {done:,} steps, and steps is {config.steps:,}"
         raise UserError(f"{wrong}; raise it or choose another --workdir")
     if saved and make_schedule(config).until(done) != make_schedule(saved).until(done):
-        where = bucket.address(workdir)
+        where = mirror.address(workdir)
         wrong = f"{where} has done {done:,} steps with other phases or another length warm-up"
         raise UserError(f"{wrong}; let new ones start at that step or later")
 
@@ -106,7 +105,7 @@ def has_checkpoint(workdir: AnyPath) -> bool:
 
 def checkpoint_folder(workdir: AnyPath) -> AnyPath:
     """Return the folder of the checkpoints of a run of pretraining, on a disk or in a bucket."""
-    return bucket.address(workdir) / "checkpoints"
+    return mirror.address(workdir) / "checkpoints"
 
 
 @contextlib.contextmanager
@@ -203,12 +202,12 @@ def check_text(workdir: Path, fingerprint: str) -> None:
     if not path.is_file() or path.read_bytes().strip() != fingerprint.encode():
         wrong = "was trained on other text, with another tokenizer or from another --init"
         remedy = "choose another --workdir, or restore them"
-        raise UserError(f"{bucket.address(workdir)} {wrong}; {remedy}")
+        raise UserError(f"{mirror.address(workdir)} {wrong}; {remedy}")
 
 
 def check_shared(workdir: Path) -> None:
     """Refuse a workdir that is not the same folder on every host."""
-    if hosts.count() == 1 or bucket.url_of(workdir):
+    if hosts.count() == 1 or mirror.url_of(workdir):
         return
     marker = workdir / f".{hosts.broadcast_from_main(lambda: secrets.token_hex(8))}"
 

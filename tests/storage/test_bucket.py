@@ -14,10 +14,9 @@ from training_runs import without_speeds
 from bert_jax import Interrupted, UserError, console, load, pretrain
 from bert_jax.errors import TrainingError
 from bert_jax.runs import pretrain as pretraining
-from bert_jax.storage import paths
+from bert_jax.storage import mirror, paths
 from bert_jax.text import mixture
 from bert_jax.text.store import open_store
-from bert_jax.training import bucket as buckets
 from bert_jax.training import checkpoint
 from bert_jax.training import workdir as workdirs
 
@@ -72,7 +71,7 @@ def test_a_run_is_that_of_a_disk_and_resumes_on_another_machine(bucket, tiny_con
     assert state
     bucket.objects |= {name.replace("/5/", "/6/"): value for name, value in state.items()}
     bucket.machine("second")
-    folder = buckets.open_workdir(paths.as_path("gs://bucket/run/"))
+    folder = mirror.open_workdir(paths.as_path("gs://bucket/run/"))
     assert workdirs.steps(folder) == [5]
     result = pretrain(config, "gs://bucket/run", quiet=True)
     assert str(result.checkpoint) == "gs://bucket/run/checkpoints/8"
@@ -112,10 +111,10 @@ def test_runs_beside_and_within_each_other(bucket, tiny_config):
     bucket.objects["outer/notes.txt"] = (1, b"of somebody")
     for name in ("outer/inner", "outer"):
         pretrain(tiny_config, f"gs://bucket/{name}", quiet=True)
-    inner = buckets.open_workdir(paths.as_path("gs://bucket/outer/inner"))
+    inner = mirror.open_workdir(paths.as_path("gs://bucket/outer/inner"))
     assert workdirs.has_checkpoint(inner)
-    outer = buckets.open_workdir(paths.as_path("gs://bucket/outer"))
-    assert {path.name for path in outer.iterdir()} <= {*buckets._READ, ".bucket", ".lock", "store"}
+    outer = mirror.open_workdir(paths.as_path("gs://bucket/outer"))
+    assert {path.name for path in outer.iterdir()} <= {*mirror._READ, ".bucket", ".lock", "store"}
     assert not [name for name in bucket.objects if "store" in name]
 
 

@@ -193,7 +193,7 @@ def test_a_file_that_changes_is_an_error(memory):
         ("memory://bucket/text", "is a folder, not a file; give files or a glob"),
         (
             "memory://bucket/store",
-            "is a store, and text is needed, .*; or copy it to a disk, as data.source",
+            "is a store, .*; give text, or copy the store to a disk, as data.source",
         ),
         ("nonsense://bucket/a.txt", "Protocol not known: nonsense"),
     ],

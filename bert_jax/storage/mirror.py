@@ -1,8 +1,9 @@
-"""A workdir on gs://: checkpoints are written there, the small files on a disk and copied there.
+"""A workdir on gs://: checkpoints are written there, small files on a disk and copied there.
 
 Metrics, to which records are appended, locks and the token store, which is mapped into memory, need
-a disk. They are in a folder of the user's cache, which is the workdir for all but `checkpoints`. A
-machine that has none gets the small files from the bucket, and prepares the text again.
+a disk. They are in a folder of the user's cache, which is the workdir for everything except
+`checkpoints`. A machine without that folder gets the small files from the bucket, and prepares the
+text again.
 """
 
 import contextlib
@@ -12,41 +13,42 @@ import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
-
-from bert_jax.distributed import hosts
+from bert_jax import console
 from bert_jax.errors import UserError
 from bert_jax.storage import cache, locks, paths, remote
 from bert_jax.storage.paths import AnyPath
 
 _ADDRESS = ".bucket"  # the file with the URL of a workdir
 # What a run that resumes reads; then what it only writes.
-_RECORDS = ("config.json", "text.sha256", "tokenizer", "metrics.jsonl", "results.json")
-_READ = (*_RECORDS, "wandb.id")
+_READ = ("config.json", "text.sha256", "tokenizer", "metrics.jsonl", "results.json", "wandb.id")
 _WRITTEN = ("baselines.json", "curves.png", "tensorboard")
 _sent: dict[Path, tuple[int, int]] = {}  # the time and the size of each file as it was copied
 
 
-def open_workdir(workdir: AnyPath) -> Path:
-    """Return the folder on a disk of a workdir: itself, or that of a URL with what is there."""
+def open_workdir(workdir: AnyPath, process: int = 0) -> Path:
+    """Return the folder of a workdir on a disk: itself, or the copy of a URL with what is there.
+
+    Each process of a run has a copy of its own, by its number; only that of process 0 is sent.
+    """
     if not paths.is_remote(workdir):
         return Path(workdir)
     url = str(workdir)
-    there = {*remote.names(url)}
-    # Of several processes on one machine, each has its own.
-    number = f"-{jax.process_index()}" if jax.process_index() else ""
+    names = {*remote.names(url)}
+    number = f"-{process}" if process else ""
     try:
         folder = cache.folder() / "runs" / f"{_quoted(url)}{number}"
         with locks.locked(folder):
-            for name in (*_READ, *_WRITTEN):  # what the bucket has is what counts
+            for name in (*_READ, *_WRITTEN):  # the files of the bucket replace those of the disk
                 path = folder / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-                if name in there and name in _READ:
+                if name in names and name in _READ:
                     remote.fetch(f"{url}/{name}", path)
             (folder / _ADDRESS).write_text(url)
     except (OSError, RuntimeError) as error:  # RuntimeError without a home
-        wrong = f"the part of --workdir {url} that is on a disk cannot be written ({error})"
-        raise UserError(f"{wrong}; set XDG_CACHE_HOME to a folder that can") from error
+        raise UserError(
+            f"the part of --workdir {url} that is on a disk cannot be written ({error}); "
+            "set XDG_CACHE_HOME to a folder that can"
+        ) from error
     return folder
 
 
@@ -55,10 +57,10 @@ def _quoted(url: str) -> str:
 
 
 def url_of(workdir: AnyPath) -> str:
-    """Return the URL that a workdir is a copy of; "" of one that is on a disk alone."""
+    """Return the URL that a workdir is a copy of; "" for one that is on a disk alone."""
     path = os.path.join(workdir, _ADDRESS)
     url = Path(path).read_text() if os.path.exists(path) else ""
-    return url if workdir.name.startswith(_quoted(url)) else ""  # that folder itself is no copy
+    return url if workdir.name.startswith(_quoted(url)) else ""  # a copied folder is no workdir
 
 
 def address(workdir: AnyPath) -> AnyPath:
@@ -70,7 +72,7 @@ def address(workdir: AnyPath) -> AnyPath:
 def send(workdir: Path) -> None:
     """Copy what has changed since the last time to the bucket of a workdir, if it has one."""
     url = url_of(workdir)
-    if not (url and hosts.is_main()):
+    if not url or workdir.name != _quoted(url):  # the copy of another process than 0
         return
     for name in (*_READ, *_WRITTEN):
         path = workdir / name
@@ -84,16 +86,16 @@ def send(workdir: Path) -> None:
 
 
 def try_to_send(workdir: Path) -> None:
-    """Copy it, or warn: a run continues, or ends as it would, without that."""
+    """Send a workdir, or warn: a run continues, or ends as it would, without that."""
     try:
         send(workdir)
     except UserError as error:
-        hosts.warn_on_main(f"{error}; the run continues, and copies it with the next checkpoint")
+        console.warn(f"{error}; the run continues, and copies it with the next checkpoint")
 
 
 @contextlib.contextmanager
 def sending(workdir: Path) -> Iterator[None]:
-    """Copy a workdir at the end, however that comes."""
+    """Send a workdir at the end of the context, also after an error."""
     try:
         yield
     except BaseException:
