@@ -193,8 +193,10 @@ def _check_variants(config: Any, prefix: str) -> None:
 def check_class(config: Any, cls: type, name: str = "config") -> None:
     """Refuse a config of another class, or one that holds something else than its settings."""
     if not isinstance(config, cls):
-        wrong = f"{name} is of the class {type(config).__name__}, not {cls.__name__}"
-        raise UserError(f"{wrong}; bert_jax.recipe(NAME) returns a config to be changed")
+        raise UserError(
+            f"{name} is of the class {type(config).__name__}, not {cls.__name__}; "
+            "bert_jax.recipe(NAME) returns a config to be changed"
+        )
     for group, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
             check_class(getattr(config, group), typing.cast(type, hint), f"{name}.{group}")
@@ -323,9 +325,14 @@ def _from_json(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) <= _LIMIT else math.inf  # which no field accepts
-    wanted = typing.get_origin(hint) is tuple  # and the value is none
-    wanted |= isinstance(hint, type | types.UnionType) and not isinstance(value, hint)
-    if wanted or (hint is int and isinstance(value, bool)):
+    if not _fits(value, hint):
         kind = getattr(hint, "__name__", hint)
         raise UserError(f"{where} is {value!r}, of another type than {kind}")
     return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value of JSON, and no list for a tuple, has the type of a field."""
+    if typing.get_origin(hint) is tuple or (hint is int and isinstance(value, bool)):
+        return False
+    return not isinstance(hint, type | types.UnionType) or isinstance(value, hint)

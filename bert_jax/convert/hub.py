@@ -61,9 +61,9 @@ def fetch(name: str, *, weights: bool = True) -> Path:
         raise UserError(f"{name} has no config.json, so it is no model of transformers")
     values = read_json(encoder / "config.json", "choose another model")
     config_json.read_config(values, f"{name}: config.json")  # before a long download
-    found, wanted = None, {"revision": folder.name, "allow_patterns": [*_WEIGHTS]}
+    found, options = None, {"revision": folder.name, "allow_patterns": [*_WEIGHTS]}
     with _errors_of(name, "downloaded"), contextlib.suppress(DryRunError):  # offline
-        found = snapshot_download(repository, dry_run=True, **wanted)
+        found = snapshot_download(repository, dry_run=True, **options)
     if found == [] or (found is None and not huggingface.is_huggingface(encoder)):
         raise UserError(
             f"{name} has no model.safetensors, and a pickle, which could run any code, is not "
@@ -78,7 +78,7 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     with _errors_of(name, "downloaded"), console.working("downloading", sum(missing)) as work:
         blobs = folder.parents[1] / "blobs"  # which is where they are written, then linked from
         before = _bytes_in(blobs)
-        download = daemon_thread.start(partial(snapshot_download, repository, **wanted))
+        download = daemon_thread.start(partial(snapshot_download, repository, **options))
         while wait([download], timeout=0.25).not_done:
             work.n = max(0, _bytes_in(blobs) - before)
         download.result()
@@ -163,8 +163,10 @@ def _parse(name: str) -> tuple[str, str | None]:
         if at and not revision:
             raise HFValidationError
     except HFValidationError as error:
-        wanted = f"{_PREFIX}OWNER/NAME, or {_PREFIX}OWNER/NAME@REVISION"
-        raise UserError(f"{name} is not the name of a model of the hub; give {wanted}") from error
+        raise UserError(
+            f"{name} is not the name of a model of the hub; give {_PREFIX}OWNER/NAME, or "
+            f"{_PREFIX}OWNER/NAME@REVISION"
+        ) from error
     return repository, revision or None
 
 
@@ -184,27 +186,33 @@ def _errors_of(name: str, done: str) -> Iterator[None]:
     except UserError:
         raise
     except errors.GatedRepoError as error:
-        wrong = f"{name} is gated"
-        raise UserError(f"{wrong}; ask for access at {address(name)}, and {_LOG_IN}") from error
+        raise UserError(
+            f"{name} is gated; ask for access at {address(name)}, and {_LOG_IN}"
+        ) from error
     except errors.RepositoryNotFoundError as error:
-        wrong = f"{name} does not exist, or is private"
-        raise UserError(f"{wrong}; check the name, or {_LOG_IN}") from error
+        raise UserError(
+            f"{name} does not exist, or is private; check the name, or {_LOG_IN}"
+        ) from error
     except errors.RevisionNotFoundError as error:
-        wrong = f"{name} does not exist, but the model does"
-        raise UserError(f"{wrong}; give a branch, a tag or a commit after the @") from error
+        raise UserError(
+            f"{name} does not exist, but the model does; give a branch, a tag or a commit after "
+            "the @"
+        ) from error
     except errors.LocalEntryNotFoundError as error:
-        missing = f"{name} is not in {constants.HF_HUB_CACHE}"
         if constants.HF_HUB_OFFLINE:
-            wrong = f"{missing}, and HF_HUB_OFFLINE is set"
-            raise UserError(f"{wrong}; unset it to download the model") from error
-        wrong = f"{missing}, and {constants.ENDPOINT} cannot be reached"
-        reason = _reason(error.__cause__ or error)
-        raise UserError(f"{wrong} ({reason}); check the connection, and repeat") from error
+            raise UserError(
+                f"{name} is not in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set; unset it "
+                "to download the model"
+            ) from error
+        raise UserError(
+            f"{name} is not in {constants.HF_HUB_CACHE}, and {constants.ENDPOINT} cannot be "
+            f"reached ({_reason(error.__cause__ or error)}); check the connection, and repeat"
+        ) from error
     except Exception as error:  # of the clients of HTTP and of Xet, which raise nearly every kind
         response = getattr(error, "response", None)
         remedy = _LOG_IN if getattr(response, "status_code", 0) in (401, 403) else "repeat it"
         if isinstance(error, OSError) and error.errno:
-            remedy = "mend that, or set HF_HOME to another folder"
+            remedy = "fix that, or set HF_HOME to another folder"
         raise UserError(f"{name} cannot be {done} ({_reason(error)}); {remedy}") from error
     finally:
         log.setLevel(level)

@@ -138,8 +138,10 @@ def _scores(
         name, score = piece.piece, piece.score
         if piece.type == sentencepiece_model.USER_DEFINED:
             if "▁" in name or normalizer.normalize_str(f"a{name}").lstrip("▁") != f"a{name}":
-                fault = f"the symbol {name!r}, which tokenizers would normalize"
-                raise UserError(f"the SentencePiece model has {fault}; it cannot be exported")
+                raise UserError(
+                    f"the SentencePiece model has the symbol {name!r}, which tokenizers would "
+                    "normalize; it cannot be exported"
+                )
             score = -0.1  # its score in SentencePiece's `unigram_model.cc`, at any length
         elif piece.type != sentencepiece_model.NORMAL and index not in special:
             score = 100 * (least - 10)  # SentencePiece subtracts 10 for an unknown letter
