@@ -17,7 +17,10 @@ from bert_jax.inference.tokenization import sequences_of, warn_unknown
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.encoder import Encoder
 from bert_jax.models.heads import BertForEmbedding
+from bert_jax.training import workdir
 
+# What the vectors of a model of embeddings depend on, beside its parameters.
+_OWN = ("pooling", "dense_activation", "query_prompt", "passage_prompt")
 _OF_TOKENS = ("tokens", "words")  # a vector for each
 POOLINGS = ("mean", "cls", "max", *_OF_TOKENS)
 
@@ -127,6 +130,23 @@ class TextEncoder:
                 # A copy, since a view would keep the padding in memory.
                 vectors[index] = value.copy()
         return vectors
+
+
+def embedding_identity(model: LoadedModel) -> dict[str, Any]:
+    """Return JSON that is equal if, and only if, the embeddings by `TextEncoder(model)` are."""
+    # Without what is before the heads of tasks, which some checkpoints of a model lack.
+    modules = model.params["bert"].items()
+    params = {name: value for name, value in modules if name not in ("pooler", "head")}
+    own: Any = "mean of the last layer"
+    if isinstance(model.model, BertForEmbedding):
+        params = {"bert": params, "dense": model.params.get("dense", {})}
+        embedding = dataclasses.asdict(model.model.embedding)
+        own = {name: embedding[name] for name in _OWN} | {"max_length": model.data.max_length}
+    return {
+        "parameters": workdir.checksum(params),
+        "tokenizer": model.tokenizer.fingerprint,
+        "pooling": own,
+    }
 
 
 def _own_embeddings(model: BertForEmbedding, params: Any, batch: Arrays) -> jax.Array:

@@ -19,11 +19,10 @@ import numpy as np
 from bert_jax import console
 from bert_jax.convert import hub
 from bert_jax.errors import UserError
-from bert_jax.inference.embeddings import TextEncoder
+from bert_jax.inference.embeddings import TextEncoder, embedding_identity
 from bert_jax.inference.loading import LoadedModel, load_model
 from bert_jax.inference.runner import chunks
 from bert_jax.inference.tokenization import own_prompt, text_list, warn_truncated
-from bert_jax.models.heads import BertForEmbedding
 from bert_jax.retrieval import search
 from bert_jax.storage import checksums, daemon_thread, json_files, locks, replacement
 from bert_jax.storage.paths import absolute, as_path
@@ -31,13 +30,10 @@ from bert_jax.text import builtin
 from bert_jax.text.files import existing
 from bert_jax.text.readers import read_records
 from bert_jax.text.records import reader
-from bert_jax.training import workdir
 
 _FORMAT = 1
 _RECORD, _FILES = "index.json", ("vectors.npy", "texts.bin", "entries.npy")
 _REMEDY = "remove the folder and build it again"
-# What the vectors of a model of embeddings depend on, beside its parameters.
-_OWN = ("pooling", "dense_activation", "query_prompt", "passage_prompt", "max_length")
 _BUILTIN = "builtin"  # in place of a file: the functions of Python's library
 
 
@@ -239,7 +235,7 @@ class TextIndex:
         return Hit(self.text(number), score, name, line, number)
 
     def _check_model(self, model: LoadedModel) -> None:
-        if _model_identity(model) != self._record["identity"]["model"]:
+        if embedding_identity(model) != self._record["identity"]["model"]:
             built = self._record["checkpoint"] or "a model without a checkpoint"
             raise UserError(
                 f"{self._path} is of another model, {built}; search with that, or build an index "
@@ -296,23 +292,6 @@ def _embed(encoder: TextEncoder, texts: Sequence[str]) -> tuple[np.ndarray, int]
     return search.normalize(vectors), num_truncated
 
 
-def _model_identity(model: LoadedModel) -> dict[str, Any]:
-    """Return JSON that is equal if, and only if, the embeddings of texts are."""
-    # Without what is before the heads of tasks, which some checkpoints of a model lack.
-    modules = model.params["bert"].items()
-    params = {name: value for name, value in modules if name not in ("pooler", "head")}
-    own: Any = "mean of the last layer"
-    if model.task and isinstance(model.model, BertForEmbedding):
-        params = {"bert": params, "dense": model.params.get("dense", {})}
-        own = {**dataclasses.asdict(model.task.embedding), "max_length": model.data.max_length}
-        own = {name: own[name] for name in _OWN}
-    return {
-        "parameters": workdir.checksum(params),
-        "tokenizer": model.tokenizer.fingerprint,
-        "pooling": own,
-    }
-
-
 def _write(model: LoadedModel, files: Sequence[str], column: str, count: int, folder: Path) -> None:
     """Embed the texts of files, and write the files of an index to a folder."""
     encoder, prompt = TextEncoder(model), own_prompt(model, "passage")
@@ -337,7 +316,12 @@ def _write(model: LoadedModel, files: Sequence[str], column: str, count: int, fo
         raise UserError(f"{', '.join(files)} was changed while it was read; repeat the command")
     source, paths = model.source or "", [folder / name for name in _FILES]
     is_path = source and not hub.is_name(source)
-    identity = {"model": _model_identity(model), "files": files, "column": column, "texts": count}
+    identity = {
+        "model": embedding_identity(model),
+        "files": files,
+        "column": column,
+        "texts": count,
+    }
     record = {
         "format": _FORMAT,
         "identity": identity,

@@ -42,12 +42,9 @@ class Guess:
 def check_head(model: LoadedModel) -> None:
     """Refuse a model without a masked LM head."""
     if {"mlm_head", "generator_head"}.isdisjoint(model.params):
-        lacking = "masked LM head"
-        if model.config.model_type == "electra":
-            lacking = "generator, which is what fills masks in an electra"
         raise UserError(
-            f"the checkpoint has no {lacking}; take one that was pretrained and not "
-            "fine-tuned, or pretrain from it to train one"
+            "the checkpoint has no masked LM head, and no generator with one, to fill masks; take "
+            "one that was pretrained and not fine-tuned, or pretrain from it to train one"
         )
 
 

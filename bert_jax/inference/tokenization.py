@@ -13,6 +13,7 @@ import numpy as np
 from bert_jax.errors import TextWarning, UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Sequences
+from bert_jax.models.heads import BertForEmbedding
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 
 UNKNOWN_TOKENS = (
@@ -93,7 +94,7 @@ def sequences_of(
 
 def prompt_of(model: LoadedModel, name: str) -> str:
     """Return what a model puts before each "query" or "passage"; nothing without a name."""
-    has_prompts = model.task is not None and model.task.kind == "embedding"
+    has_prompts = isinstance(model.model, BertForEmbedding)
     if name and (name not in ("query", "passage") or not has_prompts):
         known = "query and passage" if has_prompts else "none, as it was not trained for embeddings"
         raise UserError(f"prompt is {name!r}; the model has {known}")
@@ -102,9 +103,9 @@ def prompt_of(model: LoadedModel, name: str) -> str:
 
 def own_prompt(model: LoadedModel, name: str) -> str:
     """Return what a model puts before each "query" or "passage", if it has any prompts."""
-    if not model.task or model.task.kind != "embedding":
+    if not isinstance(model.model, BertForEmbedding):
         return ""
-    return getattr(model.task.embedding, f"{name}_prompt")
+    return getattr(model.model.embedding, f"{name}_prompt")
 
 
 def warn_truncated(count: int, total: int, max_length: int) -> None:

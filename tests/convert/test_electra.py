@@ -104,7 +104,7 @@ def test_a_discriminator_alone(exported, tmp_path):
     shutil.rmtree(folder / "generator")
     alone = bert_jax.load(folder)
     assert set(alone.params) == {"bert", "discriminator_head"}
-    with pytest.raises(UserError, match="no generator, which is what fills masks") as caught:
+    with pytest.raises(UserError, match="no generator") as caught:
         alone.fill_mask("the [MASK] bank")
     assert "\n" not in str(caught.value)
     assert alone.export(tmp_path / "out").architecture == "ElectraForPreTraining"
