@@ -40,13 +40,13 @@ def find(pattern: str) -> list[tuple[str, State]]:
             sizes.append((url, (_state(info) if is_listed else state(url))[:1]))
     if not files:
         reason = f" ({first_line(cause)})" if cause else ""
-        state_of = "is a folder, not a file" if found else f"does not exist{reason}"
-        raise UserError(f"data source {pattern} {state_of}; give files or a glob 'gs://text/*.txt'")
+        what = "is a folder, not a file" if found else f"does not exist{reason}"
+        raise UserError(f"data source {pattern} {what}; give files or a glob 'gs://text/*.txt'")
     return sorted(sizes)
 
 
 def names(url: str) -> list[str]:
-    """Return what is in a folder: the names of files and folders; none if it does not exist."""
+    """Return the names of the files and folders in a folder; [] if it does not exist."""
     with reading(url):
         system, path = _system(url)
         try:
@@ -56,7 +56,7 @@ def names(url: str) -> list[str]:
 
 
 def files(url: str) -> dict[str, State]:
-    """Return all files in a folder and the folders in it, by their names from there on."""
+    """Return the state of all files below a folder, by their paths in it."""
     with reading(url):
         system, path = _system(url)
         found = system.find(path, detail=True)
@@ -65,7 +65,7 @@ def files(url: str) -> dict[str, State]:
 
 
 def exists(url: str) -> bool:
-    """Return whether there is such a file or folder, and it may be known."""
+    """Return whether there is such a file or folder; UserError without the right to know."""
     with reading(url):
         system, path = _system(url)
         return system.exists(path)
@@ -84,7 +84,7 @@ def open_file(url: str, block_bytes: int) -> io.BufferedReader:
 
 
 def fetch(url: str, path: Path) -> None:
-    """Copy a file, or the files of a folder, to a disk, if there is one."""
+    """Copy a file, or the files of a folder, to a disk; do nothing if it does not exist."""
     with reading(url):
         system, name = _system(url)
         if system.exists(name):
@@ -93,7 +93,7 @@ def fetch(url: str, path: Path) -> None:
 
 
 def copy(url: str, path: Path, advance: Callable[[int], None] = lambda size: None) -> None:
-    """Copy a file to a disk, and call `advance` with the bytes that are there."""
+    """Copy a file to a disk, and call `advance` with the number of bytes copied so far."""
     import fsspec
 
     callback = fsspec.Callback(hooks={"advance": lambda size, value: advance(value)})

@@ -39,7 +39,7 @@ def is_store(source: str) -> bool:
 
 
 def tokenizer_folder(source: str) -> Path:
-    """Return the tokenizer of a store, without the rest of one that is not on a disk."""
+    """Return the folder of a store's tokenizer; of a store at a URL, only that is copied."""
     if not paths.is_remote(source):
         return Path(source) / "tokenizer"
     url, files, version = _find(source)
@@ -65,7 +65,7 @@ def folder(source: str) -> Path:
 
 
 def _find(source: str) -> tuple[str, dict[str, int], Any]:
-    """Return the URL of a store, the sizes of its files, and what differs where the store does."""
+    """Return the URL of a store, the sizes of its files, and a version that its content has."""
     url = source.rstrip("/")
     files = {n: x for n, x in remote.files(url).items() if n.split("/")[0] in _PARTS}
     version: Any = sorted(files.items())
@@ -76,7 +76,7 @@ def _find(source: str) -> tuple[str, dict[str, int], Any]:
 
 @contextlib.contextmanager
 def _copy_of(url: str, version: Any) -> Iterator[Path]:
-    """Yield the folder of the copy of a store; of the processes of a machine, one at a time."""
+    """Yield the folder of the copy of a store, to one process of a machine at a time."""
     digest = hashlib.sha256(json.dumps([url, version]).encode()).hexdigest()
     name = urllib.parse.quote(url.rpartition("/")[2], safe="")[:100]
     try:
@@ -113,7 +113,7 @@ def _copy_shards(url: str, folder: Path, files: dict[str, int]) -> None:
 
 
 def _copy(url: str, folder: Path, sizes: dict[str, int]) -> None:
-    """Copy the files that are not there; each has its name once it is whole."""
+    """Copy the files that are missing; each is renamed to its own name once it is whole."""
     missing = {name: size for name, size in sizes.items() if not (folder / name).exists()}
     total, free = sum(missing.values()), shutil.disk_usage(folder).free
     if total > free:

@@ -165,7 +165,7 @@ def _identity(
 
 
 def _read_progress(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of the store in a folder, {} without one; UserError if it is of another."""
+    """Return the record of the store in a folder, or {}; UserError if it is of other text."""
     if not store.has_record(folder):
         return {}
     path = folder / ("store.json" if (folder / "store.json").exists() else "progress.json")

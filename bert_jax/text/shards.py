@@ -1,4 +1,4 @@
-"""A store of shards: each is prepared by itself, anywhere, and `finish` makes one store of them.
+"""Shards of a store: each is prepared alone, on any machine, and `finish` makes one store of them.
 
 STORE/shards/00002-of-00016 is the store of the third of sixteen runs of chunks. The finished store
 adds the tokenizer, the offsets of all sentences and documents, and as its manifest a `store.json`
@@ -26,8 +26,8 @@ from bert_jax.text import prepare, store, tokenizer_loading
 from bert_jax.text.source import Shard, merge_identities
 from bert_jax.text.tokenizer import Tokenizer
 
-_BLOCK = 1 << 20  # offsets that are copied at once
-_MOST_NAMED = 8  # of the shards that are missing
+_BLOCK = 1 << 20  # number of offsets that are copied at once
+_MOST_NAMED = 8  # missing shards in a message
 
 
 def parse(text: str) -> Shard:
@@ -176,14 +176,17 @@ def join(folder: Path) -> None:
 
 
 def _merge_identities(shards: dict[Path, dict[str, Any]]) -> dict[str, Any]:
+    """Return the identity of the whole store; UserError if shards are of different ones."""
     first, *_ = shards
     identities = {path: record["identity"] for path, record in shards.items()}
     names = {"text": "other text or settings", "held_out": "other held-out text"}
     for name, value in identities[first].items():
         for path, identity in identities.items():
             if merge_identities([value, identity[name]]) is None:
-                found = f"was prepared from {names.get(name, f'another {name}')} than {first.name}"
-                raise UserError(f"{path} {found}; remove the folder of the wrong one, and repeat")
+                raise UserError(
+                    f"{path} was prepared from {names.get(name, f'another {name}')} than "
+                    f"{first.name}; remove the folder of the wrong one, and repeat"
+                )
     return {
         name: merge_identities([identity[name] for identity in identities.values()])
         for name in identities[first]
