@@ -26,10 +26,8 @@ from bert_jax.config import TrainConfig, validation
 from bert_jax.config.schedule import make_rate_schedule, make_schedule
 from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
 from bert_jax.distributed.precision import resolve_dtype
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives import make_objective
 from bert_jax.text.store import Corpus, open_store
-from bert_jax.training.masking import make_masking
-from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state, make_train_step
 
@@ -39,16 +37,16 @@ ROUNDS = 36
 def make(config: TrainConfig, corpus: Corpus):
     """Return a function that runs a step and returns its times, and the batches."""
     mesh = make_mesh(config.parallel)
-    model = BertForPreTraining(config.model)
+    objective = make_objective(config)
+    objective = objective.in_stage(make_schedule(config).stages[0], corpus.tokenizer)
     optimizer = make_optimizer(config.optimizer, make_rate_schedule(config.optimizer, config.steps))
 
     def new_state(key: jax.Array):
-        return init_state(model.init_params(key), optimizer, config.seed)
+        return init_state(objective.model.init_params(key), optimizer, config.seed)
 
     _, layout = make_layout(new_state, mesh, config.parallel)
     state = init_sharded(new_state, layout.state, jax.random.key(0))
-    masking = make_masking(corpus.tokenizer, make_schedule(config).stages[0], config.data)
-    train_step = make_train_step(Pretraining(model, masking), optimizer)
+    train_step = make_train_step(objective, optimizer)
     step = compile_step(train_step, "mesh", layout, outputs=("state", "metrics"))
     batches, number = (
         TrainBatches(corpus, make_schedule(config).stages, config.data, config.seed),

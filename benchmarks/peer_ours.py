@@ -14,6 +14,7 @@ from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import from_dict
 from bert_jax.distributed.mesh import make_mesh, shard_batch
 from bert_jax.models import layers, matmul
+from bert_jax.objectives import make_objective
 from bert_jax.planning import synthetic
 from bert_jax.training.setup import set_up
 
@@ -50,7 +51,7 @@ def main() -> None:
     elif spec.head in PLAIN:
         PLAIN[spec.head]()
     mesh = make_mesh(config.parallel)
-    run = set_up(config, make_schedule(config).rate, mesh)
+    run = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
     step, state = synthetic.train_step(run, config, phase), run.new_state()
     batch = synthetic.random_batch(config, phase)
 

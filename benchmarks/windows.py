@@ -24,7 +24,7 @@ import record
 from bert_jax.config import ModelConfig
 from bert_jax.models import attention
 from bert_jax.models.attention import AttentionMask
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives.masked_lm import BertForMaskedLM
 from bert_jax.planning.topology import read_topologies
 
 ROUNDS = 11
@@ -56,7 +56,7 @@ def compile_step(form: str, length: int):
         intermediate_size=384,
         max_position_embeddings=length,
     )
-    model = BertForPreTraining(config, next_sentence=False)
+    model = BertForMaskedLM(config)
     params = nn.unbox(model.init_params(jax.random.key(0)))
     ids = jax.random.randint(jax.random.key(1), (2048 // length, length), 5, config.vocab_size)
     positions = jnp.tile(jnp.arange(0, length, 4), (len(ids), 1))

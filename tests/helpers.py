@@ -11,10 +11,10 @@ from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import as_variant
-from bert_jax.models.heads import make_pretraining_model
+from bert_jax.objectives import OBJECTIVES, objective_name
+from bert_jax.objectives.base import Pretraining
+from bert_jax.objectives.masking import Masking
 from bert_jax.text.store import Corpus
-from bert_jax.training.masking import Masking
-from bert_jax.training.objectives import Objective, pretraining_objective
 
 LENGTH, PREDICTIONS, VOCAB = 32, 6, 100
 SPECIAL = (0, 2, 3, 4)
@@ -60,13 +60,14 @@ def masking(continues: np.ndarray | None = None, length: int = LENGTH) -> Maskin
     return Masking(np.array(counts, np.int32), PREDICTIONS, VOCAB, SPECIAL, 4, continues)
 
 
-def objective(**changes) -> Objective:
-    """The pretraining objective over a small model."""
-    model = make_pretraining_model(model_config(**changes), next_sentence=True)
-    return pretraining_objective(model, masking())
+def objective(length: int = LENGTH, **changes) -> Pretraining:
+    """The pretraining objective of a small model."""
+    config = TrainConfig(model=model_config(**changes))
+    kind = OBJECTIVES[objective_name(config)]
+    return kind(kind.make_model(config), config, masking(length=length))
 
 
-def params(objective: Objective, seed: int = 0):
+def params(objective: Pretraining, seed: int = 0):
     """Parameters large enough for every gradient to be well above rounding."""
     shapes = jax.eval_shape(objective.model.init_params, jax.random.key(0))
     generator = np.random.default_rng(seed)

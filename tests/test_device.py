@@ -12,16 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import batch, masking, model_config, objective, params
+from helpers import batch, model_config, objective, params
 
 from bert_jax.config import CheckpointConfig, ParallelConfig, TokenizerConfig
 from bert_jax.distributed.mesh import compile_step, make_layout, make_mesh
 from bert_jax.models.attention import unsupported
-from bert_jax.models.heads import make_pretraining_model
 from bert_jax.models.layers import random_bits
 from bert_jax.text import tokenizer_training
 from bert_jax.training import checkpoint
-from bert_jax.training.objectives import pretraining_objective
 from bert_jax.training.step import init_state, make_train_step
 
 BFLOAT16 = ("bfloat16", 1e-2, 0.05)  # of which a step is 0.004
@@ -47,8 +45,7 @@ def cpu():
 
 def task_and_optimizer(length=32, **model):
     """Plain SGD, unlike Adam, shows a gradient that is off by a factor."""
-    model = make_pretraining_model(model_config(**model), next_sentence=True)
-    return pretraining_objective(model, masking(length=length)), optax.sgd(0.1)
+    return objective(length, **model), optax.sgd(0.1)
 
 
 def initial(task):

@@ -34,7 +34,7 @@ from bert_jax.bert import Bert
 from bert_jax.commands import main
 from bert_jax.config import FinetuneConfig, TaskConfig, TokenizerConfig, TrainConfig, settings
 from bert_jax.config.validation import validate, validate_finetuning
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.tasks import make_task
 from bert_jax.text import builtin, tokenizer_training
 

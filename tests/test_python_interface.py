@@ -21,7 +21,8 @@ import bert_jax
 from bert_jax import Bert, DataFiles, TaskConfig, TokenizerConfig, UserError
 from bert_jax.errors import TextWarning
 from bert_jax.inference import runner
-from bert_jax.models.heads import BertForPreTraining, make_encoder
+from bert_jax.models.heads import make_encoder
+from bert_jax.objectives.masked_lm import BertForMaskedLM
 from bert_jax.runs import origin
 from bert_jax.tasks import make_task
 from bert_jax.text import tokenizer_training
@@ -70,7 +71,7 @@ def roberta() -> Bert:
         ["The river bank.", "A model reads."] * 9, TokenizerConfig(kind="byte_bpe"), 280
     )
     config = model_config(model_type="roberta", vocab_size=280, type_vocab_size=1)
-    model = BertForPreTraining(config, next_sentence=False)
+    model = BertForMaskedLM(config)
     return Bert(config, nn.unbox(model.init_params(jax.random.key(0))), tokenizer, model)
 
 

@@ -115,7 +115,7 @@ class Batcher:
         return _Ragged([np.ravel(label) for label in self.features.labels])
 
     def batch(self, indices: np.ndarray, length: int) -> Batch:
-        """Return examples padded to `length`, for `training.objectives`.
+        """Return examples padded to `length`, for an objective.
 
         `indices` are [B], or where features are packed [B, E], the examples of each sequence.
         """

@@ -255,6 +255,7 @@ class TrainConfig:
     eval_every: int = _resumable(10_000, "steps between evaluations")
     eval_rows: int = _resumable(20_000, "held-out sequences of an evaluation, at most")
     log_to: tuple[Service, ...] = _resumable((), "also log to Weights & Biases: wandb")
+    objective: str = setting("auto", "what to learn; auto: what model and data.pairs are made for")
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)

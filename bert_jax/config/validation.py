@@ -5,8 +5,6 @@ and the remedy. The rules of a function are checked in their order, and may rely
 The range of each field is beside it, in `fields.py`.
 """
 
-from typing import Any
-
 from bert_jax.config import (
     DataFiles,
     FinetuneConfig,
@@ -49,14 +47,6 @@ def validate(config: TrainConfig) -> None:
         "data.eval_fraction is 0",
         fix="raise it, or give data.eval_source",
     )
-    needs = f"data.pairs {data.pairs} needs"
-    if data.pairs != "none" and not resolve(MODEL_TYPES, model.model_type).has_nsp:
-        lacks = f"a head that model.model_type {model.model_type} does not have"
-        raise UserError(f"{needs} {lacks}; set data.pairs to none")
-    if model.model_type == "electra":
-        _validate_generator(model)
-    if data.pairs != "none" and model.type_vocab_size < 2:
-        raise UserError(f"{needs} a model.type_vocab_size of 2; set it, or data.pairs to none")
     refuse(
         data.packing and data.pairs == "none",
         "data.packing is for pairs",
@@ -87,16 +77,6 @@ def validate(config: TrainConfig) -> None:
             f"{phase.max_length}",
             fix="lower it, or set 0 for mask_fraction",
         )
-
-
-def _validate_generator(model: Any) -> None:
-    share, every = model.generator_hidden_size, model.num_attention_heads
-    heads = share * every
-    # A third may be written as 0.333.
-    if share and (round(heads) < 1 or abs(heads - round(heads)) > 0.01):
-        wrong = f"model.generator_hidden_size {share} leaves {heads:.3g} of"
-        advice = f"set it to a multiple of 1/{every}, such as {max(1, round(heads)) / every:.3g}"
-        raise UserError(f"{wrong} model.num_attention_heads {every}; {advice}")
 
 
 def validate_finetuning(config: FinetuneConfig) -> None:

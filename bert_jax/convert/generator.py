@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.models.electra import ElectraConfig, embedding_size, generator_config
+from bert_jax.models.electra import ElectraConfig, embedding_size
+from bert_jax.objectives.replaced_tokens import generator_config
 
 FOLDER = "generator"
 _SAME = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")

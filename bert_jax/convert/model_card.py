@@ -8,11 +8,11 @@ from typing import Any
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.console import counted
 from bert_jax.convert.huggingface import Exported
+from bert_jax.objectives import make_objective
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 from bert_jax.training import workdir as workdirs
-from bert_jax.training.metrics import HELD_OUT
 
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
 _SENTENCE_TRANSFORMERS = "sentence-transformers"
@@ -88,11 +88,11 @@ def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence
         if scores is None and str(results.get("step")) == source.name:
             scores = results.get("scores")
         rows = []
-        for title, key, form, baseline in HELD_OUT:
-            if scores and key in scores:
-                title = title.format(pairs=run.data.pairs.upper())
-                other = f"{baselines[key]:{form}} ({baseline})" if key in baselines else ""
-                rows.append((title, f"{scores[key]:{form}}", other))
+        for figure in make_objective(run).figures:
+            name, form = figure.name, figure.form
+            if scores and name in scores and figure.baseline:
+                other = f"{baselines[name]:{form}} ({figure.baseline})" if name in baselines else ""
+                rows.append((figure.heading, f"{scores[name]:{form}}", other))
         columns = ("held-out text", "this model", "baseline")
     else:
         summary = results.get("summary", [])

@@ -23,10 +23,9 @@ from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.heads import (
-    PreTrainingModel,
     TaskModel,
-    make_pretraining_model,
 )
+from bert_jax.objectives import pretraining_model
 from bert_jax.tasks import make_task
 
 _BERT_LAYER = {
@@ -245,7 +244,7 @@ def from_foreign(
     tensors = _unstacked(tensors)
     # The pooler of a RoBERTa is read, too.
     has_pooler = config.model_type != "modernbert"
-    model = make_pretraining_model(config, next_sentence=has_pooler)
+    model: Any = pretraining_model(config, pairs=has_pooler)
     if task:
         model = make_task(task).model(config)
     # A generator is a checkpoint of its own.
@@ -281,15 +280,15 @@ def make_model(
     task: TaskConfig | None,
     probe: str = "",
     modules: Iterable[str] = OPTIONAL_MODULES,
-) -> PreTrainingModel | TaskModel:
+) -> nn.Module:
     """Return the module whose parameters a checkpoint has, which has some optional modules."""
     if task:
         return make_task(task).model(config, probe)
     has_pairs = {"bert/pooler", "nsp_head"} <= set(modules)
-    return make_pretraining_model(config, next_sentence=has_pairs)
+    return pretraining_model(config, pairs=has_pairs)
 
 
-def stored_shapes(model: PreTrainingModel | TaskModel) -> tuple[Any, Sequence[str]]:
+def stored_shapes(model: nn.Module) -> tuple[Any, Sequence[str]]:
     """Return the shapes of a checkpoint's parameters, and the modules that it may lack."""
     key, ids = jax.random.key(0), jnp.zeros((1, 1), jnp.int32)
     shapes: Any = jax.eval_shape(model.init_params, key)
@@ -301,7 +300,7 @@ def stored_shapes(model: PreTrainingModel | TaskModel) -> tuple[Any, Sequence[st
     return nn.unbox(shapes), optional
 
 
-def _param_shapes(model: PreTrainingModel | TaskModel) -> Mapping[str, Any]:
+def _param_shapes(model: nn.Module) -> Mapping[str, Any]:
     shapes: Any = jax.eval_shape(model.init_params, jax.random.key(0))
     return traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
 

@@ -21,7 +21,6 @@ from bert_jax import console
 from bert_jax.config import ModelConfig, ParallelConfig
 from bert_jax.distributed import fsdp
 from bert_jax.errors import UserError
-from bert_jax.models.electra import pretrained_encoders
 from bert_jax.models.fused_attention import check_attention
 
 AXES = ("data", "fsdp", "tensor")
@@ -50,16 +49,11 @@ def check_model(
     """Refuse a model that the mesh does not divide, or whose attention cannot take the lengths."""
     for length in lengths:
         check_attention(model, mesh.devices.flat[0].platform, length, packed=packed)
-    _check_sizes(model, mesh, "model.")
+    check_sizes(model, mesh, "model.")
 
 
-def check_generator(model: ModelConfig, mesh: Mesh) -> None:
-    """Refuse a model whose generator the mesh does not divide."""
-    for generator in pretrained_encoders(model)[1:]:
-        _check_sizes(generator, mesh, "the generator's ")
-
-
-def _check_sizes(model: ModelConfig, mesh: Mesh, owner: str) -> None:
+def check_sizes(model: ModelConfig, mesh: Mesh, owner: str) -> None:
+    """Refuse an encoder that the mesh does not divide; the message begins with its `owner`."""
     split = dict.fromkeys(("num_attention_heads", "intermediate_size", "vocab_size"), "tensor")
     split |= dict.fromkeys(("hidden_size", "embedding_size"), "fsdp")
     for name, axis in split.items():

@@ -12,7 +12,6 @@ from bert_jax.config.validation import validate_model
 from bert_jax.convert import google, hub, huggingface, names, sentence_transformers
 from bert_jax.errors import UserError
 from bert_jax.inference.runner import Runner
-from bert_jax.models.heads import PreTrainingModel, TaskModel
 from bert_jax.storage import paths
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text import tokenizer_loading
@@ -27,7 +26,7 @@ class LoadedModel:
     config: ModelConfig
     params: Any
     tokenizer: Tokenizer
-    model: PreTrainingModel | TaskModel
+    model: Any
     unused: Sequence[str] = ()
     task: TaskConfig | None = None
     data: DataFiles = dataclasses.field(default_factory=DataFiles)

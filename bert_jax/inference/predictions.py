@@ -21,9 +21,8 @@ from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_labels, read_examples
 from bert_jax.training import workdir
-from bert_jax.training.embedding_loss import task_objective
 from bert_jax.training.metrics import add_up, means
-from bert_jax.training.objectives import Metrics
+from bert_jax.training.objective import Metrics
 from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step
 
 
@@ -94,7 +93,7 @@ def predict_examples(
             predictions[example] = task.collect(predictions[example], features, index, values)
     values = {"sequences_per_second": len(features) / (time.monotonic() - started)}
     if examples and all(example.label is not None for example in examples):
-        loss = means(add_up(metrics))["loss"]
+        loss = means(add_up(metrics), {})["loss"]
         values = {"loss": loss, **task.score(examples, predictions), **values}
     return predictions, values
 
@@ -129,7 +128,7 @@ def predict(
     # One batch of few examples, of a power of two, has few sizes to compile.
     batch_size = min(batch_size * model.runner.num_devices, 1 << (len(features) - 1).bit_length())
     batch_size += -batch_size % model.runner.num_devices
-    step = make_predict_step(task_objective(model.model, model.task))
+    step = make_predict_step(make_task(model.task).objective(model.model))
     step = model.runner.compile_step("prediction", step, PREDICT_OUTPUTS)
     predictions, scores = predict_examples(step, task, examples, batcher, batch_size)
     scores.pop("sequences_per_second")

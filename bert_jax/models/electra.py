@@ -1,32 +1,20 @@
-"""The ELECTRA encoder and its generator. Source: Clark et al. 2020, and google-research/electra.
+"""The ELECTRA encoder: BERT's layers on embeddings that may be of another width.
 
-The generator fills masked positions with tokens that it samples. The encoder, as discriminator,
-says of each token whether it was replaced. Both are BERT's layers, each on its own projection of
-the same embeddings. Shape letters are those of `models.bert`; E is the width of the embeddings.
+Source: Clark et al. 2020, and google-research/electra. Shape letters are those of `models.bert`; E
+is the width of the embeddings. `objectives.replaced_tokens` pretrains it.
 """
 
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
-from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from bert_jax.config import ModelConfig
 from bert_jax.config.fields import SHARE_OR_ALL, SIZE_OR_ZERO
 from bert_jax.config.settings import setting
-from bert_jax.models.attention import AttentionMask
 from bert_jax.models.bert import Bert, BertLayers, BertModel
-from bert_jax.models.encoder import (
-    EncoderOutput,
-    PreTrainingOutput,
-    gather_positions,
-)
-from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, param
-from bert_jax.models.matmul import logits_from_embeddings
-
-# The activation of the generator's head and of the pooler in `transformers`, whatever `hidden_act`.
-_HEAD_ACTIVATION = ACTIVATIONS["gelu"]
+from bert_jax.models.encoder import EncoderOutput
+from bert_jax.models.layers import ACTIVATIONS, Dense
 
 
 @dataclasses.dataclass(slots=True)
@@ -47,32 +35,6 @@ class ElectraConfig(ModelConfig):
 def embedding_size(config: ElectraConfig) -> int:
     """Return the width of the embeddings, E."""
     return config.embedding_size or config.hidden_size
-
-
-def generator_config(config: ModelConfig) -> ElectraConfig | None:
-    """Return the generator as a model of its own; None where the encoder itself generates.
-
-    Its heads are as wide as the encoder's. Source: `get_generator_config` in
-    google-research/electra `run_pretraining.py`, where every head is 64 wide.
-    """
-    if not isinstance(config, ElectraConfig) or not config.generator_hidden_size:
-        return None
-    every = config.num_attention_heads
-    heads = max(1, round(every * config.generator_hidden_size))
-    return dataclasses.replace(
-        config,
-        hidden_size=config.hidden_size // every * heads,
-        num_attention_heads=heads,
-        intermediate_size=round(config.intermediate_size * heads / every),
-        embedding_size=embedding_size(config),
-        generator_hidden_size=0.0,
-    )
-
-
-def pretrained_encoders(config: ModelConfig) -> list[ModelConfig]:
-    """Return the config of each encoder that a pretraining step runs."""
-    is_electra = isinstance(config, ElectraConfig)
-    return [config, generator_config(config) or config] if is_electra else [config]
 
 
 class ElectraLayers(BertLayers):
@@ -97,7 +59,8 @@ class ElectraLayers(BertLayers):
 class ElectraModel(ElectraLayers, BertModel):
     """The encoder: embeddings, layers and, with `add_pooling_layer`, a dense layer on [CLS]."""
 
-    pooler_activation = staticmethod(_HEAD_ACTIVATION)
+    # As in `transformers`, whatever `hidden_act`.
+    pooler_activation = staticmethod(ACTIVATIONS["gelu"])
 
 
 class Electra(Bert):
@@ -119,96 +82,3 @@ class Electra(Bert):
 
 
 ARCHITECTURE = Electra()
-
-
-class GeneratorHead(nn.Module):
-    """Scores of every token of the vocabulary, by the product with its embedding."""
-
-    config: ElectraConfig
-
-    @nn.compact
-    def __call__(
-        self, hidden: Float[Array, "B P D"], word_embeddings: Float[Array, "V E"]
-    ) -> Float[Array, "B P V"]:
-        """Return float32 logits."""
-        c = self.config
-        shape, axes = (c.hidden_size, embedding_size(c)), ("embed", "hidden")
-        hidden = _HEAD_ACTIVATION(Dense(c, shape, axes, name="dense")(hidden))
-        hidden = LayerNorm(c, name="layer_norm")(hidden)
-        bias = param(self, "bias", nn.initializers.zeros, (c.vocab_size,), ("vocab",))
-        return jnp.add(logits_from_embeddings(hidden, word_embeddings), bias)
-
-
-class DiscriminatorHead(nn.Module):
-    """The logit of each token that it was replaced."""
-
-    config: ElectraConfig
-
-    @nn.compact
-    def __call__(self, hidden: Float[Array, "B L D"]) -> Float[Array, "B L"]:
-        """Return float32 logits."""
-        c = self.config
-        shape, axes = (c.hidden_size, c.hidden_size), ("embed", "hidden")
-        hidden = ACTIVATIONS[c.hidden_act](Dense(c, shape, axes, name="dense")(hidden))
-        logits = Dense(c, (c.hidden_size, 1), ("embed", "label"), name="output")(hidden)
-        return logits[..., 0].astype(jnp.float32)
-
-
-class ElectraForPreTraining(nn.Module):
-    """The generator with its head, and the encoder with the discriminator's.
-
-    With a `generator_hidden_size` of 0 the generator is the encoder itself.
-    """
-
-    config: ElectraConfig
-
-    def setup(self) -> None:
-        c = self.config
-        self.bert = ElectraModel(c, add_pooling_layer=False)
-        own = generator_config(c)
-        self.generator = ElectraLayers(own) if own else None
-        self.generator_head = GeneratorHead(own or c)
-        self.discriminator_head = DiscriminatorHead(c)
-
-    def __call__(
-        self,
-        input_ids: Int[Array, "B L"],
-        token_type_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
-        positions: Int[Array, "B P"],
-        dropout_key: DropoutKey | None = None,
-    ) -> PreTrainingOutput:
-        """Return the generator's logits of `positions`; see `BertModel`."""
-        # Other keys than those of `discriminate`.
-        key = dropout_key and dropout_key.fold(self.config.num_hidden_layers + 1)
-        embedded = self.bert.embed(input_ids, token_type_ids, key)
-        output = (self.generator or self.bert).encode(embedded, AttentionMask(attention_mask), key)
-        hidden = gather_positions(output.last_hidden_state, positions)
-        return PreTrainingOutput(mlm_logits=self.mlm_logits(hidden))
-
-    def mlm_logits(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P V"]:
-        """Return the score of every token for the generator's hidden states, in float32."""
-        return self.generator_head(hidden, self.bert.embeddings.word_embeddings)
-
-    def discriminate(
-        self,
-        input_ids: Int[Array, "B L"],
-        token_type_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
-        positions: Int[Array, "B P"],
-        dropout_key: DropoutKey | None = None,
-    ) -> PreTrainingOutput:
-        """Return the logit of each token that it was replaced, and `hidden` of `positions`."""
-        hidden = self.bert(input_ids, token_type_ids, attention_mask, dropout_key).last_hidden_state
-        logits = self.discriminator_head(hidden)
-        return PreTrainingOutput(rtd_logits=logits, hidden=gather_positions(hidden, positions))
-
-    def init_params(self, key: Array) -> Any:
-        """Return random parameters, boxed with their logical axes."""
-        ids = jnp.zeros((1, 1), jnp.int32)
-
-        def run(model: "ElectraForPreTraining") -> None:
-            model(ids, ids, ids, ids)
-            model.discriminate(ids, ids, ids, ids)
-
-        return self.init(key, method=run)["params"]

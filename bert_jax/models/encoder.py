@@ -73,23 +73,6 @@ class EncoderOutput:
         )
 
 
-@struct.dataclass
-class PreTrainingOutput:
-    """The output of the pretraining model, in float32.
-
-    Attributes:
-      mlm_logits: of each predicted position, [B, P, V]; None of a discriminator.
-      nsp_logits: [B, 2], or [B, T, 2] of packed sequences; None without that head.
-      hidden: the last hidden state of each predicted position, [B, P, D]; None of a generator.
-      rtd_logits: of a discriminator, for each token that it was replaced, [B, L].
-    """
-
-    mlm_logits: Any = None
-    nsp_logits: Any = None
-    hidden: Any = None
-    rtd_logits: Any = None
-
-
 class Requested(NamedTuple):
     """What an encoder returns of each layer."""
 

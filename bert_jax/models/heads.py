@@ -1,4 +1,4 @@
-"""Models with a head on the encoder: for pretraining, and for each kind of fine-tuning task.
+"""Models with a head on the encoder, for each kind of fine-tuning task.
 
 Shape letters and arguments are those of `models.bert`.
 """
@@ -14,83 +14,8 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.config import EmbeddingConfig, ModelConfig
 from bert_jax.models.architecture import make_encoder
-from bert_jax.models.electra import ElectraConfig, ElectraForPreTraining
-from bert_jax.models.encoder import PreTrainingOutput, gather_positions
-from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, apply_dropout, param
-from bert_jax.models.matmul import logits_from_embeddings
-
-
-class MaskedLMHead(nn.Module):
-    """Scores of every token of the vocabulary, by the product with its embedding.
-
-    Source: `get_masked_lm_output` in google-research/bert `run_pretraining.py`. An encoder that has
-    a dense layer for all its heads needs no `transform`.
-    """
-
-    config: ModelConfig
-    has_transform: bool = True
-
-    @nn.compact
-    def __call__(
-        self, hidden: Float[Array, "B P D"], word_embeddings: Float[Array, "V D"]
-    ) -> Float[Array, "B P V"]:
-        """Return float32 logits."""
-        c = self.config
-        if self.has_transform:
-            shape, axes = (c.hidden_size, c.hidden_size), ("embed", "hidden")
-            hidden = ACTIVATIONS[c.hidden_act](Dense(c, shape, axes, name="transform")(hidden))
-            hidden = LayerNorm(c, name="layer_norm")(hidden)
-        bias = param(self, "bias", nn.initializers.zeros, (c.vocab_size,), ("vocab",))
-        return jnp.add(logits_from_embeddings(hidden, word_embeddings), bias)
-
-
-class BertForPreTraining(nn.Module):
-    """The encoder with the MLM head and, if `next_sentence`, the pooler and the NSP head."""
-
-    config: ModelConfig
-    next_sentence: bool = True
-
-    def setup(self) -> None:
-        c = self.config
-        self.bert = make_encoder(c, add_pooling_layer=self.next_sentence)
-        self.mlm_head = MaskedLMHead(c, has_transform=not self.bert.has_own_transform)
-        if self.next_sentence:
-            self.nsp_head = Dense(c, (c.hidden_size, 2), ("embed", "label"))
-
-    def __call__(
-        self,
-        input_ids: Int[Array, "B L"],
-        token_type_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
-        positions: Int[Array, "B P"],
-        dropout_key: DropoutKey | None = None,
-        **packing: Any,
-    ) -> PreTrainingOutput:
-        """Return the MLM logits of `positions` and the NSP logits; see `BertModel`."""
-        output = self.bert(input_ids, token_type_ids, attention_mask, dropout_key, **packing)
-        hidden = gather_positions(output.last_hidden_state, positions)
-        nsp = self.nsp_head(output.pooled).astype(jnp.float32) if self.next_sentence else None
-        return PreTrainingOutput(self.mlm_logits(hidden), nsp, hidden)
-
-    def mlm_logits(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P V"]:
-        """Return the score of every token for hidden states, in float32."""
-        features = self.bert.token_features(hidden)
-        return self.mlm_head(features, self.bert.embeddings.word_embeddings)
-
-    def init_params(self, key: Array) -> Any:
-        """Return random parameters, boxed with their logical axes."""
-        ids = jnp.zeros((1, 1), jnp.int32)
-        return self.init(key, ids, ids, ids, ids)["params"]
-
-
-PreTrainingModel = BertForPreTraining | ElectraForPreTraining
-
-
-def make_pretraining_model(config: ModelConfig, *, next_sentence: bool) -> PreTrainingModel:
-    """Return the encoder with the pretraining heads of a model type."""
-    if isinstance(config, ElectraConfig):
-        return ElectraForPreTraining(config)
-    return BertForPreTraining(config, next_sentence)
+from bert_jax.models.encoder import gather_positions
+from bert_jax.models.layers import Dense, DropoutKey, apply_dropout, param
 
 
 class TaskModel(nn.Module):

@@ -22,6 +22,7 @@ from bert_jax.distributed import devices as device_lib
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import shard_batch
 from bert_jax.errors import TrainingError
+from bert_jax.objectives import make_objective
 from bert_jax.planning import synthetic
 from bert_jax.planning.chips import chip_of
 from bert_jax.planning.costs import model_flops, total_memory
@@ -50,7 +51,7 @@ def measure(
     config = synthetic.resolve(config, devices[0])
     mesh = synthetic.make_checked_mesh(config, stage, devices)
     with device_lib.out_of_memory_refused(stage, devices[0]):
-        setup = set_up(config, make_schedule(config).rate, mesh)
+        setup = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
         log("compiling the step")
         step, compile_seconds = _compile(setup, config, stage, mesh)
         needed = total_memory(step.memory_analysis())
@@ -149,7 +150,7 @@ def _rates(
     low, median, high = np.quantile(times, [0.25, 0.5, 0.75]).tolist()
     mean = float(times.mean())
     speed = stage.batch_size / mean
-    counted = model_flops(config.model, stage, pairs=config.data.pairs != "none")
+    counted = model_flops(config, stage)
     flops = counted and speed * counted
     return {
         "steps": len(times),

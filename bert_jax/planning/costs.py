@@ -8,12 +8,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig
+from bert_jax.config import ParallelConfig, TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.distributed.fsdp import RULES
 from bert_jax.models.architecture import architecture
-from bert_jax.models.electra import pretrained_encoders
-from bert_jax.models.heads import make_pretraining_model
+from bert_jax.objectives import make_objective
 from bert_jax.planning.synthetic import abstract_batch, train_step
 from bert_jax.training.setup import set_up
 
@@ -22,10 +21,8 @@ _FLOAT32 = 4  # bytes
 
 def compile_cost(config: TrainConfig, stage: Stage, mesh: Mesh) -> dict[str, Any]:
     """Return the compiler's "memory" (None if it does not fit), "error" and "flops" of a device."""
-    setup, batch = (
-        set_up(config, make_schedule(config).rate, mesh),
-        abstract_batch(config, stage, mesh),
-    )
+    setup = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
+    batch = abstract_batch(config, stage, mesh)
     step = train_step(setup, config, stage)
     state = setup.abstract_state
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
@@ -65,28 +62,23 @@ def _shard_bytes(tree: Any) -> int:
     )
 
 
-def model_flops(model: ModelConfig, stage: Stage, *, pairs: bool) -> float | None:
+def model_flops(config: TrainConfig, stage: Stage) -> float | None:
     """Return the operations of a sequence, forward and backward, by docs/speed.md's formula.
 
     None for an architecture that does not say what its encoder computes.
     """
-    size, length = model.hidden_size, stage.max_length
-    encoders = pretrained_encoders(model)
-    counted = [architecture(each).encoder_flops(each, length) for each in encoders]
+    objective, length = make_objective(config), stage.max_length
+    counted = [
+        architecture(each).encoder_flops(each, length) for each in objective.encoders.values()
+    ]
     if None in counted:
         return None
-    tokens = sum(filter(None, counted))
-    if model.model_type == "electra":
-        tokens += 6 * length * (size**2 + size)  # of the discriminator's head
-    transform, embedded = encoders[-1].hidden_size, architecture(model).embedding_size(model)
-    head = 6 * stage.max_predictions * embedded * (transform + model.vocab_size)
-    return tokens + head + 6.0 * size**2 * pairs
+    return sum(filter(None, counted)) + objective.head_flops(stage)
 
 
 def abstract_parameters(config: TrainConfig) -> Any:
     """Return the shapes of the model's parameters, with the names of their axes."""
-    module = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
-    return jax.eval_shape(module.init_params, jax.random.key(0))
+    return jax.eval_shape(make_objective(config).model.init_params, jax.random.key(0))
 
 
 def sent_bytes(
@@ -110,7 +102,7 @@ def sent_bytes(
         else:
             replicated += size * _FLOAT32
     sequences = stage.batch_size / (data * fsdp)
-    tokens, encoders = sequences * stage.max_length, pretrained_encoders(model)
+    tokens, encoders = sequences * stage.max_length, make_objective(config).encoders.values()
     summed = sum(4 * c.num_hidden_layers * tokens * c.hidden_size * width for c in encoders)
     embedded = architecture(model).embedding_size(model)
     summed += len(encoders) * tokens * embedded * _FLOAT32

@@ -101,8 +101,7 @@ class _Step:
     def least_time(self, chip: Chip, plan: Plan) -> dict[str, Any]:
         """Return the least seconds of a step, and the speed and MFU if the longest were all."""
         model, batch_size, mesh = self.config.model, self.stage.batch_size, self.mesh
-        pairs = self.config.data.pairs != "none"
-        counted = model_flops(model, self.stage, pairs=pairs)
+        counted = model_flops(self.config, self.stage)
         useful = batch_size * (counted or 0.0)
         recomputed = 4 / 3 if model.remat else 1.0
         held = ["parameters", "moments"] + ["temporaries"] * self.topology.has_compiler

@@ -15,9 +15,9 @@ from bert_jax.config.schedule import Stage
 from bert_jax.distributed import mesh as mesh_lib
 from bert_jax.distributed.fsdp import BATCH_AXES
 from bert_jax.distributed.precision import resolve_dtype
+from bert_jax.objectives import make_objective
+from bert_jax.objectives.masking import Masking
 from bert_jax.text.mixture import resolve_vocab_size
-from bert_jax.training.masking import Masking
-from bert_jax.training.objectives import pretraining_objective
 from bert_jax.training.setup import Setup
 from bert_jax.training.step import make_train_step
 
@@ -36,7 +36,7 @@ def make_checked_mesh(config: TrainConfig, stage: Stage, devices: Sequence[Any])
     """Return the mesh of a resolved config, or refuse a stage that does not divide over it."""
     mesh = mesh_lib.make_mesh(config.parallel, devices)
     mesh_lib.check_model(config.model, mesh, [stage.max_length], packed=config.data.packing)
-    mesh_lib.check_generator(config.model, mesh)
+    make_objective(config).check_mesh(mesh)
     mesh_lib.check_divides(stage.batch_size, config.optimizer.microbatches, mesh)
     return mesh
 
@@ -48,7 +48,7 @@ def train_step(setup: Setup, config: TrainConfig, stage: Stage) -> Any:
     is_continuation = np.zeros(vocab_size, bool) if config.data.whole_word_masking else None
     mask_id = _SPECIAL_IDS[-1]
     masking = Masking(counts, predictions, vocab_size, _SPECIAL_IDS, mask_id, is_continuation)
-    objective = pretraining_objective(setup.model, masking)
+    objective = dataclasses.replace(make_objective(config), masking=masking)
     step = make_train_step(objective, setup.optimizer, config.optimizer.microbatches)
     return mesh_lib.jit_step(step, setup.layout, ("state", "metrics"))
 

@@ -38,9 +38,8 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, loop
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.embedding_loss import task_objective
 from bert_jax.training.metrics import Writer
-from bert_jax.training.objectives import Metrics
+from bert_jax.training.objective import Metrics, PredictionObjective
 from bert_jax.training.optimizer import learning_rate, make_optimizer
 from bert_jax.training.setup import Setup, make_setup
 from bert_jax.training.step import PREDICT_OUTPUTS, TrainState, make_predict_step, make_train_step
@@ -87,6 +86,7 @@ class Run:
     steps_per_epoch: int
     rate: RateSchedule
     largest: Stage
+    objective: PredictionObjective
     setup: Setup
     train_step: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
     predict_step: Callable[..., Any]
@@ -225,7 +225,7 @@ def start(
         freezes_encoder=bool(config.probe),
     )
     setup = make_setup(model, optimizer, config.seed, mesh, config.parallel)
-    objective = task_objective(model, config.task)
+    objective = task.objective(model)
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=setup.layout)
     run = Run(
         settings=chosen,
@@ -243,6 +243,7 @@ def start(
         steps_per_epoch=steps_per_epoch,
         rate=rate,
         largest=largest,
+        objective=objective,
         setup=setup,
         train_step=compiled(
             make_train_step(objective, optimizer, microbatches), outputs=("state", "metrics")
@@ -402,6 +403,7 @@ def _train_seed(
             loader.prefetch(run.batches(seed), first),
             checkpoints,
             writer,
+            run.objective,
             eval_every=run.eval_every,
             save_every=run.eval_every,
         ) as training:
@@ -421,7 +423,7 @@ def _train_seed(
         result = hosts.broadcast_from_main(
             lambda: _result(task, seed, records, seconds, folder, constant_score)
         )
-        writer.write_table(result["best"]["step"], result["best"])
+        writer.write_table(result["best"]["step"], result["best"], writer.baselines)
     if hosts.is_main():
         json_files.write_record(path, result)
     return result

@@ -21,7 +21,7 @@ from bert_jax.convert import names
 from bert_jax.distributed import hosts
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
-from bert_jax.models.heads import make_pretraining_model
+from bert_jax.objectives import objective_name, pretraining_model
 from bert_jax.storage import mirror
 from bert_jax.storage.paths import AnyPath
 from bert_jax.training import checkpoint, sinks
@@ -131,14 +131,21 @@ def check_fork(config: TrainConfig, fork: AnyPath, workdir: Path) -> ModelConfig
     values = settings.flatten(saved)
     free = (*_COMPUTATION, *_DROPOUTS, "initializer_range", "global_rope_theta")
     fixed = [name for name in values if name.startswith("model.") and name[6:] not in free]
-    for name in (*fixed, "optimizer.name", "data.pairs"):
+    for name in (*fixed, "optimizer.name"):
         there, here = values[name], settings.flatten(config)[name]
         if name == "model.max_position_embeddings" and _fits(saved.model, here):
             continue
-        if there != here and (name != "data.pairs" or "none" in (there, here)):
-            wrong = f"{name} is {there!r} there and {here!r} here"
-            advice = "set the field back, or take the weights alone by --init"
-            raise UserError(f"--fork={fork} has another state: {wrong}; {advice}")
+        if there != here:
+            raise UserError(
+                f"--fork={fork} has another state: {name} is {there!r} there and {here!r} here; "
+                "set the field back, or take the weights alone by --init"
+            )
+    there, here = objective_name(saved), objective_name(config)
+    if there != here:
+        raise UserError(
+            f"--fork={fork} has another state: it is trained by the objective {there}, and this "
+            f"run by {here}; set data.pairs or objective back, or take the weights alone by --init"
+        )
     if config.steps < int(fork.name):
         wrong = f"--fork={fork} has done {int(fork.name):,} steps, and steps is {config.steps:,}"
         raise UserError(f"{wrong}; raise it, or fork an earlier one by RUN@STEP")
@@ -175,7 +182,7 @@ def model_config(
     model = dataclasses.replace(source, **kept)
     validate_model(model, "config")
     as_float32 = dataclasses.replace(model, dtype="float32")  # "auto" is not resolved yet
-    module = make_pretraining_model(as_float32, next_sentence=True)
+    module = pretraining_model(as_float32, pairs=True)
     shapes = jax.eval_shape(module.init_params, jax.random.key(0))
     wanted: Any = traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
     params: Any = traverse_util.flatten_dict(init.params, sep="/")

@@ -23,18 +23,17 @@ from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.errors import UserError
+from bert_jax.objectives import Pretraining, make_objective
 from bert_jax.runs import origin, report
 from bert_jax.storage import daemon_thread, mirror, paths
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text import mixture, prepare, tokenizer_loading
 from bert_jax.text.store import Corpus, is_store
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, collapse, loop
+from bert_jax.training import checkpoint, loop
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.masking import make_masking
-from bert_jax.training.metrics import Writer, with_moving
-from bert_jax.training.objectives import pretraining_objective
+from bert_jax.training.metrics import Writer
 from bert_jax.training.optimizer import learning_rate
 from bert_jax.training.setup import Setup, set_up
 from bert_jax.training.step import TrainState, make_eval_step, make_train_step
@@ -46,8 +45,8 @@ class PretrainingResult:
 
     Attributes:
       scores: losses (nats), accuracies and hidden_similarity on the held-out text, by name.
-      baselines: of "mlm_loss", "mlm_accuracy" and "nsp_accuracy": the unigram entropy of the
-        held-out text, the share of its most frequent token, and that of the larger class.
+      baselines: of the scores that the objective has one of: of "mlm_loss" the unigram entropy of
+        the held-out text, of "mlm_accuracy" the share of its most frequent token.
       checkpoint: the latest checkpoint.
       bert: the trained model; None where several hosts share it.
 
@@ -72,6 +71,7 @@ class Run:
     init: Bert | None
     init_name: str
     corpus: Corpus
+    objective: Pretraining
     setup: Setup
     new_state: Callable[[], TrainState]
     fork: AnyPath | None = None
@@ -163,11 +163,13 @@ def start(
     schedule = make_schedule(config)
     lengths = [stage.max_length for stage in schedule.stages]
     meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
-    meshes.check_generator(config.model, mesh)
+    make_objective(config).check_mesh(mesh)
     for stage in schedule.main_stages:  # those of a length warm-up have multiples of its batch
         meshes.check_divides(stage.batch_size, config.optimizer.microbatches, mesh)
         devices.check_fits(config.model, stage, config.optimizer.microbatches, mesh)
-    setup, state = None if is_open else set_up(config, schedule.rate, mesh), None
+    setup, state = None, None
+    if not is_open:
+        setup = set_up(make_objective(config).model, config, schedule.rate, mesh)
     if setup and hosts.count() == 1 and not (initial or parent or resumes):
         state = daemon_thread.start(setup.new_state)  # compiled while the text is prepared
         atexit.register(futures.wait, [state])  # Python must not exit while XLA compiles
@@ -175,18 +177,23 @@ def start(
     if is_open:  # the text may have fewer tokens than were asked for
         config.model.vocab_size = corpus.tokenizer.vocab_size
         meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
-    for part in corpus.parts:
-        for name, split in (("training", part.train), ("held-out", part.eval)):
-            if config.data.pairs != "none" and split.num_sentences == 1:
-                of = f" of {part.name}" if part.name else ""
-                wrong = f"the {name} text{of} is a single sentence, of which no pair can be made"
-                raise UserError(f"{wrong}; set data.pairs to none, or give more text")
+    objective = make_objective(config)
+    objective.check_text(corpus)
     workdirs.check_text(workdir, corpus.fingerprint)
     workdirs.check_shared(workdir)
-    setup = setup or set_up(config, schedule.rate, mesh)
-    new_state = state.result if state else setup.new_state
+    setup = setup or set_up(objective.model, config, schedule.rate, mesh)
     return Run(
-        config, schedule, workdir, initial, str(init), corpus, setup, new_state, parent, recipe
+        config=config,
+        schedule=schedule,
+        workdir=workdir,
+        init=initial,
+        init_name=str(init),
+        corpus=corpus,
+        objective=objective,
+        setup=setup,
+        new_state=state.result if state else setup.new_state,
+        fork=parent,
+        recipe=recipe,
     )
 
 
@@ -212,8 +219,8 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
 
 def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     config, workdir, corpus, setup = run.config, run.workdir, run.corpus, run.setup
-    mesh, schedule = setup.layout.mesh, run.schedule
-    stages = _make_stages(config, schedule, corpus, setup)
+    mesh, schedule, objective = setup.layout.mesh, run.schedule, run.objective
+    stages = _make_stages(objective, schedule, corpus, setup)
     indices = partial(meshes.process_indices, mesh)
     batches = loader.TrainBatches(corpus, schedule.stages, config.data, config.seed, indices)
     folder = workdirs.checkpoint_folder(workdir)
@@ -249,37 +256,42 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     if run.fork:  # so that the run needs the other one no more
         checkpoints.save(step, state, None)
     where = mirror.address(workdir)
-    report.pretraining_start(config, schedule, corpus, mesh, state, batches, where, run.recipe)
+    report.pretraining_start(objective, schedule, corpus, mesh, state, batches, where, run.recipe)
     if before:
         report.new_schedule(make_schedule(before), schedule, step)
 
-    baselines = report.baselines(corpus, config, schedule.stages[-1])
+    with console.working("scoring the baselines", says_end=False):
+        baselines = objective.baselines(corpus, schedule.stages[-1])
 
-    rate = learning_rate(schedule.rate)
+    rate, warmup = learning_rate(schedule.rate), schedule.rate.warmup
 
     def progress(step: int) -> dict[str, float]:
         return {"learning_rate": rate(step), **batches.progress(step)}
 
-    warning_of = collapse.watch(config, schedule.rate.warmup, baselines)
-
-    with Writer(workdir, step, config, progress, baselines) as writer:
+    with Writer(workdir, step, config, progress, baselines, objective.figures) as writer:
         with loop.training(
             state,
             stages,
             loader.prefetch(batches, step),
             checkpoints,
             writer,
+            objective,
             eval_every=config.eval_every,
             save_every=config.checkpoint.every,
         ) as training:
+            has_warned = False
             for each in training.steps():
-                scores = None
+                scores, warning = None, ""
                 if each.is_due(config.log_every):
                     corpus.verify(0)
-                    _warn(warning_of(each.number, training.log(each)))
+                    values = training.log(each)
+                    warning = objective.warning(each.number, values, baselines, warmup)
                 if each.is_due(config.eval_every):
                     scores = training.evaluate(each)
-                    _warn(warning_of(each.number, scores))
+                    warning = warning or objective.warning(each.number, scores, baselines, warmup)
+                if warning and not has_warned:
+                    hosts.warn_on_main(warning)
+                    has_warned = True
                 reason = stop()
                 is_best = scores is not None and training.evaluations_since_best() == 0
                 if each.is_due(config.checkpoint.every) or is_best or reason:
@@ -294,43 +306,38 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         if not scores or saved.get("eval_rows") != config.eval_rows:
             with console.working("evaluating", says_end=False):
                 scores = stages[-1].evaluate(state)
-        writer.write_table(config.steps, scores)
-    baselines = with_moving(baselines, scores)
+        baselines = {**baselines, **objective.moving_baselines(scores)}
+        writer.write_table(config.steps, scores, baselines)
     # Of several hosts none has all parameters; the checkpoint has.
-    final = config_of_step(config, schedule, config.steps).model
-    trained = state.params, corpus.tokenizer, setup.model.clone(config=final)
-    bert = Bert(final, *trained, source=latest)
+    final = config_of_step(config, schedule, config.steps)
+    model = objective.make_model(final)
+    bert = Bert(final.model, state.params, corpus.tokenizer, model, source=latest)
     bert = bert if hosts.count() == 1 else None
     counts = report.sizes(part.train for part in corpus.parts)
     text = dict(zip(("tokens", "documents"), counts, strict=True))
     results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}
     workdirs.write_results(workdir, results)
     parts = batches.progress_of_parts(config.steps)
-    report.pretraining_end(scores, baselines, config, corpus, bert, where, latest, parts)
+    report.pretraining_end(scores, baselines, objective, corpus, bert, where, latest, parts)
     return PretrainingResult(scores, baselines, latest, bert)
 
 
-def _warn(warning: str) -> None:
-    if warning:
-        hosts.warn_on_main(warning)
-
-
 def _make_stages(
-    config: TrainConfig, schedule: Schedule, corpus: Corpus, setup: Setup
+    objective: Pretraining, schedule: Schedule, corpus: Corpus, setup: Setup
 ) -> list[loop.Stage]:
     """Return the compiled steps of each stage's length and batch size."""
-    layout = setup.layout
+    config, layout = objective.config, setup.layout
     stages = []
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=layout)
     indices = partial(meshes.process_indices, layout.mesh)
     for stage in schedule.stages:
-        theta = {"global_rope_theta": stage.global_rope_theta} if stage.global_rope_theta else {}
-        model = setup.model.clone(config=dataclasses.replace(config.model, **theta))
-        objective = pretraining_objective(model, make_masking(corpus.tokenizer, stage, config.data))
-        train_step = make_train_step(objective, setup.optimizer, config.optimizer.microbatches)
-        eval_step = compiled(make_eval_step(objective), outputs="metrics")
+        in_stage = objective.in_stage(stage, corpus.tokenizer)
+        train_step = make_train_step(in_stage, setup.optimizer, config.optimizer.microbatches)
+        eval_step = compiled(make_eval_step(in_stage), outputs="metrics")
         eval_parts = loader.eval_parts(corpus, stage, config.data, config.eval_rows, indices)
-        evaluate = partial(loop.evaluate, eval_step, eval_parts, stage.batch_size)
+        evaluate = partial(
+            loop.evaluate, eval_step, eval_parts, stage.batch_size, objective.loss_weights
+        )
         train_step = compiled(train_step, outputs=("state", "metrics"))
         tokens = stage.batch_size * stage.max_length
         stages.append(loop.Stage(stage.end, stage.batch_size, tokens, train_step, evaluate))

@@ -11,15 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from scipy import special
 
 from bert_jax import console
-from bert_jax.batches import loader
 from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
-from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig
+from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.config.schedule import RateSchedule, Schedule, Stage
 from bert_jax.console import Level
 from bert_jax.convert.names import module_names
@@ -27,14 +25,12 @@ from bert_jax.distributed import devices
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
 from bert_jax.inference.masked_lm import fill_masks
 from bert_jax.inference.tokenization import UNKNOWN_TOKENS
-from bert_jax.models.electra import generator_config
+from bert_jax.objectives import Pretraining
 from bert_jax.runs import header
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, no_better
-from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus, TokenStore
-from bert_jax.training.metrics import HELD_OUT
 from bert_jax.training.optimizer import rate_by_step
 from bert_jax.training.step import TrainState
 
@@ -54,7 +50,7 @@ def sizes(stores: Iterable[TokenStore]) -> tuple[int, int]:
 
 
 def pretraining_start(
-    config: TrainConfig,
+    objective: Pretraining,
     schedule: Schedule,
     corpus: Corpus,
     mesh: Mesh,
@@ -64,10 +60,13 @@ def pretraining_start(
     recipe: str,
 ) -> None:
     """Print what is about to be trained, on what, and where."""
+    config = objective.config
     axes = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
     num_params = sum(x.size for x in jax.tree.leaves(state.params))
     size, pairs = corpus.tokenizer.vocab_size, batches.statistics()
     c, step = config.model, int(state.step)
+    beside = [(name, e) for name, e in objective.encoders.items() if e != c]
+    others = "".join(f"; a {name} of {encoder.hidden_size}" for name, encoder in beside)
     unused = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
     resumes = f"; resuming from step {step:,}" if 0 < step < config.steps else ""
     most = max(schedule.stages, key=lambda stage: stage.batch_size * stage.max_length)
@@ -83,7 +82,7 @@ def pretraining_start(
         f"workdir    {workdir}\n"
         f"devices    {header.devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
-        f"{c.num_attention_heads} heads, {c.dtype}{_generator(c)}\n"
+        f"{c.num_attention_heads} heads, {c.dtype}{others}\n"
         f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{unused}\n"
         f"text       {train[0]:,} tokens in {train[1]:,} documents; held out {held_out[0]:,} in "
         f"{held_out[1]:,}; {corpus.unknown:.2%} of the characters unknown\n"
@@ -100,20 +99,8 @@ def pretraining_start(
     if most_epochs > _MANY_EPOCHS:
         wrong = f"{header.epochs(most_epochs)} of so little text are learned by heart"
         warn_on_main(f"{wrong}; give more text, or train for fewer steps")
-    if reason := _unlearnable_pairs(config, corpus, pairs):
-        name = config.data.pairs.upper()
-        warn_on_main(f"{reason}; train without {name} by --config.data.pairs=none")
-    if pairs and (cut := pairs[max(pairs)].cut) > _MOST_CUT:
-        wrong = f"{cut:.0%} of the text is cut off, as its sentences are beyond data.max_length"
-        split = "split them by --config.data.sentences=split if they are several"
-        warn_on_main(f"{wrong}; {split}, or train on all of it by --config.data.pairs=none")
-
-
-def _generator(config: ModelConfig) -> str:
-    """Return what a header says of the generator of an electra."""
-    if generator := generator_config(config):
-        return f"; a generator of {generator.hidden_size}"
-    return ""
+    for warning in objective.text_warnings(corpus, pairs):
+        warn_on_main(warning)
 
 
 def finished(done: str, *remedies: str) -> None:
@@ -152,32 +139,6 @@ def new_schedule(before: Schedule, now: Schedule, step: int) -> None:
         )
 
 
-def _unlearnable_pairs(
-    config: TrainConfig, corpus: Corpus, pairs: Mapping[int, PairStatistics]
-) -> str:
-    """Return why sentence pairs of the text teach little or nothing, or an empty string."""
-    name = config.data.pairs.upper()
-    if config.data.pairs == "none":
-        return ""
-    counts = np.concatenate([np.diff(part.train.documents) for part in corpus.parts])
-    majority = pairs[max(pairs)].majority  # short sequences hold few pairs
-    if majority > _ONE_LABEL:
-        reason = "few of them are of two sentences of a document that fit into data.max_length"
-        if (single := (counts == 1).mean()) > 0.5:
-            reason = f"{single:.0%} of the documents are a single sentence"
-        share = f"{majority:.0%} of the pairs have one label"
-        return f"{name} has little to learn: {share}, as {reason}"
-    if config.data.pairs == "nsp" and len(counts) == 1:
-        return "NSP has little to learn: the text is one document, so no pair is from two"
-    # Some sentences of a full document may be empty.
-    is_full = counts > 0.95 * MAX_DOCUMENT_SENTENCES
-    if counts[is_full].sum() > 0.5 * counts.sum():
-        cut = f"most documents are cut at {MAX_DOCUMENT_SENTENCES:,} sentences"
-        reason = f"{name} cannot be learned if its lines are unrelated"
-        return f"{cut}, as where a text has no blank lines; {reason}"
-    return ""
-
-
 def _padding(config: TrainConfig, pairs: Mapping[int, PairStatistics]) -> str:
     form = "{0:.1%} at length {length}, {1:.1%} with data.packing"
     if config.data.packing:
@@ -193,32 +154,10 @@ def initialized_from(name: str, params: Any, source: Any) -> None:
     print_on_main(f"weights    {name}; randomly initialized: {new}; dropped: {dropped}")
 
 
-@console.working("scoring the baselines", says_end=False)
-def baselines(corpus: Corpus, config: TrainConfig, stage: Stage) -> dict[str, float]:
-    """Return the scores on the held-out text without a model, as in `PretrainingResult`."""
-    shares: Any = sum(part.weight * _unigrams(part) for part in corpus.parts)
-    scores = {"mlm_loss": float(special.entr(shares).sum()), "mlm_accuracy": float(shares.max())}
-    if config.data.pairs != "none":
-        share = 0.0
-        for part, batches in loader.eval_parts(corpus, stage, config.data, config.eval_rows):
-            labels = [x["next_sentence_label"][x["attention_mask"][:, 0] > 0] for x in batches()]
-            share += part.weight * float(np.concatenate(labels).mean())
-        scores["nsp_accuracy"] = max(share, 1 - share)
-    return scores
-
-
-def _unigrams(corpus: Corpus) -> Any:
-    """Return the share of each token in the held-out text."""
-    tokens, size = corpus.eval.tokens, corpus.tokenizer.vocab_size
-    # In blocks, since bincount copies its input as int64.
-    blocks = (tokens[i : i + _BLOCK] for i in range(0, len(tokens), _BLOCK))
-    return sum(np.bincount(block, minlength=size) for block in blocks) / len(tokens)
-
-
 def pretraining_end(
     scores: Mapping[str, float],
     baselines: Mapping[str, float],
-    config: TrainConfig,
+    objective: Pretraining,
     corpus: Corpus,
     bert: Bert | None,
     workdir: AnyPath,
@@ -227,24 +166,28 @@ def pretraining_end(
 ) -> None:
     """Print the held-out scores beside their baselines, some filled masks, and the files."""
     print_on_main(f"\n{'held-out text':<18}{'model':>8}{'baseline':>10}", Level.RESULTS)
-    for title, name, form, baseline in HELD_OUT:
-        if name not in scores:
+    for figure in objective.figures:
+        score, baseline = scores.get(figure.name), baselines.get(figure.name)
+        if score is None or baseline is None:
             continue
-        title = title.format(pairs=config.data.pairs.upper())
-        value, other = format(scores[name], form), format(baselines[name], form)
-        lead = baselines[name] - scores[name] if form == "z.3f" else scores[name] - baselines[name]
-        mark = "" if lead > 0 and value != other else f": {no_better()}"
-        print_on_main(f"{title:<18}{value:>8}{other:>10}  {baseline}{mark}", Level.RESULTS)
-    rows = [("\nsource", "share", "sequences", "epochs", "MLM loss")]
+        value, other = format(score, figure.form), format(baseline, figure.form)
+        is_better = score < baseline if figure.name.endswith("_loss") else score > baseline
+        mark = "" if is_better and value != other else f": {no_better()}"
+        print_on_main(
+            f"{figure.heading:<18}{value:>8}{other:>10}  {figure.baseline}{mark}", Level.RESULTS
+        )
+    main = objective.figures[0]
+    rows = [("\nsource", "share", "sequences", "epochs", main.title)]
     for part, count, epochs in parts:
         numbers = (f"{100 * part.weight:.3g}%", f"{count:,}", header.epochs(epochs).split()[0])
-        rows.append((part.name, *numbers, f"{scores[f'mlm_loss/{part.name}']:.3f}"))
+        rows.append((part.name, *numbers, f"{scores[f'{main.name}/{part.name}']:.3f}"))
     for row in rows if len(rows) > 1 else ():
         print_on_main("{:18}{:>8}{:>14}{:>10}{:>10}".format(*row), Level.RESULTS)
-    longest = config.model.max_position_embeddings - 2
+    longest = objective.config.model.max_position_embeddings - 2
     of_parts = zip(*(masked_examples(part, longest) for part in corpus.parts), strict=False)
     examples = list(itertools.chain.from_iterable(of_parts))[:_NUM_EXAMPLES]
-    if bert and console.shows(Level.PROGRESS):
+    fills_masks = hasattr(objective.model, "mlm_logits")
+    if bert and fills_masks and console.shows(Level.PROGRESS):
         print_on_main("")
         for ids, answer in examples:
             with console.working("filling masks", says_end=False):
@@ -258,10 +201,10 @@ def pretraining_end(
         f"{workdir / 'tensorboard'}",
         Level.RESULTS,
     )
-    print_on_main(
-        f"{_cost()}\n"
-        f"try        bert-jax fill-mask {console.quoted(workdir)} {_example(corpus, examples)}"
-    )
+    command = f"embed {console.quoted(workdir)} FILE"
+    if fills_masks:
+        command = f"fill-mask {console.quoted(workdir)} {_example(corpus, examples)}"
+    print_on_main(f"{_cost()}\ntry        bert-jax {command}")
 
 
 def _cost() -> str:

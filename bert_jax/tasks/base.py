@@ -15,9 +15,11 @@ from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.architecture import architecture
 from bert_jax.models.heads import TaskModel
+from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.text.readers import read_records
 from bert_jax.text.records import Record
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.objective import PredictionObjective
 
 _MAX_LABELS = 1 << 16  # a `num_labels` beyond it is damage
 
@@ -125,6 +127,10 @@ class Task(abc.ABC):
         if probe not in ("", "mix", *layers):
             raise UserError(f"probe is {probe!r}; it is 'mix', or a layer from 0 to {layers[-1]}")
         return self.model_class(config, self.num_outputs or len(self.labels), probe)
+
+    def objective(self, model: TaskModel) -> PredictionObjective:
+        """Return what the model of this task is trained by."""
+        return LabelsObjective(model)
 
     @abc.abstractmethod
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:

@@ -15,7 +15,8 @@ from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.console import counted
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForSequenceClassification
+from bert_jax.models.heads import BertForSequenceClassification, TaskModel
+from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.tasks import glue, readers
 from bert_jax.tasks.base import (
     Example,
@@ -28,6 +29,7 @@ from bert_jax.tasks.base import (
 from bert_jax.tasks.readers import Record
 from bert_jax.text import builtin
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.objective import PredictionObjective
 
 _MAX_VALUE = float(np.finfo(np.float32).max)
 
@@ -247,6 +249,9 @@ class Regression(TextTask):
     def transformers_labels(cls, values: Mapping[str, Any], where: str) -> Sequence[str] | None:
         is_number = len(read_labels(values, where)) == 1  # a text may have several
         return super().transformers_labels(values, where) if is_number else None
+
+    def objective(self, model: TaskModel) -> PredictionObjective:
+        return LabelsObjective(model, is_regression=True)
 
     def read_label(self, label: Any, where: str) -> float:
         value = readers.to_number(label)

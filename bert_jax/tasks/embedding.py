@@ -12,6 +12,7 @@ from bert_jax.batches.buckets import Features
 from bert_jax.config import DataFiles, EmbeddingConfig, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import BertForEmbedding, TaskModel
+from bert_jax.objectives.embeddings import EmbeddingObjective
 from bert_jax.retrieval import bm25, metrics, search
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example, Task, build_sequence
@@ -21,6 +22,7 @@ from bert_jax.text import builtin
 from bert_jax.text.files import file_type
 from bert_jax.text.readers import read_records
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.objective import PredictionObjective
 
 _PLAIN = ".txt"
 _RETRIEVAL = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "map")
@@ -64,6 +66,9 @@ class Embedding(Task):
 
     def model(self, config: ModelConfig, probe: str = "") -> TaskModel:
         return BertForEmbedding(config, 0, embedding=self.config.embedding)
+
+    def objective(self, model: TaskModel) -> PredictionObjective:
+        return EmbeddingObjective(model, self.config.embedding)
 
     @classmethod
     def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:

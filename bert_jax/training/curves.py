@@ -22,23 +22,24 @@ _STYLES: dict[str, dict[str, Any]] = {
 Record = Mapping[str, Any]  # a line of `metrics.jsonl`
 
 
-def title(metric: str) -> str:
-    """Return the name of a metric in words, such as "MLM loss (nats)"."""
-    unit = " (nats)" if metric in ("mlm_loss", "nsp_loss", "rtd_loss") else ""
-    words = re.sub("^(mlm|nsp|rtd)_", lambda match: f"{match[1].upper()} ", metric)
-    return words.replace("_", " ") + unit
+def _title(metric: str, titles: Mapping[str, str]) -> str:
+    """Return the title of a metric, or else its name in words."""
+    return titles.get(metric, metric.replace("_", " "))
 
 
-def table(scores: Mapping[str, Any], baselines: Mapping[str, float]) -> str:
-    """Return held-out scores beside their baselines, as Markdown."""
+def table(
+    scores: Mapping[str, Any], baselines: Mapping[str, float], titles: Mapping[str, str]
+) -> str:
+    """Return held-out scores beside their baselines, as Markdown; `titles` are those of metrics."""
 
     def cell(name: str, values: Mapping[str, Any]) -> str:
         form = "z.1%" if _SHARES.search(name) else "z.3f"
         return format(values[name], form) if name in values else ""
 
-    hidden = _NOT_DRAWN | ({"loss"} if "mlm_loss" in scores else set())  # it is a sum of losses
+    is_sum = any(name.endswith("_loss") for name in scores)
+    hidden = _NOT_DRAWN | ({"loss"} if is_sum else set())
     names = [name for name in scores if name not in hidden and not name.endswith(BASELINE)]
-    rows = [f"| {title(n)} | {cell(n, scores)} | {cell(n, baselines)} |" for n in names]
+    rows = [f"| {_title(n, titles)} | {cell(n, scores)} | {cell(n, baselines)} |" for n in names]
     return "\n".join(["| held-out | model | baseline |", "|---|---:|---:|", *rows])
 
 
@@ -47,15 +48,15 @@ def _metrics(records: Sequence[Record], baselines: Mapping[str, float]) -> list[
     held_out_first = sorted(records, key=lambda record: record["split"])
     every = dict.fromkeys(name for record in held_out_first for name in record)
     hidden = set(_NOT_DRAWN)
-    if "mlm_loss" in every:
-        hidden.add("loss")  # the sum of the losses of the objectives
+    if any(name.endswith("_loss") for name in every):
+        hidden.add("loss")  # the sum of the losses of the objective
     names = [
         name
         for name in every
         # A slash is in the names of a mixture's texts.
         if name not in hidden and not name.endswith(BASELINE) and "/" not in name
     ]
-    losses = [name for name in ("mlm_loss", "loss") if name in names]
+    losses = [name for name in names if name.endswith("loss")][:1]
     scores = [name for name in names if name not in (*losses, *_OF_OPTIMIZER)]
     scores.sort(key=lambda name: name not in baselines)
     return [*losses, *scores[:_MAX_SCORES], *(name for name in _OF_OPTIMIZER if name in names)]
@@ -77,7 +78,13 @@ def _panels(figure: Any, count: int) -> Iterator[Any]:
             yield figure.add_subplot(grid[row, left : left + width])
 
 
-def draw(path: Path, name: str, records: Sequence[Record], baselines: Mapping[str, float]) -> None:
+def draw(
+    path: Path,
+    name: str,
+    records: Sequence[Record],
+    baselines: Mapping[str, float],
+    titles: Mapping[str, str],
+) -> None:
     """Draw the records of a run in `metrics.jsonl`, and scores that need no model, as a PNG."""
     # Imported late: it takes longer than a small run's first step.
     from matplotlib.figure import Figure
@@ -101,7 +108,7 @@ def draw(path: Path, name: str, records: Sequence[Record], baselines: Mapping[st
         low, high = axes.dataLim.intervaly
         if metric == "gradient_norm" and high > 10 * low > 0:
             axes.set_yscale("log")  # as a few are far larger than the others
-        axes.set_title(title(metric), fontsize="medium")
+        axes.set_title(_title(metric, titles), fontsize="medium")
         axes.sharex(figure.axes[0])
         if axes.get_subplotspec().is_last_row():
             axes.set_xlabel("step")

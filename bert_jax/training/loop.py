@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -17,7 +17,7 @@ from bert_jax.errors import Interrupted, TrainingError
 from bert_jax.text.store import Corpus
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Sums, Writer, add_up, describe, describe_speed, means
-from bert_jax.training.objectives import TOKENS, Metrics
+from bert_jax.training.objective import TOKENS, Metrics, Objective
 from bert_jax.training.progress import Progress
 from bert_jax.training.step import TrainState
 
@@ -67,11 +67,14 @@ class Training:
         batches: Iterator[Any],
         checkpoints: Checkpoints,
         writer: Writer,
+        objective: Objective,
         progress: Progress,
     ):
         self.state, self._stages, self._batches = state, stages, batches
         self._checkpoints, self._writer, self._progress = checkpoints, writer, progress
-        self._window = _Window(checkpoints, checkpoints.log_window(int(state.step)))
+        self._figures = objective.figures
+        sums = checkpoints.log_window(int(state.step))
+        self._window = _Window(checkpoints, sums, objective.loss_weights)
 
     def steps(self) -> Iterator[Step]:
         """Take the steps from the state's own one to the end of the last stage; yield each."""
@@ -92,7 +95,7 @@ class Training:
         self._writer.write(step.number, "train", values)
         if expected := self._progress.logged(step.number, describe_speed(values)):
             hosts.print_on_main(expected)
-        described = describe(values, self._writer.baselines)
+        described = describe(values, self._figures, self._writer.baselines)
         speed = self._progress.speed_and_left()
         hosts.print_on_main(f"step {step.number}/{step.last}  {described}  {speed}")
         return values
@@ -112,7 +115,7 @@ class Training:
         self._writer.write(step.number, "eval", scores)
         with console.working("drawing the curves", says_end=False):
             self._writer.draw()
-        described = describe(scores, self._writer.baselines)
+        described = describe(scores, self._figures, self._writer.baselines)
         hosts.print_on_main(f"step {step.number}/{step.last}  held-out: {described}")
         self._window.restart_clock()
         return scores
@@ -142,6 +145,7 @@ def training(
     batches: Iterator[Any],
     checkpoints: Checkpoints,
     writer: Writer,
+    objective: Objective,
     *,
     eval_every: int,
     save_every: int,
@@ -152,7 +156,7 @@ def training(
     progress = Progress(int(state.step), costs, every)
     with closing(checkpoints):
         with console.working(progress, says_end=False):
-            yield Training(state, stages, batches, checkpoints, writer, progress)
+            yield Training(state, stages, batches, checkpoints, writer, objective, progress)
         with console.working("saving", says_end=False):
             checkpoints.close()
 
@@ -167,6 +171,7 @@ def evaluate(
     eval_step: Callable[[Any, Batch], Metrics],
     parts: Iterable[tuple[Corpus, Callable[[], Iterable[Batch]]]],
     batch_size: int,
+    loss_weights: Mapping[str, float],
     state: TrainState,
 ) -> dict[str, float]:
     """Return the means over the held-out sequences of each text, averaged by its weight.
@@ -179,7 +184,7 @@ def evaluate(
     for part, batches in parts:
         metrics = jax.device_get([eval_step(state.params, batch) for batch in batches()])
         count += len(metrics) * batch_size
-        for name, value in means(add_up(metrics)).items():
+        for name, value in means(add_up(metrics), loss_weights).items():
             total, weight = sums.get(name, (0.0, 0.0))
             sums[name] = [total + part.weight * value, weight + part.weight]
             if part.name and name.endswith("_loss"):
@@ -201,8 +206,8 @@ def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -
 class _Window:
     """The metrics of the steps since the last log, and their speed."""
 
-    def __init__(self, checkpoints: Checkpoints, sums: Sums):
-        self._checkpoints, self._sums = checkpoints, sums
+    def __init__(self, checkpoints: Checkpoints, sums: Sums, loss_weights: Mapping[str, float]):
+        self._checkpoints, self._sums, self._loss_weights = checkpoints, sums, loss_weights
         self._metrics: list[tuple[int, Metrics]] = []
         self._first_speed: dict[str, float] = {}
         self.restart_clock()
@@ -232,7 +237,7 @@ class _Window:
 
     def values(self) -> dict[str, float]:
         """Return the means since the last call, with sequences and, of text, tokens a second."""
-        values = means(self.sums())
+        values = means(self.sums(), self._loss_weights)
         # If the only step so far is the one that compiled, its own speed.
         values |= self._speed() if self._timed else self._first_speed
         self._sums = {}

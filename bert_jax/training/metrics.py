@@ -3,11 +3,9 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from scipy import special
 
 from bert_jax import console
 from bert_jax.config import FinetuneConfig, TrainConfig
@@ -15,19 +13,10 @@ from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.storage.json_files import read_json
 from bert_jax.training import curves, sinks, workdir
-from bert_jax.training.objectives import LOSS_WEIGHTS, TOKENS, Metrics
+from bert_jax.training.objective import TOKENS, Figure, Metrics
 
 CURVES, BASELINES = "curves.png", "baselines.json"
 _EVENTS = "TensorBoard's events"
-# Scores of pretraining: the title, the name, the format, and what the baseline is.
-HELD_OUT = (
-    ("MLM loss (nats)", "mlm_loss", "z.3f", "unigram entropy"),
-    ("MLM accuracy", "mlm_accuracy", ".1%", "most frequent token"),
-    ("{pairs} accuracy", "nsp_accuracy", ".1%", "majority class"),
-    ("RTD loss (nats)", "rtd_loss", "z.3f", "entropy of replaced or not"),
-    ("RTD accuracy", "rtd_accuracy", ".1%", "every token is original"),
-    ("RTD recall", "rtd_recall", ".1%", "every token is original"),
-)
 Sums = dict[str, list[float]]  # the total and the weight of each metric
 
 
@@ -41,20 +30,12 @@ def add_up(batches: Iterable[Metrics], start: Sums | None = None) -> Sums:
     return sums
 
 
-def with_moving(baselines: Mapping[str, float], scores: Mapping[str, float]) -> dict[str, float]:
-    """Return the baselines, and those that a run's own scores give: of an electra's generator."""
-    share = scores.get("rtd_accuracy" + curves.BASELINE)
-    if share is None:
-        return {**baselines}
-    entropy = float(special.entr([share, 1 - share]).sum())
-    return {**baselines, "rtd_accuracy": share, "rtd_recall": 0.0, "rtd_loss": entropy}
-
-
-def means(sums: Sums) -> dict[str, float]:
+def means(sums: Sums, loss_weights: Mapping[str, float]) -> dict[str, float]:
     """Return the mean of each metric of weight above 0, and as "loss" the sum of the losses."""
     result = {name: total / weight for name, (total, weight) in sums.items() if weight > 0}
-    losses = (n for n in result if n.endswith("_loss"))
-    return {"loss": sum(LOSS_WEIGHTS.get(n, 1.0) * result[n] for n in losses), **result}
+    losses = (name for name in result if name.endswith("_loss"))
+    loss = sum(loss_weights.get(name, 1.0) * result[name] for name in losses)
+    return {"loss": loss, **result}
 
 
 class Writer:
@@ -73,8 +54,10 @@ class Writer:
         config: TrainConfig | FinetuneConfig | None = None,
         progress: Callable[[int], sinks.Values] = lambda step: {},
         baselines: Mapping[str, float] | None = None,
+        figures: Sequence[Figure] = (),
     ):
         self._folder, self._progress, self.baselines = folder, progress, dict(baselines or {})
+        self._titles = {figure.name: figure.heading for figure in figures}
         self._path = folder / "metrics.jsonl"
         records = hosts.broadcast_from_main(lambda: read_records(self._path))
         self.records = [record for record in records if record["step"] <= step]
@@ -108,12 +91,13 @@ class Writer:
             lambda sink: sink.write(step, {f"{split}/{k}": value for k, value in shown.items()})
         )
 
-    def write_table(self, step: int, scores: Mapping[str, Any]) -> None:
+    def write_table(
+        self, step: int, scores: Mapping[str, Any], baselines: Mapping[str, float]
+    ) -> None:
         """Write the scores at the end beside their baselines, as a text of TensorBoard."""
         if isinstance(events := self._sinks.get(_EVENTS), sinks.TensorBoard):
             with self._dropping_on_error(_EVENTS):
-                baselines = with_moving(self.baselines, scores)
-                events.text(step, "scores", curves.table(scores, baselines))
+                events.text(step, "scores", curves.table(scores, baselines, self._titles))
 
     def _each(self, call: Callable[[sinks.Sink], None]) -> None:
         for name, sink in list(self._sinks.items()):
@@ -137,7 +121,8 @@ class Writer:
         is_recent = time.monotonic() - self._plotted < interval
         if self.records and self._draws and not is_recent and not console.is_quiet():
             with self._dropping_on_error(CURVES):
-                curves.draw(self._folder / CURVES, self._name, self.records, self.baselines)
+                path = self._folder / CURVES
+                curves.draw(path, self._name, self.records, self.baselines, self._titles)
                 self._plotted = time.monotonic()
 
     def close(self, *, succeeded: bool = True) -> None:
@@ -186,18 +171,30 @@ def read_baselines(folder: Path) -> dict[str, float]:
 _NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_per_second"}
 
 
-def describe(values: Mapping[str, float], baselines: Mapping[str, float]) -> str:
-    """Return the losses, accuracies and scores of a log or evaluation in one line."""
-    parts = [f"loss {values['loss']:z.4f}"]
-    for name in ("mlm", "nsp", "rtd"):
-        if f"{name}_loss" in values:
-            notes = [f"accuracy {values[f'{name}_accuracy']:.1%}"]
-            if unigram := baselines.get(f"{name}_loss"):
-                notes.insert(0, f"unigram {unigram:.2f}")
-            if name == "rtd":
-                notes.append(f"recall {values.get('rtd_recall', 0.0):.1%}")
-            parts.append(f"{name} {values[f'{name}_loss']:z.4f} ({', '.join(notes)})")
-    scores = [name for name in values if not name.startswith(("mlm_", "nsp_", "rtd_"))]
+def describe(
+    values: Mapping[str, float], figures: Sequence[Figure], baselines: Mapping[str, float]
+) -> str:
+    """Return the losses, accuracies and scores of a log or evaluation in one line.
+
+    Each loss of an objective is followed by its baseline, if that does not change during the run,
+    and by the figures whose names begin as its own does.
+    """
+    parts, prefixes = [f"loss {values['loss']:z.4f}"], []
+    for loss in figures:
+        if not loss.name.endswith("_loss") or loss.name not in values:
+            continue
+        prefix = loss.name.removesuffix("loss")
+        notes = []
+        if loss.name in baselines:
+            notes.append(f"{loss.baseline} {baselines[loss.name]:.2f}")
+        for figure in figures:
+            if figure.name.startswith(prefix) and figure is not loss:
+                value = format(values.get(figure.name, 0.0), figure.form)
+                notes.append(f"{figure.name.removeprefix(prefix)} {value}")
+        beside = f" ({', '.join(notes)})" if notes else ""
+        parts.append(f"{prefix.rstrip('_')} {values[loss.name]:z.4f}{beside}")
+        prefixes.append(prefix)
+    scores = [name for name in values if not name.startswith(tuple(prefixes))]
     parts += [f"{name} {values[name]:z.4f}" for name in scores if name not in _NOT_SHOWN]
     return "  ".join(parts)
 

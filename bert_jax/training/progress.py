@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from bert_jax.console import Work, duration
-from bert_jax.training.objectives import Metrics
+from bert_jax.training.objective import Metrics
 
 _LOGS = 10  # the speed is that of the steps since so many logs
 _FEWEST = 2  # steps to know a speed

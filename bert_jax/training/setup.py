@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from bert_jax.config import ParallelConfig, TrainConfig
 from bert_jax.config.schedule import RateSchedule
 from bert_jax.distributed.mesh import Layout, init_sharded, make_layout
-from bert_jax.models.heads import make_pretraining_model
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import TrainState, init_state
 
@@ -32,9 +31,8 @@ class Setup:
         return init_sharded(make, self.layout.state, jax.random.key(self.seed))
 
 
-def set_up(config: TrainConfig, rate: RateSchedule, mesh: Mesh) -> Setup:
-    """Return the model, optimizer and layout of a resolved pretraining config."""
-    model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
+def set_up(model: Any, config: TrainConfig, rate: RateSchedule, mesh: Mesh) -> Setup:
+    """Return a model, its optimizer and their layout for a resolved pretraining config."""
     optimizer = make_optimizer(config.optimizer, rate)
     return make_setup(model, optimizer, config.seed, mesh, config.parallel)
 

@@ -13,8 +13,13 @@ from flax import struct
 from jaxtyping import Array
 
 from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
-from bert_jax.training.embedding_loss import EmbeddingObjective
-from bert_jax.training.objectives import Batch, Metrics, Objective, TaskObjective, WeightedSum
+from bert_jax.training.objective import (
+    Batch,
+    Metrics,
+    Objective,
+    PredictionObjective,
+    WeightedSum,
+)
 
 # The outputs of a predict step, as `distributed.mesh.compile_step` names them: both are replicated.
 PREDICT_OUTPUTS = ("metrics", "metrics")
@@ -50,8 +55,9 @@ def make_train_step(
             key = jax.random.fold_in(jax.random.wrap_key_data(rng[0], impl=_PRNG), rng[1])
             mask_key, dropout_key = jax.random.split(key)
             examples = objective.prepare(mask_key, batch)
-            options = dropout_key, collectives, microbatches
-            gradients, metrics = objective.gradient(params, examples, *options)
+            gradients, metrics = objective.gradient(
+                params, examples, dropout_key, collectives, microbatches
+            )
             return collectives.reduce_gradients(gradients), collectives.psum(metrics)
 
         gradients, metrics = collectives.run(run_shard, ("gradients", "metrics"))(
@@ -82,7 +88,7 @@ def make_eval_step(objective: Objective) -> Callable[..., Metrics]:
 
 
 def make_predict_step(
-    objective: TaskObjective | EmbeddingObjective,
+    objective: PredictionObjective,
 ) -> Callable[..., tuple[Array, Metrics]]:
     """Return `predict(params, batch, collectives) -> (logits, metrics)`, without dropout."""
 

@@ -32,11 +32,11 @@ from bert_jax.config.settings import flatten, from_dict, override, to_json
 from bert_jax.config.validation import validate, validate_finetuning
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
-from bert_jax.models.heads import make_pretraining_model
 from bert_jax.models.modernbert import ModernBertConfig
+from bert_jax.objectives import make_objective
+from bert_jax.objectives.masking import make_masking
 from bert_jax.tasks import glue, make_task
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.masking import make_masking
 from bert_jax.training.optimizer import make_optimizer, rate_by_step
 from bert_jax.training.step import init_state
 from bert_jax.training.workdir import check_same_run
@@ -67,7 +67,7 @@ def test_recipe(name):
     config.model = resolve_dtype(config.model, jax.devices()[0])
     assert from_dict(TrainConfig, json.loads(to_json(config)), "here") == config
     config.model.vocab_size = config.model.vocab_size or 30  # 0 is as many as the text has letters
-    model = make_pretraining_model(config.model, next_sentence=config.data.pairs != "none")
+    model = make_objective(config).model
     optimizer = make_optimizer(config.optimizer, make_rate_schedule(config.optimizer, config.steps))
     state = jax.eval_shape(
         lambda key: nn.unbox(init_state(model.init_params(key), optimizer, 0)), jax.random.key(0)
@@ -206,7 +206,6 @@ def set_field(config: TrainConfig, name: str, value) -> None:
         ("model.hidden_act", "swish"),
         ("model.hidden_dropout_prob", 1.0),
         ("model.layer_norm_eps", float("nan")),
-        ("model.type_vocab_size", 1),
         ("data.pairs", "all"),
         ("data.max_length", 513),
         ("data.max_length", 4),

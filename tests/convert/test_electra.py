@@ -19,7 +19,7 @@ from bert_jax.convert import huggingface
 from bert_jax.errors import UserError
 from bert_jax.inference.masked_lm import guesses_by_layer
 from bert_jax.models.electra import ElectraConfig
-from bert_jax.models.heads import make_pretraining_model
+from bert_jax.objectives import pretraining_model
 from bert_jax.runs import origin
 
 WEIGHTS = "model.safetensors"
@@ -27,7 +27,7 @@ DISCRIMINATOR = "electra.encoder.layer.0.attention.self.query.weight"
 
 
 def random_params(config: ModelConfig):
-    model = make_pretraining_model(config, next_sentence=False)
+    model = pretraining_model(config, pairs=False)
     shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     generator = np.random.default_rng(0)
     return jax.tree.map(lambda x: generator.normal(size=x.shape).astype(np.float32), shapes)
@@ -41,7 +41,7 @@ def bert():
 def electra_of(bert: Bert, **values) -> Bert:
     sizes = dict(embedding_size=8, generator_hidden_size=0.5)
     config = dataclasses.replace(as_variant(bert.config, "electra"), **{**sizes, **values})
-    model = make_pretraining_model(config, next_sentence=False)
+    model = pretraining_model(config, pairs=False)
     return Bert(config, random_params(config), bert.tokenizer, model)
 
 

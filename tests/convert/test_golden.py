@@ -14,10 +14,11 @@ from helpers import masking
 from make_golden import GOLDEN, google_variables
 
 import bert_jax
+from bert_jax.config import TrainConfig
 from bert_jax.convert import names
 from bert_jax.models.bert import BertModel
-from bert_jax.training.masking import Predictions
-from bert_jax.training.objectives import Pretraining
+from bert_jax.objectives.masking import Predictions
+from bert_jax.objectives.sentence_pairs import SentencePairs
 
 # Most of the time of a test would be the compiler's.
 fast_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -90,7 +91,8 @@ def test_loss_and_every_gradient(golden):
         "nsp_label": jnp.asarray(inputs["next_sentence_label"]),
         "nsp_weight": jnp.ones(len(positions)),
     }
-    objective = Pretraining(bert.model, masking())  # the batch is masked already
+    config = TrainConfig(model=bert.config)
+    objective = SentencePairs(bert.model, config, masking())  # the batch is masked already
     weights = objective.weights(batch)
 
     @fast_jit

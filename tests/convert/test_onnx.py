@@ -11,7 +11,7 @@ from make_golden import GOLDEN
 from test_huggingface import TASKS, fine_tuned
 
 import bert_jax
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives.sentence_pairs import BertForPreTraining
 
 pytestmark = [
     pytest.mark.parity,

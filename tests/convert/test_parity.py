@@ -16,12 +16,14 @@ from helpers import masking
 
 import bert_jax
 from bert_jax.batches import loader
+from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.convert import names
-from bert_jax.models.heads import BertForPreTraining, make_encoder
+from bert_jax.models.heads import make_encoder
+from bert_jax.objectives.masked_lm import BertForMaskedLM
+from bert_jax.objectives.masking import Predictions
+from bert_jax.objectives.sentence_pairs import SentencePairs
 from bert_jax.tasks import make_task
-from bert_jax.training.masking import Predictions
-from bert_jax.training.objectives import Pretraining
 from bert_jax.training.optimizer import decayed, learning_rate
 
 pytestmark = [
@@ -284,7 +286,8 @@ def our_loss(ours, ids, types, mask):
         "nsp_label": jnp.asarray(NEXT),
         "nsp_weight": jnp.ones(4),
     }
-    objective = Pretraining(ours.model, masking())  # the batch is masked already
+    config = TrainConfig(model=ours.config)
+    objective = SentencePairs(ours.model, config, masking())  # the batch is masked already
     weights = objective.weights(batch)
     return lambda params: objective.loss(params, batch, weights, None)[0]
 
@@ -560,7 +563,7 @@ def test_a_modernbert_is_initialized_as_theirs(task):
     reference = getattr(transformers, f"ModernBert{head}")(theirs)
     config = bert_jax.ModernBertConfig(**values)
     labels = bert_jax.TaskConfig(labels=("a", "b"))
-    model = make_task(labels).model(config, "") if task else BertForPreTraining(config, False)
+    model = make_task(labels).model(config, "") if task else BertForMaskedLM(config)
     params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
     expected = tensors_of(reference)
     actual = dict(names.to_foreign(params, model_type="modernbert"))

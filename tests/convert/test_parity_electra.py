@@ -15,11 +15,13 @@ from helpers import masking
 from test_parity import close, pytestmark, rows, torch, transformers, write_model
 
 import bert_jax
+from bert_jax.config import TrainConfig
 from bert_jax.config.recipes import recipe
 from bert_jax.convert import generator, names
-from bert_jax.models.heads import make_encoder, make_pretraining_model
-from bert_jax.training.masking import Predictions
-from bert_jax.training.objectives import ReplacedTokenDetection
+from bert_jax.models.heads import make_encoder
+from bert_jax.objectives import pretraining_model
+from bert_jax.objectives.masking import Predictions
+from bert_jax.objectives.replaced_tokens import ReplacedTokens, generator_config
 from bert_jax.training.optimizer import decayed
 
 __all__ = ["pytestmark"]
@@ -104,7 +106,7 @@ def test_every_number_of_both_parts(electra, batch):
 
 def our_loss(ours, batch):
     """The loss of our parameters, and what the discriminator sees."""
-    objective = ReplacedTokenDetection(ours.model, masking())
+    objective = ReplacedTokens(ours.model, TrainConfig(model=ours.config), masking())
     object.__setattr__(objective.masking, "vocab_size", ours.config.vocab_size)
     weights = objective.weights(batch)
 
@@ -242,9 +244,9 @@ def test_exports_load_with_no_key_missing_or_unexpected(electra, head, tmp_path)
 @pytest.mark.parametrize("name", ["electra_small", "electra_base"])
 def test_parameter_counts_of_the_recipes(name):
     model = dataclasses.replace(recipe(name).model, dtype="float32")
-    module = make_pretraining_model(model, next_sentence=False)
+    module = pretraining_model(model, pairs=False)
     shapes = jax.eval_shape(module.init_params, jax.random.key(0))
-    own = generator.generator_config(model)
+    own = generator_config(model)
     counts = []
     for config, kind in ((model, "ForPreTraining"), (own, "ForMaskedLM")):
         sizes = {

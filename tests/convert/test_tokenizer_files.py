@@ -20,7 +20,7 @@ import bert_jax
 from bert_jax.config import TokenizerConfig
 from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives import pretraining_model
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_loading, tokenizer_training
 
@@ -340,7 +340,7 @@ def test_what_tokenizers_cannot_do_is_refused(options, message):
 
 def random_bert(tokenizer):
     config = config_for(tokenizer)
-    model = BertForPreTraining(config, next_sentence=config.model_type == "bert")
+    model = pretraining_model(config, pairs=config.model_type == "bert")
     shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     generator = np.random.default_rng(0)
     params = jax.tree.map(lambda x: generator.normal(size=x.shape).astype("float32"), shapes)

@@ -26,7 +26,7 @@ from bert_jax.commands import main as commands
 from bert_jax.config import DataConfig, TokenizerConfig
 from bert_jax.distributed import hosts as hosts_lib
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text.store import open_store
 

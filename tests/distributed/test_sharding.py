@@ -30,7 +30,7 @@ from bert_jax.distributed.mesh import (
     make_mesh,
 )
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.runs.origin import copy_params
 from bert_jax.text import tokenizer_training
 from bert_jax.training import checkpoint

@@ -15,7 +15,7 @@ from bert_jax import Bert, TokenizerConfig, UserError
 from bert_jax.inference import embeddings
 from bert_jax.inference.embeddings import POOLINGS, word_spans
 from bert_jax.models.bert import BertModel
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.text import tokenizer_training
 
 WORDS = ["river", "bank", "money", "sat", "in", "the", "I", "deposit", "deposited", "by"]

@@ -13,7 +13,7 @@ from scipy.special import erf, softmax
 from bert_jax.config import ModelConfig
 from bert_jax.distributed.fsdp import RULES
 from bert_jax.models.bert import BertModel
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives.sentence_pairs import BertForPreTraining
 
 
 def random_params(model: BertForPreTraining, seed: int = 0):

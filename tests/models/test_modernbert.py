@@ -9,14 +9,14 @@ import pytest
 from flax import linen as nn
 from helpers import model_config
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import DataConfig, ModelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.config.validation import validate_model
 from bert_jax.distributed import devices
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForPreTraining
 from bert_jax.models.modernbert import ModernBertModel
+from bert_jax.objectives.masked_lm import BertForMaskedLM
 from bert_jax.planning import costs
 
 CONFIG = model_config(
@@ -60,7 +60,7 @@ def run(params, ids, mask, config=CONFIG, **options):
 def test_published_parameter_counts(sizes, count):
     names = "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"
     config = dataclasses.replace(CONFIG, vocab_size=50368, **dict(zip(names, sizes, strict=True)))
-    model = BertForPreTraining(config, next_sentence=False)
+    model = BertForMaskedLM(config)
     shapes = jax.eval_shape(model.init_params, jax.random.key(0))
     assert sum(x.size for x in jax.tree.leaves(shapes)) == count
 
@@ -114,7 +114,8 @@ def test_operations_by_hand():
     head = 2 * (24**2 + 24 * CONFIG.vocab_size)
     expected = 3 * (8 * (4 * layer + attention) + head)
     phase = Stage(max_length=8, batch_size=1, max_predictions=1)
-    assert costs.model_flops(CONFIG, phase, pairs=False) == expected
+    config = TrainConfig(model=CONFIG, data=DataConfig(pairs="none"))
+    assert costs.model_flops(config, phase) == expected
 
 
 def test_windows_save_memory_by_hand():

@@ -8,8 +8,8 @@ from flax import linen as nn
 from helpers import LENGTH, batch, model_config, objective, params
 
 from bert_jax.models.bert import BertModel
-from bert_jax.models.heads import BertForPreTraining
 from bert_jax.models.positions import sinusoidal_positions
+from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.training.step import init_state, make_train_step
 
 KINDS = ("absolute", "sinusoidal", "relative_key", "relative_key_query")

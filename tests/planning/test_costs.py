@@ -13,7 +13,8 @@ from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.distributed import devices
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives import make_objective
+from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.planning import costs, synthetic
 from bert_jax.training.setup import set_up
 
@@ -60,7 +61,7 @@ def equations(jaxpr):
 
 def trace(config: TrainConfig, phase: Stage = PHASE):
     mesh = mesh_of(config)
-    setup = set_up(config, make_schedule(config).rate, mesh)
+    setup = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
     batch = synthetic.abstract_batch(config, phase, mesh)
     return synthetic.train_step(setup, config, phase).trace(setup.abstract_state, batch).jaxpr
 
@@ -76,7 +77,7 @@ def test_memory():
     assert memory["batch"] == BATCH // 8 * (3 * LENGTH + 2) * 4
     assert sum(memory.values()) == 2 * memory["total"]
     assert 0 <= memory["other"] < 4096
-    assert cost["flops"] > 2 * costs.model_flops(config.model, PHASE, pairs=True)
+    assert cost["flops"] > 2 * costs.model_flops(config, PHASE)
 
 
 def test_a_step_that_does_not_fit(monkeypatch):
@@ -139,7 +140,7 @@ def test_model_flops_are_those_of_the_traced_matmuls(kind):
             (contracted, _), _ = equation.params["dimension_numbers"]
             summed = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
             flops += 2 * summed * equation.outvars[0].aval.size
-    counted = costs.model_flops(config.model, phase, pairs=kind == "bert")
+    counted = costs.model_flops(config, phase)
     assert flops == pytest.approx(2 * counted, rel=0.01)
 
 
@@ -154,7 +155,8 @@ def test_model_flops_of_bert_base_and_large():
         (large, 512, 77, 1020e9),
     ):
         phase = Stage(length, 1, predictions)
-        assert costs.model_flops(model, phase, pairs=True) == pytest.approx(expected, rel=1e-3)
+        flops = costs.model_flops(TrainConfig(model=model), phase)
+        assert flops == pytest.approx(expected, rel=1e-3)
 
 
 def test_each_microbatch_gathers_parameters_and_scatters_gradients():

@@ -25,7 +25,7 @@ from training_runs import (
 import bert_jax
 from bert_jax import Bert, FinetuneConfig, FinetuningResult, TokenizerConfig, UserError
 from bert_jax.commands.flags import read_config
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.runs import finetune as finetuning
 from bert_jax.text import tokenizer_training
 

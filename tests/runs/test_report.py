@@ -16,6 +16,7 @@ import bert_jax
 from bert_jax import DataConfig, OptimizerConfig, TokenizerConfig, TrainConfig, console
 from bert_jax.config.schedule import Stage, make_rate_schedule
 from bert_jax.distributed.mesh import make_mesh
+from bert_jax.objectives import make_objective, masked_lm
 from bert_jax.runs import header, report
 from bert_jax.tasks import results
 from bert_jax.text import tokenizer_training
@@ -67,7 +68,8 @@ def warning(sizes, lengths=5, pairs="nsp") -> str:
     config = TrainConfig(steps=8)
     config.data.pairs, config.data.max_length, config.data.batch_size = pairs, 64, 8
     corpus = Corpus(FakeTokenizer(), store, store)
-    return report._unlearnable_pairs(config, corpus, train_batches(corpus, config).statistics())
+    statistics = train_batches(corpus, config).statistics()
+    return "\n".join(make_objective(config).text_warnings(corpus, statistics))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,8 @@ def test_a_score_that_is_no_better_than_its_baseline_is_marked(capsys, tmp_path)
     corpus = corpus_of([SENTENCES["English"]] * 3, "wordpiece")
     baselines = {"mlm_loss": 0.0, "mlm_accuracy": 0.2, "nsp_accuracy": 0.5}
     scores = {"mlm_loss": -0.0, "mlm_accuracy": 0.3, "nsp_accuracy": 0.5}
-    report.pretraining_end(scores, baselines, TrainConfig(), corpus, None, tmp_path, tmp_path)
+    objective = make_objective(TrainConfig())
+    report.pretraining_end(scores, baselines, objective, corpus, None, tmp_path, tmp_path)
     table = capsys.readouterr().out.splitlines()[2:5]
     assert [line.endswith("no better than that") for line in table] == [True, False, True]
     assert "-0.000" not in table[0]
@@ -103,10 +106,10 @@ def test_a_score_that_is_no_better_than_its_baseline_is_marked(capsys, tmp_path)
 def test_baselines_do_not_copy_the_held_out_text(monkeypatch):
     corpus = corpus_of([SENTENCES["English"]] * 5000, "wordpiece")
     tokens = corpus.eval.tokens
-    monkeypatch.setattr(report, "_BLOCK", 1000)
+    monkeypatch.setattr(masked_lm, "_BLOCK", 1000)
     tracemalloc.start()
     config = TrainConfig(data=DataConfig(pairs="none"))
-    found = report.baselines(corpus, config, Stage(128, 256))
+    found = make_objective(config).baselines(corpus, Stage(128, 256))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < tokens.nbytes

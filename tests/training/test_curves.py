@@ -16,6 +16,14 @@ def records(metrics: dict[str, float]) -> list[dict]:
     return found
 
 
+BASELINES = {"mlm_loss": 6.0, "mlm_accuracy": 0.05}
+TITLES = {
+    "mlm_loss": "MLM loss (nats)",
+    "mlm_accuracy": "MLM accuracy",
+    "nsp_accuracy": "NSP accuracy",
+}
+
+
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
     """Draw a run and return the figure."""
@@ -28,7 +36,7 @@ def drawn(monkeypatch, tmp_path):
 
     def draw(name, metrics):
         path = tmp_path / "curves.png"
-        curves.draw(path, name, records(metrics), {"mlm_loss": 6.0, "mlm_accuracy": 0.05})
+        curves.draw(path, name, records(metrics), BASELINES, TITLES)
         assert path.read_bytes().startswith(b"\x89PNG")
         assert [each.name for each in tmp_path.iterdir()] == ["curves.png"]
         return figures[-1]
@@ -72,7 +80,7 @@ def test_a_run_of_another_objective_with_a_baseline_that_moves(drawn):
 
 def test_the_end_table():
     scores = {"mlm_loss": 1.5, "mlm_accuracy": 0.25, "matthews": 0.5, "sequences_per_second": 3.0}
-    assert curves.table(scores, {"mlm_loss": 6.0, "mlm_accuracy": 0.05}).splitlines()[2:] == [
+    assert curves.table(scores, BASELINES, TITLES).splitlines()[2:] == [
         "| MLM loss (nats) | 1.500 | 6.000 |",
         "| MLM accuracy | 25.0% | 5.0% |",
         "| matthews | 0.500 |  |",

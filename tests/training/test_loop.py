@@ -4,17 +4,20 @@ import math
 
 import jax.numpy as jnp
 import pytest
+from flax import linen as nn
 
 from bert_jax.config import CheckpointConfig, TokenizerConfig
 from bert_jax.errors import TrainingError
+from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.text import tokenizer_training
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.loop import Stage, training
 from bert_jax.training.metrics import Writer
-from bert_jax.training.objectives import WeightedSum
+from bert_jax.training.objective import WeightedSum
 from bert_jax.training.step import TrainState
 
 STEPS = 12
+OBJECTIVE = LabelsObjective(nn.Dense(1))
 
 
 def train(folder, losses: dict[int, float], keep: int = 1, **intervals) -> list[int]:
@@ -39,7 +42,8 @@ def train(folder, losses: dict[int, float], keep: int = 1, **intervals) -> list[
     writer = Writer(folder, 0)
     stages = [Stage(STEPS, 4, 4, train_step, evaluate)]
     try:
-        with training(state, stages, iter(range(STEPS)), checkpoints, writer, **intervals) as run:
+        batches = iter(range(STEPS))
+        with training(state, stages, batches, checkpoints, writer, OBJECTIVE, **intervals) as run:
             for step in run.steps():
                 if step.is_due(5):
                     run.log(step)

@@ -10,7 +10,7 @@ from tensorboardX.proto.event_pb2 import Event
 from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.training.metrics import Writer, add_up, means
-from bert_jax.training.objectives import WeightedSum
+from bert_jax.training.objective import Figure, WeightedSum
 
 
 def test_means_weigh_each_batch():
@@ -24,12 +24,12 @@ def test_means_weigh_each_batch():
         "nsp_loss": WeightedSum(1.0, 4.0),
         "mlm_accuracy": WeightedSum(5.0, 8.0),
     }
-    found = means(add_up([second], add_up([first])))
+    found = means(add_up([second], add_up([first])), {})
     assert found == {"mlm_loss": 0.7, "nsp_loss": 0.25, "mlm_accuracy": 0.5, "loss": 0.95}
 
 
 def test_a_metric_of_weight_0_is_dropped():
-    found = means({"mlm_loss": [1.0, 2.0], "nsp_loss": [0.0, 0.0]})
+    found = means({"mlm_loss": [1.0, 2.0], "nsp_loss": [0.0, 0.0]}, {})
     assert found == {"mlm_loss": 0.5, "loss": 0.5}
 
 
@@ -89,9 +89,9 @@ def test_a_damaged_record_is_named(tmp_path, line):
 
 
 def test_tensorboard_has_the_config_and_the_scores_at_the_end(tmp_path):
-    baselines = {"mlm_accuracy": 0.05}
-    with Writer(tmp_path, 0, TrainConfig(seed=7), lambda step: {}, baselines) as writer:
-        writer.write_table(4, {"mlm_accuracy": 0.25, "tokens": 9})
+    figures = [Figure("mlm_accuracy", "MLM accuracy", ".1%")]
+    with Writer(tmp_path, 0, TrainConfig(seed=7), figures=figures) as writer:
+        writer.write_table(4, {"mlm_accuracy": 0.25, "tokens": 9}, {"mlm_accuracy": 0.05})
     (path,) = (tmp_path / "tensorboard").iterdir()
     content = path.read_bytes()
     assert b"| seed | 7 |" in content

@@ -13,22 +13,22 @@ from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.models.bert import BertModel
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives.masking import Predictions
+from bert_jax.objectives.sentence_pairs import BertForPreTraining, SentencePairs
 from bert_jax.planning import synthetic
-from bert_jax.training.masking import Predictions
-from bert_jax.training.objectives import TOKENS, Batch, Pretraining
+from bert_jax.training.objective import TOKENS, Batch
 from bert_jax.training.step import make_eval_step
 
 PAIRS, LONG, ROWS = 11, 2 * LENGTH, 16
 PLACES = max_pairs(LONG)
 
 
-def objective(**changes) -> Pretraining:
-    config = model_config(max_position_embeddings=LONG, **changes)
-    return Pretraining(BertForPreTraining(config), masking(length=LONG))
+def objective(**changes) -> SentencePairs:
+    config = TrainConfig(model=model_config(max_position_embeddings=LONG, **changes))
+    return SentencePairs(BertForPreTraining(config.model), config, masking(length=LONG))
 
 
-def params(task: Pretraining):
+def params(task: SentencePairs):
     """Parameters large enough for every gradient to be well above rounding."""
     draw = np.random.default_rng(0)
     shapes = nn.unbox(jax.eval_shape(task.model.init_params, jax.random.key(0)))
@@ -40,7 +40,7 @@ def params(task: Pretraining):
     return jax.tree.map_with_path(value, shapes)
 
 
-def prepare(task: Pretraining, rows, seed: int = 0) -> Batch:
+def prepare(task: SentencePairs, rows, seed: int = 0) -> Batch:
     return jax.device_get(jax.jit(task.prepare)(jax.random.key(seed), rows))
 
 
@@ -76,7 +76,7 @@ def packed(alone) -> dict[str, np.ndarray]:
     return {**made, "index": np.arange(rows, dtype=np.int32)}
 
 
-def packed_as_masked(task: Pretraining, alone, masked: Batch) -> Batch:
+def packed_as_masked(task: SentencePairs, alone, masked: Batch) -> Batch:
     """Pack sequences that are masked already, so that the same tokens are predicted."""
     places = places_of(alone)
     rows = packed({**alone, "input_ids": masked["input_ids"]})
@@ -123,7 +123,7 @@ def test_losses_and_gradients_are_those_of_a_pair_a_sequence():
             assert error < 1e-5 * np.abs(gradient).max(), name
 
 
-def encode(task: Pretraining, weights, rows):
+def encode(task: SentencePairs, weights, rows):
     """Return the last hidden state and the pooled output of a batch, packed or not."""
 
     @jax.jit

@@ -17,7 +17,7 @@ from bert_jax.distributed.mesh import (
     replicated_layout,
 )
 from bert_jax.models import heads
-from bert_jax.training.objectives import TaskObjective
+from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.training.step import PREDICT_OUTPUTS, init_state, make_predict_step, make_train_step
 
 HEADS = {
@@ -51,7 +51,7 @@ def batcher(kind: str) -> Batcher:
 
 def setting(kind: str):
     module = HEADS[kind][0](MODEL, HEADS[kind][1])
-    objective = TaskObjective(module, is_regression=kind == "regression")
+    objective = LabelsObjective(module, is_regression=kind == "regression")
     optimizer = optax.sgd(0.5)
 
     def new_state(key):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bert_jax import console
-from bert_jax.training.objectives import WeightedSum
+from bert_jax.training.objective import WeightedSum
 from bert_jax.training.progress import Progress
 
 

@@ -11,7 +11,7 @@ from helpers import model_config
 from views import random_view
 
 from bert_jax import Bert, TokenizerConfig
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.text import tokenizer_training
 from bert_jax.viewer.page import render
 from bert_jax.viewer.view import WordComparison

@@ -10,7 +10,7 @@ from helpers import model_config
 from scipy.special import softmax
 
 from bert_jax import Bert, DataFiles, TaskConfig, UserError
-from bert_jax.models.heads import BertForPreTraining
+from bert_jax.objectives import pretraining_model
 from bert_jax.tasks import make_task
 
 
@@ -22,7 +22,7 @@ def bert(request, tiny_bert) -> Bert:
         config = model_config(
             model_type="modernbert", vocab_size=64, type_vocab_size=2, local_attention=4
         )
-    model = BertForPreTraining(config, next_sentence=request.param != "rotary")
+    model = pretraining_model(config, pairs=request.param != "rotary")
     params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
     keys = iter(jax.random.split(jax.random.key(1), 1000))
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)

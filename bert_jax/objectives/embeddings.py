@@ -18,14 +18,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from bert_jax.config import EmbeddingConfig, TaskConfig
-from bert_jax.distributed.fsdp import Collectives
-from bert_jax.models.heads import TaskModel, normalized
-from bert_jax.training.objectives import (
+from bert_jax.config import EmbeddingConfig
+from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
+from bert_jax.models.heads import normalized
+from bert_jax.training.objective import (
     Batch,
     Metrics,
-    Objective,
-    TaskObjective,
+    PredictionObjective,
     WeightedSum,
     Weights,
 )
@@ -34,7 +33,7 @@ _BLOCK = 256  # queries whose scores of every passage are in memory at once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class EmbeddingObjective(Objective):
+class EmbeddingObjective(PredictionObjective):
     """How near the texts of an example are, beside all others of the batch or by their score."""
 
     embedding: EmbeddingConfig
@@ -79,7 +78,10 @@ class EmbeddingObjective(Objective):
         return jnp.vdot(vectors, batch["vector_gradient"]), {}
 
     def metrics(
-        self, vectors: Float[Array, "B T I"], labels: Array, collectives: Collectives
+        self,
+        vectors: Float[Array, "B T I"],
+        labels: Array,
+        collectives: Collectives = SINGLE_DEVICE,
     ) -> Metrics:
         """Return this device's share of the loss and, of rankings, the accuracy."""
         labels = _by_example(labels)
@@ -101,13 +103,6 @@ class EmbeddingObjective(Objective):
         grad = jax.grad(share, argnums=(0, 1), has_aux=True)
         (by_own, by_every), metrics = grad(vectors, every)
         return (by_own + collectives.psum_scatter(by_every)).reshape(shape), metrics
-
-
-def task_objective(model: TaskModel, task: TaskConfig) -> TaskObjective | EmbeddingObjective:
-    """Return the objective that a model is fine-tuned by."""
-    if task.kind == "embedding":
-        return EmbeddingObjective(model, task.embedding)
-    return TaskObjective(model, is_regression=task.kind == "regression")
 
 
 def _by_example(labels: Shaped[Array, "B E *any"]) -> Shaped[Array, "N *any"]:

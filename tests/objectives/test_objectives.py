@@ -4,11 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.training.objectives import TaskObjective, hidden_similarity
+from bert_jax.objectives.base import hidden_similarity
+from bert_jax.objectives.labels import LabelsObjective
 
 
 def accuracy(logits, labels) -> float:
-    metric = TaskObjective(nn.Dense(1)).metrics(jnp.asarray(logits), jnp.asarray(labels))
+    metric = LabelsObjective(nn.Dense(1)).metrics(jnp.asarray(logits), jnp.asarray(labels))
     return float(metric["accuracy"].total / metric["accuracy"].weight)
 
 

@@ -1,5 +1,7 @@
 """ELECTRA's objective: what is masked, sampled and detected, and its loss by hand."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,8 @@ import pytest
 from helpers import VOCAB, batch, objective, params
 from scipy import special, stats
 
-from bert_jax.training.metrics import describe, means, with_moving
-from bert_jax.training.objectives import ReplacedTokenDetection, sample_tokens
+from bert_jax.objectives.replaced_tokens import ReplacedTokens, sample_tokens
+from bert_jax.training.metrics import describe, means
 
 MASK_ID, SIZE = 4, 300
 KEY = jax.random.key(0, impl="threefry2x32")
@@ -57,7 +59,7 @@ def test_a_sample_is_keyed_to_its_sequence():
 def prepared():
     """Many sequences as they are, and masked."""
     rows = batch(1000)
-    assert isinstance(TASK, ReplacedTokenDetection)
+    assert isinstance(TASK, ReplacedTokens)
     return rows, jax.jit(TASK.prepare)(KEY, rows)
 
 
@@ -124,7 +126,7 @@ def test_the_loss_is_that_of_both_parts_by_hand(detected):
     rtd = -special.log_expit(signed).mean()
     assert loss == pytest.approx(float(mlm + 50 * rtd), rel=1e-5)
     sums = {name: [float(x.total), float(x.weight)] for name, x in metrics.items()}
-    found = means(sums)
+    found = means(sums, TASK.loss_weights)
     assert found["loss"] == pytest.approx(loss, rel=1e-6)
     assert found["rtd_accuracy"] == pytest.approx((signed > 0).mean())
     assert found["rtd_recall"] == pytest.approx((logits[differs] > 0).mean())
@@ -135,9 +137,11 @@ def test_the_loss_is_that_of_both_parts_by_hand(detected):
     share = found["rtd_accuracy_baseline"]
     entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
     wanted = {"rtd_accuracy": share, "rtd_recall": 0.0, "rtd_loss": pytest.approx(entropy)}
-    assert with_moving({}, found) == wanted
-    assert "recall" in describe(found, {})
-    assert "baseline" not in describe(found, {})
+    assert TASK.moving_baselines(found) == wanted
+    line = describe(found, TASK.figures, {"mlm_loss": 4.0})
+    assert re.search(r"mlm \S+ \(unigram entropy 4\.00, accuracy \S+%\)  rtd \S+ \(accuracy", line)
+    assert "recall" in line
+    assert "baseline" not in line
 
 
 def test_sampling_has_no_gradient(detected):

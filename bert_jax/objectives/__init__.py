@@ -1,0 +1,43 @@
+"""Objectives, one file each. One for pretraining is a new file, and an entry of OBJECTIVES."""
+
+from flax import linen as nn
+
+from bert_jax.config import DataConfig, ModelConfig, TrainConfig
+from bert_jax.errors import UserError
+from bert_jax.objectives.base import Pretraining
+from bert_jax.objectives.masked_lm import MaskedLM
+from bert_jax.objectives.replaced_tokens import ReplacedTokens
+from bert_jax.objectives.sentence_pairs import SentencePairs
+
+# By the name in `TrainConfig.objective`. Of "auto" the first one that is the default of a config.
+OBJECTIVES: dict[str, type[Pretraining]] = {
+    "replaced_tokens": ReplacedTokens,
+    "sentence_pairs": SentencePairs,
+    "masked_lm": MaskedLM,
+}
+
+
+def objective_name(config: TrainConfig) -> str:
+    """Return the name of the objective that a config names, or that is its default."""
+    if config.objective == "auto":
+        return next(name for name, kind in OBJECTIVES.items() if kind.is_default(config))
+    if config.objective not in OBJECTIVES:
+        raise UserError(
+            f"objective is {config.objective!r}; choose auto or one of {', '.join(OBJECTIVES)}, or "
+            "import the file of your own"
+        )
+    return config.objective
+
+
+def make_objective(config: TrainConfig) -> Pretraining:
+    """Return the objective of a pretraining run; refuse a config that it cannot train."""
+    kind = OBJECTIVES[objective_name(config)]
+    kind.check(config)
+    return kind(kind.make_model(config), config)
+
+
+def pretraining_model(config: ModelConfig, *, pairs: bool) -> nn.Module:
+    """Return an encoder with the heads that it is pretrained with, on pairs of texts or without."""
+    data = DataConfig(pairs="nsp" if pairs else "none")
+    run = TrainConfig(model=config, data=data)
+    return OBJECTIVES[objective_name(run)].make_model(run)
