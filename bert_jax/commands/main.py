@@ -65,8 +65,8 @@ def _run(prog: str, words: list[str], name: str) -> None:
     parser = Parser(prog=name, description=module.__doc__)
     module.add_arguments(parser)
     add = parser.add_mutually_exclusive_group().add_argument
-    add("-q", "--quiet", action="store_true", help="print results, warnings and errors alone")
-    more = "print also what took time, libraries' warnings and the origin of errors"
+    add("-q", "--quiet", action="store_true", help="print only results, warnings and errors")
+    more = "also print what took time, libraries' warnings and the origin of errors"
     add("-v", "--verbose", action="store_true", help=more)
     end = words.index("--") if parser.others and "--" in words else len(words)
     words, others = words[1:end], words[end + 1 :]

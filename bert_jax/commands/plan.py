@@ -19,7 +19,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     devices = "such as v5e:16x16, v4:4x4x4, h100:16 or cpu:8; several, comma separated"
     add("--topology", required=True, metavar="CHIP:SHAPE", help=devices)
-    add("--quick", action="store_true", help="do not compute the largest batch")
+    add("--quick", action="store_true", help="do not estimate the largest batch that fits")
     add("--json", action="store_true", help="print JSON, in bytes and seconds")
 
 
