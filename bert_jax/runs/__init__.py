@@ -1,0 +1,1 @@
+"""A run of pretraining or of fine-tuning, from its settings to its results."""
