@@ -27,9 +27,9 @@ from sentence_transformers import (
 )
 from transformers import TrainerCallback
 
-from bert_jax.config import EmbeddingConfig, TaskConfig
+from bert_jax.config import EmbeddingConfig
 from bert_jax.tasks.base import Example
-from bert_jax.tasks.embedding import Embedding
+from bert_jax.tasks.embedding import Embedding, EmbeddingTaskConfig
 
 _UNTIMED = 5  # steps
 _SCALE = 20.0  # 1 / temperature
@@ -61,7 +61,7 @@ def score(model: SentenceTransformer, pairs: list[tuple[str, str]]) -> dict[str,
     """Return the scores that `bert-jax finetune` prints."""
     columns = zip(*pairs, strict=True)
     queries, passages = (model.encode(list(texts), normalize_embeddings=True) for texts in columns)
-    task = Embedding(TaskConfig("embedding", embedding=EmbeddingConfig()))
+    task = Embedding(EmbeddingTaskConfig(embedding=EmbeddingConfig()))
     examples = [Example(None, "", pair, 1.0) for pair in pairs]
     return task.score(examples, list(zip(queries, passages, strict=True)))
 

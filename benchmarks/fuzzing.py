@@ -37,6 +37,7 @@ from bert_jax.convert import config_json, google, huggingface, tensor_bundle
 from bert_jax.errors import CommandError
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.datasets import load_datasets
+from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 from bert_jax.text import prepare, store, tokenizer, tokenizer_loading
 from bert_jax.text.sources import open_source
 from bert_jax.training import workdir as workdirs
@@ -223,11 +224,11 @@ _TASKS = {  # by file name: the task, its columns and a small file
     "a.conll": (TaskConfig(kind="token_classification"), "tokens", _CONLL),
     "b.jsonl": (TaskConfig(kind="token_classification"), "tokens", _WORDS * 3),
     "a.json": (
-        TaskConfig(kind="question_answering", with_unanswerable=True),
+        QuestionAnsweringConfig(with_unanswerable=True),
         "",
         json.dumps(_NESTED),
     ),
-    "c.jsonl": (TaskConfig(kind="question_answering"), "", json.dumps(_FLAT) + "\n"),
+    "c.jsonl": (QuestionAnsweringConfig(), "", json.dumps(_FLAT) + "\n"),
     "d.jsonl": (TaskConfig(kind="multiple_choice"), "c,s,e,f", _CHOICES),
     "cola.tsv": (bert_jax.tasks.glue.task("cola"), "sentence", _COLA),
 }

@@ -18,13 +18,13 @@ from flax import linen as nn
 from helpers import model_config
 
 import bert_jax
-from bert_jax import Bert, DataFiles, TaskConfig, TokenizerConfig, UserError
+from bert_jax import Bert, DataFiles, TokenizerConfig, UserError
 from bert_jax.errors import TextWarning
 from bert_jax.inference import runner
 from bert_jax.models.heads import make_encoder
 from bert_jax.objectives.masked_lm import BertForMaskedLM
 from bert_jax.runs import origin
-from bert_jax.tasks import make_task
+from bert_jax.tasks import make_task, task_class
 from bert_jax.text import tokenizer_training
 
 # Prints what importing bert_jax and loading a model change of a process that has imported the
@@ -232,7 +232,7 @@ def test_hidden_states_and_attentions(tiny_bert, roberta):
     ],
 )
 def test_predictions_of_plain_values(tiny_bert, kind, labels, values):
-    task, data = TaskConfig(kind=kind, labels=labels, max_question=8), DataFiles(max_length=32)
+    task, data = task_class(kind).settings(kind=kind, labels=labels), DataFiles(max_length=32)
     model = make_task(task).model(tiny_bert.config, "")
     params = nn.unbox(model.init_params(jax.random.key(0)))
     bert = Bert(tiny_bert.config, params, tiny_bert.tokenizer, model, task=task, data=data)

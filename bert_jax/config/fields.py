@@ -313,32 +313,25 @@ TASKS: dict[str, Any] = {
 }
 
 
+# Fields that version 0.2.0 wrote for a task of any kind.
+_OF_EVERY_TASK = ("doc_stride", "max_question", "max_answer", "n_best", "with_unanswerable")
+_OF_EVERY_TASK += ("null_threshold", "teacher", "embedding")
+
+
 @dataclasses.dataclass(slots=True)
 class TaskConfig:
-    """What an encoder is fine-tuned for.
-
-    Source of the defaults: Devlin et al. 2019 and google-research/bert `run_squad.py`.
+    """What an encoder is fine-tuned for; a kind with settings of its own has a subclass.
 
     >>> TaskConfig(labels=("negative", "positive")).kind
     'classification'
     """
 
+    variants: ClassVar = Variants("kind", TASKS, dropped=_OF_EVERY_TASK)
+
     kind: str = setting("classification", f"kind of task: {', '.join(TASKS)}")
     glue: str = setting("", "one of GLUE's nine tasks by name: its columns, labels and metrics")
     labels: tuple[str, ...] = setting((), "labels in the order of the head; empty: from the data")
     metrics: tuple[str, ...] = setting((), "scores that choose the best checkpoint by their mean")
-    doc_stride: int = setting(128, "question answering: tokens between windows of a long context")
-    max_question: int = setting(64, "question answering: longest question, in tokens")
-    max_answer: int = setting(30, "question answering: longest answer, in tokens")
-    n_best: int = setting(20, "question answering: candidates of a window, and answers kept")
-    with_unanswerable: bool = setting(False, "question answering: as SQuAD 2.0")
-    null_threshold: float = setting(
-        0.0, "question answering: lead of no answer that withholds one; tuned on eval", FINITE
-    )
-    teacher: str = setting(
-        "", "classification, embedding: a checkpoint to learn from in place of labels"
-    )
-    embedding: EmbeddingConfig = dataclasses.field(default_factory=EmbeddingConfig)
 
 
 @dataclasses.dataclass(slots=True)

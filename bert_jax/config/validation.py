@@ -13,7 +13,7 @@ from bert_jax.config import (
     ParallelConfig,
     TrainConfig,
 )
-from bert_jax.config.fields import MODEL_TYPES, POSITIONS
+from bert_jax.config.fields import MODEL_TYPES, POSITIONS, TASKS
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.settings import check, resolve
 from bert_jax.errors import UserError, nearest, refuse
@@ -82,7 +82,7 @@ def validate(config: TrainConfig) -> None:
 def validate_finetuning(config: FinetuneConfig) -> None:
     """Refuse what `validate` does in a fine-tuning run, whose model is its checkpoint's."""
     check(config)
-    model, data, task = config.model, config.data, config.task
+    model, data = config.model, config.data
     validate_model(model, "config")
     _validate_parallel(config.parallel)
     _validate_optimizer(config.optimizer)
@@ -92,59 +92,18 @@ def validate_finetuning(config: FinetuneConfig) -> None:
         "layer_decay does nothing with probe, which freezes all layers",
         fix="leave one",
     )
+    refuse_probe(config.probe, model)
+    resolve(TASKS, config.task.kind).check(config)
+
+
+def refuse_probe(probe: str, model: ModelConfig) -> None:
+    """Refuse the probe of a layer that a model does not have."""
     layers = [str(layer) for layer in range(model.num_hidden_layers + 1)]
     refuse(
-        config.probe not in ("", "mix", *layers),
-        f"probe is {config.probe!r}",
+        probe not in ("", "mix", *layers),
+        f"probe is {probe!r}",
         fix=f"it is 'mix', or a layer from 0 (the embeddings) to {layers[-1]}, or empty to train "
         "the encoder too",
-    )
-    refuse(
-        len(set(task.labels)) < len(task.labels),
-        f"task.labels has a label twice: {', '.join(task.labels)}",
-        fix="name each once",
-    )
-    if task.kind == "question_answering":
-        refuse(
-            task.max_question > data.max_length // 2,
-            f"task.max_question {task.max_question} leaves too little for the context of "
-            f"data.max_length {data.max_length}",
-            fix="lower one or raise the other",
-        )
-    if task.kind == "embedding":
-        _validate_embedding(config)
-
-
-def _validate_embedding(config: FinetuneConfig) -> None:
-    model, embedding = config.model, config.task.embedding
-    size = embedding.dense or model.hidden_size
-    refuse(
-        not all(0 < dimension <= size for dimension in embedding.dimensions),
-        f"task.embedding.dimensions has {', '.join(map(str, embedding.dimensions))}, and a vector "
-        f"has {size} numbers",
-        fix=f"give some from 1 to {size}",
-    )
-    refuse(
-        config.probe,
-        f"probe is {config.probe!r}, and embeddings have no head",
-        fix="leave it empty",
-    )
-    refuse(
-        embedding.loss != "cosine" and config.data.batch_size < 2,
-        f"task.embedding.loss {embedding.loss} compares the examples of a batch, and "
-        "data.batch_size is 1",
-        fix="raise it",
-    )
-    has_dropout = model.hidden_dropout_prob or model.attention_probs_dropout_prob
-    refuse(
-        embedding.pairs == "same" and not has_dropout,
-        "task.embedding.pairs same needs dropout, and the model has none",
-        fix="set --config.model.hidden_dropout_prob=0.1",
-    )
-    refuse(
-        embedding.pairs != "columns" and embedding.loss != "ranking",
-        f"task.embedding.pairs {embedding.pairs} has no scores for loss {embedding.loss}",
-        fix="use ranking",
     )
 
 

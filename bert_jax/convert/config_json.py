@@ -233,7 +233,7 @@ def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> Tas
         if own.kind in labels and labels[own.kind] in ((), own.labels):
             return own
     kind = next(iter(labels), None)
-    return TaskConfig(kind, labels=tuple(labels[kind])) if kind else None
+    return task_class(kind).settings(kind=kind, labels=tuple(labels[kind])) if kind else None
 
 
 def architecture(values: Mapping[str, Any]) -> str:

@@ -13,13 +13,14 @@ import numpy as np
 import tokenizers
 from tokenizers import normalizers
 
-from bert_jax.config import EmbeddingConfig, ModelConfig, TaskConfig
+from bert_jax.config import EmbeddingConfig, ModelConfig
 from bert_jax.convert import huggingface, names
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import UserError
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.base import Task
+from bert_jax.tasks.embedding import EmbeddingTaskConfig
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -107,7 +108,7 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     if "Dense" in folders:
         params["dense"], about = _read_dense(folders["Dense"], config.hidden_size)
         embedding |= about
-    task = TaskConfig("embedding", embedding=EmbeddingConfig(**embedding))
+    task = EmbeddingTaskConfig(embedding=EmbeddingConfig(**embedding))
     unused = [*converted.unused, *sorted(converted.params.keys() - params.keys())]
     length = int(min(longest, config.max_position_embeddings))
     tokenizer = _lowercasing(tokenizer, file) if lowercase else tokenizer
@@ -200,7 +201,8 @@ def save(
     max_length: int,
 ) -> Exported:
     """Write a directory that `sentence-transformers` loads."""
-    embedding = task.config.embedding if task else EmbeddingConfig()
+    own = task.config if task else None
+    embedding = own.embedding if isinstance(own, EmbeddingTaskConfig) else EmbeddingConfig()
     encoder = {"bert": params["bert"]}
     exported = huggingface.save(config, encoder, tokenizer, path, head="none")
     size = exported.num_parameters

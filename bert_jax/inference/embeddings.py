@@ -16,7 +16,7 @@ from bert_jax.inference.runner import Arrays, apply, chunks
 from bert_jax.inference.tokenization import sequences_of, warn_unknown
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.encoder import Encoder
-from bert_jax.models.heads import BertForEmbedding
+from bert_jax.tasks.embedding import BertForEmbedding
 from bert_jax.training import workdir
 
 # What the vectors of a model of embeddings depend on, beside its parameters.

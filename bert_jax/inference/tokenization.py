@@ -13,8 +13,8 @@ import numpy as np
 from bert_jax.errors import TextWarning, UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Sequences
-from bert_jax.models.heads import BertForEmbedding
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
+from bert_jax.tasks.embedding import BertForEmbedding
 
 UNKNOWN_TOKENS = (
     "of the tokens are unknown to the tokenizer; choose a model that was trained on such text"

@@ -28,7 +28,6 @@ from bert_jax.distributed import mesh as meshes
 from bert_jax.inference.predictions import predict_examples, write_predictions
 from bert_jax.models.heads import TaskModel
 from bert_jax.runs import origin, report
-from bert_jax.runs.distillation import teacher_labels
 from bert_jax.storage import json_files, replacement
 from bert_jax.tasks import task_class
 from bert_jax.tasks.base import Example, Task
@@ -210,8 +209,6 @@ def start(
         name: tokenize(config, task, tokenizer, examples)
         for name, examples in datasets.evals.items()
     }
-    if task.config.teacher:
-        train.features.labels = teacher_labels(task, config.model, datasets.train)
     steps_per_epoch = -(-len(train.features) // config.data.batch_size)
     steps = max(1, round(config.epochs * steps_per_epoch))
     largest = Stage(max_length=train.longest, batch_size=config.data.batch_size)

@@ -1,10 +1,10 @@
 """Fine-tuning tasks, one file a kind. A new kind is a new file, and an entry of TASKS."""
 
-import pkgutil
 from collections.abc import Sequence
 
 from bert_jax.config import TaskConfig
 from bert_jax.config.fields import TASKS
+from bert_jax.config.settings import check, resolve
 from bert_jax.errors import UserError, nearest
 from bert_jax.tasks.base import Task
 
@@ -14,10 +14,11 @@ def task_class(kind: str) -> type[Task]:
     if kind not in TASKS:
         every = f"choose one of {', '.join(TASKS)}, or import the file of your own"
         raise UserError(f"task.kind is {kind!r}; {nearest(kind, [*TASKS], every)}")
-    task = TASKS[kind]
-    return pkgutil.resolve_name(task) if isinstance(task, str) else task
+    return resolve(TASKS, kind)
 
 
 def make_task(config: TaskConfig, labels: Sequence[str] = ()) -> Task:
     """Return the task of a config, with `labels` unless there are none."""
-    return task_class(config.kind)(config, labels)
+    task = task_class(config.kind)
+    check(config, "task.")
+    return task(config, labels)

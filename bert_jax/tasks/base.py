@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bert_jax.batches.buckets import Features
-from bert_jax.config import DataFiles, ModelConfig, TaskConfig
-from bert_jax.errors import UserError
+from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.config.validation import refuse_probe
+from bert_jax.errors import UserError, refuse
 from bert_jax.models.architecture import architecture
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import LabelsObjective
@@ -37,6 +38,7 @@ class Example:
 class Task(abc.ABC):
     """A kind of task; `labels` are the names of the head's outputs, or else those of `config`."""
 
+    settings: ClassVar[type[TaskConfig]] = TaskConfig  # with what this kind alone has
     model_class: ClassVar[type[TaskModel]]
     num_outputs: ClassVar[int | None] = None  # of the head; None: one for each label
     min_labels: ClassVar[int] = 0  # fewer of them leave nothing to tell apart
@@ -60,6 +62,16 @@ class Task(abc.ABC):
         if unknown:
             known = ", ".join(self.known_metrics)
             raise UserError(f"task.metrics has {unknown[0]!r}; this task has {known}")
+
+    @classmethod
+    def check(cls, config: FinetuneConfig) -> None:
+        """Refuse settings of a run that this task cannot be trained with."""
+        labels = config.task.labels
+        refuse(
+            len(set(labels)) < len(labels),
+            f"task.labels has a label twice: {', '.join(labels)}",
+            fix="name each once",
+        )
 
     @classmethod
     def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:
@@ -123,9 +135,7 @@ class Task(abc.ABC):
         """Return the encoder with the head of this task; `probe` is that of `FinetuneConfig`."""
         if not self.num_outputs and not 0 < len(set(self.labels)) == len(self.labels):
             raise UserError(f"task.labels are {list(self.labels)}; name every label once")
-        layers = [str(layer) for layer in range(config.num_hidden_layers + 1)]
-        if probe not in ("", "mix", *layers):
-            raise UserError(f"probe is {probe!r}; it is 'mix', or a layer from 0 to {layers[-1]}")
+        refuse_probe(probe, config)
         return self.model_class(config, self.num_outputs or len(self.labels), probe)
 
     def objective(self, model: TaskModel) -> PredictionObjective:

@@ -15,7 +15,7 @@ from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.console import counted
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForSequenceClassification, TaskModel
+from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.tasks import glue, readers
 from bert_jax.tasks.base import (
@@ -35,6 +35,12 @@ _MAX_VALUE = float(np.finfo(np.float32).max)
 
 _TEXT, _PAIR = '"A text."', '("A text.", "Another.")'  # examples, as code
 _MISSING = "Glyph .* missing from font"  # of matplotlib
+
+
+class BertForSequenceClassification(TaskModel):
+    """Scores of a text or a pair by the pooled output, [B, N]; with one label, a regression."""
+
+    uses_pooler = True
 
 
 class TextTask(Task):

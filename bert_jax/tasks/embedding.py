@@ -6,12 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from bert_jax.batches.buckets import Features
-from bert_jax.config import DataFiles, EmbeddingConfig, ModelConfig, TaskConfig
-from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForEmbedding, TaskModel
+from bert_jax.config import DataFiles, EmbeddingConfig, FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.config.settings import setting
+from bert_jax.errors import UserError, refuse
+from bert_jax.models.architecture import make_encoder
+from bert_jax.models.encoder import gather_positions
+from bert_jax.models.heads import TaskModel, normalized
+from bert_jax.models.layers import Dense, DropoutKey
 from bert_jax.objectives.embeddings import EmbeddingObjective
 from bert_jax.retrieval import bm25, metrics, search
 from bert_jax.tasks import readers
@@ -40,6 +46,68 @@ _POOLED = {"mean": "the mean of the", "max": "the maximum of the", "cls": "the f
 _IS_PAIR = 1.0  # the label of texts that belong together
 
 
+@dataclasses.dataclass(slots=True)
+class EmbeddingTaskConfig(TaskConfig):
+    """Settings of a task of embeddings.
+
+    >>> EmbeddingTaskConfig(embedding=EmbeddingConfig(dense=32)).embedding.loss
+    'ranking'
+    """
+
+    kind: str = setting("embedding", "kind of task")
+    embedding: EmbeddingConfig = dataclasses.field(default_factory=EmbeddingConfig)
+
+
+class BertForEmbedding(TaskModel):
+    """Vectors of texts, [B, C, I]: the last layer pooled, perhaps a dense layer, and normalized.
+
+    Source: Reimers and Gurevych 2019, section 3, and the modules of sentence-transformers.
+    """
+
+    embedding: EmbeddingConfig = dataclasses.field(default_factory=EmbeddingConfig)
+
+    keeps_pooler = True
+
+    def setup(self) -> None:
+        c, size = self.config, self.embedding.dense
+        self.bert = make_encoder(c, add_pooling_layer=False)
+        if size:
+            self.dense = Dense(c, (c.hidden_size, size), ("embed", "label"))
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+        attention_mask: Int[Array, "B L"],
+        dropout_key: DropoutKey | None = None,
+        *,
+        position_ids: Int[Array, "B L"] | None = None,
+        segment_starts: Int[Array, "B C"] | None = None,
+    ) -> Float[Array, "B C I"]:
+        """Return float32 vectors of the C texts that a sequence is packed of, or of its one."""
+        inputs = input_ids, token_type_ids, attention_mask, dropout_key
+        hidden = self.bert(*inputs, position_ids=position_ids).last_hidden_state
+        hidden = hidden.astype(jnp.float32)
+        if segment_starts is None:
+            segment_starts = jnp.zeros((len(input_ids), 1), jnp.int32)
+        numbers = jnp.arange(1, 1 + segment_starts.shape[1])
+        is_of_text = attention_mask[:, None, :] == numbers[:, None]
+        if self.embedding.pooling == "cls":
+            vectors = gather_positions(hidden, segment_starts)
+        elif self.embedding.pooling == "max":
+            vectors = jnp.where(is_of_text[..., None], hidden[:, None], -jnp.inf).max(2)
+            vectors = jnp.where(is_of_text.any(-1, keepdims=True), vectors, 0.0)
+        else:
+            # At least one: a sequence that fills up a batch has no tokens.
+            count = jnp.maximum(is_of_text.sum(-1, keepdims=True), 1)
+            vectors = jnp.einsum("BCL,BLD->BCD", is_of_text.astype(jnp.float32), hidden) / count
+        if self.embedding.dense:
+            vectors = self.dense(vectors).astype(jnp.float32)
+            if self.embedding.dense_activation == "tanh":
+                vectors = jnp.tanh(vectors)
+        return normalized(vectors) if self.embedding.normalize else vectors
+
+
 class Embedding(Task):
     """The texts of an example are near, by a score or more than others. A prediction is vectors.
 
@@ -47,6 +115,8 @@ class Embedding(Task):
     theirs.
     """
 
+    settings = EmbeddingTaskConfig
+    config: EmbeddingTaskConfig
     model_class = BertForEmbedding
     num_outputs = 1  # so that no label is the name of an output
     is_headless = True
@@ -55,7 +125,7 @@ class Embedding(Task):
     known_metrics = (*_RETRIEVAL, "spearman", "pearson")
     value_form = "two texts, or a dict of the columns of data.text"
 
-    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
+    def __init__(self, config: EmbeddingTaskConfig, labels: Sequence[str] = ()):
         embedding = config.embedding
         self.is_ranking = embedding.loss == "ranking"
         kind = embedding.evaluation
@@ -71,7 +141,43 @@ class Embedding(Task):
         return EmbeddingObjective(model, self.config.embedding)
 
     @classmethod
-    def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:
+    def check(cls, config: FinetuneConfig) -> None:
+        super().check(config)
+        if not isinstance(config.task, EmbeddingTaskConfig):
+            return
+        model, embedding = config.model, config.task.embedding
+        size = embedding.dense or model.hidden_size
+        refuse(
+            not all(0 < dimension <= size for dimension in embedding.dimensions),
+            f"task.embedding.dimensions has {', '.join(map(str, embedding.dimensions))}, and a "
+            f"vector has {size} numbers",
+            fix=f"give some from 1 to {size}",
+        )
+        refuse(
+            config.probe,
+            f"probe is {config.probe!r}, and embeddings have no head",
+            fix="leave it empty",
+        )
+        refuse(
+            embedding.loss != "cosine" and config.data.batch_size < 2,
+            f"task.embedding.loss {embedding.loss} compares the examples of a batch, and "
+            "data.batch_size is 1",
+            fix="raise it",
+        )
+        has_dropout = model.hidden_dropout_prob or model.attention_probs_dropout_prob
+        refuse(
+            embedding.pairs == "same" and not has_dropout,
+            "task.embedding.pairs same needs dropout, and the model has none",
+            fix="set --config.model.hidden_dropout_prob=0.1",
+        )
+        refuse(
+            embedding.pairs != "columns" and embedding.loss != "ranking",
+            f"task.embedding.pairs {embedding.pairs} has no scores for loss {embedding.loss}",
+            fix="use ranking",
+        )
+
+    @classmethod
+    def continued(cls, config: Any, initial: Any) -> EmbeddingTaskConfig:
         default, own = EmbeddingConfig(), initial.embedding
         changes = {
             name: getattr(own, name)
@@ -119,9 +225,6 @@ class Embedding(Task):
     def _make_pairs(self, records: Iterator[Record]) -> Iterator[Record]:
         """Yield pairs of plain texts; an empty one ends a document."""
         kind = self.config.embedding.pairs
-        if kind == "columns" and self.config.teacher:
-            yield from (each for each in records if each.fields["texts"][0].strip())
-            return
         if kind == "columns":
             first = next(records, None)
             where = first.where if first else "the file"
@@ -153,7 +256,7 @@ class Embedding(Task):
 
     def make_example(self, record: Record) -> Example:
         texts, where = record.fields["texts"], record.where
-        if len(texts) < 2 and not self.config.teacher:
+        if len(texts) < 2:
             raise UserError(f"{where} has one text; name two columns or more in data.text")
         for text in texts:
             if not isinstance(text, str) or not text.strip():

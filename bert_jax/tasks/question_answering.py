@@ -12,13 +12,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 from scipy.special import softmax
 
 from bert_jax.batches.buckets import NO_LABEL, Features
-from bert_jax.config import DataFiles, ModelConfig, TaskConfig
-from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForQuestionAnswering
+from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.config.fields import FINITE
+from bert_jax.config.settings import setting
+from bert_jax.errors import UserError, refuse
+from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers, squad_metrics
 from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens
 from bert_jax.tasks.readers import Record
@@ -54,9 +58,43 @@ class Answers(NamedTuple):
     null: float = math.inf  # the score of "no answer", the minimum over the windows
 
 
+@dataclasses.dataclass(slots=True)
+class QuestionAnsweringConfig(TaskConfig):
+    """Settings of question answering.
+
+    Source of the defaults: Devlin et al. 2019 and google-research/bert `run_squad.py`.
+
+    >>> QuestionAnsweringConfig(with_unanswerable=True).max_answer
+    30
+    """
+
+    kind: str = setting("question_answering", "kind of task")
+    doc_stride: int = setting(128, "tokens between windows of a long context")
+    max_question: int = setting(64, "longest question, in tokens")
+    max_answer: int = setting(30, "longest answer, in tokens")
+    n_best: int = setting(20, "candidates of a window, and answers kept")
+    with_unanswerable: bool = setting(False, "questions may have no answer, as in SQuAD 2.0")
+    null_threshold: float = setting(
+        0.0, "lead of no answer that withholds one; tuned on held-out examples", FINITE
+    )
+
+
+class BertForQuestionAnswering(TaskModel):
+    """Scores of every token as the first and as the last token of the answer."""
+
+    has_dropout = False  # as in google-research/bert `run_squad.py`
+
+    def __call__(self, input_ids, token_type_ids, attention_mask, dropout_key=None) -> Array:
+        """Return float32 logits [B, 2, L], very low for padding, so that it has no effect."""
+        logits = super().__call__(input_ids, token_type_ids, attention_mask, dropout_key)
+        return jnp.where(attention_mask[:, None, :] > 0, logits.swapaxes(1, 2), -1e9)
+
+
 class QuestionAnswering(Task):
     """Answers as spans of a text, or none; a label is true answers, each a text and its start."""
 
+    settings = QuestionAnsweringConfig
+    config: QuestionAnsweringConfig
     model_class = BertForQuestionAnswering
     transformers_class = "ForQuestionAnswering"
     pipeline_tag = "question-answering"
@@ -64,11 +102,23 @@ class QuestionAnswering(Task):
     value_form = "a question and a context, or a dict of them"
     default_metrics, known_metrics = ("f1",), ("exact_match", "f1")
 
-    def __init__(self, config: TaskConfig, labels: Sequence[str] = ()):
+    def __init__(self, config: QuestionAnsweringConfig, labels: Sequence[str] = ()):
         if config.with_unanswerable:
             self.default_metrics = ("best_f1",)
             self.known_metrics = ("exact_match", "f1", "best_exact", "best_f1")
         super().__init__(config, labels)
+
+    @classmethod
+    def check(cls, config: FinetuneConfig) -> None:
+        super().check(config)
+        task, max_length = config.task, config.data.max_length
+        longest = task.max_question if isinstance(task, QuestionAnsweringConfig) else 0
+        refuse(
+            longest > max_length // 2,
+            f"task.max_question {longest} leaves too little for the context of data.max_length "
+            f"{max_length}",
+            fix="lower one or raise the other",
+        )
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         return readers.squad(source)

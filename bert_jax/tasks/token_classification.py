@@ -9,7 +9,7 @@ from scipy.special import softmax
 from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForTokenClassification
+from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens
 from bert_jax.text.files import file_type
@@ -18,6 +18,10 @@ from bert_jax.text.tokenizer import Tokenizer
 
 _OUTSIDE = "O"  # the tag of a word of no entity
 _PREFIXES = ("B-", "I-", "E-", "S-")  # of the tags that seqeval reads
+
+
+class BertForTokenClassification(TaskModel):
+    """Scores of every token, [B, L, N]."""
 
 
 class TokenClassification(Task):

@@ -8,13 +8,14 @@ signatures of held-out modules are found, beside BM25, TF-IDF and the encoder be
 docs/embeddings.md has the recipe for your own pairs, scored pairs and plain text.
 """
 
-from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig
+from bert_jax.tasks.embedding import EmbeddingTaskConfig
 
 
 def get_config() -> FinetuneConfig:
     return FinetuneConfig(
         epochs=2.0,
-        task=TaskConfig(kind="embedding"),
+        task=EmbeddingTaskConfig(),
         data=DataFiles(
             train="builtin@train",
             eval="builtin@eval",

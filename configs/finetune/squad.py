@@ -7,13 +7,14 @@ Published on the development set, EM and F1: BERT-base 80.8 and 88.5, BERT-large
 (Devlin et al. 2019, table 2).
 """
 
-from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig
+from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 
 
 def get_config() -> FinetuneConfig:
     return FinetuneConfig(
         epochs=3.0,
-        task=TaskConfig(kind="question_answering"),
+        task=QuestionAnsweringConfig(),
         data=DataFiles(
             train="tfds:squad/v1.1@train",
             eval="tfds:squad/v1.1@validation",

@@ -7,13 +7,14 @@ The threshold of "no answer" is tuned on the development set and saved in the ch
 there, EM and F1: BERT-large 78.7 and 81.9 (Devlin et al. 2019, table 3).
 """
 
-from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.config import DataFiles, FinetuneConfig, OptimizerConfig
+from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 
 
 def get_config() -> FinetuneConfig:
     return FinetuneConfig(
         epochs=2.0,
-        task=TaskConfig(kind="question_answering", with_unanswerable=True),
+        task=QuestionAnsweringConfig(with_unanswerable=True),
         data=DataFiles(
             train="tfds:squad/v2.0@train",
             eval="tfds:squad/v2.0@validation",

@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax import DataFiles, TaskConfig, UserError
 from bert_jax.commands import texts
-from bert_jax.tasks import make_task
+from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.base import Example
 
 LINES = ["The river bank.", "A model reads the (small) token.", "the"]
@@ -128,7 +128,7 @@ def test_json_is_in_letters_of_stdout(monkeypatch, capsys):
     ],
 )
 def test_a_line_of_each_task(kind, line, inputs):
-    task, data = make_task(TaskConfig(kind=kind), ("O", "B-PER")), DataFiles()
+    task, data = make_task(task_class(kind).settings(kind=kind), ("O", "B-PER")), DataFiles()
 
     def read():
         return task.example_from(task.line_value(line, "x:1", data), "x:1", data)
@@ -160,7 +160,7 @@ def test_a_line_of_each_task(kind, line, inputs):
     ],
 )
 def test_a_prediction_for_a_reader(kind, inputs, result, line):
-    task = make_task(TaskConfig(kind=kind))
+    task = make_task(task_class(kind).settings(kind=kind))
     printed = task.as_line(Example(None, "x:1", inputs, None), result)
     assert printed.startswith(line)
     assert kind != "question_answering" or printed.endswith("  Who?")

@@ -36,6 +36,7 @@ from bert_jax.models.modernbert import ModernBertConfig
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.masking import make_masking
 from bert_jax.tasks import glue, make_task
+from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.optimizer import make_optimizer, rate_by_step
 from bert_jax.training.step import init_state
@@ -262,15 +263,15 @@ def test_json_of_another_kind(change, message):
     ("field", "value", "message"),
     [
         ("probe", "13", "probe is '13'; it is 'mix', or a layer from 0"),
-        ("task", TaskConfig(n_best=-1), "task.n_best is -1"),
+        ("task", QuestionAnsweringConfig(n_best=-1), "task.n_best is -1"),
         ("", {"probe": "mix", "layer_decay": 0.9}, "layer_decay does nothing with probe"),
         ("layer_decay", 1.5, "layer_decay is 1.5; it must be above 0 and at most 1"),
         ("seeds", 0, "seeds is 0; it must be a positive number"),
         ("data", DataFiles(max_length=1024), "exceeds model.max_position_embeddings 512"),
         ("task", TaskConfig(kind="tagging"), "task.kind is 'tagging'; choose one of"),
         ("task", TaskConfig(labels=("a", "b", "a")), "task.labels has a label twice"),
-        ("task", TaskConfig(kind="question_answering", max_question=100), "max_question 100"),
-        ("task", TaskConfig(doc_stride=0), "task.doc_stride is 0"),
+        ("task", QuestionAnsweringConfig(max_question=100), "max_question 100"),
+        ("task", QuestionAnsweringConfig(doc_stride=0), "task.doc_stride is 0"),
     ],
 )
 def test_a_field_of_finetuning_that_cannot_be(field, value, message):

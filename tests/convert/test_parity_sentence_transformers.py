@@ -13,9 +13,10 @@ from flax import linen as nn
 from helpers import model_config
 
 import bert_jax
-from bert_jax.config import DataFiles, EmbeddingConfig, TaskConfig, TokenizerConfig
+from bert_jax.config import DataFiles, EmbeddingConfig, TokenizerConfig
 from bert_jax.convert import tokenizer_files
 from bert_jax.models.heads import BertForEmbedding
+from bert_jax.tasks.embedding import EmbeddingTaskConfig
 from bert_jax.text import tokenizer_training
 
 pytestmark = [
@@ -161,6 +162,6 @@ def test_a_model_of_ours(kind, tokenizer, tmp_path):
     params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
     keys = (jax.random.key(number) for number in itertools.count(1))
     params = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), params)
-    task, data = TaskConfig("embedding", embedding=own), DataFiles(max_length=40)
+    task, data = EmbeddingTaskConfig(embedding=own), DataFiles(max_length=40)
     bert = bert_jax.Bert(model.config, params, trained, model, task=task, data=data)
     check_export(bert, tmp_path / "ours", 40)

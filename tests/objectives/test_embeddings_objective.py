@@ -15,8 +15,8 @@ from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.config.settings import as_variant
 from bert_jax.distributed.fsdp import SINGLE_DEVICE
 from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
-from bert_jax.models.heads import BertForEmbedding
 from bert_jax.objectives.embeddings import EmbeddingObjective
+from bert_jax.tasks.embedding import BertForEmbedding
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.step import init_state, make_train_step
 

@@ -1,5 +1,7 @@
 """Building sequences and truncating texts, against Google's own loop."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from helpers import FakeTokenizer, model_config
@@ -7,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.config import TaskConfig
+from bert_jax.config.fields import TASKS
+from bert_jax.config.settings import from_dict
 from bert_jax.errors import UserError
+from bert_jax.tasks import task_class
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.tasks.classification import Classification
 
@@ -80,3 +85,17 @@ def test_metrics_of_the_config():
 def test_the_best_checkpoint_is_best_by_the_mean():
     task = Classification(TaskConfig(metrics=("accuracy", "f1")))
     assert task.mean_score({"accuracy": 0.5, "f1": 0.75, "matthews": 9.0}) == 0.625
+
+
+def test_settings_of_version_0_2_0_are_read_by_each_kind():
+    """Its config.json had the fields of every kind in each."""
+    every = {"doc_stride": 64, "max_question": 32, "max_answer": 9, "n_best": 5, "teacher": ""}
+    every |= {"with_unanswerable": True, "null_threshold": -1.5, "embedding": {"dense": 32}}
+    for kind in TASKS:
+        config = from_dict(TaskConfig, {"kind": kind, "labels": ["a"], **every}, "config.json")
+        assert (type(config), config.kind) == (task_class(kind).settings, kind)
+        read = dataclasses.asdict(config)
+        for name in every.keys() & read.keys() - {"embedding"}:
+            assert read[name] == every[name]
+        assert read.get("embedding", {"dense": 32})["dense"] == 32
+        assert read.keys() - {"kind", "glue", "labels", "metrics"} <= every.keys()

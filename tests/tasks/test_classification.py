@@ -16,10 +16,9 @@ from bert_jax import console
 from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForSequenceClassification
 from bert_jax.tasks import glue
 from bert_jax.tasks.base import Example
-from bert_jax.tasks.classification import Classification, Regression
+from bert_jax.tasks.classification import BertForSequenceClassification, Classification, Regression
 from bert_jax.tasks.datasets import read_examples
 
 ALL = ("accuracy", "f1", "matthews")

@@ -7,8 +7,9 @@ import pytest
 
 from bert_jax import console
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
+from bert_jax.config.fields import TASKS
 from bert_jax.errors import UserError
-from bert_jax.tasks import TASKS, make_task
+from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets, parse_sources
@@ -182,18 +183,12 @@ def test_a_file_that_has_an_equals_sign_in_its_name(tmp_path, monkeypatch):
 
 
 def test_make_task():
-    assert set(TASKS) == {
-        "classification",
-        "regression",
-        "token_classification",
-        "question_answering",
-        "multiple_choice",
-        "embedding",
-    }
-    for kind, cls in TASKS.items():
-        task = make_task(TaskConfig(kind, labels=("a", "b")))
-        assert type(task) is cls
+    for kind in TASKS:
+        task = make_task(task_class(kind).settings(kind=kind, labels=("a", "b")))
+        assert type(task) is task_class(kind)
         assert task.labels == ("a", "b")
+    with pytest.raises(UserError, match=r"task\.kind is 'question_answering', .* write Question"):
+        make_task(TaskConfig("question_answering"))
 
 
 def test_an_initial_head_must_fit():
@@ -247,6 +242,8 @@ def test_a_fingerprint_of_every_kind_of_task(tmp_path):
         path = tmp_path / f"{kind}.jsonl"
         path.write_text(json.dumps(row))
         text = "a,b,c,d" if kind == "multiple_choice" else "a"
-        settings = config(str(path), eval=str(path), text=text, task=TaskConfig(kind))
+        settings = config(
+            str(path), eval=str(path), text=text, task=task_class(kind).settings(kind=kind)
+        )
         prints.add(load_datasets(settings)[1].fingerprint())
     assert len(prints) == 4

@@ -10,20 +10,20 @@ from sklearn.metrics import ndcg_score
 
 import bert_jax
 from bert_jax.batches.buckets import Batcher
-from bert_jax.config import DataFiles, EmbeddingConfig, FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.config import DataFiles, EmbeddingConfig, FinetuneConfig, OptimizerConfig
 from bert_jax.config.settings import override
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.errors import UserError
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
-from bert_jax.tasks.embedding import Embedding
+from bert_jax.tasks.embedding import Embedding, EmbeddingTaskConfig
 from bert_jax.text import builtin
 
 COLUMNS = DataFiles(text="query,passage")
 
 
 def task(**fields) -> Embedding:
-    return Embedding(TaskConfig("embedding", embedding=EmbeddingConfig(**fields)))
+    return Embedding(EmbeddingTaskConfig(embedding=EmbeddingConfig(**fields)))
 
 
 def read(path, content: str, data: DataFiles = COLUMNS, **fields) -> list[Example]:
@@ -99,7 +99,7 @@ def test_one_text_alone(tmp_path):
     ],
 )
 def test_settings_that_do_not_fit(embedding, others, wanted):
-    task = TaskConfig("embedding", embedding=EmbeddingConfig(**embedding))
+    task = EmbeddingTaskConfig(embedding=EmbeddingConfig(**embedding))
     data = {"data": DataFiles(max_length=16)} | others
     with pytest.raises(UserError) as error:
         validate_finetuning(FinetuneConfig(task=task, model=model_config(), **data))
@@ -108,6 +108,7 @@ def test_settings_that_do_not_fit(embedding, others, wanted):
 
 def test_sizes_of_vectors_on_the_command_line():
     config = FinetuneConfig()
+    override(config, "task.kind", "embedding")
     override(config, "task.embedding.dimensions", "32,128")
     assert config.task.embedding.dimensions == (32, 128)
     with pytest.raises(UserError, match="dimensions=32,x: a value of type"):
@@ -116,7 +117,7 @@ def test_sizes_of_vectors_on_the_command_line():
 
 def test_a_text_twice_needs_dropout():
     model = model_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    task = TaskConfig("embedding", embedding=EmbeddingConfig(pairs="same"))
+    task = EmbeddingTaskConfig(embedding=EmbeddingConfig(pairs="same"))
     data = DataFiles(max_length=16)
     with pytest.raises(UserError, match="needs dropout, and the model has none"):
         validate_finetuning(FinetuneConfig(task=task, model=model, data=data))
@@ -188,7 +189,7 @@ def finetune(tiny_run, workdir, train, **fields):
     embedding = EmbeddingConfig(**fields)
     config = FinetuneConfig(
         epochs=8.0,
-        task=TaskConfig("embedding", embedding=embedding),
+        task=EmbeddingTaskConfig(embedding=embedding),
         data=DataFiles(train=str(train), eval=str(train), text="q,p", max_length=16, batch_size=8),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
     )

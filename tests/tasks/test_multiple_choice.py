@@ -9,10 +9,9 @@ from helpers import model_config
 from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForMultipleChoice
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
-from bert_jax.tasks.multiple_choice import MultipleChoice
+from bert_jax.tasks.multiple_choice import BertForMultipleChoice, MultipleChoice
 
 MODEL = model_config()
 SWAG = "sent1,sent2,ending0,ending1,ending2,ending3"

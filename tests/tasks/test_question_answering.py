@@ -14,11 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.batches.buckets import NO_LABEL
-from bert_jax.config import DataFiles, TaskConfig, TokenizerConfig
+from bert_jax.config import DataFiles, TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForQuestionAnswering
 from bert_jax.tasks import question_answering
-from bert_jax.tasks.question_answering import Answers, Candidate, QuestionAnswering
+from bert_jax.tasks.question_answering import (
+    Answers,
+    BertForQuestionAnswering,
+    Candidate,
+    QuestionAnswering,
+    QuestionAnsweringConfig,
+)
 from bert_jax.tasks.readers import Record
 from bert_jax.text import tokenizer_training
 
@@ -34,7 +39,7 @@ def tokenizer(wordpiece):
 
 
 def task(**fields) -> QuestionAnswering:
-    return QuestionAnswering(TaskConfig(**{"max_question": 8, **fields}))
+    return QuestionAnswering(QuestionAnsweringConfig(**{"max_question": 8, **fields}))
 
 
 def record(answers, context=CONTEXT, question=QUESTION, *, is_impossible=False) -> Record:

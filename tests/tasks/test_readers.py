@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.config import DataFiles, TaskConfig
+from bert_jax.config import DataFiles
 from bert_jax.errors import UserError
-from bert_jax.tasks import make_task, readers
+from bert_jax.tasks import make_task, readers, task_class
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
-from bert_jax.tasks.question_answering import QuestionAnswering
+from bert_jax.tasks.question_answering import QuestionAnswering, QuestionAnsweringConfig
 from bert_jax.text.readers import read_records
 
 
@@ -226,7 +226,8 @@ def test_malformed_tables(tmp_path, name, content, message):
 )
 def test_files_without_examples(tmp_path, kind, name, content):
     path = write(tmp_path / name, content)
-    message = fails(read_examples, make_task(TaskConfig(kind)), path, DataFiles(), labelled=True)
+    task = make_task(task_class(kind).settings(kind=kind))
+    message = fails(read_examples, task, path, DataFiles(), labelled=True)
     assert message == f"{path} has no examples; give a file that has"
 
 
@@ -325,7 +326,7 @@ def squad_file(path, *questions, context="It was red. \ud83d\ude00 So."):
 
 def asked(source):
     """Return the examples of a source of questions."""
-    reader = QuestionAnswering(TaskConfig("question_answering", with_unanswerable=True))
+    reader = QuestionAnswering(QuestionAnsweringConfig(with_unanswerable=True))
     return [reader.make_example(record) for record in readers.squad(source)]
 
 

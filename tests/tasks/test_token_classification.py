@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForTokenClassification
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
-from bert_jax.tasks.token_classification import TokenClassification
+from bert_jax.tasks.token_classification import BertForTokenClassification, TokenClassification
 
 MODEL = model_config()
 BIO = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")

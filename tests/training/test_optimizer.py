@@ -16,7 +16,7 @@ from bert_jax.config import OptimizerConfig, Phase, TrainConfig
 from bert_jax.config.schedule import make_rate_schedule, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.errors import UserError
-from bert_jax.models.heads import BertForSequenceClassification
+from bert_jax.tasks.classification import BertForSequenceClassification
 from bert_jax.training.optimizer import (
     decayed,
     layer_rates,

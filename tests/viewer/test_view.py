@@ -9,9 +9,10 @@ from flax import linen as nn
 from helpers import model_config
 from scipy.special import softmax
 
-from bert_jax import Bert, DataFiles, TaskConfig, UserError
+from bert_jax import Bert, DataFiles, UserError
 from bert_jax.objectives import pretraining_model
-from bert_jax.tasks import make_task
+from bert_jax.tasks import make_task, task_class
+from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 
 
 @pytest.fixture(scope="module", params=["absolute", "relative_key", "relative_key_query", "rotary"])
@@ -86,7 +87,7 @@ def test_guesses_of_the_last_layer_are_those_of_fill_mask(bert):
     ],
 )
 def test_the_prediction_is_that_of_predict(tiny_bert, kind, labels, texts, example):
-    task, data = TaskConfig(kind=kind, labels=labels, max_question=8), DataFiles(max_length=32)
+    task, data = task_class(kind).settings(kind=kind, labels=labels), DataFiles(max_length=32)
     model = make_task(task).model(tiny_bert.config, "")
     params = nn.unbox(model.init_params(jax.random.key(0)))
     bert = Bert(tiny_bert.config, params, tiny_bert.tokenizer, model, task=task, data=data)
@@ -99,7 +100,7 @@ def test_the_prediction_is_that_of_predict(tiny_bert, kind, labels, texts, examp
 
 def test_models_without_a_prediction(tiny_bert):
     assert tiny_bert.attention("The bank.").prediction is None
-    task = TaskConfig(kind="question_answering")
+    task = QuestionAnsweringConfig()
     model = make_task(task).model(tiny_bert.config, "")
     params = nn.unbox(model.init_params(jax.random.key(0)))
     bert = dataclasses.replace(tiny_bert, params=params, model=model, task=task)
