@@ -33,7 +33,6 @@ def open_workdir(workdir: AnyPath, process: int = 0) -> Path:
     if not paths.is_remote(workdir):
         return Path(workdir)
     url = str(workdir)
-    names = {*remote.names(url)}
     number = f"-{process}" if process else ""
     try:
         folder = cache.folder() / "runs" / f"{_quoted(url)}{number}"
@@ -41,7 +40,7 @@ def open_workdir(workdir: AnyPath, process: int = 0) -> Path:
             for name in (*_READ, *_WRITTEN):  # the files of the bucket replace those of the disk
                 path = folder / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-                if name in names and name in _READ:
+                if name in _READ:
                     remote.fetch(f"{url}/{name}", path)
             (folder / _ADDRESS).write_text(url)
     except (OSError, RuntimeError) as error:  # RuntimeError without a home
@@ -81,7 +80,7 @@ def send(workdir: Path) -> None:
                 continue
             state = file.stat().st_mtime_ns, file.stat().st_size
             if _sent.get(file) != state:
-                remote.write(f"{url}/{file.relative_to(workdir).as_posix()}", file.read_bytes())
+                remote.send(file, f"{url}/{file.relative_to(workdir).as_posix()}")
                 _sent[file] = state
 
 

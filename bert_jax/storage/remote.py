@@ -2,10 +2,12 @@
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax import console
 from bert_jax.errors import UserError, first_line
 from bert_jax.storage import paths
 
@@ -45,16 +47,6 @@ def find(pattern: str) -> list[tuple[str, State]]:
     return sorted(sizes)
 
 
-def names(url: str) -> list[str]:
-    """Return the names of the files and folders in a folder; [] if it does not exist."""
-    with reading(url):
-        system, path = _system(url)
-        try:
-            return [Path(name).name for name in system.ls(path, detail=False)]
-        except FileNotFoundError:
-            return []
-
-
 def files(url: str) -> dict[str, State]:
     """Return the state of all files below a folder, by their paths in it."""
     with reading(url):
@@ -78,9 +70,13 @@ def state(url: str) -> State:
         return _state(system.info(path))
 
 
-def open_file(url: str, block_bytes: int) -> io.BufferedReader:
+@contextlib.contextmanager
+def open_file(url: str, block_bytes: int) -> Iterator[io.BufferedReader]:
     """Open a file to be read in blocks, each by one request; UserError if any fails."""
-    return io.BufferedReader(_File(url), block_bytes)
+    with reading(url):
+        system, path = _system(url)
+        with system.open(path, "rb", cache_type="none") as file:
+            yield io.BufferedReader(file, block_bytes)
 
 
 def fetch(url: str, path: Path) -> None:
@@ -92,22 +88,23 @@ def fetch(url: str, path: Path) -> None:
             system.get(name, str(path), recursive=True)
 
 
-def copy(url: str, path: Path, advance: Callable[[int], None] = lambda size: None) -> None:
-    """Copy a file to a disk, and call `advance` with the number of bytes copied so far."""
+def fetch_files(url: str, names: Sequence[str], folder: Path, work: console.Work) -> None:
+    """Copy files of a folder, several at once, and count their bytes as the work that is done."""
     import fsspec
 
-    callback = fsspec.Callback(hooks={"advance": lambda size, value: advance(value)})
-    with reading(url):
-        system, name = _system(url)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        system.get_file(name, str(path), callback=callback)
+    class Progress(fsspec.Callback):
+        def branched(self, path_1: str, path_2: str, **kwargs: Any) -> fsspec.Callback:
+            return self  # for all files
 
+        def relative_update(self, inc: int = 1) -> None:
+            work.n += inc
 
-def read(url: str) -> bytes:
-    """Return the content of a file."""
     with reading(url):
-        system, name = _system(url)
-        return system.cat_file(name)
+        system, path = _system(url)
+        there, here = [f"{path}/{name}" for name in names], [str(folder / name) for name in names]
+        for name in here:
+            os.makedirs(os.path.dirname(name), exist_ok=True)
+        system.get(there, here, callback=Progress())
 
 
 def send(path: Path, url: str) -> None:
@@ -115,45 +112,6 @@ def send(path: Path, url: str) -> None:
     with reading(url, "written"):
         system, name = _system(url)
         system.put_file(str(path), name)
-
-
-def write(url: str, data: bytes) -> None:
-    """Write a file."""
-    with reading(url, "written"):
-        system, name = _system(url)
-        system.pipe_file(name, data)
-
-
-class _File(io.RawIOBase):
-    def __init__(self, url: str):
-        self._url, self._position = url, 0
-        self._size = state(url)[0]
-        self._system, self._path = _system(url)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._size)[whence]
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        start, end = self._position, min(self._position + len(buffer), self._size)
-        if start >= end:
-            return 0
-        with reading(self._url):
-            data = self._system.cat_file(self._path, start=start, end=end)
-            if len(data) != end - start:
-                raise OSError(
-                    f"the server sends {len(data)} bytes where {end - start} bytes from {start} on "
-                    "are asked for"
-                )
-        buffer[: len(data)] = data
-        self._position = end
-        return len(data)
 
 
 def _system(url: str) -> tuple[Any, str]:

@@ -1,5 +1,6 @@
 """Text files and their lines: plain, .gz or .xz; on a disk, at a URL or standard input."""
 
+import contextlib
 import errno
 import functools
 import gzip
@@ -55,7 +56,9 @@ def _find_fault(path: str | Path) -> str:
     return "" if os.access(path, os.R_OK) else "cannot be read (its permissions)"
 
 
-def open_file(path: Path | str, block_bytes: int = _BLOCK_BYTES) -> io.BufferedReader:
+def open_file(
+    path: Path | str, block_bytes: int = _BLOCK_BYTES
+) -> contextlib.AbstractContextManager[io.BufferedReader]:
     """Open a file, a URL or standard input for reading; UserError if that fails.
 
     Of a URL, each request reads `block_bytes`.

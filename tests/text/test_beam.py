@@ -3,7 +3,6 @@
 What needs Apache Beam is skipped without it: pip install 'bert-jax[beam]'
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -18,10 +17,15 @@ from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.text import beam, shards, sources
 
-needs_beam = pytest.mark.skipif(
-    importlib.util.find_spec("apache_beam") is None,
-    reason="needs Apache Beam: pip install 'bert-jax[beam]'",
-)
+needs_beam = pytest.mark.usefixtures("apache_beam")
+
+
+@pytest.fixture
+def apache_beam():
+    """Import it, since it may be installed without what it requires."""
+    pytest.importorskip("apache_beam", exc_type=ImportError)
+
+
 # What each process of a run does first: chunks are small, and a worker dies at work, once.
 SITE = f"""
 import os

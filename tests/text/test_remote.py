@@ -162,7 +162,7 @@ def test_a_remote_workdir_is_refused(tmp_path, monkeypatch):
     importlib.util.find_spec("aiohttp") is None, reason="needs pip install 'bert-jax[remote]'"
 )
 def test_text_of_a_web_server(texts, server, monkeypatch):
-    with pytest.raises(UserError, match=r"a.txt cannot be read \(the server sends \d+ bytes where"):
+    with pytest.raises(UserError, match=r"a.txt cannot be read .*support range requests"):
         open_source(f"{server}/a.txt", DataConfig()).identity()
     monkeypatch.setattr(file_source, "_CHUNK_BYTES", 1 << 26)  # which are one request each
     name = ",".join(f"{server}/{path.name}" for path in sorted(texts.iterdir()))
