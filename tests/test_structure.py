@@ -1,6 +1,7 @@
 """The package's own imports: arrows point down, and nothing is imported in a circle."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,20 @@ def test_a_library_that_may_change_is_imported_in_one_module(library, modules):
                 if library in {name.partition(".")[0] for name in names}:
                     found.add(path.relative_to(ROOT).as_posix())
     assert found == modules
+
+
+@pytest.mark.parametrize("name", ["roberta", "modernbert"])
+def test_an_architecture_is_named_in_its_own_file_and_where_it_is_registered(name):
+    found = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if name in (getattr(node, "module", None) or "").lower()
+        or (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and "\n" not in node.value
+            and re.search(rf"\b{name}\b", node.value)
+        )
+    }
+    assert found <= {f"models/{name}.py", "config/fields.py", "__init__.py"}

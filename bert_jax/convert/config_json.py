@@ -10,56 +10,12 @@ from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.config.fields import MODEL_TYPES, TASKS
 from bert_jax.config.settings import from_dict, resolve
 from bert_jax.config.validation import validate_model
+from bert_jax.convert import names
 from bert_jax.errors import UserError
-from bert_jax.models.architecture import architecture as architecture_of
 from bert_jax.tasks import task_class
 from bert_jax.tasks.base import Task
 from bert_jax.text.tokenizer import Tokenizer
 
-# What the names of the classes of `transformers` begin with, by model type.
-PREFIXES = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert", "electra": "Electra"}
-
-
-def _classes(suffix: str) -> dict[str, str]:
-    return {model_type: prefix + suffix for model_type, prefix in PREFIXES.items()}
-
-
-_PRETRAINING = {"bert": "BertForPreTraining", "electra": "ElectraForPreTraining"}
-# What can be exported without a task: the modules, and the class of `transformers` by model type.
-HEADS = {
-    "pretraining": (("bert/pooler", "mlm_head", "nsp_head"), _PRETRAINING),
-    "masked-lm": (("mlm_head",), _classes("ForMaskedLM")),
-    "none": (("bert/pooler",), _classes("Model")),
-}
-# A ModernBERT's names of fields, and those of its switches whose other value is not supported.
-_MODERNBERT = {
-    "hidden_activation": "hidden_act",
-    "norm_eps": "layer_norm_eps",
-    "mlp_dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-}
-_MODERNBERT_SWITCHES = {
-    "norm_bias": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "classifier_bias": False,
-    "decoder_bias": True,
-    "rope_scaling": None,
-}
-# What else its `config.json` may have: read below, or of no effect on a result.
-_MODERNBERT_OTHERS = (
-    *("layer_types", "rope_parameters", "classifier_activation", "embedding_dropout"),
-    *("initializer_cutoff_factor", "sparse_prediction", "sparse_pred_ignore_index"),
-    *("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
-)
-_ROPES = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}
-_ELECTRA_SWITCHES = {
-    "summary_type": "first",
-    "summary_use_proj": True,
-    "summary_activation": "gelu",
-}
-# Of an ELECTRA's `config.json` in `transformers`, where it says nothing.
-_ELECTRA_DEFAULTS = {"embedding_size": 128, "num_attention_heads": 4, "intermediate_size": 1024}
 # Fields of any `config.json` of `transformers` that change no result of an encoder.
 _OF_NO_EFFECT = (
     *("architectures", "model_type", "transformers_version", "torch_dtype", "tokenizer_class"),
@@ -82,8 +38,9 @@ _VOCAB_SIZE, _TASK = "tokenizer_pieces", "bert_jax_task"
 def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     """Return the model that a `config.json` describes; refuse what is not supported."""
     model_type = values.get("model_type", "bert")  # the oldest files, and Google's, do not say
-    if model_type not in [*HEADS["none"][1]]:
-        known = ", ".join(HEADS["none"][1])
+    known = [name for name in MODEL_TYPES if resolve(MODEL_TYPES, name).exchange]
+    if model_type not in known:
+        known = ", ".join(known)
         raise UserError(f"{where} is of model type {model_type!r}; only these are read: {known}")
     for name in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
         if values.get(name):
@@ -94,20 +51,18 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     if not isinstance(values.get(_VOCAB_SIZE, 0), int):
         size = repr(values[_VOCAB_SIZE])[:60]
         raise UserError(f"{where}: {_VOCAB_SIZE} is {size}, which is no number; fetch it again")
-    fields = _fields(model_type)
-    if model_type == "modernbert":
-        values = _from_modernbert(values, where)
-    elif model_type == "electra":
-        values = _from_electra(values, where)
+    exchange = names.exchange_of(model_type)
+    values = exchange.read_fields(values, where)
+    if exchange.others is not None:
+        _check_known(values, (*exchange.switches, *exchange.others), where)
     # A missing value is the default of `transformers`: the erf form of GELU, for one.
+    fields = _fields(model_type)
     known = {"hidden_act": "gelu", **{k: v for k, v in values.items() if k in fields}}
-    config = from_dict(ModelConfig, {**known, "model_type": model_type, "dtype": "float32"}, where)
+    known |= {"model_type": model_type, "dtype": "float32"}
+    config = from_dict(ModelConfig, known, where)
     if config.hidden_act == "gelu_pytorch_tanh":  # two names of one function
         config.hidden_act = "gelu_new"
-    if model_type == "roberta":
-        if config.position_embedding_type != "absolute":
-            raise UserError(f"{where}: relative positions are read of a bert only")
-        config.max_position_embeddings -= first_position(values)
+    config.max_position_embeddings -= exchange.first_position(values)
     validate_model(config, where)
     return config
 
@@ -115,53 +70,6 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
 def _fields(model_type: str) -> set[str]:
     settings = resolve(MODEL_TYPES, model_type).settings
     return {field.name for field in dataclasses.fields(settings)}
-
-
-def _from_modernbert(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of a ModernBERT by the names of `ModelConfig`."""
-    same = {"classifier_activation": "hidden_activation", "embedding_dropout": "mlp_dropout"}
-    of_head = {"classifier_activation": "gelu", "hidden_activation": "gelu", "mlp_dropout": 0.0}
-    whole = {**of_head, **values}
-    switches = {name: whole[other] for name, other in same.items()}
-    _check_switches(whole, _MODERNBERT_SWITCHES | switches, where)
-    _check_known(values, (*_MODERNBERT, *_MODERNBERT_SWITCHES, *_MODERNBERT_OTHERS), where)
-    result = {_MODERNBERT.get(name, name): value for name, value in values.items()}
-    defaults = {"layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.0}
-    defaults["attention_probs_dropout_prob"] = 0.0
-    result = {**defaults, **result, "type_vocab_size": 1, "position_embedding_type": "rotary"}
-    if (kinds := values.get("layer_types")) is not None:  # the newer form
-        result["global_attn_every_n_layers"] = _global_every(
-            kinds, values.get("num_hidden_layers", 22), where
-        )
-    if isinstance(window := values.get("local_attention"), int):
-        result["local_attention"] = window // 2 * 2  # `transformers` halves it
-    ropes = values.get("rope_parameters") or {}
-    for field, kind in _ROPES.items():
-        rope = (ropes.get(kind) or {}) if isinstance(ropes, dict) else ropes
-        plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": None}
-        if not isinstance(rope, dict) or {**plain, **rope, "rope_theta": None} != plain:
-            raise UserError(f"{where} has rope_parameters {rope!r}; only rope_theta is read")
-        default = getattr(resolve(MODEL_TYPES, "modernbert").settings(), field)
-        result[field] = rope.get("rope_theta", values.get(field, default))
-    if result["local_rope_theta"] is None:  # then it is that of all layers
-        result["local_rope_theta"] = result["global_rope_theta"]
-    return result
-
-
-def _from_electra(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of an ELECTRA; refuse those that it does not have here."""
-    _check_switches(values, _ELECTRA_SWITCHES, where)
-    _check_known(values, _ELECTRA_SWITCHES, where)
-    # Its encoder is the generator itself.
-    is_generator = values.get("architectures") == ["ElectraForMaskedLM"]
-    alone = {"generator_hidden_size": 0.0} if is_generator else {}
-    return {**_ELECTRA_DEFAULTS, **values, **alone}
-
-
-def _check_switches(values: Mapping[str, Any], switches: Mapping[str, Any], where: str) -> None:
-    for name, expected in switches.items():
-        if values.get(name, expected) != expected:
-            raise UserError(f"{where} has {name} {values[name]}; only {expected} is read")
 
 
 def _check_known(values: Mapping[str, Any], names: Iterable[str], where: str) -> None:
@@ -175,19 +83,6 @@ def _check_known(values: Mapping[str, Any], names: Iterable[str], where: str) ->
             raise UserError(f"{wrong} {values['model_type']}; {advice}")
 
 
-def _global_every(kinds: Any, layers: Any, where: str) -> int:
-    """Return the layers from one of global attention to the next."""
-    kinds = kinds if isinstance(kinds, list) else []
-    if kinds and len(kinds) != layers:
-        wrong = f"{where} has layer_types of {len(kinds)} layers, and num_hidden_layers {layers}"
-        raise UserError(f"{wrong}; fetch it again")
-    every = next((i for i, k in enumerate(kinds) if i and k == "full_attention"), len(kinds))
-    regular = ["sliding_attention" if i % every else "full_attention" for i in range(len(kinds))]
-    if not kinds or kinds != regular:
-        raise UserError(f"{where}: global layers are not at even distances; it is not read")
-    return every
-
-
 def write_config(
     config: ModelConfig, architecture: str, tokenizer: Tokenizer, task: Task | None
 ) -> dict[str, Any]:
@@ -197,23 +92,13 @@ def write_config(
         del values[name]
     values |= {"dtype": "float32", "pad_token_id": tokenizer.pad_id, "tie_word_embeddings": True}
     values |= {"position_embedding_type": "absolute", _VOCAB_SIZE: tokenizer.vocab_size}
-    if config.model_type == "modernbert":
-        for theirs, ours in _MODERNBERT.items():
-            values[theirs] = values.pop(ours)
-        values |= {**_MODERNBERT_SWITCHES, "embedding_dropout": config.hidden_dropout_prob}
-        values["classifier_dropout"] = config.hidden_dropout_prob
-        values["classifier_activation"] = config.hidden_act
-        del values["position_embedding_type"], values["type_vocab_size"]
-        for role in ("bos", "cls"):
-            values[f"{role}_token_id"] = tokenizer.cls_id
-        for role in ("eos", "sep"):
-            values[f"{role}_token_id"] = tokenizer.sep_id
-    if config.model_type == "electra":
-        values |= {**_ELECTRA_SWITCHES, "summary_last_dropout": config.hidden_dropout_prob}
-        values["embedding_size"] = architecture_of(config).embedding_size(config)
-    if config.model_type == "roberta":
-        values["max_position_embeddings"] += first_position(values)
-        values |= {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
+    exchange = names.exchange_of(config.model_type)
+    for theirs, ours in exchange.config_names.items():
+        values[theirs] = values.pop(ours)
+    for name in exchange.not_written:
+        del values[name]
+    values |= {**exchange.switches, **exchange.write_fields(config, tokenizer)}
+    values["max_position_embeddings"] += exchange.first_position(values)
     if task:
         values |= {_TASK: dataclasses.asdict(task.config), **task.transformers_config()}
     return values
@@ -244,13 +129,7 @@ def architecture(values: Mapping[str, Any]) -> str:
 
 def class_name(config: ModelConfig, task: Task | type[Task]) -> str:
     """Return the class of `transformers` that a task of a model is exported as."""
-    return PREFIXES[config.model_type] + task.transformers_class
-
-
-def first_position(values: Mapping[str, Any]) -> int:
-    """Return where the positions of a RoBERTa begin (`create_position_ids_from_input_ids`)."""
-    padding = values.get("pad_token_id", 1)
-    return padding + 1 if isinstance(padding, int) and padding >= 0 else 2
+    return names.exchange_of(config.model_type).class_prefix + task.transformers_class
 
 
 def check_tokenizer(

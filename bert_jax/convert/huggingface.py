@@ -72,8 +72,9 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     weights = open_weights(path)
     standard = partial(names.standard_name, architecture=architecture, model_type=config.model_type)
     tensors = {standard(name): read for name, read in weights.items()}
-    if config.model_type == "roberta" and _POSITIONS in tensors:
-        read_positions, first = tensors[_POSITIONS], config_json.first_position(values)
+    first = names.exchange_of(config.model_type).first_position(values)
+    if first and _POSITIONS in tensors:
+        read_positions = tensors[_POSITIONS]
         tensors[_POSITIONS] = lambda: np.atleast_1d(read_positions())[first:]
     converted = names.from_foreign(tensors, config, str(path), task)
     tokenizer = tokenizer_loading.load(path)
@@ -99,7 +100,7 @@ def save(
     """Write a checkpoint that `transformers` loads.
 
     Args:
-      head: a key of `HEADS`; None for the class of the task, or for the first that fits.
+      head: one of `Exchange.heads`; None for the class of the task, or for the first that fits.
       task: the task whose head the model has.
       max_length: not kept: a model of `transformers` truncates nothing.
     """
@@ -107,10 +108,7 @@ def save(
     if positions.scores:
         kind = f"{config.position_embedding_type}, which transformers 5 has no more"
         raise UserError(f"model.position_embedding_type is {kind}; it cannot be exported")
-    if config.model_type not in config_json.PREFIXES:
-        raise UserError(
-            f"a {config.model_type} cannot be exported: convert/names.py has none of its names"
-        )
+    exchange = names.exchange_of(config.model_type)
     if task and task.transformers_class and head is None:
         exported = _task_class(params, config, task)
     else:
@@ -130,10 +128,12 @@ def save(
     if positions.embeddings:
         width = architecture_of(config).embedding_size(config)
         tensors[_POSITIONS] = positions.embeddings(config.max_position_embeddings, width)
-    if config.model_type == "roberta":
-        padding = (config_json.first_position(values), 0), (0, 0)
-        tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], padding)
-    tensors = {names.name_in_class(name, architecture): x for name, x in tensors.items()}
+    if first := exchange.first_position(values):
+        tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((first, 0), (0, 0)))
+    tensors = {
+        names.name_in_class(name, architecture, config.model_type): tensor
+        for name, tensor in tensors.items()
+    }
     (path / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     write_weights(path, tensors)
     for name, content in tokenizer_files.files(tokenizer, config).items():
@@ -148,36 +148,21 @@ def _task_class(params: Mapping[str, Any], config: ModelConfig, task: Task) -> E
 
 
 def _choose_class(params: Mapping[str, Any], model_type: str, head: str | None) -> Exported:
-    present, heads = names.module_names(params), config_json.HEADS
-    if head is not None and head not in heads:
-        raise UserError(f"head={head} is none; use {', '.join(heads)}")
+    present, exchange = names.module_names(params), names.exchange_of(model_type)
+    heads = exchange.heads
     if head is None:
-        fits = (
-            h for h in heads if model_type in heads[h][1] and present >= _modules(h, model_type)
-        )
-        head = next(fits, "none")
-    classes = heads[head][1]
-    if model_type not in classes:
-        raise UserError(f"head={head} does not fit a {model_type}; use head=masked-lm")
-    modules = _modules(head, model_type)
+        head = next((h for h in heads if present >= {*heads[h].modules}), "none")
+    if head not in heads:
+        raise UserError(f"head={head} does not fit a {model_type}; use {' or '.join(heads)}")
+    modules = {*heads[head].modules}
     absent = sorted(modules - present)
     if absent and head != "none":
         has = ", ".join(sorted(present)) or "the encoder only"
         raise UserError(
             f"the checkpoint has no {', '.join(absent)}, as head={head} has; it has {has}"
         )
-    return Exported(classes[model_type], sorted(present - modules), absent)
-
-
-def _modules(head: str, model_type: str) -> set[str]:
-    """Return the modules of a key of `HEADS`."""
-    modules = {*config_json.HEADS[head][0]}
-    if model_type == "electra":  # whose heads for pretraining are others, and whose encoder alone
-        own = {"pretraining": {"discriminator_head"}, "masked-lm": {"generator_head"}}
-        return (own | {"none": set[str]()}).get(head, modules)  # has no pooler
-    if model_type == "modernbert":  # whose heads share a dense layer
-        modules = modules - {"bert/pooler"} | {"bert/head"} - {"bert/head" * (head == "none")}
-    return modules
+    name = exchange.class_prefix + heads[head].suffix
+    return Exported(name, sorted(present - modules), absent)
 
 
 def open_weights(path: Path) -> Tensors:

@@ -1,7 +1,6 @@
 """Map tensor names to our parameters, both ways.
 
-The standard names of a BERT and a RoBERTa are those of Hugging Face's BERT; a ModernBERT has its
-own.
+The names are those of `models.exchange.Exchange`, which each architecture has.
 
 As in PyTorch, the matrix of a dense layer is [out, in] in all tensors that are read and written.
 """
@@ -20,116 +19,21 @@ from flax import linen as nn
 from flax import traverse_util
 
 from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.config.fields import MODEL_TYPES
+from bert_jax.config.settings import resolve
 from bert_jax.errors import UserError
 from bert_jax.models.architecture import make_encoder
+from bert_jax.models.exchange import Exchange
 from bert_jax.models.heads import (
     TaskModel,
 )
 from bert_jax.objectives import pretraining_model
 from bert_jax.tasks import make_task
 
-_BERT_LAYER = {
-    "attention/query": "attention.self.query",
-    "attention/key": "attention.self.key",
-    "attention/value": "attention.self.value",
-    "attention/distance": "attention.self.distance_embedding",
-    "attention/output": "attention.output.dense",
-    "attention_layer_norm": "attention.output.LayerNorm",
-    "up": "intermediate.dense",
-    "down": "output.dense",
-    "feed_forward_layer_norm": "output.LayerNorm",
-}
-_BERT = {
-    "bert/embeddings": "bert.embeddings",
-    "bert/embeddings/layer_norm": "bert.embeddings.LayerNorm",
-    "bert/embeddings_project": "bert.embeddings_project",
-    "bert/pooler": "bert.pooler.dense",
-    "mlm_head": "cls.predictions",
-    "mlm_head/transform": "cls.predictions.transform.dense",
-    "mlm_head/layer_norm": "cls.predictions.transform.LayerNorm",
-    "nsp_head": "cls.seq_relationship",
-    "generator_head": "generator_lm_head",
-    "generator_head/dense": "generator_predictions.dense",
-    "generator_head/layer_norm": "generator_predictions.LayerNorm",
-    "discriminator_head/dense": "discriminator_predictions.dense",
-    "discriminator_head/output": "discriminator_predictions.dense_prediction",
-    "classifier": "classifier",
-}
-_MODERNBERT_LAYER = {
-    "attention/query": "attn.Wqkv.0",
-    "attention/key": "attn.Wqkv.1",
-    "attention/value": "attn.Wqkv.2",
-    "attention/output": "attn.Wo",
-    "attention_layer_norm": "attn_norm",
-    "up": "mlp.Wi.0",
-    "gate": "mlp.Wi.1",
-    "down": "mlp.Wo",
-    "feed_forward_layer_norm": "mlp_norm",
-}
-_MODERNBERT = {
-    "bert/embeddings": "model.embeddings",
-    "bert/embeddings/layer_norm": "model.embeddings.norm",
-    "bert/final_layer_norm": "model.final_norm",
-    "bert/head/dense": "head.dense",
-    "bert/head/layer_norm": "head.norm",
-    "mlm_head": "decoder",
-    "classifier": "classifier",
-}
-# Matrices that are several of ours, one after the other, and how many.
-_STACKED = {"attn.Wqkv": 3, "mlp.Wi": 2}
 _LEAVES = {"kernel": "weight", "scale": "weight", "embeddings": "weight", "bias": "bias"}
 # Modules that a pretrained checkpoint may lack; it must have all others.
 OPTIONAL_MODULES = ("bert/pooler", "bert/head", "mlm_head", "nsp_head", "generator")
 OPTIONAL_MODULES += ("generator_head", "discriminator_head")
-
-# Prefixes of the classes of a model type, by the beginning of their names.
-_ROBERTA = {
-    "lm_head.dense.": "cls.predictions.transform.dense.",
-    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
-    "lm_head.": "cls.predictions.",
-    "roberta.": "bert.",
-}
-_TYPE_PREFIXES = {"Roberta": _ROBERTA, "Electra": {"electra.": "bert."}}
-# Prefixes of single classes of `transformers`, which take precedence.
-_CLASS_PREFIXES = {
-    "RobertaForSequenceClassification": {
-        "roberta.pooler.": "roberta.pooler.",  # unused, but in older files
-        "classifier.dense.": "bert.pooler.dense.",
-        "classifier.out_proj.": "classifier.",
-    },
-    "RobertaForQuestionAnswering": {"qa_outputs.": "classifier."},
-    "BertForQuestionAnswering": {"qa_outputs.": "classifier."},
-    "ElectraForSequenceClassification": {
-        "classifier.dense.": "bert.pooler.dense.",
-        "classifier.out_proj.": "classifier.",
-    },
-    "ElectraForMultipleChoice": {"sequence_summary.summary.": "bert.pooler.dense."},
-    "ElectraForQuestionAnswering": {"qa_outputs.": "classifier."},
-}
-# Some files store the word embeddings a second time, as the output matrix.
-_DECODER, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Names:
-    """The standard names of a model type."""
-
-    modules: Mapping[str, str]
-    layers: str  # what the names of all layers begin with
-    layer_modules: Mapping[str, str]
-    decoder: str  # the output matrix
-    words: str = "word_embeddings"
-
-
-_BERT_NAMES = _Names(_BERT, "bert.encoder.layer.", _BERT_LAYER, _DECODER)
-_NAMES = {
-    "bert": _BERT_NAMES,
-    "roberta": _BERT_NAMES,
-    "electra": dataclasses.replace(_BERT_NAMES, decoder="generator_lm_head.weight"),
-    "modernbert": _Names(
-        _MODERNBERT, "model.layers.", _MODERNBERT_LAYER, "decoder.weight", "tok_embeddings"
-    ),
-}
 
 _FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -150,27 +54,26 @@ class Converted:
 
 def standard_name(name: str, architecture: str = "", model_type: str = "bert") -> str:
     """Return the standard name of a tensor in a file of some class of `transformers`."""
-    if model_type == "modernbert":
-        is_of_encoder = name.startswith(("embeddings.", "layers.", "final_norm."))
-        return f"model.{name}" if is_of_encoder else name
-    name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
-    name = name.replace("LayerNorm.beta", "LayerNorm.bias")
-    every = {**_CLASS_PREFIXES.get(architecture, {}), **_ROBERTA, **_TYPE_PREFIXES["Electra"]}
-    for prefix, standard in every.items():
+    exchange = exchange_of(model_type)
+    prefixes = {**exchange.class_prefixes.get(architecture, {}), **exchange.prefixes}
+    for prefix, standard in prefixes.items():
         if name.startswith(prefix):
             name = standard + name.removeprefix(prefix)
             break
-    if name.startswith(("embeddings.", "embeddings_project.", "encoder.", "pooler.")):
-        name = f"bert.{name}"
-    return "cls.predictions.bias" if name == _DECODER_BIAS else name
+    if name.startswith(tuple(exchange.encoder_parts)):
+        name = exchange.encoder + name
+    for other, standard in exchange.renamed.items():
+        name = name.replace(other, standard)
+    return name
 
 
-def name_in_class(name: str, architecture: str) -> str:
+def name_in_class(name: str, architecture: str, model_type: str) -> str:
     """Return the name in a class of `transformers` of the tensor with this standard name."""
+    exchange = exchange_of(model_type)
     if architecture.endswith("Model"):  # an encoder alone has no prefix of its own
-        return name.removeprefix("bert.").removeprefix("model.")
-    of_type = next((p for t, p in _TYPE_PREFIXES.items() if architecture.startswith(t)), {})
-    for prefix, standard in {**_CLASS_PREFIXES.get(architecture, {}), **of_type}.items():
+        return name.removeprefix(exchange.encoder)
+    prefixes = {**exchange.class_prefixes.get(architecture, {}), **exchange.prefixes}
+    for prefix, standard in prefixes.items():
         if name.startswith(standard):
             return prefix + name.removeprefix(standard)
     return name
@@ -178,19 +81,29 @@ def name_in_class(name: str, architecture: str) -> str:
 
 def foreign_name(path: str, model_type: str = "bert") -> str:
     """Return the standard name of a parameter, such as "bert/layer_0/up/kernel"."""
-    names = _NAMES[model_type]
+    exchange = exchange_of(model_type)
     module, leaf = path.rsplit("/", 1)
     layer = re.fullmatch(r"bert/layer_(\d+)/(.*)", module)
-    name = f"{names.layers}{layer[1]}.{names.layer_modules[layer[2]]}" if layer else ""
-    leaf = names.words if leaf == "word_embeddings" else leaf
-    return f"{name or names.modules[module]}.{_LEAVES.get(leaf, f'{leaf}.weight')}"
+    name = f"{exchange.layers}{layer[1]}.{exchange.layer_modules[layer[2]]}" if layer else ""
+    leaf = exchange.words if leaf == "word_embeddings" else leaf
+    return f"{name or exchange.modules[module]}.{_LEAVES.get(leaf, f'{leaf}.weight')}"
 
 
-def _unstacked(tensors: Tensors) -> Tensors:
+def exchange_of(model_type: str) -> Exchange:
+    """Return the names of an architecture in files of `transformers`; refuse one without."""
+    exchange = resolve(MODEL_TYPES, model_type).exchange
+    if exchange is None:
+        raise UserError(
+            f"a {model_type} cannot be exported or imported: its architecture has no exchange"
+        )
+    return exchange
+
+
+def _unstacked(tensors: Tensors, stacked: Mapping[str, int]) -> Tensors:
     """Return tensors by name, with each stack of matrices as its matrices, by number."""
     result: dict[str, Callable[[], np.ndarray]] = {}
     for name, read in tensors.items():
-        number = next((n for suffix, n in _STACKED.items() if f".{suffix}.weight" in name), 0)
+        number = next((n for suffix, n in stacked.items() if f".{suffix}.weight" in name), 0)
         for index in range(number):
             part = name.replace(".weight", f".{index}.weight")
             result[part] = lambda r=read, i=index, n=number: np.split(r(), n)[i]
@@ -199,11 +112,18 @@ def _unstacked(tensors: Tensors) -> Tensors:
     return result
 
 
-def _stacked(tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+def _stacked(
+    tensors: Iterable[tuple[str, np.ndarray]], stacked: Mapping[str, int]
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield tensors, with matrices that `_unstacked` has split joined again."""
-    for name, group in itertools.groupby(
-        tensors, lambda item: re.sub(r"(Wqkv|Wi)\.\d+", r"\1", item[0])
-    ):
+
+    def whole(item: tuple[str, np.ndarray]) -> str:
+        name = item[0]
+        for suffix in stacked:
+            name = re.sub(rf"\.{re.escape(suffix)}\.\d+\.", f".{suffix}.", name)
+        return name
+
+    for name, group in itertools.groupby(tensors, whole):
         arrays = [array for _, array in group]
         yield name, arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
@@ -225,14 +145,14 @@ def to_foreign(
     kernels = (
         (name, value.T if paths[name].endswith("/kernel") else value) for name, value in arrays
     )
-    yield from _stacked(kernels)
+    yield from _stacked(kernels, exchange_of(model_type).stacked)
 
 
 def from_foreign(
     tensors: Tensors, config: ModelConfig, where: str, task: TaskConfig | None = None
 ) -> Converted:
     """Build the parameters of a model, and all modules of a task, from tensors by their names."""
-    standard = _NAMES[config.model_type]
+    standard = exchange_of(config.model_type)
     prefix, foreign = (
         re.escape(standard.layers),
         partial(foreign_name, model_type=config.model_type),
@@ -241,9 +161,9 @@ def from_foreign(
     if len(layers) != config.num_hidden_layers:  # checked before that many layers are made
         sizes = f"{len(layers)} layers of BERT and its config {config.num_hidden_layers}"
         raise UserError(f"{where} has {sizes}; fetch both from the same source")
-    tensors = _unstacked(tensors)
+    tensors = _unstacked(tensors, standard.stacked)
     # The pooler of a RoBERTa is read, too.
-    has_pooler = config.model_type != "modernbert"
+    has_pooler = "bert/pooler" in standard.modules
     model: Any = pretraining_model(config, pairs=has_pooler)
     if task:
         model = make_task(task).model(config)

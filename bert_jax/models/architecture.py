@@ -6,6 +6,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.config.fields import MODEL_TYPES
 from bert_jax.config.settings import resolve
 from bert_jax.models.encoder import Encoder
+from bert_jax.models.exchange import Exchange
 
 
 class Architecture:
@@ -16,6 +17,7 @@ class Architecture:
       settings: the class of its config.
       has_nsp: whether it may be pretrained on pairs of texts.
       rotates: whether it takes the kinds of position that rotate queries and keys, and no others.
+      exchange: its names in files of `transformers`; None where it is not exported.
       separators: how many [SEP] are between the two texts of a pair.
     """
 
@@ -24,6 +26,7 @@ class Architecture:
     has_nsp: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
     separators: ClassVar[int] = 1
+    exchange: ClassVar[Exchange | None] = None
 
     def check(self, config: Any, where: str) -> None:
         """Refuse settings that do not fit each other, in a message that begins with `where`."""

@@ -13,7 +13,7 @@ model, and forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises a TypeEr
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.models.architecture import Architecture, architecture
 from bert_jax.models.attention import AttentionMaps, AttentionMask, SelfAttention
 from bert_jax.models.encoder import Encoder, EncoderOutput, Requested, gather_positions, run_layers
+from bert_jax.models.exchange import Exchange, Head
 from bert_jax.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -207,11 +208,53 @@ class BertModel(BertLayers, Encoder):
         return self.embeddings(input_ids, token_type_ids, key, position_ids)
 
 
+EXCHANGE = Exchange(
+    class_prefix="Bert",
+    modules={
+        "bert/embeddings": "bert.embeddings",
+        "bert/embeddings/layer_norm": "bert.embeddings.LayerNorm",
+        "bert/pooler": "bert.pooler.dense",
+        "mlm_head": "cls.predictions",
+        "mlm_head/transform": "cls.predictions.transform.dense",
+        "mlm_head/layer_norm": "cls.predictions.transform.LayerNorm",
+        "nsp_head": "cls.seq_relationship",
+        "classifier": "classifier",
+    },
+    layers="bert.encoder.layer.",
+    layer_modules={
+        "attention/query": "attention.self.query",
+        "attention/key": "attention.self.key",
+        "attention/value": "attention.self.value",
+        "attention/distance": "attention.self.distance_embedding",
+        "attention/output": "attention.output.dense",
+        "attention_layer_norm": "attention.output.LayerNorm",
+        "up": "intermediate.dense",
+        "down": "output.dense",
+        "feed_forward_layer_norm": "output.LayerNorm",
+    },
+    # Some files store the word embeddings a second time, as the output matrix, with its bias.
+    decoder="cls.predictions.decoder.weight",
+    heads={
+        "pretraining": Head("ForPreTraining", ("bert/pooler", "mlm_head", "nsp_head")),
+        "masked-lm": Head("ForMaskedLM", ("mlm_head",)),
+        "none": Head("Model", ("bert/pooler",)),
+    },
+    encoder_parts=("embeddings.", "encoder.", "pooler."),
+    renamed={
+        "LayerNorm.gamma": "LayerNorm.weight",
+        "LayerNorm.beta": "LayerNorm.bias",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    class_prefixes={"BertForQuestionAnswering": {"qa_outputs.": "classifier."}},
+)
+
+
 class Bert(Architecture):
     """BERT, and what the architectures with its layers share."""
 
     encoder = BertModel
     has_nsp = True
+    exchange: ClassVar[Exchange | None] = EXCHANGE
 
     def encoder_flops(self, config: Any, length: int) -> float:
         """Return the operations of a sequence, forward and backward, by docs/speed.md's formula."""

@@ -7,7 +7,7 @@ bias. Shape letters are those of `models.bert`.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.architecture import Architecture
 from bert_jax.models.attention import AttentionMaps, AttentionMask, SelfAttention
 from bert_jax.models.encoder import Encoder, EncoderOutput, Requested, gather_positions, run_layers
+from bert_jax.models.exchange import Exchange, Head, check_switches
 from bert_jax.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -34,6 +35,7 @@ from bert_jax.models.layers import (
     truncated_normal,
 )
 from bert_jax.models.positions import rotation
+from bert_jax.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(slots=True)
@@ -216,12 +218,126 @@ def residual_stddev(config: ModernBertConfig) -> float:
     return config.initializer_range / math.sqrt(2.0 * config.num_hidden_layers)
 
 
+_ROPES = {"global_rope_theta": "full_attention", "local_rope_theta": "sliding_attention"}
+
+
+class ModernBertExchange(Exchange):
+    """ModernBERT's names, and the forms that its `config.json` has had."""
+
+    def read_fields(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return the values of a `config.json` by our names; refuse what is not supported."""
+        same = {"classifier_activation": "hidden_activation", "embedding_dropout": "mlp_dropout"}
+        of_head = {"classifier_activation": "gelu", "hidden_activation": "gelu", "mlp_dropout": 0.0}
+        whole = {**of_head, **values}
+        switches = {name: whole[other] for name, other in same.items()}
+        check_switches(whole, {**self.switches, **switches}, where)
+        result = {self.config_names.get(name, name): value for name, value in values.items()}
+        defaults = {"layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.0}
+        defaults["attention_probs_dropout_prob"] = 0.0
+        result = {**defaults, **result, "type_vocab_size": 1, "position_embedding_type": "rotary"}
+        if (kinds := values.get("layer_types")) is not None:  # the newer form
+            result["global_attn_every_n_layers"] = _global_every(
+                kinds, values.get("num_hidden_layers", 22), where
+            )
+        if isinstance(window := values.get("local_attention"), int):
+            result["local_attention"] = window // 2 * 2  # `transformers` halves it
+        ropes = values.get("rope_parameters") or {}
+        for field, kind in _ROPES.items():
+            rope = (ropes.get(kind) or {}) if isinstance(ropes, dict) else ropes
+            plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": None}
+            if not isinstance(rope, dict) or {**plain, **rope, "rope_theta": None} != plain:
+                raise UserError(f"{where} has rope_parameters {rope!r}; only rope_theta is read")
+            default = getattr(ModernBertConfig(), field)
+            result[field] = rope.get("rope_theta", values.get(field, default))
+        if result["local_rope_theta"] is None:  # then it is that of all layers
+            result["local_rope_theta"] = result["global_rope_theta"]
+        return result
+
+    def write_fields(self, config: ModernBertConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Return the dropouts and activations that are the same, and the ids of special tokens."""
+        return {
+            "embedding_dropout": config.hidden_dropout_prob,
+            "classifier_dropout": config.hidden_dropout_prob,
+            "classifier_activation": config.hidden_act,
+            "bos_token_id": tokenizer.cls_id,
+            "cls_token_id": tokenizer.cls_id,
+            "eos_token_id": tokenizer.sep_id,
+            "sep_token_id": tokenizer.sep_id,
+        }
+
+
+def _global_every(kinds: Any, layers: Any, where: str) -> int:
+    """Return the layers from one of global attention to the next."""
+    kinds = kinds if isinstance(kinds, list) else []
+    if kinds and len(kinds) != layers:
+        wrong = f"{where} has layer_types of {len(kinds)} layers, and num_hidden_layers {layers}"
+        raise UserError(f"{wrong}; fetch it again")
+    every = next((i for i, k in enumerate(kinds) if i and k == "full_attention"), len(kinds))
+    regular = ["sliding_attention" if i % every else "full_attention" for i in range(len(kinds))]
+    if not kinds or kinds != regular:
+        raise UserError(f"{where}: global layers are not at even distances; it is not read")
+    return every
+
+
 class ModernBert(Architecture):
     """ModernBERT."""
 
     encoder = ModernBertModel
     settings = ModernBertConfig
     rotates = True
+    exchange = ModernBertExchange(
+        class_prefix="ModernBert",
+        modules={
+            "bert/embeddings": "model.embeddings",
+            "bert/embeddings/layer_norm": "model.embeddings.norm",
+            "bert/final_layer_norm": "model.final_norm",
+            "bert/head/dense": "head.dense",
+            "bert/head/layer_norm": "head.norm",
+            "mlm_head": "decoder",
+            "classifier": "classifier",
+        },
+        layers="model.layers.",
+        layer_modules={
+            "attention/query": "attn.Wqkv.0",
+            "attention/key": "attn.Wqkv.1",
+            "attention/value": "attn.Wqkv.2",
+            "attention/output": "attn.Wo",
+            "attention_layer_norm": "attn_norm",
+            "up": "mlp.Wi.0",
+            "gate": "mlp.Wi.1",
+            "down": "mlp.Wo",
+            "feed_forward_layer_norm": "mlp_norm",
+        },
+        decoder="decoder.weight",
+        heads={
+            "masked-lm": Head("ForMaskedLM", ("bert/head", "mlm_head")),
+            "none": Head("Model"),
+        },
+        encoder="model.",
+        encoder_parts=("embeddings.", "layers.", "final_norm."),
+        words="tok_embeddings",
+        stacked={"attn.Wqkv": 3, "mlp.Wi": 2},
+        config_names={
+            "hidden_activation": "hidden_act",
+            "norm_eps": "layer_norm_eps",
+            "mlp_dropout": "hidden_dropout_prob",
+            "attention_dropout": "attention_probs_dropout_prob",
+        },
+        switches={
+            "norm_bias": False,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "classifier_bias": False,
+            "decoder_bias": True,
+            "rope_scaling": None,
+        },
+        others=(
+            *("layer_types", "rope_parameters", "classifier_activation", "embedding_dropout"),
+            *("initializer_cutoff_factor", "sparse_prediction", "sparse_pred_ignore_index"),
+            *("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
+        ),
+        not_written=("position_embedding_type", "type_vocab_size"),
+    )
 
     def check(self, config: ModernBertConfig, where: str) -> None:
         """Refuse a window that is not the same on both sides of a token."""

@@ -1,6 +1,32 @@
 """RoBERTa: BERT's encoder, pretrained without pairs. Source: Liu et al. 2019, and fairseq."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.models import bert
 from bert_jax.models.bert import Bert
+from bert_jax.models.exchange import Exchange
+from bert_jax.text.tokenizer import Tokenizer
+
+
+class RobertaExchange(Exchange):
+    """RoBERTa's names, whose standard ones are BERT's; its positions begin after the padding's."""
+
+    def first_position(self, values: Mapping[str, Any]) -> int:
+        """Return what `create_position_ids_from_input_ids` of `transformers` begins with."""
+        padding = values.get("pad_token_id", 1)
+        return padding + 1 if isinstance(padding, int) and padding >= 0 else 2
+
+    def read_fields(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return the values of a `config.json` by our names."""
+        if values.get("position_embedding_type", "absolute") != "absolute":
+            raise UserError(f"{where}: relative positions are read of a bert only")
+        return super().read_fields(values, where)
+
+    def write_fields(self, config: Any, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Return the ids of the first and the last token."""
+        return {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
 
 
 class Roberta(Bert):
@@ -8,6 +34,30 @@ class Roberta(Bert):
 
     has_nsp = False
     separators = 2
+    exchange = RobertaExchange(
+        class_prefix="Roberta",
+        modules=bert.EXCHANGE.modules,
+        layers=bert.EXCHANGE.layers,
+        layer_modules=bert.EXCHANGE.layer_modules,
+        decoder=bert.EXCHANGE.decoder,
+        heads={name: bert.EXCHANGE.heads[name] for name in ("masked-lm", "none")},
+        encoder_parts=bert.EXCHANGE.encoder_parts,
+        renamed=bert.EXCHANGE.renamed,
+        prefixes={
+            "lm_head.dense.": "cls.predictions.transform.dense.",
+            "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
+            "lm_head.": "cls.predictions.",
+            "roberta.": "bert.",
+        },
+        class_prefixes={
+            "RobertaForSequenceClassification": {
+                "roberta.pooler.": "roberta.pooler.",  # unused, but in older files
+                "classifier.dense.": "bert.pooler.dense.",
+                "classifier.out_proj.": "classifier.",
+            },
+            "RobertaForQuestionAnswering": {"qa_outputs.": "classifier."},
+        },
+    )
 
 
 ARCHITECTURE = Roberta()

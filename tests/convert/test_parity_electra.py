@@ -134,10 +134,13 @@ def reference_loss(reference, small, batch, replaced, differs):
 
 def tensors_of(reference, small):
     """The parameters of both by our path, each once."""
-    found = {names.standard_name(name): value for name, value in reference.named_parameters()}
+    found = {
+        names.standard_name(name, model_type="electra"): value
+        for name, value in reference.named_parameters()
+    }
     for name, value in small.named_parameters():
         if not name.startswith(("electra.embeddings.", "generator_lm_head.weight")):
-            found["generator/" + names.standard_name(name)] = value
+            found["generator/" + names.standard_name(name, model_type="electra")] = value
     return found
 
 

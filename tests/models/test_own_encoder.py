@@ -2,18 +2,25 @@
 
 import dataclasses
 import importlib
+import json
 import re
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import bert_jax
 from bert_jax import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.config.fields import MODEL_TYPES
+from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate_model
+from bert_jax.convert import huggingface
+from bert_jax.objectives.sentence_pairs import BertForPreTraining
+from bert_jax.planning import costs
 
 PAGE = Path(__file__).parents[2] / "docs/extending.md"
 
@@ -26,31 +33,72 @@ def parallel(tmp_path, monkeypatch):
     (tmp_path / "parallel_encoder.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     MODEL_TYPES.pop("parallel", None)  # of the test that runs the page
+    sys.modules.pop("parallel_encoder", None)
     yield
     MODEL_TYPES.pop("parallel", None)
 
 
-@pytest.mark.usefixtures("parallel")
-def test_it_trains_and_is_read_again(tiny_config, tiny_finetuning_config, tmp_path, monkeypatch):
+@pytest.fixture
+def config(parallel, tiny_config):
     with pytest.raises(UserError, match=r"is 'parallel'; .*import the file of your own"):
         validate_model(ModelConfig(model_type="parallel"), "config")
     importlib.import_module("parallel_encoder")
-    first = jax.devices()[:1]  # a program for one device compiles in half the time
-    for name in ("devices", "local_devices"):
-        monkeypatch.setattr(jax, name, lambda: first)
     model = dataclasses.replace(tiny_config.model, model_type="parallel", num_hidden_layers=1)
-    config = dataclasses.replace(tiny_config, model=model)
+    return dataclasses.replace(
+        tiny_config, model=model, data=dataclasses.replace(tiny_config.data, pairs="none")
+    )
+
+
+def same(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def test_it_is_used_as_the_others(config, tiny_finetuning_config, tmp_path):
+    """On eight devices: pretrained, resumed, exported and read again, fine-tuned, predicts."""
+    pairs = dataclasses.replace(config, data=dataclasses.replace(config.data, pairs="nsp"))
     with pytest.raises(UserError, match="model_type parallel does not have"):
-        bert_jax.pretrain(config, tmp_path / "run", quiet=True)
-    config.data = dataclasses.replace(config.data, pairs="none")
-    run = bert_jax.pretrain(config, tmp_path / "run", quiet=True)
-    assert {*run.bert.params["bert"]["layer_0"]} == {"attention", "down", "layer_norm", "up"}
-    run.bert.save(tmp_path / "saved")
-    bert = bert_jax.load(tmp_path / "saved")
-    jax.tree.map(np.testing.assert_array_equal, bert.params, run.bert.params)
-    with pytest.raises(UserError, match="a parallel cannot be exported"):
-        bert.export(tmp_path / "exported")
+        bert_jax.pretrain(pairs, tmp_path / "run", quiet=True)
+    bert_jax.pretrain(config, tmp_path / "run", quiet=True)
+    config = dataclasses.replace(config, steps=3)
+    bert = bert_jax.pretrain(config, tmp_path / "run", quiet=True).bert
+    assert {*bert.params["bert"]["layer_0"]} == {"attention", "down", "layer_norm", "up"}
+    bert.save(tmp_path / "saved")
+    same(bert_jax.load(tmp_path / "saved").params, bert.params)
+
+    assert bert.export(tmp_path / "exported").architecture == "ParallelForMaskedLM"
+    values = json.loads((tmp_path / "exported/config.json").read_text())
+    assert values["model_type"] == "parallel"
+    assert "`parallel`" in (tmp_path / "exported/README.md").read_text()
+    imported = bert_jax.load(tmp_path / "exported")
+    assert not imported.unused
+    same(imported.params, bert.params)
+    text = "the [MASK] bank"
+    assert imported.fill_mask(text) == bert.fill_mask(text)
+
     data = dataclasses.replace(tiny_finetuning_config.data, max_length=8)
-    config = dataclasses.replace(tiny_finetuning_config, data=data)
-    bert_jax.finetune(config, tmp_path / "saved", tmp_path / "task", quiet=True)
-    assert bert_jax.load(tmp_path / "task").task.labels == ("first", "second")
+    task = dataclasses.replace(tiny_finetuning_config, data=data)
+    bert_jax.finetune(task, tmp_path / "exported", tmp_path / "task", quiet=True)
+    tuned = bert_jax.load(tmp_path / "task")
+    assert tuned.task.labels == ("first", "second")
+    tuned.export(tmp_path / "tuned")
+    examples = ["The river bank."]
+    again = bert_jax.load(tmp_path / "tuned").predict(examples)
+    assert again[0]["label"] == tuned.predict(examples)[0]["label"]
+
+
+def test_without_an_exchange_it_is_not_exported(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(MODEL_TYPES["parallel"]), "exchange", None)
+    model = BertForPreTraining(config.model, next_sentence=False)
+    params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
+    with pytest.raises(UserError, match="a parallel cannot be exported") as caught:
+        huggingface.save(config.model, params, None, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_its_operations_are_its_own_or_unknown(config, monkeypatch):
+    stage = make_schedule(config).largest
+    count = costs.model_flops(config.model, stage, pairs=False)
+    bert = dataclasses.replace(config.model, model_type="bert")
+    assert count == costs.model_flops(bert, stage, pairs=False)
+    monkeypatch.delattr(type(MODEL_TYPES["parallel"]), "encoder_flops")
+    assert costs.model_flops(config.model, stage, pairs=False) is None

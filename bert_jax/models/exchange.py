@@ -1,0 +1,91 @@
+"""How an architecture is written by `transformers`: its classes, tensors and `config.json`."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_jax.errors import UserError
+from bert_jax.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """A class of `transformers` that an encoder is exported as, without a task.
+
+    Attributes:
+      suffix: the end of its name, after the architecture's `class_prefix`.
+      modules: ours that it has, beside those that every encoder of the architecture has.
+    """
+
+    suffix: str
+    modules: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """The names that an architecture has in files of `transformers`, and here.
+
+    A tensor's standard name is that in a file of the masked LM, or of the class that its names
+    are modelled on: a RoBERTa's are those of a BERT.
+
+    Attributes:
+      class_prefix: the beginning of the names of its classes, such as "Bert".
+      modules: the standard name of each module outside of the layers, by its path here.
+      layers: what the standard names of all layers begin with.
+      layer_modules: the same as `modules`, for the modules of a layer.
+      decoder: the standard name of the output matrix, which is that of the word embeddings.
+      heads: what is exported without a task, by the name of the choice.
+      encoder: what the standard names of the encoder begin with.
+      encoder_parts: what they begin with where a file has the encoder alone.
+      words: the name of the word embeddings.
+      stacked: tensors that are several of our matrices, one after the other, and of how many.
+      renamed: other spellings of a part of a name in older files, and the standard one.
+      prefixes: the beginning of names in its classes, and the standard one.
+      class_prefixes: the same for single classes, by name; these take precedence.
+      config_names: fields of `config.json` that are called otherwise here, and how.
+      config_defaults: the values of our fields where `config.json` says nothing.
+      switches: fields of `config.json` of which one value is supported.
+      others: fields of `config.json` that `read_fields` reads, or that change no result; None to
+        accept any field that is not known.
+      not_written: our fields that its `config.json` does not have.
+    """
+
+    class_prefix: str
+    modules: Mapping[str, str]
+    layers: str
+    layer_modules: Mapping[str, str]
+    decoder: str
+    heads: Mapping[str, Head]
+    encoder: str = "bert."
+    encoder_parts: Sequence[str] = ()
+    words: str = "word_embeddings"
+    stacked: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    class_prefixes: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    config_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    config_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    switches: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    others: Sequence[str] | None = None
+    not_written: Sequence[str] = ()
+
+    def first_position(self, values: Mapping[str, Any]) -> int:
+        """Return which position embedding is that of the first token, by `config.json`."""
+        return 0
+
+    def read_fields(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return the values of a `config.json` by our names; refuse what is not supported."""
+        check_switches(values, self.switches, where)
+        ours = {self.config_names.get(name, name): value for name, value in values.items()}
+        return {**self.config_defaults, **ours}
+
+    def write_fields(self, config: Any, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Return what `config.json` says beside our fields and the `switches`."""
+        return {}
+
+
+def check_switches(values: Mapping[str, Any], switches: Mapping[str, Any], where: str) -> None:
+    """Refuse a field of `config.json` of another value than the one that is supported."""
+    for name, expected in switches.items():
+        if values.get(name, expected) != expected:
+            raise UserError(f"{where} has {name} {values[name]}; only {expected} is read")
