@@ -17,6 +17,7 @@ import bert_jax
 from bert_jax.config import TrainConfig
 from bert_jax.convert import names
 from bert_jax.models.bert import BertModel
+from bert_jax.objectives.masked_lm import MaskedLM
 from bert_jax.objectives.masking import Predictions
 from bert_jax.objectives.sentence_pairs import SentencePairs
 
@@ -91,8 +92,9 @@ def test_loss_and_every_gradient(golden):
         "nsp_label": jnp.asarray(inputs["next_sentence_label"]),
         "nsp_weight": jnp.ones(len(positions)),
     }
+    kind = SentencePairs if "nsp_head" in bert.params else MaskedLM
     config = TrainConfig(model=bert.config)
-    objective = SentencePairs(bert.model, config, masking())  # the batch is masked already
+    objective = kind(bert.model, config, masking())  # the batch is masked already
     weights = objective.weights(batch)
 
     @fast_jit

@@ -369,7 +369,7 @@ def test_heads_that_a_fine_tuned_model_is_not_exported_with(either, tmp_path):
     bert = fine_tuned(either, TASKS[0])
     for head, said in (
         ("masked-lm", "has no mlm_head"),
-        ("regression", "head=regression is none; use pretraining, masked-lm"),
+        ("regression", "head=regression.*use .*masked-lm"),
     ):
         with pytest.raises(UserError, match=said):
             bert.export(tmp_path / "out", head)

@@ -19,7 +19,7 @@ from bert_jax.config.fields import MODEL_TYPES
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate_model
 from bert_jax.convert import huggingface
-from bert_jax.objectives.sentence_pairs import BertForPreTraining
+from bert_jax.objectives import pretraining_model
 from bert_jax.planning import costs
 
 PAGE = Path(__file__).parents[2] / "docs/extending.md"
@@ -88,7 +88,7 @@ def test_it_is_used_as_the_others(config, tiny_finetuning_config, tmp_path):
 
 def test_without_an_exchange_it_is_not_exported(config, tmp_path, monkeypatch):
     monkeypatch.setattr(type(MODEL_TYPES["parallel"]), "exchange", None)
-    model = BertForPreTraining(config.model, next_sentence=False)
+    model = pretraining_model(config.model, pairs=False)
     params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
     with pytest.raises(UserError, match="a parallel cannot be exported") as caught:
         huggingface.save(config.model, params, None, tmp_path)
@@ -97,8 +97,7 @@ def test_without_an_exchange_it_is_not_exported(config, tmp_path, monkeypatch):
 
 def test_its_operations_are_its_own_or_unknown(config, monkeypatch):
     stage = make_schedule(config).largest
-    count = costs.model_flops(config.model, stage, pairs=False)
-    bert = dataclasses.replace(config.model, model_type="bert")
-    assert count == costs.model_flops(bert, stage, pairs=False)
+    bert = dataclasses.replace(config, model=dataclasses.replace(config.model, model_type="bert"))
+    assert costs.model_flops(config, stage) == costs.model_flops(bert, stage)
     monkeypatch.delattr(type(MODEL_TYPES["parallel"]), "encoder_flops")
-    assert costs.model_flops(config.model, stage, pairs=False) is None
+    assert costs.model_flops(config, stage) is None
