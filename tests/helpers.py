@@ -1,6 +1,7 @@
 """Small models and batches for the tests."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,13 @@ def batch(rows: int, seed: int = 0, length: int = LENGTH) -> dict[str, np.ndarra
         "next_sentence_label": generator.integers(0, 2, rows).astype(np.int32),
         "index": np.arange(rows, dtype=np.int32),
     }
+
+
+def assert_same_arrays(actual: Mapping, expected: Mapping) -> None:
+    """Check that two batches have the same arrays under the same names."""
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
 def masking(continues: np.ndarray | None = None, length: int = LENGTH) -> Masking:

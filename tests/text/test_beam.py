@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from test_shards import CHUNK_BYTES, KIND, documents, prepare_shard, write_text
+from texts import CHUNK_BYTES, TOKENIZER, VOCAB_SIZE, make_documents, prepare_shard, write_text
 
 from bert_jax.commands import main
 from bert_jax.config import DataConfig
@@ -52,13 +52,13 @@ json_files.write_record = write_or_die
 @pytest.fixture
 def data(tmp_path, small_chunks):
     """A text of some 30 chunks."""
-    write_text(tmp_path / "a.txt", documents(200))
+    write_text(tmp_path / "a.txt", make_documents(200))
     return DataConfig(source=str(tmp_path / "a.txt"))
 
 
 @pytest.fixture
 def tokenizer(data, tmp_path):
-    shards.train_tokenizer(data, KIND, 60, tmp_path / "store", 1)
+    shards.train_tokenizer(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store", 1)
     return shards.load_tokenizer(tmp_path / "store")
 
 
@@ -115,7 +115,7 @@ def test_what_beam_and_its_workers_refuse_is_one_line(data, tokenizer, tmp_path)
     prepare()
     with pytest.raises(UserError, match=r"has shards of 2, not of 3; .* or give --shards=2$"):
         beam.prepare_shards(data, tokenizer, f"{tmp_path}/store", 3, "DirectRunner")
-    write_text(tmp_path / "a.txt", documents(199))
+    write_text(tmp_path / "a.txt", make_documents(199))
     with pytest.raises(UserError, match=r"00000-of-00002 was prepared from other text; .*again$"):
         prepare()
 

@@ -1,15 +1,21 @@
 """A store on a remote file system is copied once, whole, and is that of a disk."""
 
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import fsspec
-import numpy as np
 import pytest
-from test_shards import documents, prepare_shard, write_text
+from texts import (
+    TOKENIZER,
+    VOCAB_SIZE,
+    assert_same_stores,
+    make_documents,
+    prepare_shard,
+    write_text,
+)
 
-from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
+from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.storage import remote
 from bert_jax.text import fetched, mixture
@@ -23,9 +29,9 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 def there(tmp_path, monkeypatch):
     """A file system with a whole store, and two of three shards of the same text."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_text(tmp_path / "a.txt", documents(60))
+    write_text(tmp_path / "a.txt", make_documents(60))
     data = DataConfig(source=str(tmp_path / "a.txt"), eval_fraction=0.1)
-    tokenizer = prepare(data, TokenizerConfig(kind="wordpiece"), 60, tmp_path / "first").tokenizer
+    tokenizer = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first").tokenizer
     prepare(data, tokenizer, 0, tmp_path / "one")
     for number in range(3):
         prepare_shard(data, tokenizer, tmp_path / "three", number, 3)
@@ -37,18 +43,14 @@ def there(tmp_path, monkeypatch):
     system.rm("/bucket", recursive=True)
 
 
-def assert_same(one, other) -> None:
-    assert one.fingerprint == other.fingerprint
-    for split in ("train", "eval"):
-        for name in ("tokens", "sentences", "documents"):
-            found, expected = (getattr(getattr(c, split), name)[:] for c in (one, other))
-            np.testing.assert_array_equal(found, expected)
+def config_of(source: str) -> TrainConfig:
+    config = TrainConfig(data=DataConfig(source=source))
+    config.model.vocab_size = 0
+    return config
 
 
 def read(source: str, folder) -> mixture.Corpus:
-    config = TrainConfig(data=DataConfig(source=source))
-    config.model.vocab_size = 0
-    return mixture.read(config, None, folder)
+    return mixture.read(config_of(source), None, folder)
 
 
 @pytest.mark.parametrize("name", ["one", "three"])  # which has no manifest
@@ -57,15 +59,13 @@ def test_it_is_copied_once(there, name, tmp_path, monkeypatch):
     url = f"memory://bucket/{name}"
     assert mixture.is_prepared(url)
     if name == "one":
-        config = TrainConfig(data=DataConfig(source=url))
-        config.model.vocab_size = 0
-        assert mixture.resolve_vocab_size(config, None) == expected.tokenizer.vocab_size
+        assert mixture.resolve_vocab_size(config_of(url), None) == expected.tokenizer.vocab_size
         assert not list((tmp_path / "cache").rglob("tokens.bin"))
     assert fetched.tokenizer_folder(url).is_dir()
-    assert_same(read(url, tmp_path / "run"), expected)
+    assert_same_stores(read(url, tmp_path / "run"), expected)
     assert not list((tmp_path / "cache").rglob("notes.txt"))
     monkeypatch.setattr(remote, "fetch_files", None)  # nothing is copied again
-    assert_same(read(url, tmp_path / "run"), expected)
+    assert_same_stores(read(url, tmp_path / "run"), expected)
     a, b = read(f"{url}@1,{tmp_path}/one@3", tmp_path / "run").parts
     assert (a.weight, b.weight) == (0.25, 0.75)
     assert a.fingerprint == b.fingerprint
@@ -91,17 +91,14 @@ def test_a_copy_that_was_killed_continues(there, copied, tmp_path):
     (folder / "train/tokens.bin").write_bytes(b"x")
     (folder / "eval/documents.bin").unlink()
     copied.clear()
-    assert_same(open_store(fetched.folder("memory://bucket/one/")), open_store(tmp_path / "one"))
+    copy = open_store(fetched.folder("memory://bucket/one/"))
+    assert_same_stores(copy, open_store(tmp_path / "one"))
     assert {*copied} == {"train/tokens.bin", "eval/documents.bin"}
 
 
 def test_processes_of_a_machine_copy_it_once(there, copied):
-    threads = [
-        threading.Thread(target=fetched.folder, args=["memory://bucket/one"]) for _ in range(4)
-    ]
-    for step in (threading.Thread.start, threading.Thread.join):
-        for thread in threads:
-            step(thread)
+    with ThreadPoolExecutor(4) as processes:
+        list(processes.map(fetched.folder, ["memory://bucket/one"] * 4))
     assert len(copied) == len({*copied}) > 5
 
 
@@ -119,12 +116,10 @@ def test_a_store_that_has_changed_is_copied_anew(there):
 def test_a_long_name_and_a_tokenizer_that_only_shards_have(there, tmp_path):
     name = "語" * 80
     there.copy("/bucket/three", f"/bucket/{name}", recursive=True)
-    config = TrainConfig(data=DataConfig(source=f"memory://bucket/{name}"))
-    config.model.vocab_size = 0
-    expected = open_store(tmp_path / "one")
-    assert mixture.resolve_vocab_size(config, None) == expected.tokenizer.vocab_size
+    url, expected = f"memory://bucket/{name}", open_store(tmp_path / "one")
+    assert mixture.resolve_vocab_size(config_of(url), None) == expected.tokenizer.vocab_size
     assert not list((tmp_path / "cache").rglob("tokens.bin"))
-    assert_same(read(config.data.source, tmp_path / "run"), expected)
+    assert_same_stores(read(url, tmp_path / "run"), expected)
 
 
 def test_text_needs_no_permission_to_list(there, monkeypatch):
@@ -148,13 +143,13 @@ def test_what_is_refused(there, tmp_path, monkeypatch):
     assert not list((tmp_path / "cache").rglob("tokens.bin"))  # before the long copy
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
-        refused(one, "has 0.0 GB to copy to .*, where 0.0 are free; set XDG_CACHE_HOME", run)
+        refused(one, "has 0.0 GB to copy to .*, where 0.0 are free", run)
     tokens = "/bucket/one/train/tokens.bin"
     content = there.cat_file(tokens)
     there.rm(tokens)
     refused(one, r"stores/one-\w+/train/tokens.bin has 0 bytes instead of", run)
     there.pipe_file(tokens, b"x" * len(content))
-    refused(one, r"stores/one-\w+: train/tokens.bin .*; remove the folder, and prepare or co", run)
+    refused(one, r"stores/one-\w+: train/tokens.bin .*; remove the folder", run)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     refused(one, r"^the copy of .*/one cannot be written .*; set XDG_CACHE_HOME", run)

@@ -1,16 +1,16 @@
 """Mixtures of texts: what `data.source` says, one tokenizer for all, and what is refused."""
 
-import pytest
+from pathlib import Path
 
-from bert_jax.config import DataConfig, ModelConfig, TokenizerConfig, TrainConfig
+import pytest
+from texts import TOKENIZER
+
+from bert_jax.config import DataConfig, ModelConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.text import mixture, tokenizer_training
-from bert_jax.text import prepare as prepare_lib
 from bert_jax.text.mixture import parse
 from bert_jax.text.prepare import prepare
 from bert_jax.text.store import open_store
-
-KIND = TokenizerConfig(kind="wordpiece")
 
 
 @pytest.fixture
@@ -29,16 +29,16 @@ def config(source: str, **data) -> TrainConfig:
     return TrainConfig(
         data=DataConfig(source=source, eval_fraction=0.1, **data),
         model=ModelConfig(vocab_size=80),
-        tokenizer=KIND,
+        tokenizer=TOKENIZER,
     )
 
 
 def read(source: str, name: str = "run", tokenizer=None):
-    return mixture.read(config(source), tokenizer, prepare_lib.Path(name))
+    return mixture.read(config(source), tokenizer, Path(name))
 
 
-def store(source: str, name: str, tokenizer=KIND) -> str:
-    prepare(DataConfig(source=source, eval_fraction=0.1), tokenizer, 80, prepare_lib.Path(name))
+def store(source: str, name: str, tokenizer=TOKENIZER) -> str:
+    prepare(DataConfig(source=source, eval_fraction=0.1), tokenizer, 80, Path(name))
     return name
 
 

@@ -40,9 +40,10 @@ class Genome(Source):
 
 
 @pytest.fixture
-def config(tiny_config, monkeypatch, tmp_path):
+def config(tiny_config, tiny_text, monkeypatch, tmp_path):
     monkeypatch.setitem(SOURCES, "genome", Genome)
     monkeypatch.chdir(tmp_path)
+    shutil.copy(tiny_text, "text.txt")
     config = copy.deepcopy(tiny_config)
     config.data.source, config.model.vocab_size, config.steps = "genome:1", 0, 4
     config.tokenizer.kind, config.checkpoint.every = "wordpiece", 2
@@ -62,7 +63,7 @@ def test_a_store_is_prepared_from_it(config, tmp_path, capsys):
         main._run("bert-jax", shard, "bert-jax prepare")
 
 
-@pytest.mark.parametrize("source", ["genome:1", "genome:1@1,builtin@3", "genome:1@1,genome:2@3"])
+@pytest.mark.parametrize("source", ["genome:1", "genome:1@1,genome:2@2,text.txt@3"])
 def test_a_run_on_it_resumes(config, source, tmp_path):
     config.data.source = source
     bert_jax.pretrain(copy.deepcopy(config), "whole", quiet=True)

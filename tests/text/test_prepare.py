@@ -11,6 +11,15 @@ import time
 
 import numpy as np
 import pytest
+from texts import (
+    TOKENIZER,
+    VOCAB_SIZE,
+    assert_same_files,
+    flip_bit,
+    interrupted,
+    make_documents,
+    write_text,
+)
 
 from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
@@ -23,31 +32,15 @@ from bert_jax.text.prepare import DEFAULT_VOCAB_SIZE, prepare
 from bert_jax.text.store import open_store
 from bert_jax.text.tokenizer import WordPieceTokenizer
 
-SENTENCES = [
-    "The cat sat on the mat.",
-    "A dog barked!",
-    "Nobody knew why it rained.",
-    "So it goes.",
-]
-
-
-def write_text(path, documents: int = 60) -> None:
-    generator = np.random.default_rng(0)
-    with path.open("w") as file:
-        for number in range(documents):
-            for _ in range(generator.integers(1, 9)):
-                file.write(f"{number} {SENTENCES[generator.integers(4)]}\n")
-            file.write("\n")
+FIRST_BATCH = 3  # its record, after two of the tokenizer
 
 
 @pytest.fixture
-def data(tmp_path):
-    write_text(tmp_path / "text.txt")
+def data(tmp_path, monkeypatch):
+    """A text of many batches, of which six documents are held out."""
+    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
+    write_text(tmp_path / "text.txt", make_documents(60))
     return DataConfig(source=str(tmp_path / "text.txt"), eval_fraction=0.1)
-
-
-TOKENIZER = TokenizerConfig(kind="wordpiece")
-VOCAB_SIZE = 60
 
 
 def texts(store, tokenizer) -> list[list[str]]:
@@ -82,7 +75,7 @@ def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
         prepare(data, TOKENIZER, VOCAB_SIZE + 1, folder)
     with pytest.raises(UserError, match="other held-out text"):
         prepare(DataConfig(source=data.source, eval_fraction=0.2), TOKENIZER, VOCAB_SIZE, folder)
-    write_text(tmp_path / "text.txt", 61)
+    write_text(tmp_path / "text.txt", make_documents(61))
     with pytest.raises(UserError, match="other text"):
         prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*.bin")} == before
@@ -91,62 +84,55 @@ def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
 
 
 def test_held_out_files(data, tmp_path):
-    write_text(tmp_path / "dev.txt", 7)
+    write_text(tmp_path / "dev.txt", make_documents(7))
     both = DataConfig(source=data.source, eval_source=str(tmp_path / "dev.txt"))
     corpus = prepare(both, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
     assert (corpus.train.num_documents, corpus.eval.num_documents) == (60, 7)
 
 
-@pytest.mark.parametrize("fail_at", [1, 2, 3, 8])
-def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, fail_at):
+@pytest.mark.parametrize("after", [1, 2, FIRST_BATCH, 8])
+def test_resumes_where_it_was_interrupted(data, tmp_path, monkeypatch, after):
     """The files are the same as without interruption, and earlier work is not repeated."""
-    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
+    folder, tokens = tmp_path / "interrupted", tmp_path / "interrupted/train/tokens.bin"
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "uninterrupted")
-    write_json, calls, encoded = prepare_lib.json_files.write_record, [], []
-
-    def failing(path, content):
-        calls.append(path)
-        if len(calls) == fail_at + 1:
-            raise KeyboardInterrupt
-        write_json(path, content)
-
-    monkeypatch.setattr(prepare_lib.json_files, "write_record", failing)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
+    with interrupted(after):
+        prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     with pytest.raises(UserError, match="unfinished"):
-        open_store(tmp_path / "interrupted")
-    # A file that has lost data is detected; data that was not recorded is truncated.
-    if fail_at > 3:
-        tokens = (tmp_path / "interrupted/train/tokens.bin").read_bytes()
-        (tmp_path / "interrupted/train/tokens.bin").write_bytes(tokens[: len(tokens) // 3])
-        monkeypatch.setattr(prepare_lib.json_files, "write_record", write_json)
-        with pytest.raises(UserError, match="is shorter than"):
-            prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
-        (tmp_path / "interrupted/train/tokens.bin").write_bytes(tokens)
-        vocabulary = next((tmp_path / "interrupted/tokenizer").iterdir())
-        vocabulary.write_bytes((kept := vocabulary.read_bytes()).replace(b'"c"', b'"v2"'))
-        with pytest.raises(UserError, match=r"interrupted: tokenizer/.* has changed since"):
-            prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
-        vocabulary.write_bytes(kept)
-    if fail_at > 1:
-        with (tmp_path / "interrupted/train/tokens.bin").open("ab") as file:
-            file.write(b"rubbish")
-    monkeypatch.setattr(prepare_lib.json_files, "write_record", write_json)
-    append = prepare_lib._append
+        open_store(folder)
+    if after > 1:
+        with tokens.open("ab") as file:
+            file.write(b"what was not recorded")
+    append, encoded = prepare_lib._append, []
 
     def counting(folder, sizes, sums, documents):
         encoded.append(len(documents))
         append(folder, sizes, sums, documents)
 
     monkeypatch.setattr(prepare_lib, "_append", counting)
-    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
-    assert fail_at < 3 or sum(encoded) < 60
-    for path in (tmp_path / "uninterrupted").rglob("*.bin"):
-        again = tmp_path / "interrupted" / path.relative_to(tmp_path / "uninterrupted")
-        assert path.read_bytes() == again.read_bytes()
-    assert not (tmp_path / "interrupted/progress.json").exists()
-    stores = [tmp_path / name / "store.json" for name in ("uninterrupted", "interrupted")]
-    assert stores[0].read_text() == stores[1].read_text()  # with the checksums
+    prepare(data, TOKENIZER, VOCAB_SIZE, folder)
+    assert after < FIRST_BATCH or sum(encoded) < 60
+    assert_same_files(tmp_path / "uninterrupted", folder)
+    assert not (folder / "progress.json").exists()
+
+
+def rename_token(path) -> None:
+    path.write_text(path.read_text().replace('"c"', '"v2"'))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("train/tokens.bin", lambda path: os.truncate(path, 9), "is shorter than"),
+        ("train/tokens.bin", flip_bit, r"train/tokens.bin has changed since it was written"),
+        ("tokenizer/tokenizer.json", rename_token, r"store: tokenizer/.* has changed since"),
+    ],
+)
+def test_damage_before_a_store_is_resumed_is_detected(data, tmp_path, name, damage, message):
+    with interrupted(after=8):
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    damage(tmp_path / "store" / name)
+    with pytest.raises(UserError, match=message):
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
 
 
 KILLED = """
@@ -169,26 +155,17 @@ prepare.prepare(data, TokenizerConfig(kind="wordpiece"), int(sys.argv[3]), Path(
 """
 
 
-def test_survives_sigkill(data, tmp_path, monkeypatch):
+def test_survives_sigkill(data, tmp_path):
     """A process that is killed in the middle of a batch loses only that batch."""
-    command = [
-        sys.executable,
-        "-c",
-        KILLED,
-        data.source,
-        str(tmp_path / "interrupted"),
-        str(VOCAB_SIZE),
-    ]
+    folder = tmp_path / "interrupted"
+    command = [sys.executable, "-c", KILLED, data.source, str(folder), str(VOCAB_SIZE)]
     assert subprocess.run(command).returncode == -signal.SIGKILL
-    assert json.loads((tmp_path / "interrupted/progress.json").read_text())["documents"] > 0
+    assert json.loads((folder / "progress.json").read_text())["documents"] > 0
     with pytest.raises(UserError, match="unfinished"):
-        open_store(tmp_path / "interrupted")
-    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
+        open_store(folder)
     prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "uninterrupted")
-    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "interrupted")
-    for path in (tmp_path / "uninterrupted").rglob("*.bin"):
-        again = tmp_path / "interrupted" / path.relative_to(tmp_path / "uninterrupted")
-        assert path.read_bytes() == again.read_bytes()
+    prepare(data, TOKENIZER, VOCAB_SIZE, folder)
+    assert_same_files(tmp_path / "uninterrupted", folder)
 
 
 def test_texts_that_cannot_be_trained_on(tmp_path):
@@ -203,25 +180,28 @@ def test_texts_that_cannot_be_trained_on(tmp_path):
             prepare(DataConfig(source=str(path)), TOKENIZER, 60, tmp_path / name)
 
 
-def test_a_folder_that_cannot_be_written(data, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be written"):
-        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "file" / "store")
+def test_a_source_that_is_too_long_for_a_path(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        prepare(DataConfig(source=",".join(["a.txt"] * 900)), TOKENIZER, 9, tmp_path)
 
 
-def test_corrected_text_is_started_again(data, tmp_path):
+@pytest.mark.parametrize("is_another_tokenizer", [False, True])
+def test_corrected_text_is_started_again(data, tmp_path, is_another_tokenizer):
     """Text with an error, part of which was tokenized before it was corrected."""
     text = (tmp_path / "text.txt").read_bytes()
-    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first")
-    tokenizer = tokenizer_loading.load(tmp_path / "first/tokenizer")
+    expected = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "expected")
+    first = wanted = expected.tokenizer
+    if is_another_tokenizer:
+        first = prepare(data, TokenizerConfig(), 40, tmp_path / "first").tokenizer
+        wanted = TOKENIZER
     (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
     data.sentences = "lines"  # or else the error is raised when the form of the text is detected
     with pytest.raises(UserError, match="is not UTF-8"):
-        prepare(data, tokenizer, 0, tmp_path / "store")
+        prepare(data, first, 0, tmp_path / "store")
     assert (tmp_path / "store/progress.json").exists()
     (tmp_path / "text.txt").write_bytes(text)
-    corpus = prepare(data, tokenizer, 0, tmp_path / "store")
-    assert len(corpus.train.tokens) == len(open_store(tmp_path / "first").train.tokens)
+    corpus = prepare(data, wanted, VOCAB_SIZE, tmp_path / "store")
+    np.testing.assert_array_equal(corpus.train.tokens, expected.train.tokens)
 
 
 def test_a_store_with_another_tokenizer_than_asked_for(data, tmp_path):
@@ -233,26 +213,6 @@ def test_a_store_with_another_tokenizer_than_asked_for(data, tmp_path):
     other = tokenizer_loading.load(tmp_path / "two/tokenizer")
     with pytest.raises(UserError, match="is not the one that"):
         prepare(source, other, 0, tmp_path / "no")
-
-
-def test_a_source_that_is_too_long_for_a_path(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
-        prepare(DataConfig(source=",".join(["a.txt"] * 900)), TOKENIZER, 9, tmp_path)
-
-
-def test_started_again_with_a_tokenizer_of_another_kind(data, tmp_path):
-    """The first tokenizer of an unfinished store is not used."""
-    text = (tmp_path / "text.txt").read_bytes()
-    prepare(data, TokenizerConfig(), 40, tmp_path / "first")
-    tokenizer = tokenizer_loading.load(tmp_path / "first/tokenizer")
-    (tmp_path / "text.txt").write_bytes(text + b"a bad byte \xff\n")
-    data.sentences = "lines"  # or else the error is raised when the form of the text is detected
-    with pytest.raises(UserError, match="is not UTF-8"):
-        prepare(data, tokenizer, 0, tmp_path / "store")
-    assert (tmp_path / "store/progress.json").exists()
-    (tmp_path / "text.txt").write_bytes(text)
-    corpus = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
-    assert corpus.tokenizer.kind == "wordpiece"
 
 
 def test_the_size_of_the_vocabulary(data, tmp_path):
@@ -279,119 +239,79 @@ def test_the_size_of_the_vocabulary(data, tmp_path):
         read(config, None, tmp_path / "none")
 
 
-def test_a_folder_of_something_else_is_left_alone(data, tmp_path):
-    """Neither a user's files nor an unfinished store of other text are overwritten."""
-    files = tmp_path / "mine/tokenizer"
-    files.mkdir(parents=True)
-    (files / "notes.txt").write_text("precious")
-    with pytest.raises(UserError, match="mine is not empty and not a store; choose another folder"):
-        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "mine")
-    assert [p.name for p in tmp_path.glob("mine/**/*")] == ["tokenizer", "notes.txt"]
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [("mine", "mine is not empty and not a store"), ("mine/notes.txt/store", "cannot be written")],
+)
+def test_a_folder_of_something_else_is_left_alone(data, tmp_path, folder, message):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("precious")
+    with pytest.raises(UserError, match=message):
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / folder)
+    assert [p.name for p in tmp_path.glob("mine/**/*")] == ["notes.txt"]
 
 
 @pytest.mark.parametrize("change", ["text", "tokenizer"])
-def test_an_unfinished_store_of_something_else_is_left_alone(data, tmp_path, monkeypatch, change):
-    folder, write = tmp_path / "store", prepare_lib.json_files.write_record
-
-    def interrupted(path, record):
-        if "documents" in record:
-            raise KeyboardInterrupt
-        write(path, record)
-
-    monkeypatch.setattr(prepare_lib.json_files, "write_record", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+def test_an_unfinished_store_of_something_else_is_left_alone(data, tmp_path, change):
+    folder = tmp_path / "store"
+    with interrupted(FIRST_BATCH):
         prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     if change == "text":
-        write_text(tmp_path / "text.txt", 61)
+        write_text(tmp_path / "text.txt", make_documents(61))
     with pytest.raises(UserError, match=r"store was prepared from (other|another) .*; choose"):
         prepare(data, TOKENIZER, VOCAB_SIZE + (change == "tokenizer"), folder)
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
 
 
-def test_an_unfinished_store_of_a_loaded_tokenizer_is_resumed(data, tmp_path, monkeypatch):
-    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first")
-    tokenizer, write = (
-        tokenizer_loading.load(tmp_path / "first/tokenizer"),
-        prepare_lib.json_files.write_record,
-    )
-
-    def interrupted(path, record):
-        if "documents" in record:
-            raise KeyboardInterrupt
-        write(path, record)
-
-    monkeypatch.setattr(prepare_lib.json_files, "write_record", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+def test_an_unfinished_store_of_a_loaded_tokenizer_is_resumed(data, tmp_path):
+    tokenizer = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first").tokenizer
+    with interrupted(FIRST_BATCH):
         prepare(data, tokenizer, 0, tmp_path / "store")
-    monkeypatch.setattr(prepare_lib.json_files, "write_record", write)
     assert prepare(data, tokenizer, 0, tmp_path / "store").train.num_documents == 54
-
-
-def test_damage_before_a_store_is_resumed_is_detected(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_lib, "_BATCH_CHARACTERS", 500)
-    write, folder = prepare_lib.json_files.write_record, tmp_path / "store"
-
-    def interrupted(path, record):
-        write(path, record)
-        if record.get("documents", 0) > 20:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(prepare_lib.json_files, "write_record", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(data, TOKENIZER, VOCAB_SIZE, folder)
-    monkeypatch.setattr(prepare_lib.json_files, "write_record", write)
-    content = bytearray((folder / "train/tokens.bin").read_bytes())
-    content[9] ^= 1
-    (folder / "train/tokens.bin").write_bytes(content)
-    with pytest.raises(UserError, match=r"train/tokens.bin has changed since it was written"):
-        prepare(data, TOKENIZER, VOCAB_SIZE, folder)
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        "",
-        "[]",
-        "7",
-        "{",
-        "[" * 10_000,
-        '{"identity": []}',
-        "{}",
+        b"",
+        b"[]",
+        b"{",
+        b"[" * 10_000,
+        b'{"identity": []}',
         b"\xff\x00",
-        '{"identity": {"format": 1}}',
+        b'{"identity": {"format": 1}}',
     ],
 )
 def test_progress_of_anything(data, tmp_path, content):
     (tmp_path / "store").mkdir()
-    content = content if isinstance(content, bytes) else content.encode()
     (tmp_path / "store/progress.json").write_bytes(content)
     with pytest.raises(UserError, match=r"progress.json (cannot be read|is damaged)|was prepared"):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "changes",
     [
-        ("documents", "7"),
-        ("documents", -1),
-        (prepare_lib.store.CHARACTERS[0], "many"),
-        (prepare_lib.store.CHARACTERS[1], float("inf")),
-        ("splits", []),
-        ("splits", {"train": 7}),
-        ("splits", {"train": {}}),
-        ("splits", {"train": {"tokens": "0", "sentences": 8, "documents": 8}}),
-        ("checksums", 7),
+        {"documents": "7"},
+        {"documents": -1},
+        {prepare_lib.store.CHARACTERS[0]: "many"},
+        {prepare_lib.store.CHARACTERS[1]: float("inf")},
+        {"splits": []},
+        {"splits": {"train": 7}},
+        {"splits": {"train": {}}},
+        {"splits": {"train": {"tokens": "0", "sentences": 8, "documents": 8}}},
+        {"checksums": 7},
     ],
 )
-def test_progress_of_other_types(data, tmp_path, name, value):
+def test_progress_of_other_types(data, tmp_path, changes):
     """Of an earlier version, whose progress had no checksum of its own."""
-    prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
-    record = json.loads((tmp_path / "store/store.json").read_text())
-    (tmp_path / "store/store.json").unlink()
-    del record["crc32c"], record["vocab_size"]
-    progress = json.dumps({**record, "documents": 60, name: value})
-    (tmp_path / "store/progress.json").write_text(progress)
+    with interrupted(FIRST_BATCH):
+        prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
+    path = tmp_path / "store/progress.json"
+    record = json.loads(path.read_text())
+    del record["crc32c"]
+    path.write_text(json.dumps({**record, **changes}))
     with pytest.raises(UserError, match=r"progress.json is damaged .*; remove the folder"):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
 
@@ -416,8 +336,7 @@ def test_text_that_is_unknown_to_the_tokenizer(tmp_path, capsys):
         corpus = prepare(data, tokenizer, 0, tmp_path / f"store{long_words}")
         assert corpus.unknown == pytest.approx(share, abs=0.01)
         assert ("tokenizer.kind" in corpus.warning) == (share > 0.01)
-    config = TokenizerConfig(kind="wordpiece")
-    assert prepare(data, config, 400, tmp_path / "store").unknown == 0
+    assert prepare(data, TOKENIZER, 400, tmp_path / "store").unknown == 0
     capsys.readouterr()
     with console.output(console.Level.PROGRESS):
         corpus = prepare(data, TokenizerConfig(), 4000, tmp_path / "shrunk")
@@ -460,9 +379,6 @@ def test_an_interruption_while_a_tokenizer_is_trained(data, tmp_path, monkeypatc
 
 
 def test_a_folder_that_another_process_prepares_is_refused(data, tmp_path):
-    in_use = pytest.raises(
-        UserError, match="store is in use by another process; wait until that ends"
-    )
-    with locked(tmp_path / "store"), in_use:
+    with locked(tmp_path / "store"), pytest.raises(UserError, match="store is in use by another"):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
     assert prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store").tokenizer.vocab_size

@@ -11,12 +11,18 @@ from pathlib import Path
 from unittest import mock
 
 import fsspec
-import numpy as np
 import pytest
-from test_shards import documents, prepare_shard, write_text
+from texts import (
+    TOKENIZER,
+    VOCAB_SIZE,
+    assert_same_stores,
+    make_documents,
+    prepare_shard,
+    write_text,
+)
 
 from bert_jax.commands import main
-from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.storage import remote
 from bert_jax.text import fetched, file_source, shards
@@ -34,7 +40,7 @@ def texts(tmp_path):
     folder = tmp_path / "text"
     folder.mkdir()
     for name, number in (("a.txt", 60), ("b.jsonl", 40), ("c.txt.gz", 9), ("d.txt.xz", 8)):
-        write_text(folder / name, texts := documents(number))
+        write_text(folder / name, texts := make_documents(number))
         content = (folder / name).read_bytes()
         if name == "b.jsonl":
             content = "".join(json.dumps({"text": " ".join(t)}) + "\n" for t in texts).encode()
@@ -86,73 +92,71 @@ def test_the_documents_and_the_identity_are_those_of_the_files_on_a_disk(texts, 
 
 
 def test_a_store_of_remote_text_is_that_of_the_text_on_a_disk(texts, memory, tmp_path):
-    config = TokenizerConfig(kind="wordpiece")
-    data = DataConfig(source=f"{texts}/*.txt", eval_source=f"{texts}/*.gz", eval_fraction=0.1)
-    prepare(data, config, 60, tmp_path / "local")
-    tokenizer = open_store(tmp_path / "local").tokenizer
-    there = DataConfig(
-        source="memory://bucket/text/*.txt",
-        eval_source="memory://bucket/text/*.gz",
-        eval_fraction=0.1,
-    )
+    data = DataConfig(source=f"{texts}/*.txt", eval_source=f"{texts}/*.gz")
+    tokenizer = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "local").tokenizer
+    bucket = "memory://bucket/text"
+    there = DataConfig(source=f"{bucket}/*.txt", eval_source=f"{bucket}/*.gz")
     for number, options in enumerate((data, there, data)):
         prepare_shard(options, tokenizer, tmp_path / "store", number, 3)
     shards.finish(tmp_path / "store")
-    one, other = open_store(tmp_path / "store"), prepare(data, tokenizer, 0, tmp_path / "whole")
-    assert one.fingerprint == other.fingerprint
-    np.testing.assert_array_equal(one.train.tokens[:], other.train.tokens[:])
+    whole = prepare(data, tokenizer, 0, tmp_path / "whole")
+    assert_same_stores(open_store(tmp_path / "store"), whole)
     prepare(there, tokenizer, 0, tmp_path / "whole")  # is complete, of the same text
 
 
-def test_a_remote_store_has_the_shards_of_one_on_a_disk(
-    texts, memory, tmp_path, capsys, monkeypatch
-):
+@pytest.fixture
+def run_prepare(capsys):
+    """Runs `bert-jax prepare`, and returns what it prints."""
+
     def run(*words: str) -> str:
         main._run("bert-jax", ["prepare", *words], "bert-jax prepare")
         return capsys.readouterr().out
 
+    return run
+
+
+def test_a_remote_store_has_the_shards_of_one_on_a_disk(texts, memory, tmp_path, run_prepare):
     source, store = f"{texts}/*.txt", "memory://bucket/store"
-    assert f"tokenizer: {store}/tokenizer" in run(source, store, "--sample=1", "--vocab-size=60")
+    printed = run_prepare(source, store, "--sample=1", "--vocab-size=60")
+    assert f"tokenizer: {store}/tokenizer" in printed
     for number in (1, 0):
-        printed = run(source, store, f"--shard={number}/2")
-        assert (
-            f"after all others: train on it with: bert-jax pretrain --config.data.source={store}"
-            in printed
-        )
+        printed = run_prepare(source, store, f"--shard={number}/2")
+        assert f"train on it with: bert-jax pretrain --config.data.source={store}" in printed
     before = memory.info("/bucket/store/shards/00001-of-00002/train/tokens.bin")
-    run(source, store, "--shard=1/2")  # does nothing
+    run_prepare(source, store, "--shard=1/2")  # does nothing
     assert memory.info("/bucket/store/shards/00001-of-00002/train/tokens.bin") == before
     assert not memory.glob("/bucket/store/**/.lock")
-    message = "^memory://bucket/store/shards/00001-of-00002 was prepared from other held-out text"
-    with pytest.raises(UserError, match=message):
-        run(source, store, "--shard=1/2", "--eval-fraction=0.5")
+    with pytest.raises(UserError, match="00001-of-00002 was prepared from other held-out text"):
+        run_prepare(source, store, "--shard=1/2", "--eval-fraction=0.5")
+    run_prepare(source, str(tmp_path / "whole"), f"--tokenizer={fetched.tokenizer_folder(store)}")
+    assert_same_stores(open_store(fetched.folder(store)), open_store(tmp_path / "whole"))
 
-    run(source, str(tmp_path / "whole"), f"--tokenizer={fetched.tokenizer_folder(store)}")
-    one, other = open_store(fetched.folder(store)), open_store(tmp_path / "whole")
-    assert one.fingerprint == other.fingerprint
-    np.testing.assert_array_equal(one.train.tokens[:], other.train.tokens[:])
-    for words in ((source, store), ("--finish", store)):
-        with pytest.raises(
-            UserError, match="store is not on a disk, where whole stores are written"
-        ):
-            run(*words)
-    with pytest.raises(UserError, match="--force replaces one store, or one shard, on a disk"):
-        run(source, store, "--shard=1/2", "--force")
-    for url in ("https://host/store", "file:///store"):
-        with pytest.raises(UserError, match=f"^{url} cannot be written; give a folder"):
-            run(source, url, "--shard=1/2")
-    monkeypatch.setattr(remote, "send", fail := mock.Mock(side_effect=UserError("no network")))
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["SOURCE", "memory://bucket/store"], "is not on a disk, where whole stores are written"),
+        (["--finish", "memory://bucket/store"], "is not on a disk"),
+        (["SOURCE", "memory://bucket/store", "--shard=1/2", "--force"], "--force replaces .* disk"),
+        (["SOURCE", "https://host/store", "--shard=1/2"], "^https://host/store cannot be written"),
+        (["SOURCE", "file:///store", "--shard=1/2"], "^file:///store cannot be written"),
+    ],
+)
+def test_remote_stores_that_are_refused(texts, run_prepare, words, message):
+    with pytest.raises(UserError, match=message):
+        run_prepare(*(word.replace("SOURCE", f"{texts}/*.txt") for word in words))
+
+
+def test_a_tokenizer_that_cannot_be_sent(texts, run_prepare, monkeypatch, capsys):
+    monkeypatch.setattr(remote, "send", mock.Mock(side_effect=UserError("no network")))
     with pytest.raises(UserError, match="no network"):
-        run(source, "memory://bucket/other", "--sample=1")
-    assert fail.called
+        run_prepare(f"{texts}/*.txt", "memory://bucket/other", "--sample=1")
     assert "tokenizer:" not in capsys.readouterr().out
 
 
 def test_a_remote_workdir_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        UserError, match="--workdir gs:/bucket/run is not on a disk, which fine-tuning needs"
-    ):
+    with pytest.raises(UserError, match="--workdir gs:/bucket/run is not on a disk"):
         workdir.check_path(Path("gs://bucket/run"))
     assert not list(tmp_path.iterdir())
 
@@ -191,10 +195,7 @@ def test_a_file_that_changes_is_an_error(memory):
     [
         ("memory://bucket/text/*.none", "does not exist; give files or a glob"),
         ("memory://bucket/text", "is a folder, not a file; give files or a glob"),
-        (
-            "memory://bucket/store",
-            "is a store, .*; give text, or copy the store to a disk, as data.source",
-        ),
+        ("memory://bucket/store", "is a store, .*; give text, or copy the store to a disk"),
         ("nonsense://bucket/a.txt", "Protocol not known: nonsense"),
     ],
 )
@@ -207,7 +208,5 @@ def test_what_is_refused(memory, name, message):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(
-        UserError, match=r"\(Install s3fs.*; install it; pip install 'bert-jax\[remote\]'"
-    ):
+    with pytest.raises(UserError, match=r"Install s3fs.*pip install 'bert-jax\[remote\]'"):
         remote.find("s3://bucket/*.txt")

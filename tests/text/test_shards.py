@@ -1,5 +1,6 @@
 """Stores of shards: the batches of the whole text, whatever their number, and what is refused."""
 
+import dataclasses
 import gzip
 import json
 import os
@@ -7,10 +8,20 @@ import time
 
 import numpy as np
 import pytest
-from helpers import train_batches
+from helpers import assert_same_arrays, train_batches
+from texts import (
+    TOKENIZER,
+    WORDS,
+    assert_same_files,
+    flip_bit,
+    interrupted,
+    make_documents,
+    prepare_shard,
+    write_text,
+)
 
 from bert_jax.batches import loader
-from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
+from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import UserError
 from bert_jax.text import file_source, files, shards
@@ -19,24 +30,6 @@ from bert_jax.text.prepare import prepare
 from bert_jax.text.sources import open_source
 from bert_jax.text.store import ShardedTokens, is_only_store, open_store
 
-KIND = TokenizerConfig(kind="wordpiece")
-CHUNK_BYTES = 1500  # as in conftest.py
-WORDS = ["cat", "dog", "mat", "rain", "sun", "why", "tree", "sat", "on", "the"]
-
-
-def documents(number: int, seed: int = 0) -> list[list[str]]:
-    """Documents of lines, each a sentence."""
-    generator = np.random.default_rng(seed)
-    return [
-        [f"{i} {' '.join(generator.choice(WORDS, n))}." for n in generator.integers(2, 12, 5)]
-        for i in range(number)
-    ]
-
-
-def write_text(path, texts: list[list[str]]) -> None:
-    path.write_text("\n\n".join("\n".join(text) for text in texts) + "\n")
-
-
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
@@ -44,19 +37,14 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 def data(tmp_path):
     """A text of three files, two of which are divided; one has a chunk's end in its last line."""
     for name, number in (("a.txt", 90), ("b.txt", 3), ("c.txt", 70)):
-        write_text(tmp_path / name, documents(number))
+        write_text(tmp_path / name, make_documents(number))
     return DataConfig(source=str(tmp_path / "*.txt"), eval_fraction=0.1)
 
 
 @pytest.fixture
 def whole(data, tmp_path):
-    prepare(data, KIND, 60, tmp_path / "first")
+    prepare(data, TOKENIZER, 60, tmp_path / "first")
     return prepare(data, open_store(tmp_path / "first").tokenizer, 0, tmp_path / "whole")
-
-
-def prepare_shard(data, tokenizer, folder, number: int, count: int) -> None:
-    path = shards.shard_folder(folder, (number, count))
-    prepare_lib.write(data, tokenizer, 0, path, (number, count))
 
 
 def write_shards(data, tokenizer, folder, count: int):
@@ -95,15 +83,13 @@ def test_shards_have_the_batches_of_the_whole_text(data, whole, tmp_path, count)
         found, expected = batches(corpus, settings), batches(whole, settings)
         assert len(found) > 5
         for ours, theirs in zip(found, expected, strict=True):
-            assert ours.keys() == theirs.keys()
-            for name, array in ours.items():
-                np.testing.assert_array_equal(array, theirs[name])
+            assert_same_arrays(ours, theirs)
 
 
 @pytest.mark.parametrize("form", ["plain", "lines", "wrapped", "jsonl", "gz", "csv", "many"])
 def test_every_form_of_text_is_divided_into_the_documents_that_it_has(tmp_path, monkeypatch, form):
     """They are those of the text as one chunk, since a chunk starts where a document does."""
-    texts = documents(60)
+    texts = make_documents(60)
     options = {"lines": "documents", "wrapped": "split"}.get(form, "auto")
     data = DataConfig(source=str(tmp_path / "text*"), sentences=options)
     if form in ("plain", "wrapped"):
@@ -138,7 +124,7 @@ def test_every_form_of_text_is_divided_into_the_documents_that_it_has(tmp_path, 
 
 
 def test_text_without_blank_lines_is_divided_at_lines(tmp_path):
-    lines = [line for document in documents(100) for line in document]
+    lines = [line for document in make_documents(100) for line in document]
     (tmp_path / "a.txt").write_text("\ufeff" + "\n".join(lines))
     found = list(open_source(str(tmp_path / "a.txt"), DataConfig(sentences="lines")).documents())
     assert [line for document in found for line in document] == lines
@@ -179,77 +165,73 @@ def test_chunks_of_few_documents_hold_out_their_share(tmp_path):
     assert splits.count("eval") == pytest.approx(100, abs=10)
 
 
-def test_a_killed_shard_resumes_to_the_same_bytes(data, whole, tmp_path, monkeypatch):
+def test_a_killed_shard_resumes_to_the_same_bytes(data, whole, tmp_path):
     prepare_shard(data, whole.tokenizer, tmp_path / "one", 1, 3)
-    write, calls = prepare_lib.json_files.write_record, []
-
-    def interrupted(path, record):
-        calls.append(record)
-        if len(calls) == 6:
-            raise KeyboardInterrupt
-        write(path, record)
-
-    monkeypatch.setattr(prepare_lib.json_files, "write_record", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(after=5) as records:
         prepare_shard(data, whole.tokenizer, tmp_path / "two", 1, 3)
-    assert calls[4]["documents"] > 0
+    assert records[-1]["documents"] > 0
     with pytest.raises(UserError, match=r"3 of 3 shards of .*two are missing or unfinished: 0, 1"):
         shards.finish(tmp_path / "two")
     prepare_shard(data, whole.tokenizer, tmp_path / "two", 1, 3)
-    for path in (tmp_path / "one").rglob("*.*"):
-        if path.is_file():
-            other = tmp_path / "two" / path.relative_to(tmp_path / "one")
-            assert path.read_bytes() == other.read_bytes()
-    assert len(calls) > 6
+    assert_same_files(tmp_path / "one", tmp_path / "two")
 
 
-def test_what_is_refused(data, whole, tmp_path):
-    folder = tmp_path / "store"
-    with pytest.raises(UserError, match="has no shards; prepare them first: bert-jax prepare"):
+def refused(folder, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
         shards.finish(folder)
+    assert "\n" not in str(error.value)
+    assert not (folder / "store.json").exists()
+
+
+def test_missing_shards_are_refused(data, whole, tmp_path):
+    folder = tmp_path / "store"
+    refused(folder, "has no shards; prepare them first: bert-jax prepare")
     for number in (0, 2):
         prepare_shard(data, whole.tokenizer, folder, number, 3)
-    with pytest.raises(UserError, match=r"1 of 3 shards .* unfinished: 1; .* --shard=1/3"):
-        shards.finish(folder)
+    refused(folder, r"1 of 3 shards .* unfinished: 1; .* --shard=1/3")
     with pytest.raises(UserError, match="not empty and not a store"):
         prepare(data, whole.tokenizer, 0, folder)
-    # Of other settings, of which each shard is complete by itself.
-    other = tmp_path / "other"
-    changed = DataConfig(source=data.source, eval_fraction=0.2)
-    for options, tokenizer, message in (
-        (data, open_store(tmp_path / "first").tokenizer, ""),
-        (changed, whole.tokenizer, "was prepared from other held-out text than 00000-of-00003"),
-        (DataConfig(source=str(tmp_path / "[ab].txt")), whole.tokenizer, "from other text or set"),
-    ):
-        prepare_shard(options, tokenizer, other, 1, 3)
-        (folder / "shards/00001-of-00003").mkdir(exist_ok=True)
-        os.rename(other / "shards/00001-of-00003", folder / "shards/00001-of-00003")
-        if message:
-            with pytest.raises(UserError, match=f"00001-of-00003 {message}|{message}"):
-                shards.finish(folder)
-        os.rename(folder / "shards/00001-of-00003", other / f"shards/kept{len(message)}")
-    os.rename(other / "shards/kept0", folder / "shards/00001-of-00003")
-    prepare_shard(data, whole.tokenizer, folder, 2, 4)
-    with pytest.raises(UserError, match="has shards of 3 and of 4; remove those of one number"):
-        shards.finish(folder)
-    os.rename(folder / "shards/00002-of-00004", other / "shards/unused")
-    path = folder / "shards/00001-of-00003/train"
-    for name, change, message in (
+    with pytest.raises(UserError, match=r"is an unfinished store; .* prepare --finish="):
+        prepare(DataConfig(source=str(folder)), TOKENIZER, 0, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eval_fraction": 0.2}, "00001-of-00003 was prepared from other held-out text than 00000"),
+        ({"source": "[ab].txt"}, "from other text or set"),
+    ],
+)
+def test_a_shard_of_other_settings_is_refused(data, whole, tmp_path, monkeypatch, changes, message):
+    """Each shard is complete by itself."""
+    monkeypatch.chdir(tmp_path)
+    folder, other = tmp_path / "store", tmp_path / "other"
+    for number in (0, 2):
+        prepare_shard(data, whole.tokenizer, folder, number, 3)
+    prepare_shard(dataclasses.replace(data, **changes), whole.tokenizer, other, 1, 3)
+    os.rename(other / "shards/00001-of-00003", folder / "shards/00001-of-00003")
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
         ("tokens.bin", lambda x: x[:-2], r"tokens.bin has \d+ bytes instead of"),
         ("sentences.bin", lambda x: x[:8] + bytes([x[8] ^ 1]) + x[9:], "sentences.bin has changed"),
         ("../store.json", lambda x: x.replace(b"0.1", b"0.2"), "store.json is damaged"),
-    ):
-        content = (path / name).read_bytes()
-        (path / name).write_bytes(change(content))
-        with pytest.raises(UserError, match=message) as error:
-            shards.finish(folder)
-        assert "\n" not in str(error.value)
-        (path / name).write_bytes(content)
-    assert not (folder / "store.json").exists()
-    with pytest.raises(UserError, match=r"is an unfinished store; .* prepare --finish="):
-        prepare(DataConfig(source=str(folder)), KIND, 0, tmp_path / "none")
+    ],
+)
+def test_a_damaged_shard_is_refused(data, whole, tmp_path, name, change, message):
+    for number in range(2):
+        prepare_shard(data, whole.tokenizer, tmp_path / "store", number, 2)
+    path = tmp_path / "store/shards/00001-of-00002/train" / name
+    path.write_bytes(change(path.read_bytes()))
+    refused(tmp_path / "store", message)
 
-    shards.finish(folder)
+
+def test_a_finished_store_is_left_as_it_is(data, whole, tmp_path):
+    folder = tmp_path / "store"
+    write_shards(data, whole.tokenizer, folder, 3)
     before = (folder / "store.json").read_bytes()
     shards.finish(folder)
     prepare_shard(data, whole.tokenizer, folder, 1, 3)
@@ -259,14 +241,19 @@ def test_what_is_refused(data, whole, tmp_path):
     assert is_only_store(folder)
     (folder / "shards/mine.txt").touch()
     assert not is_only_store(folder)
-    content = bytearray((path / "tokens.bin").read_bytes())
-    content[5] ^= 1
-    (path / "tokens.bin").write_bytes(content)
+    path = folder / "shards/00001-of-00003/train/tokens.bin"
+    flip_bit(path)
     with pytest.raises(UserError, match=r"00001-of-00003/train/tokens.bin has changed since"):
         open_store(folder).verify()
-    (path / "tokens.bin").unlink()
+    path.unlink()
     with pytest.raises(UserError, match=r"tokens.bin has 0 bytes instead of"):
         open_store(folder)
+
+
+def test_shards_of_two_numbers_are_refused(data, whole, tmp_path):
+    for number, count in ((2, 3), (2, 4)):
+        prepare_shard(data, whole.tokenizer, tmp_path / "store", number, count)
+    refused(tmp_path / "store", "has shards of 3 and of 4; remove those of one number")
 
 
 def test_sources_that_cannot_be_divided():
@@ -276,7 +263,7 @@ def test_sources_that_cannot_be_divided():
 
 
 def test_held_out_files_are_divided_too(data, whole, tmp_path):
-    write_text(tmp_path / "held.text", documents(30, seed=1))
+    write_text(tmp_path / "held.text", make_documents(30, seed=1))
     data = DataConfig(source=data.source, eval_source=str(tmp_path / "held.text"))
     expected = prepare(data, whole.tokenizer, 0, tmp_path / "expected")
     corpus = write_shards(data, whole.tokenizer, tmp_path / "store", 3)

@@ -4,8 +4,9 @@ import json
 from concurrent.futures import Future
 
 import pytest
+from texts import TOKENIZER, flip_bit
 
-from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.text import store as store_lib
 from bert_jax.text.prepare import prepare
@@ -17,7 +18,7 @@ def folder(tmp_path):
     """A store of two words."""
     (tmp_path / "text.txt").write_text("ab ba ab.\nba.\n\n" * 20)
     data = DataConfig(source=str(tmp_path / "text.txt"), eval_fraction=0.1)
-    prepare(data, TokenizerConfig(kind="wordpiece"), 13, tmp_path / "store")
+    prepare(data, TOKENIZER, 13, tmp_path / "store")
     return tmp_path / "store"
 
 
@@ -41,23 +42,29 @@ def test_damage_is_detected(folder, name):
 @pytest.mark.parametrize("name", ["tokens", "sentences", "documents"])
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_damage_of_unchanged_size_is_detected(folder, split, name):
-    path = folder / split / f"{name}.bin"
-    content = bytearray(path.read_bytes())
-    content[8] ^= 1
-    path.write_bytes(content)
+    flip_bit(folder / split / f"{name}.bin")
     with pytest.raises(UserError, match=f"store: {split}/{name}.bin has changed since it was"):
         open_store(folder)
 
 
-def test_damage_of_the_tokenizer_and_the_record_is_detected(folder):
-    path = folder / "tokenizer/tokenizer.json"
-    path.write_text(path.read_text().replace('"##a"', '"##c"'))
-    with pytest.raises(UserError, match=r"tokenizer/tokenizer.json has changed"):
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("tokenizer/tokenizer.json", '"##a"', '"##c"', r"tokenizer/tokenizer.json has changed"),
+        ("store.json", "0.1", "0.2", r"store.json is damaged: its checksum does not agree"),
+    ],
+)
+def test_changes_of_the_tokenizer_and_the_record_are_detected(folder, name, old, new, message):
+    path = folder / name
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(UserError, match=message):
         open_store(folder)
-    record = folder / "store.json"
-    record.write_text(record.read_text().replace("0.1", "0.2"))
-    with pytest.raises(UserError, match=r"store.json is damaged: its checksum does not agree"):
-        open_store(folder)
+
+
+def write_record(folder, record) -> None:
+    """Replace the record by one without a checksum."""
+    record = {name: x for name, x in record.items() if x is not None and name != "crc32c"}
+    (folder / "store.json").write_text(json.dumps(record))
 
 
 @pytest.mark.parametrize(
@@ -74,10 +81,7 @@ def test_damage_of_the_tokenizer_and_the_record_is_detected(folder):
     ],
 )
 def test_a_record_of_anything(folder, changes):
-    record = json.loads((folder / "store.json").read_text()) | changes
-    del record["crc32c"]
-    record = {name: value for name, value in record.items() if value is not None}
-    (folder / "store.json").write_text(json.dumps(record))
+    write_record(folder, json.loads((folder / "store.json").read_text()) | changes)
     with pytest.raises(UserError, match="remove the folder, and prepare or copy it again"):
         open_store(folder)
 
@@ -86,8 +90,7 @@ def test_a_record_of_anything(folder, changes):
 def test_a_record_of_tokens_of_another_type(folder, dtype):
     record = json.loads((folder / "store.json").read_text())
     record["splits"]["train"]["dtype"] = dtype
-    del record["crc32c"]
-    (folder / "store.json").write_text(json.dumps(record))
+    write_record(folder, record)
     with pytest.raises(UserError, match=r"store.json is damaged .*tokens of type"):
         open_store(folder)
 

@@ -212,12 +212,6 @@ def test_training_is_reproducible():
         assert {other.fingerprint for other in others} == {first.fingerprint}
 
 
-def test_bpe_and_case():
-    config = TokenizerConfig(model_type="bpe", lowercase=False)
-    cased = tokenizer_training.train(SENTENCES, config, 80)
-    assert cased.decode(cased.encode(["The encoder"])[0]) == "The encoder"
-
-
 @functools.cache
 def byte_level_of(*, lowercase: bool):
     config = TokenizerConfig(kind="byte_bpe", lowercase=lowercase)
@@ -235,14 +229,17 @@ def test_byte_level_gives_any_text_back(text):
     assert tokenizer.decode(ids) == (text if text[:1] in ("", " ") else f" {text}")
 
 
-def test_byte_level_case():
-    cased, lower = byte_level_of(lowercase=False), byte_level_of(lowercase=True)
+def test_case():
+    lower, cased = byte_level_of(lowercase=True), byte_level_of(lowercase=False)
     texts = ["The ÉCOLE reads", "the école reads"]
     first, second = lower.encode(texts)
     assert first == second
     assert lower.decode(first) == " the école reads"
     first, second = cased.encode(texts)
     assert first != second
+    config = TokenizerConfig(model_type="bpe", lowercase=False)
+    cased = tokenizer_training.train(SENTENCES, config, 80)
+    assert cased.decode(cased.encode(["The encoder"])[0]) == "The encoder"
 
 
 def test_byte_level_words():
@@ -294,11 +291,10 @@ def test_special_tokens_are_added_to_a_sentencepiece_model(tmp_path):
     assert (
         tokenizer.decode([tokenizer.pad_id, *tokenizer.encode(["the encoder"])[0]]) == "the encoder"
     )
-    for listed, is_same in (({"<pad>": 80}, True), ({"[MASK]": 80}, False), ({"<e>": 82}, False)):
-        (tmp_path / "added_tokens.json").write_text(json.dumps(listed))
-        if is_same:
-            assert tokenizer_loading.load(tmp_path).fingerprint == tokenizer.fingerprint
-            continue
+    (tmp_path / "added_tokens.json").write_text('{"<pad>": 80}')
+    assert tokenizer_loading.load(tmp_path).fingerprint == tokenizer.fingerprint
+    for listed in ('{"[MASK]": 80}', '{"<e>": 82}'):
+        (tmp_path / "added_tokens.json").write_text(listed)
         with pytest.raises(UserError, match=r"added token '.*' is not token 8\d of the \.model"):
             tokenizer_loading.load(tmp_path)
 
@@ -346,20 +342,22 @@ def test_a_vocabulary_with_a_line_separator_in_a_token(tmp_path):
     assert [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)] == tokens
 
 
-def test_bad_files(tmp_path):
-    cases = {
-        "vocab.txt": (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n", r"no \[MASK\]"),
-        "twice.txt": (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n", "twice"),
-        "tokenizer.json": (b'{"model": ', "no readable tokenizer"),
-        "cut.model": (b"\x0a\x0e\x0a", "no readable tokenizer"),
-        "empty.model": (b"", "no readable tokenizer"),
-    }
-    for name, (content, message) in cases.items():
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n", r"no \[MASK\]"),
+        ("twice.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\na\n", "twice"),
+        ("tokenizer.json", b'{"model": ', "no readable tokenizer"),
+        ("cut.model", b"\x0a\x0e\x0a", "no readable tokenizer"),
+        ("empty.model", b"", "no readable tokenizer"),
+        ("nowhere", None, r"has no sentencepiece|does not exist"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    if content is not None:
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=message):
-            tokenizer_loading.load(tmp_path / name)
-    with pytest.raises(UserError, match=r"has no sentencepiece|does not exist"):
-        tokenizer_loading.load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=message):
+        tokenizer_loading.load(tmp_path / name)
 
 
 def test_damage_that_shows_when_a_text_is_encoded(tmp_path):
@@ -398,6 +396,11 @@ def test_the_sample_is_uniform():
     assert counts.std() < 3 * np.sqrt(80)
 
 
+def wordpiece_of(*tokens: str) -> tokenizer_lib.WordPieceTokenizer:
+    special = tokenizer_lib.WordPieceTokenizer.special
+    return tokenizer_lib.WordPieceTokenizer.from_vocabulary([*special, *tokens], lowercase=True)
+
+
 def library(tokenizer: tokenizer_lib.Tokenizer, texts: list[str]) -> list[list[int]]:
     """The token ids of `tokenizers`, of the full texts."""
     encodings = tokenizer._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -406,15 +409,7 @@ def library(tokenizer: tokenizer_lib.Tokenizer, texts: list[str]) -> list[list[i
 
 def test_words_have_the_tokens_of_the_full_text():
     letters = "aAbÉéΣς\u0301İıßﬁ\u200d\ufffd\0中가🙂'.,! \u00a0\u3000\t\n  "
-    tokens = [
-        *tokenizer_lib.WordPieceTokenizer.special,
-        *"abeσßi中.,!'",
-        "##a",
-        "##b",
-        "##σ",
-        "##i",
-    ]
-    tokenizer = tokenizer_lib.WordPieceTokenizer.from_vocabulary(tokens, lowercase=True)
+    tokenizer = wordpiece_of(*"abeσßi中.,!'", "##a", "##b", "##σ", "##i")
     random = np.random.default_rng(0)
     for _ in range(40):
         texts = ["".join(random.choice(list(letters), n)) + "a[MASK]b" for n in range(20)]
@@ -426,8 +421,7 @@ def test_words_have_the_tokens_of_the_full_text():
 
 
 def test_with_a_token_that_has_a_space_the_full_text_is_encoded():
-    tokens = [*tokenizer_lib.WordPieceTokenizer.special, "a", "b"]
-    tokenizer = tokenizer_lib.WordPieceTokenizer.from_vocabulary(tokens, lowercase=True)
+    tokenizer = wordpiece_of("a", "b")
     tokenizer._tokenizer.add_tokens([tokenizers.AddedToken("a b", normalized=False)])
     again = tokenizer_lib.WordPieceTokenizer(tokenizer._tokenizer)
     assert list(again.encode(["a b a"])[0]) == [7, 5]
@@ -501,40 +495,11 @@ def test_rare_characters_of_a_large_alphabet():
             tokenizer_training.train(sentences, TokenizerConfig(kind=kind), 300)
 
 
-SCRIPTS = [
-    *(
-        [
-            "the",
-            "encoder",
-            "reads",
-            "unaffable",
-            "Überall",
-            "für",
-            "Größe",
-            "tiếng",
-            "Việt",
-            "свобода",
-            "حرية",
-            "חירות",
-        ]
-    ),
-    *(
-        [
-            "नमस्ते",
-            "मनुष्य",
-            "人人",
-            "有权享有",
-            "今天",
-            "天气",
-            "自由",
-            "มนุษย์ทั้งหลาย",
-            "한국어",
-            "1948",
-            "42",
-            "አንቀጽ",
-        ]
-    ),
-]
+LATIN = "the encoder reads unaffable Überall für Größe tiếng Việt"
+OTHERS = """
+свобода حرية חירות नमस्ते मनुष्य 人人 有权享有 今天 天气 自由 มนุษย์ทั้งหลาย 한국어 1948 42 አንቀጽ
+"""
+SCRIPTS = [*LATIN.split(), *OTHERS.split()]
 SIGNS = [",", ".", "。", "，", "!", "፡"]
 
 
