@@ -45,8 +45,8 @@ def config(tiny_config, tiny_text, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     shutil.copy(tiny_text, "text.txt")
     config = copy.deepcopy(tiny_config)
-    config.data.source, config.model.vocab_size, config.steps = "genome:1", 0, 4
-    config.tokenizer.kind, config.checkpoint.every = "wordpiece", 2
+    config.model.num_hidden_layers = 1
+    config.steps, config.checkpoint.every = 4, 2
     return config
 
 
