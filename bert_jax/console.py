@@ -222,15 +222,13 @@ def _say(work: Work, ended: threading.Event) -> None:
 def _draw(work: Work, ended: threading.Event) -> None:
     """Draw the innermost work below what is printed, as a bar if it has a total."""
     current = _OUTPUT.get(_DEFAULT)
-    bar, columns = None, os.environ.get("COLUMNS", "")
-    options: dict[str, Any] = {"ncols": int(columns), "nrows": 24} if columns.isdecimal() else {}
-    options |= {"dynamic_ncols": not options, "leave": False, "disable": False}
+    bar = None
     while not ended.wait(_TICK):
         work = current.work or work
         text = work.text(with_share=False).replace("{", "{{").replace("}", "}}")
         form = f"{{percentage:3.0f}}%|{{bar}}| {text}" if work.total else text
         if bar is None:
-            bar = tqdm(total=work.total, initial=work.n, bar_format=form, **options)
+            bar = tqdm(total=work.total, bar_format=form, dynamic_ncols=True, leave=False)
         bar.n, bar.total, bar.bar_format = work.n, work.total, form
         bar.refresh()
     if bar is not None:  # one without a total has no truth value
@@ -240,7 +238,6 @@ def _draw(work: Work, ended: threading.Event) -> None:
 def is_terminal(stream: TextIO) -> bool:
     """Return whether a stream is a terminal of a known width."""
     try:
-        known = os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError, AttributeError):
+        return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):
         return False
-    return stream.isatty() and bool(known)

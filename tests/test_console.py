@@ -3,6 +3,7 @@
 import os
 import pty
 import sys
+import termios
 import time
 
 import pytest
@@ -78,7 +79,7 @@ def terminal(monkeypatch):
         # Here, as pytest sets them itself after the fixtures.
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setattr(sys, "stdout", stream)
-        monkeypatch.setenv("COLUMNS", str(columns) if columns else "")
+        termios.tcsetwinsize(other, (24, columns))
         work()
         stream.write("END")
         stream.flush()

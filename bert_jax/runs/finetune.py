@@ -401,8 +401,6 @@ def _train_seed(
             checkpoints,
             writer,
             run.objective,
-            eval_every=run.eval_every,
-            save_every=run.eval_every,
         ) as training:
             for step in training.steps() if not has_no_gain(training) else ():
                 if step.is_due(config.log_every):

@@ -276,8 +276,6 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             checkpoints,
             writer,
             objective,
-            eval_every=config.eval_every,
-            save_every=config.checkpoint.every,
         ) as training:
             has_warned = False
             for each in training.steps():

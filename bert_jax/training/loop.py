@@ -86,7 +86,9 @@ class Training:
                 number += 1
                 compiles = progress.inner_seconds > inner_seconds
                 self._window.add(number, metrics, stage.batch_size, compiles=compiles)
-                progress.add(number, metrics, compiles=compiles)
+                progress.n = number
+                if compiles:
+                    progress.mark(number)
                 yield Step(number, self._stages[-1].end, self.state, stage)
 
     def log(self, step: Step) -> dict[str, float]:
@@ -106,9 +108,8 @@ class Training:
         Raises:
           TrainingError: a loss is not finite.
         """
-        with console.working("evaluating", says_end=False) as work:
+        with console.working("evaluating", says_end=False):
             scores = step.stage.evaluate(step.state)
-        self._progress.took(work)
         for name, value in scores.items():
             if name.endswith("loss"):
                 check_finite(f"held-out {name}", value, step.number, self._checkpoints)
@@ -126,9 +127,8 @@ class Training:
         Raises:
           TrainingError: a metric of a step since the last log is not finite.
         """
-        with console.working("saving", says_end=False) as work:
+        with console.working("saving", says_end=False):
             self._checkpoints.save(step.number, step.state, scores, self._window.sums())
-        self._progress.took(work)
         self._window.restart_clock()
 
     def evaluations_since_best(self) -> int:
@@ -146,14 +146,9 @@ def training(
     checkpoints: Checkpoints,
     writer: Writer,
     objective: Objective,
-    *,
-    eval_every: int,
-    save_every: int,
 ) -> Iterator[Training]:
     """Yield the training of a state from its own step on; at the end, close `checkpoints`."""
-    costs = [(stage.end, stage.cost) for stage in stages]
-    every = {"evaluating": eval_every, "saving": save_every}
-    progress = Progress(int(state.step), costs, every)
+    progress = Progress(int(state.step), [(stage.end, stage.cost) for stage in stages])
     with closing(checkpoints):
         with console.working(progress, says_end=False):
             yield Training(state, stages, batches, checkpoints, writer, objective, progress)

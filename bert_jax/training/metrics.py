@@ -73,8 +73,9 @@ class Writer:
             workdir.write(folder / BASELINES, json.dumps(self.baselines) + "\n")
             with self._dropping_on_error(_EVENTS):
                 self._sinks[_EVENTS] = sinks.TensorBoard(folder, step, config)
-            for name in config.log_to if config else ():
-                self._sinks[name] = sinks.Service(name, folder, self._name, step, config)
+            for service in config.log_to if config else ():
+                with self._dropping_on_error(service):
+                    self._sinks[service] = sinks.WeightsAndBiases(folder, self._name, step, config)
 
     def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Record the values of a split, "train" or "eval", after `step` steps."""

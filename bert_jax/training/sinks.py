@@ -3,28 +3,19 @@
 None of them may end a run: `metrics.Writer` drops the one that raises an error.
 """
 
-import contextvars
 import dataclasses
 import functools
 import importlib.util
-import queue
-import socket
-import struct
 import time
 from collections.abc import Iterable, Mapping
-from concurrent import futures
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from bert_jax import console
 from bert_jax.config import settings
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
-from bert_jax.storage import daemon_thread
 from bert_jax.training import workdir
 
-_PATIENCE = 30.0  # seconds in which a server has to take the last records of a run
 Values = Mapping[str, int | float]
 
 
@@ -41,36 +32,42 @@ class Sink(Protocol):
 class TensorBoard(Sink):
     """TensorBoard's events in a folder, from `step` on; a config as a table of text."""
 
+    # Not by a SummaryWriter, whose thread dies when the disk is full; a run then waits for it.
+
     def __init__(self, folder: Path, step: int, config: Any):
         self._folder, self._step, self._config = folder / "tensorboard", step, config
 
     @functools.cached_property
-    def _path(self) -> Path:
+    def _events(self) -> Any:
         """Begin the file: at the first record, so that the first step does not wait for it."""
         # Imported late: it imports PyTorch if that is installed, which takes seconds.
+        from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore
 
         self._folder.mkdir(exist_ok=True)
-        path = self._folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
-        _append(path, file_version="brain.Event:2")
+        events = EventsWriter(str(self._folder / "events"), filename_suffix=f".{self._step}")
         # TensorBoard drops what it has of later steps.
-        _append(path, step=self._step + 1, session_log=SessionLog(status=SessionLog.START))
+        start = SessionLog(status=SessionLog.START)
+        _append(events, step=self._step + 1, session_log=start)
         if self._config:
             values = settings.flatten(self._config).items()
             rows = [f"| {name} | {value} |" for name, value in values]
             table = "\n".join(["| field | value |", "|---|---|", *rows])
-            _append(path, step=self._step, summary=_text("config", table))
-        return path
+            _append(events, step=self._step, summary=_text("config", table))
+        return events
 
     def write(self, step: int, values: Values) -> None:
         from tensorboardX.summary import scalar
 
         for name, value in values.items():
-            _append(self._path, step=step, summary=scalar(name, value))
+            _append(self._events, step=step, summary=scalar(name, value))
 
     def text(self, step: int, name: str, markdown: str) -> None:
         """Keep a text, such as a table."""
-        _append(self._path, step=step, summary=_text(name, markdown))
+        _append(self._events, step=step, summary=_text(name, markdown))
+
+    def close(self, *, succeeded: bool) -> None:
+        self._events.close()
 
 
 def _text(name: str, markdown: str) -> Any:
@@ -79,38 +76,42 @@ def _text(name: str, markdown: str) -> Any:
     return text(name, markdown)
 
 
-def _append(path: Path, **event: Any) -> None:
-    # Not by a SummaryWriter, whose thread dies when the disk is full; a run then waits for it.
+def _append(events: Any, **fields: Any) -> None:
     from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
-    from tensorboardX.record_writer import masked_crc32c
 
-    data = Event(wall_time=time.time(), **event).SerializeToString()
-    with path.open("ab") as file:
-        for part in (struct.pack("<Q", len(data)), data):  # as a TFRecord
-            file.write(part + struct.pack("<I", masked_crc32c(part)))
+    events.write_event(Event(wall_time=time.time(), **fields))
+    events.flush()
 
 
-class WeightsAndBiases:
-    """A run of Weights & Biases; its own variables, as WANDB_PROJECT and WANDB_MODE, count."""
+class WeightsAndBiases(Sink):
+    """A run of Weights & Biases, which sends it from a process of its own.
 
-    def __init__(self, folder: Path, name: str, config: Any, id: str | None):
+    Its own variables, as WANDB_PROJECT and WANDB_MODE, count. A resumed run continues the one whose
+    id is in the folder.
+    """
+
+    def __init__(self, folder: Path, name: str, step: int, config: Any):
         import wandb  # pyright: ignore[reportMissingImports]
 
-        quiet = wandb.Settings(console="off", silent=True)
-        values = dataclasses.asdict(config)
-        options = {"resume": "allow", "allow_val_change": True, "settings": quiet}
-        self._run = wandb.init(id=id, name=name, dir=str(folder), config=values, **options)
-        self.id = self._run.id
-        self.address = self._run.settings.sync_dir if self._run.offline else self._run.url
+        path = folder / "wandb.id"
+        self._run = wandb.init(
+            id=path.read_text().strip() if step and path.exists() else None,
+            name=name,
+            dir=str(folder),
+            config=dataclasses.asdict(config),
+            resume="allow",
+            allow_val_change=True,
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        workdir.write(path, self._run.id + "\n")
+        address = self._run.settings.sync_dir if self._run.offline else self._run.url
+        hosts.print_on_main(f"wandb      {address}")
 
     def write(self, step: int, values: Values) -> None:
         self._run.log(dict(values), step=step)  # steps that it has already are dropped there
 
     def close(self, *, succeeded: bool) -> None:
         self._run.finish(exit_code=int(not succeeded))
-
-
-_SERVICES: dict[str, Any] = {"wandb": WeightsAndBiases}
 
 
 def check(names: Iterable[str]) -> None:
@@ -122,38 +123,3 @@ def check(names: Iterable[str]) -> None:
                 f"log_to has {name}, which is not installed; "
                 f"pip install 'bert-jax[{name}]', or leave it out"
             )
-
-
-class Service:
-    """A sink in a thread of its own, so that no step waits for a server, however slow it is."""
-
-    def __init__(self, service: str, folder: Path, name: str, step: int, config: Any):
-        self._name, self._succeeded = service, False
-        self._records: queue.SimpleQueue[tuple[int, Values] | None] = queue.SimpleQueue()
-
-        def serve() -> None:
-            path = folder / f"{service}.id"  # of the run there, which a resumed one continues
-            id = path.read_text().strip() if step and path.exists() else None
-            sink = _SERVICES[service](folder, name, config, id)
-            workdir.write(path, sink.id + "\n")
-            hosts.print_on_main(f"{service:<10} {sink.address}")
-            while record := self._records.get():
-                step_of_record, values = record
-                sink.write(step_of_record, values)
-            sink.close(succeeded=self._succeeded)
-
-        self._served = daemon_thread.start(partial(contextvars.copy_context().run, serve))
-
-    def write(self, step: int, values: Values) -> None:
-        if self._served.done():
-            self._served.result()  # raises what ended the thread
-        self._records.put((step, values))
-
-    def close(self, *, succeeded: bool) -> None:
-        self._succeeded = succeeded
-        self._records.put(None)
-        with console.working(f"waiting for {self._name}") as work:
-            work.note = f"{_PATIENCE:.0f} s at most"
-            if not futures.wait([self._served], timeout=_PATIENCE).done:
-                raise TimeoutError(f"no answer in {_PATIENCE:.0f} s")
-        self._served.result()

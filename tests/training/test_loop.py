@@ -20,7 +20,9 @@ STEPS = 12
 OBJECTIVE = LabelsObjective(nn.Dense(1))
 
 
-def train(folder, losses: dict[int, float], keep: int = 1, **intervals) -> list[int]:
+def train(
+    folder, losses: dict[int, float], keep: int = 1, *, eval_every: int, save_every: int
+) -> list[int]:
     """Train for twelve steps with given held-out losses; return the steps of the checkpoints."""
     tokenizer = tokenizer_training.train(["a few words"] * 9, TokenizerConfig(kind="wordpiece"), 25)
     checkpoints = Checkpoints(
@@ -43,13 +45,13 @@ def train(folder, losses: dict[int, float], keep: int = 1, **intervals) -> list[
     stages = [Stage(STEPS, 4, 4, train_step, evaluate)]
     try:
         batches = iter(range(STEPS))
-        with training(state, stages, batches, checkpoints, writer, OBJECTIVE, **intervals) as run:
+        with training(state, stages, batches, checkpoints, writer, OBJECTIVE) as run:
             for step in run.steps():
                 if step.is_due(5):
                     run.log(step)
-                scores = run.evaluate(step) if step.is_due(intervals["eval_every"]) else None
+                scores = run.evaluate(step) if step.is_due(eval_every) else None
                 is_best = scores is not None and run.evaluations_since_best() == 0
-                if step.is_due(intervals["save_every"]) or is_best:
+                if step.is_due(save_every) or is_best:
                     run.save(step, scores)
     finally:
         writer.close()

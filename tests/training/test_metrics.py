@@ -55,16 +55,22 @@ def test_a_record_resumes_from_its_step(tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.fixture
+def full_file():
+    with open("/dev/full", "wb", buffering=0) as file:
+        yield file
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux alone has a full device")
 @pytest.mark.parametrize("full", ["events", "curves"])
-def test_pictures_on_a_full_disk_are_said_once(tmp_path, capsys, full):
+def test_pictures_on_a_full_disk_are_said_once(tmp_path, capsys, full, request):
     (tmp_path / "curves.tmp").symlink_to("/dev/full")
     writer = Writer(tmp_path, 0)
     writer.write(5, "train", {"loss": 1.0})
     if full == "events":
-        (events,) = (tmp_path / "tensorboard").iterdir()
-        events.unlink()
-        events.symlink_to("/dev/full")
+        records = writer._sinks["TensorBoard's events"]._events._py_recordio_writer
+        records.close()
+        records._writer = request.getfixturevalue("full_file")
     for step in (10, 20):
         writer.write(step, "eval", {"loss": 1.0})
         writer.draw(0.0)
@@ -100,8 +106,8 @@ def test_tensorboard_has_the_config_and_the_scores_at_the_end(tmp_path):
 
 def test_tensorboard_reads_the_events_of_a_resumed_run(tmp_path):
     for step in (0, 10):
-        writer = Writer(tmp_path, step)
-        writer.write(step + 10, "train", {"loss": 1.0 + step})
+        with Writer(tmp_path, step) as writer:
+            writer.write(step + 10, "train", {"loss": 1.0 + step})
     records = []
     for path in (tmp_path / "tensorboard").iterdir():
         content = path.read_bytes()
