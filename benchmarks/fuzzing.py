@@ -35,12 +35,12 @@ from bert_jax.config import DataConfig, DataFiles, FinetuneConfig, ModelConfig, 
 from bert_jax.config.schedule import Stage
 from bert_jax.convert import config_json, google, huggingface, tensor_bundle
 from bert_jax.errors import CommandError
+from bert_jax.runs import workdir as workdirs
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.datasets import load_datasets
 from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 from bert_jax.text import prepare, store, tokenizer, tokenizer_loading
 from bert_jax.text.sources import open_source
-from bert_jax.training import workdir as workdirs
 from bert_jax.training.metrics import Writer
 
 PACKAGE = str(Path(bert_jax.__file__).parent)
@@ -320,9 +320,10 @@ def _resume_store(folder: Path) -> None:
 
 def _resume_run(config: bert_jax.TrainConfig, text: str, folder: Path) -> None:
     """Read what a workdir says of its run, as a command that resumes it does."""
-    workdirs.check(folder, config)
-    workdirs.resume_settings(config, folder)
-    workdirs.check_text(folder, text)
+    workdir = workdirs.read(folder, bert_jax.TrainConfig)
+    workdirs.check(workdir, config)
+    workdirs.resume_settings(config, workdir)
+    workdirs.check_text(workdir, text)
     with console.quiet():
         Writer(folder, 3).close()
 

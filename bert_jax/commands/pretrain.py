@@ -40,8 +40,8 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
     if args.fork and not args.workdir:
         raise UserError("--fork begins a new run; name its folder by --workdir")
     if args.workdir and not args.config:
-        from bert_jax.training import workdir  # late, as it imports JAX
+        from bert_jax.runs import origin  # late, as it imports JAX
 
-        own = workdir.own_config(paths.as_path(args.workdir), args.fork)
+        own = origin.own_config(paths.as_path(args.workdir), args.fork)
     recipe = read_config(args.config or _DEFAULT, words, TrainConfig, own)
     process.train("pretrain", args, recipe._replace(name="") if own else recipe)

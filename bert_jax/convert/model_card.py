@@ -9,10 +9,10 @@ from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TrainConfig,
 from bert_jax.console import counted
 from bert_jax.convert.huggingface import Exported
 from bert_jax.objectives import make_objective
+from bert_jax.storage.json_files import read_json
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
-from bert_jax.training import workdir as workdirs
 
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
 _SENTENCE_TRANSFORMERS = "sentence-transformers"
@@ -78,7 +78,9 @@ def _records(source: str | AnyPath | None) -> tuple[TrainConfig | FinetuneConfig
         return None, {}
     values = checkpoint.read_json(folder, "config")
     kind = FinetuneConfig if "task" in values else TrainConfig
-    return settings.from_dict(kind, values, f"{folder}/config"), workdirs.read_results(workdir)
+    path = workdir / "results.json"
+    results = read_json(path, "move it away") if path.exists() else {}
+    return settings.from_dict(kind, values, f"{folder}/config"), results
 
 
 def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence[str]) -> list[str]:

@@ -28,6 +28,7 @@ from bert_jax import console
 from bert_jax.config.settings import flatten
 from bert_jax.console import Level
 from bert_jax.errors import CommandError, HostLost, Interrupted, UserError
+from bert_jax.storage.json_files import write_text
 
 # JAX takes a process for lost after so long without a sign of it, and aborts the others.
 HEARTBEAT_SECONDS = 30
@@ -184,6 +185,12 @@ def run_on_all_hosts(action: Callable[[], T]) -> T:
         raise UserError(texts[0]) from error
     failed = [f"host {i} ({name}): {text}" for i, (name, text) in enumerate(outcomes) if text]
     raise UserError("; ".join(failed)) from error
+
+
+def write_on_main(path: Path, content: str) -> None:
+    """Write a file under a temporary name and rename it; only the first host does."""
+    if is_main():
+        write_text(path, content)
 
 
 def run_on_main(action: Callable[[], T]) -> T | None:

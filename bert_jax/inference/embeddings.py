@@ -17,7 +17,7 @@ from bert_jax.inference.tokenization import sequences_of, warn_unknown
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.encoder import Encoder
 from bert_jax.tasks.embedding import BertForEmbedding
-from bert_jax.training import workdir
+from bert_jax.training import checkpoint
 
 # What the vectors of a model of embeddings depend on, beside its parameters.
 _OWN = ("pooling", "dense_activation", "query_prompt", "passage_prompt")
@@ -143,7 +143,7 @@ def embedding_identity(model: LoadedModel) -> dict[str, Any]:
         embedding = dataclasses.asdict(model.model.embedding)
         own = {name: embedding[name] for name in _OWN} | {"max_length": model.data.max_length}
     return {
-        "parameters": workdir.checksum(params),
+        "parameters": checkpoint.checksum(params),
         "tokenizer": model.tokenizer.fingerprint,
         "pooling": own,
     }

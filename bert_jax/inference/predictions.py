@@ -12,6 +12,7 @@ import numpy as np
 from bert_jax import console
 from bert_jax.batches.buckets import Batcher
 from bert_jax.config import DataFiles
+from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Step, run_batches
@@ -20,7 +21,6 @@ from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_labels, read_examples
-from bert_jax.training import workdir
 from bert_jax.training.metrics import add_up, means
 from bert_jax.training.objective import Metrics
 from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step
@@ -158,7 +158,7 @@ def write_predictions(
     paths = []
     for suffix, content in task.files(examples, predictions).items():
         paths.append(stem.with_name(stem.name + suffix))
-        workdir.write(paths[-1], content)
+        hosts.write_on_main(paths[-1], content)
     return paths
 
 

@@ -28,6 +28,7 @@ from bert_jax.distributed import mesh as meshes
 from bert_jax.inference.predictions import predict_examples, write_predictions
 from bert_jax.models.heads import TaskModel
 from bert_jax.runs import origin, report
+from bert_jax.runs import workdir as workdirs
 from bert_jax.storage import json_files, replacement
 from bert_jax.tasks import task_class
 from bert_jax.tasks.base import Example, Task
@@ -35,7 +36,6 @@ from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, loop
-from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objective import Metrics, PredictionObjective
@@ -178,7 +178,17 @@ def start(
     if initial.task and initial.task.kind == config.task.kind:
         task = task_class(config.task.kind).continued(config.task, initial.task)
         config = dataclasses.replace(config, task=task)
-    config = origin.resolve(config, workdir, init, initial, model_fields, validate_finetuning)
+    workdirs.check_path(workdir)
+    found = workdirs.read(workdir, FinetuneConfig)
+    config = origin.resolve(
+        config,
+        found,
+        validate_finetuning,
+        bert=initial,
+        model_fields=model_fields,
+        source=initial.config,
+        init=str(init),
+    )
     kinds = ("seed", "random") if config.compare else ("seed",)
     folders = (f"{k}-{config.seed + i}" for k in kinds for i in range(config.seeds))
     if all((workdir / folder / "result.json").exists() for folder in folders):
@@ -197,9 +207,9 @@ def start(
         task, datasets = hosts.run_on_all_hosts(lambda: load_datasets(config, labels))
     if head:
         check_same_head(task, head)
-    fingerprint = f"{datasets.fingerprint()}-{workdirs.checksum(initial.params)}"
+    fingerprint = f"{datasets.fingerprint()}-{checkpoint.checksum(initial.params)}"
     hosts.check_same({"the training data": fingerprint}, "copy the files once more")
-    workdirs.check_text(workdir, fingerprint)
+    workdirs.check_text(found, fingerprint)
     workdirs.check_shared(workdir)
     chosen, config = config, dataclasses.replace(config, task=task.config)
 
@@ -370,8 +380,12 @@ def _train_seed(
     checkpoints = Checkpoints(
         folder / "checkpoints", keep, lambda _: description, run.tokenizer, rank=task.rank
     )
-    new_state = partial(run.new_state, seed)
-    first, state = origin.initial_state(checkpoints, new_state, run.setup.abstract_state, params)
+    first, state = origin.initial_state(
+        checkpoints.latest_path(),
+        partial(run.new_state, seed),
+        run.setup.abstract_state,
+        params=params,
+    )
     if first:
         hosts.print_on_main(f"resuming from step {first:,}")
     rate = learning_rate(run.rate)
@@ -433,7 +447,7 @@ def _result(
     constant_score: float,
 ) -> dict[str, Any]:
     """Return the best evaluation of a seed among those whose checkpoint was kept."""
-    kept = workdirs.list_checkpoints(folder / "checkpoints")
+    kept = checkpoint.list_checkpoints(folder / "checkpoints")
     # Not from the records, whose file could have been changed.
     read = ((int(path.name), checkpoint.read_scores(path)) for path in kept)
     evaluations = [{"step": step, "split": "eval", **scores} for step, scores in read if scores]

@@ -1,11 +1,12 @@
-"""Start a run: its resolved config, and the weights of a model or the state of another run."""
+"""How a run begins: new, from a model's weights, from another run's state, or resumed."""
 
 import copy
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -13,20 +14,23 @@ from flax import linen as nn
 from flax import traverse_util
 
 from bert_jax import console
-from bert_jax.bert import Bert
+from bert_jax.bert import Bert, load
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.config.schedule import make_schedule
-from bert_jax.config.validation import validate_model
+from bert_jax.config.validation import validate, validate_model
 from bert_jax.convert import names
 from bert_jax.distributed import hosts
 from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.objectives import objective_name, pretraining_model
-from bert_jax.storage import mirror
+from bert_jax.runs import workdir as workdirs
+from bert_jax.runs.workdir import Workdir
+from bert_jax.storage import paths, remote
 from bert_jax.storage.paths import AnyPath
+from bert_jax.text import mixture, prepare, tokenizer_loading
+from bert_jax.text.store import is_store
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, sinks
-from bert_jax.training import workdir as workdirs
-from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.step import TrainState
 
 _COMPUTATION = ("dtype", "remat", "scan_layers", "attention")
@@ -35,30 +39,121 @@ _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
 
 
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """How a pretraining run begins, found out once.
+
+    Attributes:
+      kind: "new"; "initialized" with the weights of a model; "forked" from the state of another
+        run; or "resumed" from the latest checkpoint of its own workdir.
+      config: the settings of the run, resolved and valid.
+      bert: the model of --init, also where a run resumes that began with it.
+      fork: the checkpoint of the other run.
+      before: the settings that the state of a fork or of a resumed run was trained with.
+      tokenizer: that of the run; None if its text has one, or one is to be trained on it.
+    """
+
+    kind: Literal["new", "initialized", "forked", "resumed"]
+    config: TrainConfig
+    bert: Bert | None = None
+    fork: AnyPath | None = None
+    before: TrainConfig | None = None
+    tokenizer: Tokenizer | None = None
+
+
+def find(
+    config: TrainConfig,
+    workdir: Workdir[TrainConfig],
+    *,
+    init: str | Path | None,
+    fork: str | Path | None,
+    model_fields: Iterable[str] | None,
+) -> Origin:
+    """Return how a run begins, or refuse settings, a workdir or a checkpoint that do not fit."""
+    if init and fork:
+        raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
+    bert = load(init) if init else None
+    if fork and not workdir.config:
+        return _find_fork(config, workdir, find_fork(fork))
+    config = resolve(
+        config,
+        workdir,
+        validate,
+        bert=bert,
+        model_fields=model_fields,
+        source=bert and bert.config,
+        init=init and str(init),
+    )
+    if bert:
+        weights = {"the content of --init": checkpoint.checksum(bert.params)}
+        hosts.check_same(weights, "copy it once more")
+    tokenizer = bert.tokenizer if bert else None
+    if not workdir.config:
+        return Origin("initialized" if bert else "new", config, bert=bert, tokenizer=tokenizer)
+    if fork:
+        hosts.warn_on_main(f"{workdir.address} has a run, which resumes; --fork is not used again")
+    tokenizer = tokenizer or _tokenizer_of_resumed(config, workdir)
+    return Origin("resumed", config, bert=bert, before=workdir.config, tokenizer=tokenizer)
+
+
+def _tokenizer_of_resumed(config: TrainConfig, workdir: Workdir) -> Tokenizer | None:
+    """Return the tokenizer of a run that resumes, unless its store has trained it."""
+    store = workdir.path / "store"
+    # A machine that resumes a run from a bucket has no store yet.
+    was_given = workdir.results.get("init") and not is_store(store)
+    if was_given or mixture.parse(config.data.source):
+        return tokenizer_loading.load(workdir.path / "tokenizer")
+    return prepare.given_tokenizer(store)
+
+
+def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath) -> Origin:
+    """Return the origin of a run that continues from a checkpoint of another one."""
+    config, before = copy.deepcopy(config), read_fork_config(fork)
+    check_fork(config, fork, before, workdir)
+    config = resolve(config, workdir, validate, source=before.model, fork=str(fork))
+    content = checkpoint.read_json(fork, "tokenizer")
+    tokenizer = tokenizer_loading.from_json(content, f"{fork}/tokenizer")
+    chosen = prepare.choose_tokenizer(config, tokenizer)
+    if isinstance(chosen, Tokenizer) and chosen.fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"tokenizer.path {config.tokenizer.path} is not the tokenizer of {fork}, which --fork "
+            "keeps; leave it empty"
+        )
+    return Origin("forked", config, fork=fork, before=before, tokenizer=tokenizer)
+
+
 def resolve(
     config: _Config,
-    workdir: Path,
-    init: str | Path | None,
-    initial: Bert | None,
-    model_fields: Iterable[str] | None,
+    workdir: Workdir[_Config],
     validate: Callable[[_Config], None],
-    fork: AnyPath | None = None,
+    *,
+    bert: Bert | None = None,
+    model_fields: Iterable[str] | None = None,
+    source: ModelConfig | None = None,
+    init: str | None = None,
+    fork: str | None = None,
 ) -> _Config:
-    """Return the config of a run with its model resolved, once it is valid on all hosts."""
-    config, source = copy.deepcopy(config), initial and initial.config
-    if fork and isinstance(config, TrainConfig):
-        source = check_fork(config, fork, workdir)
-    if initial:
-        config.model = model_config(initial, config.model, model_fields)
+    """Return the config of a run with its model resolved, once it is valid on all hosts.
+
+    Args:
+      config: the settings as the user wrote them.
+      workdir: that of the run.
+      validate: refuses settings that do not fit each other.
+      bert: the model of --init, whose architecture the run has.
+      model_fields: the fields of `config.model` that the user has set all the same.
+      source: the architecture that the parameters to begin with have.
+      init, fork: as the user wrote them; every host must have the same.
+    """
+    config = copy.deepcopy(config)
+    if bert:
+        config.model = model_config(bert, config.model, model_fields)
     validate(config)
-    workdirs.check_path(workdir)
-    if source and not workdirs.has_checkpoint(workdir):
-        _say_if_interpolated(source, config.model)
+    if source and not workdir.config:
+        _print_if_interpolated(source, config.model)
     workdirs.resume_settings(config, workdir)
     validate(config)  # again: what a run keeps may not fit its new steps
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
-    flags = {"init": init and str(init), "fork": fork and str(fork)}
-    hosts.check_same_run(config, workdir=str(mirror.address(workdir)), **flags)
+    hosts.check_same_run(config, workdir=str(workdir.address), init=init, fork=fork)
     if hosts.count() > 1 and config.parallel.mode == "pmap":
         raise UserError("parallel.mode pmap runs on one host; set it to mesh")
     hosts.run_on_all_hosts(lambda: workdirs.check(workdir, config))
@@ -66,18 +161,60 @@ def resolve(
     return config
 
 
+def own_config(path: AnyPath, fork: str | AnyPath | None = None) -> TrainConfig | None:
+    """Return the config of the run that owns a workdir, or of what it forks; None without."""
+    with remote.reading(path):
+        own = workdirs.read(path, TrainConfig).config
+    return read_fork_config(find_fork(fork)) if fork and not own else own
+
+
+def find_fork(fork: str | AnyPath) -> AnyPath:
+    """Return the checkpoint of a run that is meant by RUN, RUN@STEP or its own path."""
+    name, at, step = str(fork).rpartition("@")
+    if not (at and step.isdigit()) or os.path.exists(fork):
+        name, step = str(fork), ""
+    path = paths.as_path(name)
+    with remote.reading(path):
+        if path.name.isdigit() and paths.is_folder(path / "state"):
+            return path
+        found = checkpoint.list_checkpoints(path / "checkpoints")
+    if not found:
+        raise UserError(
+            f"--fork={fork}: {name} is no workdir with checkpoints; give RUN or RUN@STEP, with the "
+            "workdir RUN of pretraining, or --init for weights"
+        )
+    steps = sorted(int(path.name) for path in found)
+    if step and int(step) not in steps:
+        kept = ", ".join(f"{each:,}" for each in steps)
+        raise UserError(f"--fork={fork}: {name} has no such checkpoint; choose of {kept}")
+    return path / "checkpoints" / str(int(step or steps[-1]))
+
+
+def read_fork_config(fork: AnyPath) -> TrainConfig:
+    """Return the config of the checkpoint that a run forks."""
+    return settings.from_dict(TrainConfig, checkpoint.read_json(fork, "config"), f"{fork}/config")
+
+
 def initial_state(
-    checkpoints: Checkpoints,
+    source: AnyPath | None,
     new_state: Callable[[], TrainState],
     abstract_state: TrainState,
+    *,
     params: Any = None,
-    fork: AnyPath | None = None,
+    positions: int | None = None,
 ) -> tuple[int, TrainState]:
-    """Return the step and state of the latest checkpoint or of `fork`, or new ones."""
-    latest = checkpoints.latest()
-    if source := fork if latest is None else checkpoints.folder / str(latest):
+    """Return the step and the state that a run begins with.
+
+    Args:
+      source: the checkpoint to read; None for a new state.
+      new_state: returns a randomly initialized state.
+      abstract_state: shapes and shardings of the state.
+      params: the parameters that replace those of a new state.
+      positions: the number of positions of `source`, if they are to be interpolated.
+    """
+    if source:
         with console.working("restoring the checkpoint", says_end=False):
-            return int(source.name), _read_state(source, abstract_state, is_fork=latest is None)
+            return int(source.name), _read_state(source, abstract_state, positions)
     with console.working("initializing", says_end=False):
         state = new_state()
         if params:
@@ -85,15 +222,14 @@ def initial_state(
         return 0, state
 
 
-def _read_state(source: AnyPath, like: TrainState, *, is_fork: bool) -> TrainState:
+def _read_state(source: AnyPath, like: TrainState, positions: int | None) -> TrainState:
     """Read a state; interpolate the learned positions of a fork, with their moments, to more."""
-    if not is_fork:
+    if positions is None:
         return checkpoint.read_state(source, like)
-    count = checkpoint.read_json(source, "config")["model"]["max_position_embeddings"]
 
     def stored(path: Any, leaf: Any) -> Any:
         is_position = any(getattr(key, "key", None) == _POSITIONS for key in path)
-        return leaf.update(shape=(count, *leaf.shape[1:])) if is_position else leaf
+        return leaf.update(shape=(positions, *leaf.shape[1:])) if is_position else leaf
 
     def resize(value: jax.Array, leaf: Any) -> jax.Array:
         if value.shape == leaf.shape:
@@ -110,21 +246,16 @@ def interpolate(positions: Any, count: int) -> jax.Array:
     return jax.image.resize(positions, (count, positions.shape[1]), "linear")
 
 
-def _say_if_interpolated(source: ModelConfig, model: ModelConfig) -> None:
+def _print_if_interpolated(source: ModelConfig, model: ModelConfig) -> None:
     few, many = source.max_position_embeddings, model.max_position_embeddings
     if few < many and source.position_embedding_type == "absolute":
         hosts.print_on_main(f"positions  {few:,} learned positions, interpolated to {many:,}")
 
 
-def check_fork(config: TrainConfig, fork: AnyPath, workdir: Path) -> ModelConfig:
-    """Set the vocabulary of a fork; refuse a field with which its state would be another's.
-
-    Return the model that is forked.
-    """
-    own = workdirs.checkpoint_folder(workdir)
-    if fork.parent == own or workdir.resolve() in fork.resolve().parents:
-        raise UserError(f"--fork begins a new run; choose another --workdir than {workdir}")
-    saved = settings.from_dict(TrainConfig, checkpoint.read_json(fork, "config"), f"{fork}/config")
+def check_fork(config: TrainConfig, fork: AnyPath, saved: TrainConfig, workdir: Workdir) -> None:
+    """Set the vocabulary of a fork; refuse a field that changes the meaning of the saved state."""
+    if fork.parent == workdir.checkpoints or workdir.path.resolve() in fork.resolve().parents:
+        raise UserError(f"--fork begins a new run; choose another --workdir than {workdir.path}")
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
     if config.data.length_warmup_fraction < 1:  # of other steps it would be another one
         config.data.length_warmup_fraction = float(make_schedule(saved).length_warmup)
@@ -149,7 +280,6 @@ def check_fork(config: TrainConfig, fork: AnyPath, workdir: Path) -> ModelConfig
     if config.steps < int(fork.name):
         wrong = f"--fork={fork} has done {int(fork.name):,} steps, and steps is {config.steps:,}"
         raise UserError(f"{wrong}; raise it, or fork an earlier one by RUN@STEP")
-    return saved.model
 
 
 def _fits(model: ModelConfig, positions: int) -> bool:

@@ -15,23 +15,24 @@ import jax
 
 from bert_jax import console
 from bert_jax.batches import loader
-from bert_jax.bert import Bert, load
+from bert_jax.bert import Bert
 from bert_jax.config import TrainConfig, settings
 from bert_jax.config.schedule import Schedule, config_of_step, make_schedule
-from bert_jax.config.validation import validate
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
-from bert_jax.errors import UserError
 from bert_jax.objectives import Pretraining, make_objective
-from bert_jax.runs import origin, report
+from bert_jax.runs import origin as origins
+from bert_jax.runs import report
+from bert_jax.runs import workdir as workdirs
+from bert_jax.runs.origin import Origin
+from bert_jax.runs.workdir import Workdir
 from bert_jax.storage import daemon_thread, mirror, paths
 from bert_jax.storage.paths import AnyPath
-from bert_jax.text import mixture, prepare, tokenizer_loading
-from bert_jax.text.store import Corpus, is_store
+from bert_jax.text import mixture
+from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, loop
-from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
 from bert_jax.training.optimizer import learning_rate
@@ -67,15 +68,14 @@ class Run:
 
     config: TrainConfig
     schedule: Schedule
-    workdir: Path
-    init: Bert | None
-    init_name: str
+    workdir: Workdir[TrainConfig]
+    origin: Origin
+    init_name: str  # as it was typed
+    recipe: str  # its name, or ""
     corpus: Corpus
     objective: Pretraining
     setup: Setup
     new_state: Callable[[], TrainState]
-    fork: AnyPath | None = None
-    recipe: str = ""  # its name
 
 
 def pretrain(
@@ -124,38 +124,18 @@ def start(
 ) -> Run:
     """Check a run against its workdir and the devices, and prepare its text."""
     settings.check_class(config, TrainConfig)
-    if init and fork:
-        raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
-    where = workdir
-    workdir = hosts.run_on_all_hosts(lambda: mirror.open_workdir(where, jax.process_index()))
-    initial = load(init) if init else None
-    resumes = workdirs.has_checkpoint(workdir)
-    parent = workdirs.fork_checkpoint(fork) if fork and not resumes else None
-    config = origin.resolve(config, workdir, init, initial, model_fields, validate, parent)
-    if fork and resumes:
-        hosts.warn_on_main(f"{where} has a run, which resumes; --fork is not used again")
-    if config.steps in workdirs.steps(workdir):
+    typed = workdir
+    folder = hosts.run_on_all_hosts(lambda: mirror.open_workdir(typed, jax.process_index()))
+    workdirs.check_path(folder)
+    found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
+    origin = origins.find(config, found, init=init, fork=fork, model_fields=model_fields)
+    config, tokenizer = origin.config, origin.tokenizer
+    if config.steps in found.steps:
         report.finished(
-            f"{where} has done its {config.steps:,} steps",
+            f"{typed} has done its {config.steps:,} steps",
             "train longer with a larger --config.steps",
             "evaluate anew, on another number of sequences, with --config.eval_rows",
         )
-    if initial:
-        weights = {"the content of --init": workdirs.checksum(initial.params)}
-        hosts.check_same(weights, "copy it once more")
-    tokenizer = initial.tokenizer if initial else None
-    if parent:
-        content = checkpoint.read_json(parent, "tokenizer")
-        tokenizer = tokenizer_loading.from_json(content, f"{parent}/tokenizer")
-        chosen = prepare.choose_tokenizer(config, tokenizer)
-        if isinstance(chosen, Tokenizer) and chosen.fingerprint != tokenizer.fingerprint:
-            wrong = f"tokenizer.path {config.tokenizer.path} is not the tokenizer of {parent}"
-            raise UserError(f"{wrong}, which --fork keeps; leave it empty")
-    elif resumes and not initial:
-        tokenizer = prepare.given_tokenizer(workdir / "store")
-        is_given = workdirs.read_results(workdir).get("init") and not is_store(workdir / "store")
-        if is_given or mixture.parse(config.data.source):
-            tokenizer = tokenizer_loading.load(workdir / "tokenizer")
     is_open = not config.model.vocab_size
     vocab_size = hosts.run_on_main(lambda: mixture.resolve_vocab_size(config, tokenizer)) or 0
     config.model.vocab_size = hosts.broadcast_from_main(lambda: vocab_size)
@@ -170,30 +150,29 @@ def start(
     setup, state = None, None
     if not is_open:
         setup = set_up(make_objective(config).model, config, schedule.rate, mesh)
-    if setup and hosts.count() == 1 and not (initial or parent or resumes):
+    if setup and hosts.count() == 1 and origin.kind == "new":
         state = daemon_thread.start(setup.new_state)  # compiled while the text is prepared
         atexit.register(futures.wait, [state])  # Python must not exit while XLA compiles
-    corpus = _read_text(config, tokenizer, workdir)
+    corpus = _read_text(config, tokenizer, folder)
     if is_open:  # the text may have fewer tokens than were asked for
         config.model.vocab_size = corpus.tokenizer.vocab_size
         meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
     objective = make_objective(config)
     objective.check_text(corpus)
-    workdirs.check_text(workdir, corpus.fingerprint)
-    workdirs.check_shared(workdir)
+    workdirs.check_text(found, corpus.fingerprint)
+    workdirs.check_shared(folder)
     setup = setup or set_up(objective.model, config, schedule.rate, mesh)
     return Run(
         config=config,
         schedule=schedule,
-        workdir=workdir,
-        init=initial,
+        workdir=found,
+        origin=origin,
         init_name=str(init),
+        recipe=recipe,
         corpus=corpus,
         objective=objective,
         setup=setup,
         new_state=state.result if state else setup.new_state,
-        fork=parent,
-        recipe=recipe,
     )
 
 
@@ -213,17 +192,18 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     """Train, from the latest checkpoint on, and evaluate."""
     refusing = devices.out_of_memory_refused(run.schedule.largest, jax.devices()[0])
-    with workdirs.hold(run.workdir), mirror.sending(run.workdir), refusing:
+    with workdirs.hold(run.workdir.path), mirror.sending(run.workdir.path), refusing:
         return _train(run, stop)
 
 
 def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
-    config, workdir, corpus, setup = run.config, run.workdir, run.corpus, run.setup
-    mesh, schedule, objective = setup.layout.mesh, run.schedule, run.objective
+    config, schedule, origin = run.config, run.schedule, run.origin
+    workdir, where, folder = run.workdir.path, run.workdir.address, run.workdir.checkpoints
+    corpus, setup, objective = run.corpus, run.setup, run.objective
+    mesh = setup.layout.mesh
     stages = _make_stages(objective, schedule, corpus, setup)
     indices = partial(meshes.process_indices, mesh)
     batches = loader.TrainBatches(corpus, schedule.stages, config.data, config.seed, indices)
-    folder = workdirs.checkpoint_folder(workdir)
 
     def describe(step: int) -> dict[str, Any]:
         return dataclasses.asdict(config_of_step(config, schedule, step))
@@ -236,29 +216,30 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         rank=lambda scores: -scores["loss"],
         on_save=partial(mirror.try_to_send, workdir),
     )
-    params = run.init and run.init.params
-    step, state = origin.initial_state(
-        checkpoints, run.new_state, setup.abstract_state, params, run.fork
+    latest = checkpoints.latest_path()
+    positions = None
+    if origin.before and not latest:  # of a fork
+        positions = origin.before.model.max_position_embeddings
+    step, state = origins.initial_state(
+        latest or origin.fork,
+        run.new_state,
+        setup.abstract_state,
+        params=origin.bert and origin.bert.params,
+        positions=positions,
     )
-    if run.fork:
-        hosts.print_on_main(f"forked     {run.fork}: its whole state, at step {step:,}")
-    elif run.init and step:
-        hosts.print_on_main(f"resuming from step {step:,}; --init is not used again")
-    elif run.init:
-        report.initialized_from(run.init_name, state.params, run.init.params)
-    before = workdirs.own_config(workdir, run.fork) if step else None
+    _report_origin(run, step, state)
     workdirs.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
-    results = {"init": str(run.fork or run.init_name) if run.fork or run.init else None}
-    if step and not run.fork:
-        results = workdirs.read_results(workdir)
+    began_with = origin.fork or (run.init_name if origin.bert else None)
+    results = {"init": began_with and str(began_with)}
+    if origin.kind == "resumed":
+        results = run.workdir.results
     workdirs.write_results(workdir, results)
     mirror.send(workdir)  # with which the first checkpoint makes it that of a run
-    if run.fork:  # so that the run needs the other one no more
+    if origin.fork:  # so that the run needs the other one no more
         checkpoints.save(step, state, None)
-    where = mirror.address(workdir)
     report.pretraining_start(objective, schedule, corpus, mesh, state, batches, where, run.recipe)
-    if before:
-        report.new_schedule(make_schedule(before), schedule, step)
+    if origin.before:
+        report.new_schedule(make_schedule(origin.before), schedule, step)
 
     with console.working("scoring the baselines", says_end=False):
         baselines = objective.baselines(corpus, schedule.stages[-1])
@@ -318,6 +299,17 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     parts = batches.progress_of_parts(config.steps)
     report.pretraining_end(scores, baselines, objective, corpus, bert, where, latest, parts)
     return PretrainingResult(scores, baselines, latest, bert)
+
+
+def _report_origin(run: Run, step: int, state: TrainState) -> None:
+    """Print what a run begins with."""
+    origin = run.origin
+    if origin.fork:
+        hosts.print_on_main(f"forked     {origin.fork}: its whole state, at step {step:,}")
+    elif origin.bert and step:
+        hosts.print_on_main(f"resuming from step {step:,}; --init is not used again")
+    elif origin.bert:
+        report.initialized_from(run.init_name, state.params, origin.bert.params)
 
 
 def _make_stages(

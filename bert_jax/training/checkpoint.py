@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import google_crc32c
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from flax import traverse_util
 from orbax.checkpoint import checkpoint_managers
@@ -21,10 +23,10 @@ from bert_jax.errors import CommandError, TrainingError, UserError, first_line
 from bert_jax.storage import checksums, json_files, paths, remote
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import workdir as workdirs
 from bert_jax.training.metrics import Sums
 from bert_jax.training.step import TrainState
 
+RESUME = "fix that, then repeat the command to resume"
 _CHECKSUMS = "checksums.json"
 _FROM_ORBAX = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _DELETED = "deleted"
@@ -85,6 +87,11 @@ class Checkpoints:
         """Return the step of the latest complete checkpoint, as the first host sees it."""
         return hosts.broadcast_from_main(self._manager.latest_step)
 
+    def latest_path(self) -> AnyPath | None:
+        """Return the latest complete checkpoint, if there is one."""
+        latest = self.latest()
+        return None if latest is None else self.folder / str(latest)
+
     def log_window(self, step: int) -> Sums:
         """Return the sums that were saved with a checkpoint; {} if an earlier version wrote it."""
         checkpoint = self.folder / str(step)
@@ -92,7 +99,7 @@ class Checkpoints:
 
     def _check_steps(self) -> None:
         """Check what Orbax reads of every checkpoint at once: its metadata and its metrics."""
-        for path in workdirs.list_checkpoints(self.folder):
+        for path in list_checkpoints(self.folder):
             if (path / "_CHECKPOINT_METADATA").exists():
                 json_files.read_json(path / "_CHECKPOINT_METADATA", _REMEDY)
             if (path / "metrics/metrics").exists():
@@ -131,9 +138,26 @@ def find(path: str | AnyPath) -> AnyPath:
             if (folder / "state").is_dir():
                 return folder
         for folder in (path / "checkpoints", path):
-            if checkpoints := workdirs.list_checkpoints(folder):
+            if checkpoints := list_checkpoints(folder):
                 return max(checkpoints, key=lambda p: int(p.name))
     raise UserError(f"{path} holds no checkpoint; give {paths.CHECKPOINT}")
+
+
+def list_checkpoints(folder: AnyPath) -> list[AnyPath]:
+    """Return the checkpoints in a folder, those in a bucket once they are complete."""
+    found = folder.glob("*") if paths.is_folder(folder) else ()
+    return [path for path in found if _is_complete(path) and (path / "state").is_dir()]
+
+
+def list_steps(folder: AnyPath) -> list[int]:
+    """Return the steps of the complete checkpoints in a folder."""
+    return [int(path.name) for path in folder.glob("*") if _is_complete(path)]
+
+
+def _is_complete(path: AnyPath) -> bool:
+    # In a bucket, where Orbax cannot rename a folder when it is complete, it adds a file.
+    is_renamed = not paths.is_remote(path)
+    return path.name.isdigit() and (is_renamed or (path / "commit_success.txt").exists())
 
 
 def _remedy(path: AnyPath) -> str:
@@ -173,7 +197,7 @@ def _items(state: Any, content: Mapping[str, Any]) -> ocp.args.Composite:
 def _write_checksums(checkpoint: Path) -> None:
     """Write the checksums of a checkpoint's items; one without them is not verified."""
     content = checksums.of_files(checkpoint, (p for p in checkpoint.glob("*/**/*") if p.is_file()))
-    workdirs.write(checkpoint / _CHECKSUMS, json.dumps(content, indent=1))
+    hosts.write_on_main(checkpoint / _CHECKSUMS, json.dumps(content, indent=1))
 
 
 def _verify(checkpoint: AnyPath, item: str) -> None:
@@ -246,7 +270,7 @@ def _writing(folder: AnyPath) -> Iterator[None]:
         cause = str(error).partition(" [")[0].rpartition(": ")[2]
         reason = getattr(error, "strerror", None) or cause or repr(error)
         wrong = f"{folder} cannot be written ({' '.join(reason.split())})"
-        raise TrainingError(f"{wrong}; {workdirs.RESUME}") from error
+        raise TrainingError(f"{wrong}; {RESUME}") from error
 
 
 @contextlib.contextmanager
@@ -272,3 +296,11 @@ def _without_warnings() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
+
+
+def checksum(params: Any) -> str:
+    """Return a checksum of parameters."""
+    crc = 0
+    for value in jax.tree.leaves(params):
+        crc = google_crc32c.extend(crc, np.ascontiguousarray(value).tobytes())
+    return f"{crc:08x}"

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from bert_jax.config import settings
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
-from bert_jax.training import workdir
 
 Values = Mapping[str, int | float]
 
@@ -103,7 +102,7 @@ class WeightsAndBiases(Sink):
             allow_val_change=True,
             settings=wandb.Settings(console="off", silent=True),
         )
-        workdir.write(path, self._run.id + "\n")
+        hosts.write_on_main(path, self._run.id + "\n")
         address = self._run.settings.sync_dir if self._run.offline else self._run.url
         hosts.print_on_main(f"wandb      {address}")
 

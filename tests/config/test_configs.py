@@ -35,12 +35,12 @@ from bert_jax.errors import UserError
 from bert_jax.models.modernbert import ModernBertConfig
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.masking import make_masking
+from bert_jax.runs.workdir import check_same_run
 from bert_jax.tasks import glue, make_task
 from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.optimizer import make_optimizer, rate_by_step
 from bert_jax.training.step import init_state
-from bert_jax.training.workdir import check_same_run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES, FINETUNING = (
@@ -289,14 +289,13 @@ def test_a_field_of_finetuning_that_cannot_be(field, value, message):
     ],
 )
 def test_what_may_be_another_on_resume(name, value, is_free, tmp_path):
-    saved, config = tmp_path / "config.json", TrainConfig()
-    saved.write_text(to_json(config))
+    saved, config = TrainConfig(), TrainConfig()
     setattr(config.model, name, value)
     if is_free:
-        check_same_run(config, saved)
+        check_same_run(config, saved, tmp_path)
     else:
         with pytest.raises(UserError, match=f"model.{name} is 0.1 there"):
-            check_same_run(config, saved)
+            check_same_run(config, saved, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from bert_jax.distributed import hosts
 from bert_jax.runs import origin, report
 from bert_jax.runs import pretrain as pretraining
 from bert_jax.training import optimizer
-from bert_jax.training import workdir as workdirs
 
 STOPPED = 4
 
@@ -202,7 +201,7 @@ def test_a_phase_with_another_rotary_base(tiny_config, tmp_path):
         pretrain(still, tmp_path / f"still{step}", init=checkpoints / str(step), quiet=True)
         found = without_speeds(tmp_path / f"still{step}")[-1]["mlm_loss"]
         assert found == pytest.approx(losses[step], rel=1e-6)
-    forked = workdirs.own_config(tmp_path / "fork", f"{tmp_path / 'run'}@4")
+    forked = origin.own_config(tmp_path / "fork", f"{tmp_path / 'run'}@4")
     assert forked
     pretrain(forked, tmp_path / "fork", fork=f"{tmp_path / 'run'}@4", quiet=True)
     assert_same_state(tmp_path / "fork", tmp_path / "run", 8)
@@ -287,7 +286,7 @@ def test_a_fork_may_have_other_text_and_settings(tiny_config, stopped, tmp_path)
     config.data.batch_size, config.model.hidden_dropout_prob = 16, 0.0
     (tmp_path / "text.txt").write_text("The bank.\nA river.\n\n" * 30)
     run = pretraining.start(config, tmp_path / "run", fork=stopped)
-    assert run.fork == stopped / "checkpoints/4"
+    assert run.origin.fork == stopped / "checkpoints/4"
     assert run.corpus.tokenizer.fingerprint == load(stopped).tokenizer.fingerprint
 
 
@@ -398,7 +397,7 @@ def test_a_length_warmup_that_is_done_keeps_its_steps(tiny_config, tmp_path):
         (64, 1536),
         (80, 2048),
     ]
-    assert workdirs.own_config(tmp_path).data.length_warmup_fraction == 2
+    assert origin.own_config(tmp_path).data.length_warmup_fraction == 2
     config.data.length_warmup_fraction = 3.0
     with pytest.raises(UserError, match="has done 8 steps with other"):
         pretrain(changed(config, steps=12), tmp_path, quiet=True)
@@ -429,12 +428,12 @@ def test_a_workdir_alone_has_the_config_of_its_run(stopped, tmp_path, monkeypatc
     fork = "--workdir=new", f"--fork={stopped}"
     bert_jax_main("pretrain", *fork, "--num_processes=1", "--config.steps=20")
     (own, options), (longer, _), (recipe, _), (forked, forking) = started
-    saved = workdirs.own_config(stopped)
+    saved = origin.own_config(stopped)
     assert own == saved
     without_checkpoint = tmp_path / "killed"
     without_checkpoint.mkdir()
     shutil.copy(stopped / "config.json", without_checkpoint)
-    assert workdirs.own_config(without_checkpoint) is None
+    assert origin.own_config(without_checkpoint) is None
     assert options["workdir"] == stopped
     saved.steps = 20
     assert (longer, forked, recipe.model.hidden_size) == (saved, saved, 128)

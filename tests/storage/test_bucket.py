@@ -12,13 +12,15 @@ import pytest
 from training_runs import without_speeds
 
 from bert_jax import Interrupted, UserError, console, load, pretrain
+from bert_jax.config import TrainConfig
 from bert_jax.errors import TrainingError
+from bert_jax.runs import origin
 from bert_jax.runs import pretrain as pretraining
+from bert_jax.runs import workdir as workdirs
 from bert_jax.storage import mirror, paths
 from bert_jax.text import mixture
 from bert_jax.text.store import open_store
 from bert_jax.training import checkpoint
-from bert_jax.training import workdir as workdirs
 
 pytestmark = [
     pytest.mark.remote,
@@ -72,7 +74,7 @@ def test_a_run_is_that_of_a_disk_and_resumes_on_another_machine(bucket, tiny_con
     bucket.objects |= {name.replace("/5/", "/6/"): value for name, value in state.items()}
     bucket.machine("second")
     folder = mirror.open_workdir(paths.as_path("gs://bucket/run/"))
-    assert workdirs.steps(folder) == [5]
+    assert workdirs.read(folder, TrainConfig).steps == (5,)
     result = pretrain(config, "gs://bucket/run", quiet=True)
     assert str(result.checkpoint) == "gs://bucket/run/checkpoints/8"
     assert_same(result.bert.params, expected.bert.params)
@@ -92,7 +94,7 @@ def test_what_is_refused(bucket, tiny_config):
     with pytest.raises(UserError, match="gs://bucket/none does not exist"):
         load("gs://bucket/none")
     with pytest.raises(UserError, match="gs://bucket/none is no workdir with checkpoints"):
-        workdirs.fork_checkpoint("gs://bucket/none@4")
+        origin.find_fork("gs://bucket/none@4")
 
 
 # Of a failed write, Orbax closes the event loop before the other writes end.
@@ -112,7 +114,7 @@ def test_runs_beside_and_within_each_other(bucket, tiny_config):
     for name in ("outer/inner", "outer"):
         pretrain(tiny_config, f"gs://bucket/{name}", quiet=True)
     inner = mirror.open_workdir(paths.as_path("gs://bucket/outer/inner"))
-    assert workdirs.has_checkpoint(inner)
+    assert workdirs.read(inner, TrainConfig).config
     outer = mirror.open_workdir(paths.as_path("gs://bucket/outer"))
     assert {path.name for path in outer.iterdir()} <= {*mirror._READ, ".bucket", ".lock", "store"}
     assert not [name for name in bucket.objects if "store" in name]
@@ -124,10 +126,10 @@ def test_a_fork_resumes_on_another_machine(bucket, tiny_config, tiny_run, tmp_pa
     for config.steps, fork in ((3, tiny_run.checkpoint), (4, None)):
         bucket.machine(str(fork is None))
         result = pretrain(config, "gs://bucket/fork", fork=fork, quiet=True)
-    assert workdirs.steps(paths.as_path("gs://bucket/fork")) == [3, 4]
+    assert workdirs.read(paths.as_path("gs://bucket/fork"), TrainConfig).steps == (3, 4)
     config.steps = 5
     run = pretraining.start(config, tmp_path / "run", fork="gs://bucket/fork@4")
-    state = checkpoint.read_state(run.fork, run.setup.abstract_state)
+    state = checkpoint.read_state(run.origin.fork, run.setup.abstract_state)
     assert_same(state.params, result.bert.params)
 
 

@@ -24,12 +24,12 @@ from texts import (
 from bert_jax.commands import main
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
+from bert_jax.runs import workdir
 from bert_jax.storage import remote
 from bert_jax.text import fetched, file_source, shards
 from bert_jax.text.prepare import prepare
 from bert_jax.text.sources import open_source
 from bert_jax.text.store import open_store
-from bert_jax.training import workdir
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 

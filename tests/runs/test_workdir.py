@@ -8,22 +8,23 @@ from pathlib import Path
 import pytest
 
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, settings
+from bert_jax.config.validation import validate
 from bert_jax.errors import TrainingError, UserError
-from bert_jax.training import workdir
-from bert_jax.training.workdir import resume_settings
+from bert_jax.runs import origin, workdir
+from bert_jax.training import checkpoint
 
 
 @pytest.mark.parametrize("saved", ["float32", "bfloat16"])
 def test_auto_resumes_with_the_dtype_that_the_run_began_with(tmp_path, saved):
     """Whatever the processor on which it resumes prefers."""
     auto, fixed = (TrainConfig(model=ModelConfig(dtype=d)) for d in ("auto", "float32"))
-    resume_settings(auto, tmp_path)
+    workdir.resume_settings(auto, workdir.read(tmp_path, TrainConfig))
     assert auto.model.dtype == "auto"
     began = TrainConfig(model=ModelConfig(dtype=saved))
     (tmp_path / "checkpoints/1").mkdir(parents=True)
     (tmp_path / "config.json").write_text(settings.to_json(began))
     for config, expected in ((auto, saved), (fixed, "float32")):
-        resume_settings(config, tmp_path)
+        workdir.resume_settings(config, workdir.read(tmp_path, TrainConfig))
         assert config.model.dtype == expected
 
 
@@ -31,7 +32,7 @@ def test_a_broken_config_is_named(tmp_path):
     (tmp_path / "checkpoints/1").mkdir(parents=True)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json cannot be read"):
-        resume_settings(TrainConfig(), tmp_path)
+        workdir.read(tmp_path, TrainConfig)
 
 
 def claim(folder: Path, config: TrainConfig) -> None:
@@ -41,23 +42,23 @@ def claim(folder: Path, config: TrainConfig) -> None:
 
 def test_a_run_without_a_checkpoint_owns_nothing(tmp_path):
     claim(tmp_path, TrainConfig(seed=1))
-    workdir.check(tmp_path, TrainConfig(seed=2))
-    workdir.check_text(tmp_path, "0" * 64)
+    workdir.check(workdir.read(tmp_path, TrainConfig), TrainConfig(seed=2))
+    workdir.check_text(workdir.read(tmp_path, TrainConfig), "0" * 64)
 
 
 @pytest.mark.parametrize("config", [TrainConfig(), FinetuneConfig()])
 def test_the_folder_of_another_model_is_refused(tmp_path, config):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "vocab_size": 30522}')
-    with pytest.raises(UserError, match=r"has the config.json of no run; choose another folder"):
-        workdir.check(tmp_path, config)
+    with pytest.raises(UserError, match=r"config.json that bert-jax did not write"):
+        workdir.read(tmp_path, type(config))
     (tmp_path / "notes.txt").write_text("of mine")
     (tmp_path / "config.json").write_text(settings.to_json(config))
-    workdir.check(tmp_path, config)
+    workdir.check(workdir.read(tmp_path, type(config)), config)
 
 
 def test_files_are_utf8_in_any_locale(tmp_path):
-    code = "from pathlib import Path; from bert_jax.training import workdir; "
-    code += f"workdir.write(Path({str(tmp_path)!r}) / 'x', '\\u0928\\u0924')"
+    code = "from pathlib import Path; from bert_jax.distributed import hosts; "
+    code += f"hosts.write_on_main(Path({str(tmp_path)!r}) / 'x', '\\u0928\\u0924')"
     plain = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **plain}, check=True)
     assert (tmp_path / "x").read_bytes() == "नत".encode()
@@ -68,9 +69,9 @@ def test_a_run_with_a_checkpoint_owns_its_workdir(tmp_path, checkpoint):
     claim(tmp_path, TrainConfig(seed=1))
     (tmp_path / checkpoint).mkdir(parents=True)
     with pytest.raises(UserError, match="belongs to another config: seed is 1 there and 2 here"):
-        workdir.check(tmp_path, TrainConfig(seed=2))
+        workdir.check(workdir.read(tmp_path, TrainConfig), TrainConfig(seed=2))
     with pytest.raises(UserError, match="was trained on other text"):
-        workdir.check_text(tmp_path, "0" * 64)
+        workdir.check_text(workdir.read(tmp_path, TrainConfig), "0" * 64)
 
 
 def test_a_workdir_has_one_run_at_a_time(tmp_path):
@@ -88,3 +89,19 @@ def test_what_cannot_be_written_ends_the_run_in_one_line(tmp_path):
     with wrong as caught, workdir.hold(tmp_path):
         (tmp_path / "missing/file").write_text("")
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_resumes_reads_its_workdir_once(tmp_path, monkeypatch):
+    """In a bucket, each listing is a request."""
+    claim(tmp_path, began := TrainConfig(seed=1))
+    (tmp_path / "checkpoints/6").mkdir(parents=True)
+    calls = []
+    for module, name in ((workdir, "read_json"), (checkpoint, "list_steps")):
+        function = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *args, f=function: (calls.append(f.__name__), f(*args))[1]
+        )
+    found = workdir.read(tmp_path, TrainConfig)
+    origin.resolve(began, found, validate)
+    assert (found.config, found.steps) == (began, (6,))
+    assert sorted(calls) == ["list_steps", "read_json"]

@@ -1,0 +1,248 @@
+"""The workdir of a run: read it once, check that the run may use it, hold it, write to it."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from bert_jax.config import FinetuneConfig, TrainConfig, settings
+from bert_jax.config.schedule import make_schedule
+from bert_jax.distributed import hosts
+from bert_jax.errors import TrainingError, UserError
+from bert_jax.storage import mirror, paths
+from bert_jax.storage.json_files import read_json
+from bert_jax.storage.locks import locked
+from bert_jax.storage.paths import AnyPath
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training import checkpoint
+
+_TEXT = "text.sha256"
+_REMEDY = "remove it, or choose another --workdir"
+_SEEN_WITHIN = 30  # seconds in which a network file system shows one host's file to the others
+_Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workdir(Generic[_Config]):
+    """What a workdir holds when a run starts.
+
+    Attributes:
+      path: its folder, on a disk.
+      address: where it is kept: `path`, or the folder of a bucket that `path` is a copy of.
+      config: of the run that owns it, as a run does from its first checkpoint on; None without.
+      steps: the steps of pretraining that have a checkpoint, rising.
+      fingerprint: the hash of the text of that run, if there is a record of it.
+      results: what that run has recorded in its `results.json`.
+    """
+
+    path: Path
+    address: AnyPath
+    config: _Config | None
+    steps: tuple[int, ...]
+    fingerprint: bytes | None
+    results: dict[str, Any]
+
+    @property
+    def checkpoints(self) -> AnyPath:
+        """The folder of the checkpoints of a pretraining run, on a disk or in a bucket."""
+        return self.address / "checkpoints"
+
+    @property
+    def last_step(self) -> int:
+        """The step of the latest checkpoint; 0 without."""
+        return max(self.steps, default=0)
+
+
+def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
+    """Read a workdir of pretraining or fine-tuning, as the class of its config says.
+
+    Raises:
+      UserError: a file of it is damaged, or it is of something else than such a run.
+    """
+    workdir = Workdir(Path(path), mirror.address(path), None, (), None, {})
+    config_path, text_path = path / "config.json", path / _TEXT
+    if not config_path.exists():
+        return workdir
+    values = read_json(config_path, _REMEDY)
+    if "optimizer" not in values:
+        raise UserError(
+            f"--workdir {path} has a config.json that bert-jax did not write; choose another folder"
+        )
+    steps = tuple(sorted(checkpoint.list_steps(workdir.checkpoints)))
+    if not steps and not _has_seeds(path):  # the command that began the run may have had --init
+        return workdir
+    fingerprint = None
+    if text_path.exists():
+        fingerprint = text_path.read_bytes().strip() if text_path.is_file() else b""
+    return dataclasses.replace(
+        workdir,
+        config=settings.from_dict(kind, values, str(config_path)),
+        steps=steps,
+        fingerprint=fingerprint,
+        results=read_results(path) if steps else {},
+    )
+
+
+def _has_seeds(path: AnyPath) -> bool:
+    """Return whether a seed of a fine-tuning run has a checkpoint."""
+    of_seeds = [] if paths.is_remote(path) else path.glob("*/checkpoints/*")
+    return any(each.name.isdigit() for each in of_seeds)
+
+
+def read_results(path: AnyPath) -> dict[str, Any]:
+    """Return what a run has recorded in its `results.json`; nothing where it has none."""
+    path = path / "results.json"
+    return read_json(path, "move it away") if path.exists() else {}
+
+
+def check_path(path: AnyPath) -> None:
+    """Refuse a workdir whose path, or that of a file in it, no file system accepts."""
+    if paths.is_remote(path):
+        raise UserError(
+            f"--workdir {path} is not on a disk, which fine-tuning needs; give a folder, and copy "
+            "it when the run has ended"
+        )
+    try:
+        str(path).encode()  # Orbax writes to UTF-8 names only
+        os.lstat(path / ("x" * 200))
+    except (FileNotFoundError, NotADirectoryError):  # `check` says in which folder
+        return
+    except (OSError, ValueError) as error:  # ValueError for a NUL byte, or no UTF-8
+        reason = getattr(error, "strerror", error)
+        raise UserError(f"--workdir {path} cannot be used ({reason}); choose another") from error
+
+
+def check(workdir: Workdir[_Config], config: _Config) -> None:
+    """Refuse a workdir that cannot be written, or belongs to another run; create nothing yet."""
+    path = workdir.path
+    nearest = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError(
+            f"--workdir {path} cannot be made: {nearest} is no writable folder; choose another"
+        )
+    if (path / "state").exists():
+        raise UserError(f"--workdir {path} is a checkpoint; choose another folder")
+    if workdir.config:
+        check_same_run(config, workdir.config, path)
+        if isinstance(config, TrainConfig) and isinstance(workdir.config, TrainConfig):
+            _check_steps_done(config, workdir.config, workdir)
+
+
+def check_same_run(config: _Config, saved: _Config, path: Path) -> None:
+    """Refuse to resume a run whose own config differs in a field that is not resumable."""
+    before = settings.flatten(saved)
+    for name, value, _, metadata in settings.fields(config):
+        if before[name] != value and not metadata["resumable"]:
+            raise UserError(
+                f"{path} belongs to another config: {name} is {before[name]!r} there and "
+                f"{value!r} here; choose another --workdir or set the field back"
+            )
+
+
+def _check_steps_done(config: TrainConfig, saved: TrainConfig, workdir: Workdir) -> None:
+    """Refuse fewer steps than a run has done, and other phases than it did them with."""
+    done = workdir.last_step
+    if config.steps < done:
+        raise UserError(
+            f"{workdir.address} has done {done:,} steps, and steps is {config.steps:,}; raise it "
+            "or choose another --workdir"
+        )
+    if make_schedule(config).until(done) != make_schedule(saved).until(done):
+        raise UserError(
+            f"{workdir.address} has done {done:,} steps with other phases or another length "
+            "warm-up; let new ones start at that step or later"
+        )
+
+
+def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Workdir) -> None:
+    """Set what the run of a workdir has resolved: `dtype`, `vocab_size`, the steps of phases."""
+    saved = workdir.config
+    if not saved:
+        return
+    if config.model.dtype == "auto":
+        config.model.dtype = saved.model.dtype
+    config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
+    if not (isinstance(config, TrainConfig) and isinstance(saved, TrainConfig)):
+        return
+    # A share of other steps is another step, and a phase that has begun keeps its first one.
+    share, known = (each.data.length_warmup_fraction for each in (config, saved))
+    before, now = make_schedule(saved), make_schedule(config)
+    is_new = known < 1 and known != share  # it was set for this command
+    if share < 1 and not is_new and now.length_warmup != before.length_warmup:
+        config.data.length_warmup_fraction = float(before.length_warmup)
+    phases, done = list(config.data.phases), max(workdir.last_step, 1)
+    stages = zip(before.main_stages[1:], now.main_stages[1:], strict=False)
+    for index, (was, stage) in enumerate(stages):
+        is_share = phases[index].start < 1
+        if was.first_step < done and is_share and stage.first_step != was.first_step:
+            phases[index] = dataclasses.replace(phases[index], start=float(was.first_step))
+    config.data.phases = tuple(phases)
+
+
+def check_text(workdir: Workdir, fingerprint: str) -> None:
+    """Refuse to resume a run on other training data, whose hash is `fingerprint`."""
+    if workdir.fingerprint not in (None, fingerprint.encode()):
+        raise UserError(
+            f"{workdir.address} was trained on other text, with another tokenizer or from another "
+            "--init; choose another --workdir, or restore them"
+        )
+
+
+def check_shared(path: Path) -> None:
+    """Refuse a workdir that is not the same folder on every host."""
+    if hosts.count() == 1 or mirror.url_of(path):
+        return
+    marker = path / f".{hosts.broadcast_from_main(lambda: secrets.token_hex(8))}"
+
+    def share_marker() -> None:
+        if hosts.is_main():
+            path.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+        for _ in range(10 * _SEEN_WITHIN):
+            if marker.exists():
+                return
+            time.sleep(0.1)
+        raise UserError(
+            f"--workdir {path} is not the folder that host 0 writes to; choose one on a file "
+            "system that all hosts share"
+        )
+
+    try:
+        hosts.run_on_all_hosts(share_marker)
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Lock a workdir; turn a failed write into a TrainingError."""
+    with contextlib.ExitStack() as stack:
+        try:
+            hosts.run_on_main(lambda: stack.enter_context(locked(path)))
+            yield
+        except BrokenPipeError:  # of the reader of what is printed
+            raise
+        except OSError as error:
+            raise TrainingError(
+                f"{error.filename or path}: {error.strerror or error}; {checkpoint.RESUME}"
+            ) from error
+
+
+def claim(
+    path: Path, config: TrainConfig | FinetuneConfig, tokenizer: Tokenizer, fingerprint: str
+) -> None:
+    """Write the config and the tokenizer of a run, which hold from its first checkpoint on."""
+    if hosts.is_main():
+        tokenizer.save(path / "tokenizer")
+    hosts.write_on_main(path / _TEXT, fingerprint + "\n")
+    hosts.write_on_main(path / "config.json", settings.to_json(config))
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Write `results.json`: what a run began with, and at its end its scores and baselines."""
+    hosts.write_on_main(path / "results.json", json.dumps(results, indent=2) + "\n")
