@@ -20,7 +20,7 @@ from scipy import special
 
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.models.attention import AttentionMask
 from bert_jax.models.electra import ElectraConfig, ElectraLayers, ElectraModel, embedding_size
 from bert_jax.models.encoder import gather_positions
@@ -221,6 +221,12 @@ class ReplacedTokens(Pretraining):
                 "objective replaced_tokens needs a model.model_type of electra; set it, or "
                 "objective to auto"
             )
+        refuse(
+            config.data.pairs != "none",
+            f"data.pairs {config.data.pairs} needs a head that model.model_type "
+            f"{config.model.model_type} does not have",
+            fix="set data.pairs to none",
+        )
         share, every = config.model.generator_hidden_size, config.model.num_attention_heads
         heads = share * every
         # A third may be written as 0.333.
