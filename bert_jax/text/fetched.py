@@ -20,7 +20,6 @@ from bert_jax.text import shards, store
 
 _WITHOUT_LISTS = ("http:", "https:", "file:")  # their stores are not copied
 _OF_TEXT = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".xz")  # saves requests
-_PARTS = (*store.SPLITS, "shards", "store.json", "tokenizer")  # a bucket may have more
 _SPACE = "set XDG_CACHE_HOME to a folder with enough space"
 
 
@@ -77,7 +76,7 @@ def _copy_of(source: str) -> Iterator[tuple[Path, dict[str, int]]]:
     With the sizes of the store's files, by their paths in it.
     """
     url = source.rstrip("/")
-    files = {n: x for n, x in remote.files(url).items() if n.split("/")[0] in _PARTS}
+    files = {n: x for n, x in remote.files(url).items() if n.split("/")[0] in store.CONTENT}
     digest = hashlib.sha256(json.dumps([url, sorted(files.items())]).encode()).hexdigest()
     name = urllib.parse.quote(url.rpartition("/")[2], safe="")[:100]
     try:

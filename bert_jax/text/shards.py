@@ -140,32 +140,27 @@ def join(folder: Path) -> None:
     """Make one store of all shards in a folder, which this process has locked."""
     shards = {path: store.read_record(path / "store.json") for path in complete(folder)}
     identity = _merge_identities(shards)
-    for path, record in shards.items():
-        for split in store.SPLITS:
-            for name in store.FILES:
-                store.check_size(path / split / f"{name}.bin", record["splits"][split][name])
-    (first, record), *_ = shards.items()
-    of_tokenizer = {n: x for n, x in record["checksums"].items() if n.startswith("tokenizer/")}
-    if damage := checksums.find_damage(first, of_tokenizer):
-        raise UserError(f"{first}: {damage}; {store.REMEDY}")
-    tokenizer = tokenizer_loading.load(first / "tokenizer")
+    first, *_ = shards
     shutil.rmtree(folder / "tokenizer", ignore_errors=True)
-    tokenizer.save(folder / "tokenizer")
-    sums = checksums.of_files(folder, (folder / "tokenizer").iterdir())
+    shutil.copytree(first / "tokenizer", folder / "tokenizer")
+    sums = {name: x for name, x in shards[first]["checksums"].items() if "tokenizer/" in name}
+    if damage := checksums.find_damage(folder, sums):
+        raise UserError(f"{first}: {damage}; {store.REMEDY}")
     splits: dict[str, dict[str, Any]] = {}
     for split in store.SPLITS:
         (folder / split).mkdir(exist_ok=True)
-        parts = [record["splits"][split] for record in shards.values()]
-        splits[split] = {name: sum(part[name] for part in parts) for name in store.FILES}
-        splits[split]["dtype"] = parts[0]["dtype"]
-        for name in ("sentences", "documents"):
-            splits[split][name] -= 8 * (len(parts) - 1)  # the first offsets of all but one
-            sums[f"{split}/{name}.bin"] = _join(folder, f"{split}/{name}.bin", shards)
+        splits[split] = {"tokens": 0, "dtype": shards[first]["splits"][split]["dtype"]}
         for path, record in shards.items():
-            tokens = f"{split}/tokens.bin"
-            sums[(path / tokens).relative_to(folder).as_posix()] = record["checksums"][tokens]
+            tokens, size = path / split / "tokens.bin", record["splits"][split]["tokens"]
+            store.check_size(tokens, size)
+            splits[split]["tokens"] += size
+            sums[tokens.relative_to(folder).as_posix()] = record["checksums"][f"{split}/tokens.bin"]
+        for name in ("sentences", "documents"):
+            sums[f"{split}/{name}.bin"] = _join(folder, split, name, shards)
+            splits[split][name] = (folder / split / f"{name}.bin").stat().st_size
     counts = {name: sum(r[name] for r in shards.values()) for name in store.CHARACTERS}
     whole = {"identity": identity, "splits": splits, "checksums": sums, **counts}
+    tokenizer = tokenizer_loading.load(folder / "tokenizer")
     prepare.check_text(whole, str(folder), tokenizer.kind)
     sizes = {
         path.name: {split: record["splits"][split]["tokens"] for split in store.SPLITS}
@@ -178,35 +173,33 @@ def join(folder: Path) -> None:
 def _merge_identities(shards: dict[Path, dict[str, Any]]) -> dict[str, Any]:
     """Return the identity of the whole store; UserError if shards are of different ones."""
     first, *_ = shards
-    identities = {path: record["identity"] for path, record in shards.items()}
     names = {"text": "other text or settings", "held_out": "other held-out text"}
-    for name, value in identities[first].items():
-        for path, identity in identities.items():
-            if merge_identities([value, identity[name]]) is None:
+    merged = {}
+    for name, value in shards[first]["identity"].items():
+        values = {path: record["identity"][name] for path, record in shards.items()}
+        for path, other in values.items():
+            if merge_identities([value, other]) is None:
                 raise UserError(
                     f"{path} was prepared from {names.get(name, f'another {name}')} than "
                     f"{first.name}; remove the folder of the wrong one, and repeat"
                 )
-    return {
-        name: merge_identities([identity[name] for identity in identities.values()])
-        for name in identities[first]
-    }
+        merged[name] = merge_identities([*values.values()])
+    return merged
 
 
-def _join(folder: Path, name: str, shards: dict[Path, dict[str, Any]]) -> int:
+def _join(folder: Path, split: str, name: str, shards: dict[Path, dict[str, Any]]) -> int:
     """Write the offsets of all shards as those of one store; return their CRC-32C."""
-    joined, before = 0, 0
-    with (folder / name).open("wb") as file:
+    file_name, checksum, before = f"{split}/{name}.bin", 0, 0
+    with (folder / file_name).open("wb") as file:
         for index, (path, record) in enumerate(shards.items()):
-            offsets, found = np.memmap(path / name, np.int64, mode="r"), 0
-            for start in range(0, len(offsets), _BLOCK):
-                block = offsets[start : start + _BLOCK]
-                found = google_crc32c.extend(found, block.tobytes())
-                # The first offset of a shard is the last one of the shard before.
-                data = (block + before)[int(start == 0 < index) :].tobytes()
-                joined = google_crc32c.extend(joined, data)
+            store.check_size(path / file_name, record["splits"][split][name])
+            if damage := checksums.find_damage(path, {file_name: record["checksums"][file_name]}):
+                raise UserError(f"{path}: {damage}; {store.REMEDY}")
+            offsets = np.memmap(path / file_name, np.int64, mode="r")
+            # The first offset of a shard is the last one of the shard before.
+            for start in range(min(index, 1), len(offsets), _BLOCK):
+                data = (offsets[start : start + _BLOCK] + before).tobytes()
+                checksum = google_crc32c.extend(checksum, data)
                 file.write(data)
-            if found != record["checksums"][name]:
-                raise UserError(f"{path}: {name} has changed since it was written; {store.REMEDY}")
             before += int(offsets[-1])
-    return joined
+    return checksum

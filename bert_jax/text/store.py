@@ -26,6 +26,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 FILES = ("tokens", "sentences", "documents")
 SPLITS = ("train", "eval")
+CONTENT = (*SPLITS, "shards", "store.json", "tokenizer")  # of a folder that is a complete store
 REMEDY = "remove the folder, and prepare or copy it again"
 _VERIFIED_WITHIN = 0.8  # seconds that opening may take longer; a large store is verified meanwhile
 _OPEN_SHARDS = 100  # files that are open at once: a process may have 1,024, and there are mixtures
@@ -133,16 +134,9 @@ def is_store(path: str | Path) -> bool:
 
 
 def is_only_store(path: Path) -> bool:
-    """Return whether a folder is a store with its checksums, and has no other files."""
-    known = {path / f"{split}/{name}.bin" for split in SPLITS for name in FILES} | {path / ".lock"}
-    for name in ("store.json", "progress.json"):
-        if (path / name).exists():
-            record = read_record(path / name)
-            known |= {path / file for file in (name, *record.get("checksums", ()))}
-    shards = path / "shards"
-    found = {file for file in path.rglob("*") if not file.is_dir() and shards not in file.parents}
-    are_shards = all(map(is_only_store, shards.iterdir())) if shards.is_dir() else True
-    return has_record(path) and found <= known and are_shards
+    """Return whether a folder is a store, and has nothing else."""
+    others = {*os.listdir(path)} - {*CONTENT, "progress.json", ".lock"} if path.is_dir() else ()
+    return has_record(path) and not others
 
 
 def read_record(path: Path) -> dict[str, Any]:

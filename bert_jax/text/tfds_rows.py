@@ -2,12 +2,11 @@
 
 import importlib
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.console import show
-from bert_jax.errors import UserError, first_line, nearest
+from bert_jax.errors import UserError, first_line
 from bert_jax.text.records import Record, plain_value
 
 PREFIX = "tfds:"
@@ -19,44 +18,28 @@ def open_rows(source: str) -> Any:
     """Return the rows of `tfds:NAME[/CONFIG][:VERSION][@SPLIT]`, by default of "train"."""
     # Imported in the function: it takes longer than all other imports of this module.
     import tensorflow_datasets as tfds
-    from tensorflow_datasets.core import constants, registered
+    from tensorflow_datasets.core import constants
 
     for group in _GROUPS:  # whose older datasets TFDS knows once they are imported
         importlib.import_module(f"tensorflow_datasets.{group}")
     folder = os.environ.get("TFDS_DATA_DIR") or constants.DATA_DIR
-    elsewhere = "--data-dir or TFDS_DATA_DIR names another folder"
     dataset, _, split = source.removeprefix(PREFIX).partition("@")
     try:
         # Array records need no TensorFlow.
         options: dict[str, Any] = {"file_format": "array_record"}
         builder: Any = tfds.builder(dataset, data_dir=folder, **options)
-        is_prepared = builder.is_prepared()
-    except registered.DatasetNotFoundError as error:
-        known = tfds.list_builders(with_community_datasets=False)
-        hint = nearest(re.split("[/:]", dataset)[0], known, "check the name;")
-        raise UserError(
-            f"{source} is no dataset of TFDS, and is not in {folder}; {hint} {elsewhere}"
-        ) from error
-    except Exception as error:  # TFDS raises nearly every type for a name that it cannot serve
-        raise UserError(f"{source} cannot be read ({first_line(error)}); check it") from error
-    try:
-        if not is_prepared:
+        if not builder.is_prepared():
             show(f"preparing {source} in {folder}; without a network this fails after some minutes")
         builder.download_and_prepare(**options)
-    except Exception as error:
-        call = f"tfds.builder({dataset!r}, data_dir=DIR, file_format='array_record')"
-        raise UserError(
-            f"{source} is not in {folder} and cannot be prepared ({first_line(error)}); prepare it "
-            f"on another machine, by {call}.download_and_prepare(), and copy DIR; {elsewhere}"
-        ) from error
-    try:
         rows = builder.as_data_source(split=split or "train")
         if len(rows):
             rows[0]  # raises if a file is missing or damaged
-    except Exception as error:
+    except Exception as error:  # of nearly every type
+        call = f"tfds.builder({dataset!r}, data_dir=DIR, file_format='array_record')"
         raise UserError(
-            f"{source} cannot be read from {folder} ({first_line(error)}); check the split; "
-            f"{elsewhere}"
+            f"{source} cannot be read from {folder} ({first_line(error)}); check its name and its "
+            f"split, or prepare it on another machine, by {call}.download_and_prepare(), and copy "
+            "DIR; --data-dir or TFDS_DATA_DIR names another folder"
         ) from error
     return rows
 

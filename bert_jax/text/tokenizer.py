@@ -7,9 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -136,9 +134,9 @@ class Tokenizer(abc.ABC):
             ids += [self.mask_id, *self._encode_rest(part)]
         return [int(index) for index in ids]
 
-    @abc.abstractmethod
     def _encode_rest(self, text: str) -> Sequence[int]:
         """Return the token ids of what follows a mask, which may continue the masked word."""
+        return self.encode([text])[0]
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -246,51 +244,6 @@ class WordPieceTokenizer(_FastTokenizer):
     _continuation = re.compile("##")
     _decoder, _mask_strips = decoders.WordPiece(), False
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer):
-        super().__init__(tokenizer)
-        added = tokenizer.get_added_tokens_decoder().values()
-        # Steps of others than BERT and `wordpiece_model` and added tokens may look beyond a space.
-        steps = _steps(tokenizer.normalizer, tokenizer.pre_tokenizer)
-        self._words_are_independent = steps in _INDEPENDENT and not any(
-            t.lstrip or t.rstrip or t.single_word or " " in t.content for t in added
-        )
-
-    def encode(self, texts: Sequence[str]) -> Sequence[Any]:
-        if not self._words_are_independent:
-            return super().encode(texts)
-        # Each distinct word is encoded once, because most words of a text have occurred before.
-        words = " ".join(texts).split(" ")
-        distinct = list(dict.fromkeys(words))
-        ids = dict(zip(distinct, super().encode(distinct), strict=True))
-        encoded = map(ids.__getitem__, words)
-        return [
-            np.fromiter(chain.from_iterable(islice(encoded, text.count(" ") + 1)), np.int32)
-            for text in texts
-        ]
-
-    def _encode_rest(self, text: str) -> Sequence[int]:
-        # The text continues a word of "q", unless it starts with a sign or a Chinese character.
-        steps, probe = self._tokenizer, f"q{text}"
-        normalized = steps.normalizer.normalize_str(probe) if steps.normalizer else probe
-        words = steps.pre_tokenizer.pre_tokenize_str(normalized) if steps.pre_tokenizer else []
-        rest = self._continue(words[0][0][1:]) if words else []
-        if not rest:
-            return self.encode([text])[0]
-        encoding = steps.encode(probe, add_special_tokens=False)
-        return [*rest, *encoding.ids[encoding.word_ids.count(0) :]]
-
-    def _continue(self, word: str) -> list[int]:
-        """Return the token ids of the rest of a word, or none where it has unknown characters."""
-        ids = []
-        while word:
-            ends = range(len(word), 0, -1)
-            end = next((e for e in ends if self._tokenizer.token_to_id(f"##{word[:e]}")), 0)
-            if not end:
-                return []
-            ids.append(self._tokenizer.token_to_id(f"##{word[:end]}"))
-            word = word[end:]
-        return ids
-
     @classmethod
     def from_vocabulary(
         cls, tokens: Sequence[str], *, lowercase: bool, strip_accents: bool | None = None
@@ -320,17 +273,6 @@ def wordpiece_model(
         tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = WORDPIECE_SPLITTER
     return tokenizer
-
-
-def _steps(*steps: Any) -> str:
-    """Return steps of a tokenizer without the settings that are true or false."""
-    return re.sub("True|False|None", "", repr(steps))
-
-
-_INDEPENDENT = (
-    _steps(normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()),
-    _steps(wordpiece_normalizer(lowercase=True, strip_accents=True), WORDPIECE_SPLITTER),
-)
 
 
 class ByteLevelTokenizer(_FastTokenizer):

@@ -457,7 +457,7 @@ def test_tfds_without_tensorflow(tmp_path, monkeypatch):
         ("tfds:spot_records", "tfds:spot_records names no split"),
         ("tfds:spot_records@", "add one, such as tfds:spot_records@train"),
         ("tfds:spot_records@test", "cannot be read"),
-        ("tfds:zzz@train", "is no dataset of TFDS, and is not in "),
+        ("tfds:zzz@train", "cannot be read from"),
         ("tfds:spot_records@bytes", "tfds:spot_records@bytes #0 cannot be read"),
         ("tfds:spot_records@train[:0]", "cannot be read"),
     ):

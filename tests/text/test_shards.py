@@ -239,7 +239,7 @@ def test_a_finished_store_is_left_as_it_is(data, whole, tmp_path):
     assert (folder / "store.json").read_bytes() == before
     assert open_store(folder).fingerprint == whole.fingerprint
     assert is_only_store(folder)
-    (folder / "shards/mine.txt").touch()
+    (folder / "mine.txt").touch()
     assert not is_only_store(folder)
     path = folder / "shards/00001-of-00003/train/tokens.bin"
     flip_bit(path)
