@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from helpers import FakeTokenizer
+from helpers import FakeTokenizer, assert_same_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -141,27 +141,30 @@ def test_each_process_reads_its_indices():
     batches = BucketedBatches(batcher, 8, 5, 0)
     local = BucketedBatches(batcher, 8, 5, 0, lambda size: np.r_[0:2, size - 2 : size])
     for step in range(5):
-        for name, array in batches[step].items():
-            np.testing.assert_array_equal(local[step][name], array[[0, 1, 6, 7]])
+        chosen = {name: array[[0, 1, 6, 7]] for name, array in batches[step].items()}
+        assert_same_arrays(local[step], chosen)
 
 
-def test_examples_of_one_length_have_one_padded_length():
-    batches = BucketedBatches(batcher_of([33] * 50), 32, 2, 0)
-    assert (batches.lengths, batches.padding) == ([40], pytest.approx(1 - 33 / 40))
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "max_length", "lengths"),
+    [
+        ([33] * 50, 32, 64, [40]),
+        ([30, 5], 2, 30, [30]),
+        # Long ones are padded to lengths that the fused attention of a TPU takes.
+        ([300, 530, 700, 901], 1, 2048, [304, 640, 768, 1024]),
+    ],
+)
+def test_padded_lengths_by_hand(sizes, batch_size, max_length, lengths):
+    batcher = Batcher(features_of(sizes), FakeTokenizer(), 2, max_length)
+    batches = BucketedBatches(batcher, batch_size, 1, 0)
+    assert batches.lengths == lengths
+    if len(lengths) == 1:
+        assert batches.padding == pytest.approx(1 - np.mean(sizes) / lengths[0])
 
 
-def test_no_padded_length_exceeds_the_maximum():
-    batcher = Batcher(features_of([30, 5]), FakeTokenizer(), 2, 30)
-    assert BucketedBatches(batcher, 2, 1, 0).lengths == [30]
-
-
-def test_long_sequences_are_padded_to_lengths_that_the_fused_attention_of_a_tpu_takes():
+def test_lengths_of_long_sequences():
     lengths = np.array([1, 500, 512, 513, 640, 641, 1030])
     assert buckets.round_up(lengths).tolist() == [8, 504, 512, 640, 640, 768, 1152]
-    batches = BucketedBatches(
-        Batcher(features_of([300, 530, 700, 901]), FakeTokenizer(), 2, 2048), 1, 4, 0
-    )
-    assert batches.lengths == [304, 640, 768, 1024]
     sizes = np.random.default_rng(0).integers(3, 2049, 300)
     chosen = buckets.choose_lengths(sizes, 2048)
     assert chosen[-1] == 2048

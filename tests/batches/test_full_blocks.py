@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from helpers import FakeTokenizer
-from stores import FIRST_TOKEN, check_pure, make_store, store_of
+from stores import FIRST_TOKEN, make_store
 
 from bert_jax.batches.full_blocks import FullBlocks
 
@@ -36,14 +36,3 @@ def test_blocks(longest):
     for epoch in range(1, 30):  # what one epoch drops, others do not
         seen = np.union1d(seen, blocks.batch(epoch, blocks.sequences_per_epoch)["input_ids"])
     assert np.isin(store.tokens[2 * LENGTH : -2 * LENGTH], seen).all()
-
-
-def test_a_batch_is_a_pure_function_of_its_number():
-    store = make_store(300)
-    check_pure(lambda seed: FullBlocks(store, FakeTokenizer(), LENGTH, seed))
-
-
-def test_text_shorter_than_a_sequence():
-    batch = FullBlocks(store_of([2], [2, 3]), FakeTokenizer(), LENGTH, 0).batch(7, 16)
-    assert (batch["attention_mask"].sum(1) >= 5).all()
-    assert set(np.unique(batch["input_ids"])) <= {0, 2, 3, *range(10, 15)}
