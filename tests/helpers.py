@@ -1,21 +1,24 @@
 """Small models and batches for the tests."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from bert_jax import Bert, DataFiles
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import as_variant
-from bert_jax.objectives import OBJECTIVES, objective_name
+from bert_jax.objectives import OBJECTIVES, objective_name, pretraining_model
 from bert_jax.objectives.base import Pretraining
 from bert_jax.objectives.masking import Masking
+from bert_jax.tasks import make_task, task_class
 from bert_jax.text.store import Corpus
+from bert_jax.text.tokenizer import Tokenizer
 
 LENGTH, PREDICTIONS, VOCAB = 32, 6, 100
 SPECIAL = (0, 2, 3, 4)
@@ -85,6 +88,29 @@ def params(objective: Pretraining, seed: int = 0):
         return jnp.asarray(noise + (path[-1].key == "scale"), leaf.dtype)
 
     return jax.tree.map_with_path(value, nn.unbox(shapes))
+
+
+def add_noise(params):
+    """Make initial parameters large enough that what differs shows."""
+    keys = iter(jax.random.split(jax.random.key(1), 1000))
+    return jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
+
+
+def random_bert(config: ModelConfig, tokenizer: Tokenizer, *, pairs: bool = True) -> Bert:
+    """Return a model of random parameters, with the heads that it is pretrained with."""
+    model = pretraining_model(config, pairs=pairs)
+    params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
+    return Bert(config, add_noise(params), tokenizer, model)
+
+
+def untrained(bert: Bert, kind: str, labels: Sequence[str] = ()) -> Bert:
+    """Return a model with the head of a task, of random parameters."""
+    task, data = task_class(kind).settings(kind=kind, labels=labels), DataFiles(max_length=32)
+    if kind == "question_answering":
+        task = dataclasses.replace(task, max_question=8)
+    model = make_task(task).model(bert.config, "")
+    params = nn.unbox(model.init_params(jax.random.key(0)))
+    return Bert(bert.config, params, bert.tokenizer, model, task=task, data=data)
 
 
 class FakeTokenizer:

@@ -6,8 +6,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from flax import linen as nn
-from helpers import model_config
+from helpers import model_config, random_bert
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
@@ -15,7 +14,6 @@ from bert_jax import Bert, TokenizerConfig, UserError
 from bert_jax.inference import embeddings
 from bert_jax.inference.embeddings import POOLINGS, word_spans
 from bert_jax.models.bert import BertModel
-from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.text import tokenizer_training
 
 WORDS = ["river", "bank", "money", "sat", "in", "the", "I", "deposit", "deposited", "by"]
@@ -33,11 +31,7 @@ TEXTS = [
 def bert() -> Bert:
     sentences = [*TEXTS, *WORDS] * 3
     tokenizer = tokenizer_training.train(sentences, TokenizerConfig(kind="wordpiece"), 60)
-    model = BertForPreTraining(model_config(vocab_size=60, max_position_embeddings=64))
-    params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
-    keys = iter(jax.random.split(jax.random.key(1), 1000))
-    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
-    return Bert(model.config, params, tokenizer, model)
+    return random_bert(model_config(vocab_size=60, max_position_embeddings=64), tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -134,13 +128,17 @@ def test_long_texts_are_truncated_and_counted(bert):
     np.testing.assert_allclose(truncated, bert.encode("bank " * 62), rtol=0, atol=2e-5)
 
 
-def test_mistakes(bert):
-    with pytest.raises(UserError, match=r"layers 0 .* to 2"):
-        bert.encode("a", layer=3)
-    with pytest.raises(UserError, match="layer"):
-        bert.encode("a", layer=-4)
-    with pytest.raises(UserError, match="pooling is 'sum'"):
-        bert.encode("a", pooling="sum")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer": 3}, r"layers 0 .* to 2"),
+        ({"layer": -4}, "layer"),
+        ({"pooling": "sum"}, "pooling is 'sum'"),
+    ],
+)
+def test_mistakes(bert, options, message):
+    with pytest.raises(UserError, match=message):
+        bert.encode("a", **options)
 
 
 def test_bfloat16_gives_float32(bert):

@@ -203,44 +203,53 @@ def test_on_the_device(length, packed):
     )
     cotangent = cotangent.at[1].set(0)
     mask = AttentionMask(jnp.asarray(ids), packed)
-    fused = value_and_gradients(lambda *x: fused(config, x, mask), projected, cotangent)
+    found = value_and_gradients(lambda *x: fused(config, x, mask), projected, cotangent)
     with jax.default_matmul_precision("highest"):
         plain = value_and_gradients(
             lambda *x: attention.plain_attention(config, x, mask, KEY)[0],
             [x.astype(jnp.float32) for x in projected],
             cotangent,
         )
-    assert np.isfinite(fused[0]).all()
-    fused[0][1] = plain[0][1]
-    check(fused, plain, 2**-5)
+    assert np.isfinite(found[0]).all()
+    found[0][1] = plain[0][1]
+    check(found, plain, 2**-5)
 
 
-def test_where_fused_attention_serves():
-    config = model_config(attention="fused")
-    auto = dataclasses.replace(config, attention="auto")
-    relative = dataclasses.replace(config, position_embedding_type="relative_key")
-    float32 = dataclasses.replace(config, attention_probs_dropout_prob=0.0)
-    bfloat16 = dataclasses.replace(float32, dtype="bfloat16")
-    odd = dataclasses.replace(bfloat16, hidden_size=24)
-    for accepted in [
-        (float32, "tpu", 512, True),
-        (bfloat16, "tpu", 8192, True),
-        (bfloat16, "gpu", 1000, False),
-        (auto, "cpu", 512, True),
-    ]:
-        check_attention(*accepted[:3], packed=accepted[3])
-    for model, platform, length, packed, message in [
-        (config, "cpu", 32, False, "is for a TPU or a GPU, not for a cpu; .* to plain"),
-        (config, "tpu", 512, False, "no dropout; set model.attention_probs_dropout_prob"),
-        (config, "gpu", 32, False, "no dropout; set model.attention_probs_dropout_prob"),
-        (bfloat16, "tpu", 200, False, "takes a multiple of 128 tokens on a TPU, not 200; set"),
-        (relative, "tpu", 32, False, "has no relative_key positions"),
-        (float32, "gpu", 32, False, "needs bfloat16 on a GPU; set model.dtype to bfloat16"),
-        (bfloat16, "gpu", 32, True, "no packed sequences on a GPU; set data.packing to False"),
-        (odd, "gpu", 32, False, "heads of a multiple of 8 up to 128 on a GPU, not of 12"),
-    ]:
-        with pytest.raises(UserError, match=f"model.attention fused .*{message}"):
-            check_attention(model, platform, length, packed=packed)
+FUSED = model_config(attention="fused")
+FLOAT32 = model_config(attention="fused", attention_probs_dropout_prob=0.0)
+BFLOAT16 = dataclasses.replace(FLOAT32, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("config", "platform", "length", "packed"),
+    [
+        (FLOAT32, "tpu", 512, True),
+        (BFLOAT16, "tpu", 8192, True),
+        (BFLOAT16, "gpu", 1000, False),
+        (model_config(attention="auto"), "cpu", 512, True),
+    ],
+)
+def test_where_fused_attention_serves(config, platform, length, packed):
+    check_attention(config, platform, length, packed=packed)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "platform", "length", "packed", "message"),
+    [
+        (FUSED, {}, "cpu", 32, False, "is for a TPU or a GPU, not for a cpu; .* to plain"),
+        (FUSED, {}, "tpu", 512, False, "no dropout; set model.attention_probs_dropout_prob"),
+        (FUSED, {}, "gpu", 32, False, "no dropout; set model.attention_probs_dropout_prob"),
+        (BFLOAT16, {}, "tpu", 200, False, "a multiple of 128 tokens on a TPU, not 200; set"),
+        (FUSED, {"position_embedding_type": "relative_key"}, "tpu", 32, False, "no relative_key"),
+        (FLOAT32, {}, "gpu", 32, False, "needs bfloat16 on a GPU; set model.dtype"),
+        (BFLOAT16, {}, "gpu", 32, True, "no packed sequences on a GPU; set data.packing"),
+        (BFLOAT16, {"hidden_size": 24}, "gpu", 32, False, "a multiple of 8 .* a GPU, not of 12"),
+    ],
+)
+def test_where_fused_attention_is_refused(config, changes, platform, length, packed, message):
+    config = dataclasses.replace(config, **changes)
+    with pytest.raises(UserError, match=f"model.attention fused .*{message}"):
+        check_attention(config, platform, length, packed=packed)
 
 
 def test_on_a_gpu_cudnn_serves_the_layers_without_a_window(monkeypatch):

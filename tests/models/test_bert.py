@@ -30,6 +30,10 @@ def random_params(model: BertForPreTraining, seed: int = 0):
     return jax.tree.map_with_path(lambda p, s: value(p, s).astype(np.float32), shapes)
 
 
+def inputs_of(rows) -> list[np.ndarray]:
+    return [rows[name] for name in ("input_ids", "token_type_ids", "attention_mask")]
+
+
 def numpy_bert(p, config: ModelConfig, ids, types, mask):
     """Returns (all hidden states, attention maps, pooled), in float64, one head at a time."""
 
@@ -102,17 +106,11 @@ def test_agrees_with_numpy(activation, positions, length):
     config = model_config(
         hidden_act=activation, num_hidden_layers=3, position_embedding_type=positions
     )
-    params, rows = random_params(BertForPreTraining(config))["bert"], batch(6, length=length)
+    params = random_params(BertForPreTraining(config))["bert"]
+    inputs = inputs_of(batch(6, length=length))
     run = partial(BertModel(config).apply, output_hidden_states=True, output_attentions=True)
-    found = jax.jit(run)(
-        {"params": params},
-        rows["input_ids"],
-        rows["token_type_ids"],
-        rows["attention_mask"],
-    )
-    hidden, maps, pooled = numpy_bert(
-        params, config, rows["input_ids"], rows["token_type_ids"], rows["attention_mask"]
-    )
+    found = jax.jit(run)({"params": params}, *inputs)
+    hidden, maps, pooled = numpy_bert(params, config, *inputs)
     assert len(found.hidden_states) == 4
     assert len(found.attentions) == 3
     for actual, expected in zip(found.hidden_states, hidden, strict=True):
@@ -129,7 +127,7 @@ def test_agrees_with_numpy(activation, positions, length):
 def test_queries_and_keys_are_those_of_the_maps(kind, changes):
     config = model_config(num_hidden_layers=3, position_embedding_type=kind, **changes)
     params, rows = random_params(BertForPreTraining(config))["bert"], batch(4)
-    inputs = [rows[name] for name in ("input_ids", "token_type_ids", "attention_mask")]
+    inputs = inputs_of(rows)
     run = partial(BertModel(config).apply, output_hidden_states=True, output_attentions=True)
     found = jax.jit(partial(run, output_queries_keys=True))({"params": params}, *inputs)
     hidden, maps, _ = numpy_bert(params, config, *inputs)
@@ -158,18 +156,10 @@ def test_queries_and_keys_are_those_of_the_maps(kind, changes):
 def test_heads_agree_with_numpy():
     config = model_config(hidden_act="gelu")
     model = BertForPreTraining(config)
-    params, rows = random_params(model), batch(5)
+    params, inputs = random_params(model), inputs_of(batch(5))
     positions = np.random.default_rng(0).integers(0, 5, (5, 3))
-    found = jax.jit(model.apply)(
-        {"params": params},
-        rows["input_ids"],
-        rows["token_type_ids"],
-        rows["attention_mask"],
-        positions,
-    )
-    hidden, _, pooled = numpy_bert(
-        params["bert"], config, rows["input_ids"], rows["token_type_ids"], rows["attention_mask"]
-    )
+    found = jax.jit(model.apply)({"params": params}, *inputs, positions)
+    hidden, _, pooled = numpy_bert(params["bert"], config, *inputs)
     head = params["mlm_head"]
     x = np.take_along_axis(hidden[-1], positions[:, :, None], 1)
     x = x @ head["transform"]["kernel"] + head["transform"]["bias"]
@@ -200,19 +190,12 @@ def test_padding_changes_nothing():
 
 
 def test_bfloat16_is_near_float32_and_keeps_what_must_be_float32():
-    rows = batch(4)
-    outputs = {}
+    outputs, masked = {}, np.ones((4, 2), np.int32)
     for dtype in ("float32", "bfloat16"):
         model = BertForPreTraining(model_config(dtype=dtype))
         params = random_params(model)
         assert all(x.dtype == np.float32 for x in jax.tree.leaves(params))
-        outputs[dtype] = jax.jit(model.apply)(
-            {"params": params},
-            rows["input_ids"],
-            rows["token_type_ids"],
-            rows["attention_mask"],
-            np.ones((4, 2), np.int32),
-        )
+        outputs[dtype] = jax.jit(model.apply)({"params": params}, *inputs_of(batch(4)), masked)
     assert outputs["bfloat16"].mlm_logits.dtype == jnp.float32
     a, b = (outputs[d].mlm_logits.ravel() for d in ("float32", "bfloat16"))
     assert 0 < np.abs(a - b).mean() < 0.05 * np.abs(a).mean()
@@ -228,14 +211,15 @@ def test_bfloat16_is_near_float32_and_keeps_what_must_be_float32():
     ],
 )
 def test_published_parameter_counts(shape, total, encoder):
-    names = (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
+    vocab_size, hidden_size, layers, heads, intermediate_size = shape
+    config = ModelConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=intermediate_size,
     )
-    model = BertForPreTraining(ModelConfig(**dict(zip(names, shape, strict=True))))
+    model = BertForPreTraining(config)
     params = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     assert sum(x.size for x in jax.tree.leaves(params)) == total
     assert sum(x.size for x in jax.tree.leaves(params["bert"])) == encoder

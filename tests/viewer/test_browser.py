@@ -3,15 +3,12 @@
 import itertools
 import shutil
 
-import jax
 import numpy as np
 import pytest
-from flax import linen as nn
-from helpers import model_config
+from helpers import model_config, random_bert
 from views import random_view
 
-from bert_jax import Bert, TokenizerConfig
-from bert_jax.objectives.sentence_pairs import BertForPreTraining
+from bert_jax import TokenizerConfig
 from bert_jax.text import tokenizer_training
 from bert_jax.viewer.page import render
 from bert_jax.viewer.view import WordComparison
@@ -475,12 +472,10 @@ def test_a_notebook_shows_the_page(open_page, tmp_path, view):
 
 def test_a_model_of_relative_positions(show):
     """From a text to the page."""
-    config = model_config(position_embedding_type="relative_key_query")
-    model = BertForPreTraining(config)
     settings = TokenizerConfig(kind="wordpiece")
     tokenizer = tokenizer_training.train(["The river bank."] * 9, settings, 30)
-    params = nn.unbox(model.init_params(jax.random.key(0)))
-    view = Bert(config, params, tokenizer, model).attention("the [MASK] bank", "the river")
+    bert = random_bert(model_config(position_embedding_type="relative_key_query"), tokenizer)
+    view = bert.attention("the [MASK] bank", "the river")
     page = show(view, "view=neuron&layer=2&head=2&token=6")
     expected = view.position_scores[1, 1, 6]
     np.testing.assert_allclose(numbers(page, "position"), expected, rtol=0, atol=0.006)

@@ -2,17 +2,12 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
-from flax import linen as nn
-from helpers import model_config
+from helpers import model_config, random_bert, untrained
 from scipy.special import softmax
 
-from bert_jax import Bert, DataFiles, UserError
-from bert_jax.objectives import pretraining_model
-from bert_jax.tasks import make_task, task_class
-from bert_jax.tasks.question_answering import QuestionAnsweringConfig
+from bert_jax import Bert, UserError
 
 
 @pytest.fixture(scope="module", params=["absolute", "relative_key", "relative_key_query", "rotary"])
@@ -23,11 +18,7 @@ def bert(request, tiny_bert) -> Bert:
         config = model_config(
             model_type="modernbert", vocab_size=64, type_vocab_size=2, local_attention=4
         )
-    model = pretraining_model(config, pairs=request.param != "rotary")
-    params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
-    keys = iter(jax.random.split(jax.random.key(1), 1000))
-    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
-    return Bert(config, params, tiny_bert.tokenizer, model)
+    return random_bert(config, tiny_bert.tokenizer, pairs=request.param != "rotary")
 
 
 @pytest.mark.parametrize("texts", [["The river bank."], ["A model.", "The river, the bank."]])
@@ -87,10 +78,7 @@ def test_guesses_of_the_last_layer_are_those_of_fill_mask(bert):
     ],
 )
 def test_the_prediction_is_that_of_predict(tiny_bert, kind, labels, texts, example):
-    task, data = task_class(kind).settings(kind=kind, labels=labels), DataFiles(max_length=32)
-    model = make_task(task).model(tiny_bert.config, "")
-    params = nn.unbox(model.init_params(jax.random.key(0)))
-    bert = Bert(tiny_bert.config, params, tiny_bert.tokenizer, model, task=task, data=data)
+    bert = untrained(tiny_bert, kind, labels)
     view = bert.attention(*texts)
     assert view.prediction == bert.predict([example])[0]
     assert view.maps.shape[:2] == (2, 2)
@@ -100,10 +88,7 @@ def test_the_prediction_is_that_of_predict(tiny_bert, kind, labels, texts, examp
 
 def test_models_without_a_prediction(tiny_bert):
     assert tiny_bert.attention("The bank.").prediction is None
-    task = QuestionAnsweringConfig()
-    model = make_task(task).model(tiny_bert.config, "")
-    params = nn.unbox(model.init_params(jax.random.key(0)))
-    bert = dataclasses.replace(tiny_bert, params=params, model=model, task=task)
+    bert = untrained(tiny_bert, "question_answering")
     assert bert.attention("A single text.").prediction is None
 
 
