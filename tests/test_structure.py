@@ -117,8 +117,11 @@ def test_a_library_that_may_change_is_imported_in_one_module(library, modules):
     assert found == modules
 
 
-@pytest.mark.parametrize("name", ["roberta", "modernbert"])
-def test_an_architecture_is_named_in_its_own_file_and_where_it_is_registered(name):
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [("roberta", ""), ("modernbert", ""), ("electra", "objectives/replaced_tokens.py")],
+)
+def test_an_architecture_is_named_in_its_own_files_and_where_it_is_registered(name, objective):
     found = {
         str(path.relative_to(ROOT))
         for path in ROOT.rglob("*.py")
@@ -131,4 +134,4 @@ def test_an_architecture_is_named_in_its_own_file_and_where_it_is_registered(nam
             and re.search(rf"\b{name}\b", node.value)
         )
     }
-    assert found <= {f"models/{name}.py", "config/fields.py", "__init__.py"}
+    assert found <= {f"models/{name}.py", objective, "config/fields.py", "__init__.py"}

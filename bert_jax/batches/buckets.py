@@ -86,7 +86,7 @@ class Batcher:
     """Makes batches of features, padded to any length."""
 
     def __init__(self, features: Features, tokenizer: Tokenizer, types: int, max_length: int):
-        """`types` is the number of the model's token types; a RoBERTa has one."""
+        """`types` is the number of the model's token types."""
         self.features = features
         self._pad, self._types = tokenizer.pad_id, types
         self._sequences = _Ragged(features.sequences)

@@ -1,4 +1,4 @@
-"""RoBERTa's full blocks: sequences `[CLS] text [SEP]` of consecutive text, all of full length."""
+"""Full blocks: sequences `[CLS] text [SEP]` of consecutive text (Liu et al. 2019, section 4.2)."""
 
 import dataclasses
 

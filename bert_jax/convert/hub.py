@@ -13,6 +13,7 @@ from bert_jax.console import Level
 from bert_jax.convert import config_json, huggingface, sentence_transformers
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
+from bert_jax.models.exchange import COMPANION_FOLDER
 from bert_jax.storage import daemon_thread
 from bert_jax.storage.json_files import read_json
 from bert_jax.storage.replacement import replacing
@@ -21,8 +22,8 @@ from bert_jax.text import tokenizer_loading
 _PREFIX = "hf:"
 _SMALL_FILES = (
     "config.json",
-    "generator/*.json",
-    "generator/*.txt",
+    f"{COMPANION_FOLDER}/*.json",
+    f"{COMPANION_FOLDER}/*.txt",
     "*.model",
     "modules.json",
     "*sentence_*.json",
@@ -31,7 +32,7 @@ _SMALL_FILES = (
     *tokenizer_loading.NAMES,
 )
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
-_WEIGHTS += ("generator/model.safetensors", "[0-9]_*/model.safetensors")
+_WEIGHTS += (f"{COMPANION_FOLDER}/model.safetensors", "[0-9]_*/model.safetensors")
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import safetensors
 
 from bert_jax.config import ModelConfig
-from bert_jax.convert import config_json, generator, names, tokenizer_files
+from bert_jax.convert import config_json, names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensors
 from bert_jax.errors import UserError, first_line
 from bert_jax.models.architecture import architecture as architecture_of
+from bert_jax.models.exchange import COMPANION_FOLDER, Head
 from bert_jax.models.positions import position_kind
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.base import Task
@@ -30,7 +31,7 @@ FILES = ("config.json", _FILE, "README.md", "tokenizer.json", "tokenizer_config.
 FILES += ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.model")
 # Of a model of embeddings, by `sentence_transformers.save`.
 FILES += ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-FOLDERS = (generator.FOLDER, "1_Pooling", "2_Dense", "2_Normalize", "3_Normalize")
+FOLDERS = (COMPANION_FOLDER, "1_Pooling", "2_Dense", "2_Normalize", "3_Normalize")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,17 +73,18 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     weights = open_weights(path)
     standard = partial(names.standard_name, architecture=architecture, model_type=config.model_type)
     tensors = {standard(name): read for name, read in weights.items()}
-    first = names.exchange_of(config.model_type).first_position(values)
+    exchange = names.exchange_of(config.model_type)
+    first = exchange.first_position(values)
     if first and _POSITIONS in tensors:
         read_positions = tensors[_POSITIONS]
         tensors[_POSITIONS] = lambda: np.atleast_1d(read_positions())[first:]
     converted = names.from_foreign(tensors, config, str(path), task)
     tokenizer = tokenizer_loading.load(path)
     config_json.check_tokenizer(path, tokenizer, config, values)
-    beside = path / generator.FOLDER
-    if config.model_type == "electra" and not task and is_huggingface(beside):
-        own, its, _ = load(beside)
-        config, params = generator.join(config, converted.params, own, its.params, str(beside))
+    beside = path / COMPANION_FOLDER
+    if exchange.companion_modules and not task and is_huggingface(beside):
+        companion, its, _ = load(beside)
+        config, params = exchange.join(config, converted.params, companion, its.params, str(beside))
         converted = dataclasses.replace(converted, params=params)
     return config, converted, tokenizer
 
@@ -110,19 +112,22 @@ def save(
         raise UserError(f"model.position_embedding_type is {kind}; it cannot be exported")
     exchange = names.exchange_of(config.model_type)
     if task and task.transformers_class and head is None:
-        exported = _task_class(params, config, task)
+        exported, where = _task_class(params, config, task), "lost"
     else:
         task = None
-        exported = _choose_class(params, config.model_type, head)
+        exported, chosen = _choose_class(params, config.model_type, head)
+        where = chosen.companion
     architecture, dropped = exported.architecture, exported.dropped
-    alone = generator.split(config, params) if config.model_type == "electra" else None
-    if alone and architecture == "ElectraForMaskedLM":
-        config, params = alone
-        exported = dataclasses.replace(exported, dropped=[*{*dropped} - {"generator"}])
-    elif alone and architecture == "ElectraForPreTraining":
-        (path / generator.FOLDER).mkdir()
-        save(*alone, tokenizer, path / generator.FOLDER, head="masked-lm")
-        exported = dataclasses.replace(exported, dropped=())
+    companion = None if where == "lost" else exchange.split(config, params)
+    if companion:
+        lost = tuple(name for name in dropped if name not in exchange.companion_modules)
+        exported = dataclasses.replace(exported, dropped=lost)
+        if where == "alone":
+            config, params = companion
+        else:
+            folder = path / COMPANION_FOLDER
+            folder.mkdir()
+            save(*companion, tokenizer, folder, head="masked-lm")
     values = config_json.write_config(config, architecture, tokenizer, task)
     tensors = dict(names.to_foreign(params, dropped, config.model_type))
     if positions.embeddings:
@@ -147,7 +152,9 @@ def _task_class(params: Mapping[str, Any], config: ModelConfig, task: Task) -> E
     return Exported(config_json.class_name(config, task), sorted(dropped), (), task=task)
 
 
-def _choose_class(params: Mapping[str, Any], model_type: str, head: str | None) -> Exported:
+def _choose_class(
+    params: Mapping[str, Any], model_type: str, head: str | None
+) -> tuple[Exported, Head]:
     present, exchange = names.module_names(params), names.exchange_of(model_type)
     heads = exchange.heads
     if head is None:
@@ -162,7 +169,7 @@ def _choose_class(params: Mapping[str, Any], model_type: str, head: str | None) 
             f"the checkpoint has no {', '.join(absent)}, as head={head} has; it has {has}"
         )
     name = exchange.class_prefix + heads[head].suffix
-    return Exported(name, sorted(present - modules), absent)
+    return Exported(name, sorted(present - modules), absent), heads[head]
 
 
 def open_weights(path: Path) -> Tensors:

@@ -162,7 +162,7 @@ def from_foreign(
         sizes = f"{len(layers)} layers of BERT and its config {config.num_hidden_layers}"
         raise UserError(f"{where} has {sizes}; fetch both from the same source")
     tensors = _unstacked(tensors, standard.stacked)
-    # The pooler of a RoBERTa is read, too.
+    # A pooler is read, too, of an architecture that is pretrained without one.
     has_pooler = "bert/pooler" in standard.modules
     model: Any = pretraining_model(config, pairs=has_pooler)
     if task:

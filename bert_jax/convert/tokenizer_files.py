@@ -46,7 +46,7 @@ def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
 
 
 def _vocabulary(tokenizer: Tokenizer, content: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files of BERT and RoBERTa from before `tokenizer.json`."""
+    """Return the files of a WordPiece or a byte-level BPE from before `tokenizer.json`."""
     model, normalizer = content["model"], content["normalizer"] or {}
     tokens = [tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size)]
     if model["type"] == "WordPiece":

@@ -54,7 +54,7 @@ class Sequences:
       lengths: the number of them, [n].
       second_starts: of each sequence, where its second text starts; its length without one.
       pad_id: of the tokenizer.
-      num_types: the number of the model's token types; a RoBERTa has one.
+      num_types: the number of the model's token types; 1 if it does not tell texts apart.
       max_length: what a sequence is padded to at most.
       columns: further arrays of a batch by their names, [n, ...].
     """

@@ -8,17 +8,24 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from jaxtyping import Array, Float
 
 from bert_jax.config import ModelConfig
 from bert_jax.config.fields import SHARE_OR_ALL, SIZE_OR_ZERO
 from bert_jax.config.settings import setting
+from bert_jax.errors import UserError
 from bert_jax.models import bert
 from bert_jax.models.bert import Bert, BertLayers, BertModel
 from bert_jax.models.encoder import EncoderOutput
-from bert_jax.models.exchange import Exchange, Head
+from bert_jax.models.exchange import Exchange, Head, Params
 from bert_jax.models.layers import ACTIVATIONS, Dense
 from bert_jax.text.tokenizer import Tokenizer
+
+# What a generator has as its discriminator has it.
+_SAME = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_SAME += ("vocab_size", "max_position_embeddings", "type_vocab_size", "hidden_act")
+_SAME += ("layer_norm_eps", "position_embedding_type")
 
 
 @dataclasses.dataclass(slots=True)
@@ -39,6 +46,26 @@ class ElectraConfig(ModelConfig):
 def embedding_size(config: ElectraConfig) -> int:
     """Return the width of the embeddings, E."""
     return config.embedding_size or config.hidden_size
+
+
+def generator_config(config: ModelConfig) -> ElectraConfig | None:
+    """Return the generator as a model of its own; None where the encoder itself generates.
+
+    Its heads are as wide as the encoder's. Source: `get_generator_config` in
+    google-research/electra `run_pretraining.py`, where every head is 64 wide.
+    """
+    if not isinstance(config, ElectraConfig) or not config.generator_hidden_size:
+        return None
+    every = config.num_attention_heads
+    heads = max(1, round(every * config.generator_hidden_size))
+    return dataclasses.replace(
+        config,
+        hidden_size=config.hidden_size // every * heads,
+        num_attention_heads=heads,
+        intermediate_size=round(config.intermediate_size * heads / every),
+        embedding_size=embedding_size(config),
+        generator_hidden_size=0.0,
+    )
 
 
 class ElectraLayers(BertLayers):
@@ -84,6 +111,66 @@ class ElectraExchange(Exchange):
             "summary_last_dropout": config.hidden_dropout_prob,
         }
 
+    def split(self, config: ElectraConfig, params: Params) -> tuple[ElectraConfig, Params] | None:
+        """Return the generator as a model that is its own generator; None without one."""
+        if "generator_head" not in params:
+            return None
+        encoder = {name: module for name, module in params["bert"].items() if name != "pooler"}
+        if own := generator_config(config):
+            encoder = {"embeddings": encoder["embeddings"], **params["generator"]}
+        alone = dataclasses.replace(own or config, generator_hidden_size=0.0)
+        return alone, {"bert": encoder, "generator_head": params["generator_head"]}
+
+    def join(
+        self,
+        config: ElectraConfig,
+        params: Params,
+        companion: ModelConfig,
+        companion_params: Params,
+        where: str,
+    ) -> tuple[ElectraConfig, Params]:
+        """Return a discriminator with its generator, which was read from `where`."""
+        if not isinstance(companion, ElectraConfig) or "generator_head" not in companion_params:
+            raise UserError(
+                f"{where} is not the generator of an ELECTRA; remove the folder to read the "
+                "discriminator alone"
+            )
+        joined = {**params, "generator_head": companion_params["generator_head"]}
+        if not config.generator_hidden_size:
+            return config, joined
+        share = companion.num_attention_heads / config.num_attention_heads
+        if share > 1:
+            raise UserError(
+                f"{where} is a generator larger than its model: it has "
+                f"{companion.num_attention_heads} heads, and its model "
+                f"{config.num_attention_heads}; remove it"
+            )
+        wanted = generator_config(config)
+        if not wanted or wanted.num_attention_heads != companion.num_attention_heads:
+            config = dataclasses.replace(config, generator_hidden_size=share)
+            wanted = generator_config(config)
+        sizes = {"embedding_size": (embedding_size(companion), embedding_size(config))}
+        sizes |= {name: (getattr(companion, name), getattr(wanted, name)) for name in _SAME}
+        for name, (there, here) in sizes.items():
+            if there != here:
+                raise UserError(
+                    f"{where} has {name} {there}, and beside this model only {here} is read; "
+                    "remove the folder to read the discriminator alone"
+                )
+        layers = dict(companion_params["bert"])
+        if not _equal(layers.pop("embeddings"), params["bert"]["embeddings"]):
+            raise UserError(
+                f"{where} has other embeddings than its model; untied, it is not supported; "
+                "remove the folder to read the discriminator alone"
+            )
+        return config, {**joined, "generator": layers}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
+    return np.array_equal(one, other)
+
 
 class Electra(Bert):
     """ELECTRA's encoder, which is BERT's on embeddings of another width."""
@@ -106,8 +193,8 @@ class Electra(Bert):
         layer_modules=bert.EXCHANGE.layer_modules,
         decoder="generator_lm_head.weight",
         heads={
-            "pretraining": Head("ForPreTraining", ("discriminator_head",)),
-            "masked-lm": Head("ForMaskedLM", ("generator_head",)),
+            "pretraining": Head("ForPreTraining", ("discriminator_head",), companion="beside"),
+            "masked-lm": Head("ForMaskedLM", ("generator_head",), companion="alone"),
             "none": Head("Model"),
         },
         encoder_parts=(*bert.EXCHANGE.encoder_parts, "embeddings_project."),
@@ -133,6 +220,7 @@ class Electra(Bert):
             "summary_activation": "gelu",
         },
         others=(),
+        companion_modules=("generator", "generator_head"),
     )
 
     def embedding_size(self, config: ElectraConfig) -> int:

@@ -2,10 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.text.tokenizer import Tokenizer
+
+# The folder of a model's companion, beside the files of the model.
+COMPANION_FOLDER = "generator"
+
+Params = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,10 +21,12 @@ class Head:
     Attributes:
       suffix: the end of its name, after the architecture's `class_prefix`.
       modules: ours that it has, beside those that every encoder of the architecture has.
+      companion: whether the model's companion is lost, is written beside it, or is written alone.
     """
 
     suffix: str
     modules: Sequence[str] = ()
+    companion: Literal["lost", "beside", "alone"] = "lost"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +34,10 @@ class Exchange:
     """The names that an architecture has in files of `transformers`, and here.
 
     A tensor's standard name is that in a file of the masked LM, or of the class that its names
-    are modelled on: a RoBERTa's are those of a BERT.
+    are modelled on, which is BERT's for each encoder with BERT's layers.
+
+    The companion of a model is a second one that it was pretrained with, and that `transformers`
+    has as a model of its own.
 
     Attributes:
       class_prefix: the beginning of the names of its classes, such as "Bert".
@@ -48,6 +59,7 @@ class Exchange:
       others: fields of `config.json` that `read_fields` reads, or that change no result; None to
         accept any field that is not known.
       not_written: our fields that its `config.json` does not have.
+      companion_modules: our modules of the companion; empty for an architecture without one.
     """
 
     class_prefix: str
@@ -68,6 +80,7 @@ class Exchange:
     switches: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     others: Sequence[str] | None = None
     not_written: Sequence[str] = ()
+    companion_modules: Sequence[str] = ()
 
     def first_position(self, values: Mapping[str, Any]) -> int:
         """Return which position embedding is that of the first token, by `config.json`."""
@@ -82,6 +95,21 @@ class Exchange:
     def write_fields(self, config: Any, tokenizer: Tokenizer) -> dict[str, Any]:
         """Return what `config.json` says beside our fields and the `switches`."""
         return {}
+
+    def split(self, config: Any, params: Params) -> tuple[ModelConfig, Params] | None:
+        """Return the companion of a model, with its parameters; None without one."""
+        return None
+
+    def join(
+        self,
+        config: Any,
+        params: Params,
+        companion: ModelConfig,
+        companion_params: Params,
+        where: str,
+    ) -> tuple[ModelConfig, Params]:
+        """Return a model with its companion, which was read from `where`; refuse another's."""
+        raise NotImplementedError
 
 
 def check_switches(values: Mapping[str, Any], switches: Mapping[str, Any], where: str) -> None:

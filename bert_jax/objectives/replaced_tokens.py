@@ -22,7 +22,13 @@ from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.attention import AttentionMask
-from bert_jax.models.electra import ElectraConfig, ElectraLayers, ElectraModel, embedding_size
+from bert_jax.models.electra import (
+    ElectraConfig,
+    ElectraLayers,
+    ElectraModel,
+    embedding_size,
+    generator_config,
+)
 from bert_jax.models.encoder import gather_positions
 from bert_jax.models.layers import (
     ACTIVATIONS,
@@ -66,26 +72,6 @@ class DiscriminatorOutput:
 
     rtd_logits: Any
     hidden: Any
-
-
-def generator_config(config: ModelConfig) -> ElectraConfig | None:
-    """Return the generator as a model of its own; None where the encoder itself generates.
-
-    Its heads are as wide as the encoder's. Source: `get_generator_config` in
-    google-research/electra `run_pretraining.py`, where every head is 64 wide.
-    """
-    if not isinstance(config, ElectraConfig) or not config.generator_hidden_size:
-        return None
-    every = config.num_attention_heads
-    heads = max(1, round(every * config.generator_hidden_size))
-    return dataclasses.replace(
-        config,
-        hidden_size=config.hidden_size // every * heads,
-        num_attention_heads=heads,
-        intermediate_size=round(config.intermediate_size * heads / every),
-        embedding_size=embedding_size(config),
-        generator_hidden_size=0.0,
-    )
 
 
 class GeneratorHead(nn.Module):

@@ -127,7 +127,7 @@ class Tokenizer(abc.ABC):
     def encode_with_masks(self, text: str) -> list[int]:
         """Return the token ids of a text in which "[MASK]", or the mask token itself, is masked."""
         *parts, last = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
-        # The mask token includes the space before it, as in ALBERT and RoBERTa.
+        # The mask token includes the space before it, where the tokenizer says so.
         first, *others = [*(part.removesuffix(" ") for part in parts), last]
         ids = [*self.encode([first])[0]]
         for part in others:
@@ -278,7 +278,7 @@ def wordpiece_model(
 class ByteLevelTokenizer(_FastTokenizer):
     """Byte-level BPE, which encodes any text. Source: GPT-2 (Radford et al. 2019).
 
-    The special tokens are RoBERTa's, or BERT's in a vocabulary that has those, as a ModernBERT's.
+    The special tokens are <s> and </s>, or [CLS] and [SEP] in a vocabulary that has those.
     """
 
     kind = "byte_bpe"

@@ -116,7 +116,7 @@ def _train_bytes(sentences: Sequence[str], config: TokenizerConfig, vocab_size: 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],  # in RoBERTa's order
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],  # in fairseq's order
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -117,7 +117,7 @@ def layer_rates(params: optax.Params, decay: float) -> optax.Params:
     depth = len({match[1] for match in layers if match})
     powers = {}
     for name, match in zip(flat, layers, strict=True):
-        is_embedding = name.startswith("bert/embeddings")  # an electra's projection too
+        is_embedding = name.startswith("bert/embeddings")  # and "bert/embeddings_project"
         # 0 for heads and pooler, 1 for the last layer, and so on down to the embeddings.
         powers[name] = depth - int(match[1]) if match else (depth + 1) * is_embedding
     return traverse_util.unflatten_dict({name: decay**n for name, n in powers.items()}, sep="/")

@@ -17,11 +17,12 @@ from test_parity import close, pytestmark, rows, torch, transformers, write_mode
 import bert_jax
 from bert_jax.config import TrainConfig
 from bert_jax.config.recipes import recipe
-from bert_jax.convert import generator, names
+from bert_jax.convert import names
+from bert_jax.models.electra import ARCHITECTURE, generator_config
 from bert_jax.models.heads import make_encoder
 from bert_jax.objectives import pretraining_model
 from bert_jax.objectives.masking import Predictions
-from bert_jax.objectives.replaced_tokens import ReplacedTokens, generator_config
+from bert_jax.objectives.replaced_tokens import ReplacedTokens
 from bert_jax.training.optimizer import decayed
 
 __all__ = ["pytestmark"]
@@ -76,7 +77,7 @@ def tensors(batch):
 
 def test_every_number_of_both_parts(electra, batch):
     reference, small, ours = electra
-    config, params = generator.split(ours.config, ours.params)
+    config, params = ARCHITECTURE.exchange.split(ours.config, ours.params)
     positions = jnp.broadcast_to(jnp.arange(batch["input_ids"].shape[1]), batch["input_ids"].shape)
     inputs = [batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")]
     real = np.asarray(inputs[2]).astype(bool)
@@ -146,7 +147,7 @@ def tensors_of(reference, small):
 
 def by_standard_name(ours, params):
     """Our parameters as `tensors_of` names them."""
-    _, alone = generator.split(ours.config, params)
+    _, alone = ARCHITECTURE.exchange.split(ours.config, params)
     main = {k: v for k, v in params.items() if k in ("bert", "discriminator_head")}
     found = dict(names.to_foreign(main, (), "electra"))
     small = names.to_foreign(alone, (), "electra")
