@@ -141,7 +141,7 @@ def main() -> None:
             sys.exit(NO_TIME)
         config = cell.config(batch)
         try:
-            row = benchmark.measure(config, make_schedule(config).stages[0], print, **limits)
+            row = benchmark.measure(config, make_schedule(config).stages[0], **limits)
         except UserError as error:
             if "does not fit in the memory" not in str(error):
                 raise

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax import console
-from bert_jax.commands import memory, process, texts
+from bert_jax.commands import process, texts
 from bert_jax.errors import UserError
 from bert_jax.storage.paths import CHECKPOINT
 
@@ -40,7 +40,6 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         raise UserError("--compare=WORD takes each text as a TEXT, and not from --texts=FILE")
     if len(args.text) > 2 and not args.compare:
         raise UserError(f"{len(args.text)} texts are too many; give one, a pair, or --compare=WORD")
-    from bert_jax.bert import load
     from bert_jax.viewer import page, patterns
 
     output = Path(args.output or ("patterns.html" if args.texts else "attention.html"))
@@ -48,9 +47,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     for path in outputs:
         page.check_output(path, force=args.force)
     lines = texts.numbered(args.texts) if args.texts else None
-    memory.keep_host_memory()
-    process.cache_compiled_programs()
-    bert = load(args.checkpoint)
+    bert = process.load_checkpoint(args.checkpoint)
     if lines:
         found = bert.attention_patterns(_texts_and_pairs(lines))
     elif args.compare:

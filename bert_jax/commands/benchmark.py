@@ -22,21 +22,9 @@ from bert_jax.errors import UserError
 def add_arguments(parser: Parser) -> None:
     add_config(parser, "tiny", TrainConfig)
     add = parser.add_argument
-    add(
-        "--phase",
-        type=int,
-        default=1,
-        metavar="N",
-        help="phase to time, from 1 (1)",
-    )
+    add("--phase", type=int, default=1, metavar="N", help="phase to time, from 1 (1)")
     add("--steps", type=int, default=50, metavar="N", help="steps to time, at most (50)")
-    add(
-        "--seconds",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="to time them, at most (60)",
-    )
+    add("--seconds", type=float, default=60.0, metavar="S", help="to time them, at most (60)")
     add("--profile", metavar="DIR", help="write a trace of some steps, for TensorBoard and XProf")
     add("--json", action="store_true", help="print JSON, in bytes and seconds")
 
@@ -68,7 +56,6 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
         result = benchmark.measure(
             config,
             stage,
-            console.follow,
             steps=args.steps,
             seconds=args.seconds,
             trace_folder=args.profile,

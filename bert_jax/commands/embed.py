@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_jax import console
-from bert_jax.commands import memory, process, texts
+from bert_jax.commands import process, texts
 from bert_jax.errors import UserError
 from bert_jax.retrieval.search import normalize
 from bert_jax.storage.paths import CHECKPOINT
@@ -55,24 +55,19 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if args.output:
         _check_output(Path(args.output), args.pooling)
     lines = texts.numbered(args.file, with_empty=True)
-    from bert_jax.bert import load
     from bert_jax.inference.embeddings import TextEncoder
     from bert_jax.inference.runner import chunks
     from bert_jax.inference.tokenization import prompt_of
 
-    memory.keep_host_memory()
-    process.cache_compiled_programs()
-    bert = load(args.checkpoint)
+    bert = process.load_checkpoint(args.checkpoint)
     encoder, before = TextEncoder(bert, layers, args.pooling), prompt_of(bert, args.prompt)
-    count = truncated = 0
+    is_truncated: list[bool] = []
 
     def embed(chunk: list[str]) -> list["TextEmbedding"]:
-        nonlocal count, truncated
         embeddings = encoder.encode_chunk([before + text for text in chunk])
         if args.normalize:
             embeddings = [replace(each, vectors=normalize(each.vectors)) for each in embeddings]
-        count += len(embeddings)
-        truncated += sum(embedding.is_truncated for embedding in embeddings)
+        is_truncated.extend(each.is_truncated for each in embeddings)
         return embeddings
 
     if args.json:
@@ -84,10 +79,10 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         with console.working("embedding", says_end=False):
             embedded = map(embed, chunks(line for _, line in lines))
             write_arrays(Path(args.output), _arrays(embedded))
-        print(f"{args.output}: {count:,} texts")
-    if truncated:
+        print(f"{args.output}: {len(is_truncated):,} texts")
+    if any(is_truncated):
         longest = f"the model's {encoder.max_length:,} tokens"
-        note = f"{truncated:,} of them are longer than {longest} and were truncated"
+        note = f"{sum(is_truncated):,} of them are longer than {longest} and were truncated"
         print(note, file=sys.stderr if args.json else sys.stdout)
 
 

@@ -9,7 +9,6 @@ log in with `hf auth login`, or set HF_TOKEN.
 
 import argparse
 
-from bert_jax.commands import memory
 from bert_jax.errors import UserError
 from bert_jax.storage.paths import CHECKPOINT
 
@@ -32,9 +31,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         hub.check_destination(args.destination, force=args.force)
     elif args.private:
         raise UserError("--private is for a model of the hub; give DST as hf:OWNER/NAME")
-    memory.return_host_memory()
-    flags = {"force": args.force, "private": args.private}
-    exported = load(args.checkpoint).export(args.destination, args.head, **flags)
+    bert = load(args.checkpoint)
+    exported = bert.export(args.destination, args.head, force=args.force, private=args.private)
     name, path = exported.architecture, args.destination.removeprefix("hf:")
     loader = f"{exported.library.replace('-', '_')}.{name}"
     if exported.library == "transformers":

@@ -26,12 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.bert import load
-
     if "[MASK]" not in args.text and os.path.isfile(args.text):
         raise UserError(f"{args.text} is a file, and no text with [MASK]; give - < {args.text}")
-    process.cache_compiled_programs()
-    bert, previous = load(args.checkpoint), None
+    bert, previous = process.load_checkpoint(args.checkpoint), None
     lines = texts.numbered(STDIN) if args.text == STDIN else [("", args.text)]
     for where, text in lines:
         try:

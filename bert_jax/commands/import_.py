@@ -8,7 +8,6 @@ self-contained.
 
 import argparse
 
-from bert_jax.commands import memory
 from bert_jax.storage.paths import CHECKPOINT
 
 
@@ -22,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import load
 
-    memory.return_host_memory()
     bert = load(args.source)
     bert.save(args.destination, force=args.force)
     print(f"{args.destination}: {bert!r}")

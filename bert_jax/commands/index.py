@@ -8,7 +8,7 @@ interrupted, none. Then: bert-jax search my.index "a question"
 
 import argparse
 
-from bert_jax.commands import memory, process
+from bert_jax.commands import process
 from bert_jax.commands.flags import Parser
 from bert_jax.console import counted, quoted
 from bert_jax.storage.paths import CHECKPOINT
@@ -27,12 +27,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.bert import Index, load
+    from bert_jax.bert import Index
 
-    memory.keep_host_memory()
-    process.cache_compiled_programs()
-    options = {"column": args.column, "force": args.force}
-    index = Index.build(load(args.checkpoint), args.files, args.output, **options)
+    bert = process.load_checkpoint(args.checkpoint)
+    index = Index.build(bert, args.files, args.output, column=args.column, force=args.force)
     of = f"{counted(len(index), 'text')} of {counted(len(args.files), 'file')}"
     print(f'{args.output}: {of}; to search: bert-jax search {quoted(args.output)} "a question"')
     if index.num_truncated:

@@ -1,4 +1,4 @@
-"""How the C library of a command's process keeps and returns the memory of arrays."""
+"""How the C library of a command's process keeps the memory of arrays."""
 
 import ctypes
 from collections.abc import Mapping
@@ -22,11 +22,6 @@ def _has_accelerator() -> bool:
     """Return whether Linux shows a GPU or a TPU, without JAX's devices."""
     files = ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
     return any(any(Path("/dev").glob(pattern)) for pattern in files)
-
-
-def return_host_memory() -> None:
-    """Return the memory of large arrays as they are freed; glibc would keep some of it."""
-    _mallopt({-3: 1 << 16})  # M_MMAP_THRESHOLD
 
 
 def _mallopt(options: Mapping[int, int]) -> None:

@@ -30,5 +30,5 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
     topologies = read_topologies(args.topology)
     config = read_config(args.config, words, TrainConfig).config
     with console.working("planning", says_end=False):
-        plans = plan.make_plans(config, topologies, console.follow, with_largest=not args.quick)
+        plans = plan.make_plans(config, topologies, with_largest=not args.quick)
     print(json.dumps(plans, indent=2) if args.json else plan.as_text(plans))

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_jax.commands import memory, process, texts
+from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
 from bert_jax.errors import UserError
 from bert_jax.storage.paths import CHECKPOINT
@@ -45,7 +45,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.bert import load
     from bert_jax.tasks import make_task
 
     if bool(args.text) == bool(args.file):
@@ -55,9 +54,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     lines: Any = [("--text", "\t".join(args.text))] if args.text else None
     if args.file and (args.file == STDIN or file_type(args.file) == ".txt"):
         lines = texts.numbered(args.file)
-    memory.keep_host_memory()
-    process.cache_compiled_programs()
-    bert = load(args.checkpoint)
+    bert = process.load_checkpoint(args.checkpoint)
     if not bert.task:
         raise UserError("the model has no head of a task; fine-tune it first")
     task, data = make_task(bert.task), bert.data

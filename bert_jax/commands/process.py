@@ -20,13 +20,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_jax import console
 from bert_jax.commands.flags import Recipe
 from bert_jax.commands.memory import keep_host_memory
 from bert_jax.errors import CommandError, TextWarning
 from bert_jax.storage import cache, paths
+
+if TYPE_CHECKING:
+    from bert_jax.bert import Bert
 
 _CACHE = "jax_compilation_cache_dir"
 # What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
@@ -38,7 +41,7 @@ def run(command: Callable[[], None], name: str) -> None:
     # Modules and traced programs are millions of objects that live to the end: with Python's own
     # 700, looking through them again and again is an eighth of the time that a short run takes.
     gc.set_threshold(20_000, 10, 10)
-    quiet_libraries(name)
+    quiet_libraries()
     # Text of any script is printed on any terminal, and names that are not UTF-8.
     sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
@@ -54,17 +57,16 @@ def run(command: Callable[[], None], name: str) -> None:
     except Exception:
         if not _interrupts:
             raise
-        end_process(name, KeyboardInterrupt())  # which a library has made another error of
+        end_process(name, KeyboardInterrupt())  # of which a library has made another error
 
 
 _interrupts: list[int] = []  # the signals that have raised KeyboardInterrupt
+_shows_origin = False  # of an error that ends the process
 
 
-def _interrupt(name: str, number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; the second time, and while a library is imported, end at once."""
-    # Some libraries in C make another error of it when they are imported, or crash.
-    frames = traceback.walk_stack(frame)
-    if _interrupts or any("importlib._bootstrap" in f.f_code.co_filename for f, _ in frames):
+def _interrupt(name: str, number: int, _: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; the second time, end at once."""
+    if _interrupts:
         end_process(name, KeyboardInterrupt())
     _interrupts.append(number)
     raise KeyboardInterrupt
@@ -74,6 +76,8 @@ def end_process(name: str, error: CommandError | KeyboardInterrupt) -> None:
     """End the process with a line, whatever its threads do, which could print errors of theirs."""
     with contextlib.suppress(ValueError):  # in another thread than the main one
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if _shows_origin:
+        traceback.print_exception(error)
     print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(getattr(error, "exit_code", 130))
@@ -86,8 +90,12 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         from bert_jax.distributed import hosts
 
     def connected() -> None:
-        names = ("coordinator_address", "num_processes", "process_id", "connect_timeout")
-        hosts.connect(**{name: getattr(args, name) for name in names})
+        hosts.connect(
+            coordinator_address=args.coordinator_address,
+            num_processes=args.num_processes,
+            process_id=args.process_id,
+            connect_timeout=args.connect_timeout,
+        )
         cache_compiled_programs()
         with console.working("starting", says_end=False):
             module = importlib.import_module(f"bert_jax.runs.{name}")
@@ -105,6 +113,15 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
                 module.train(run, reason)
 
     hosts.run(connected)
+
+
+def load_checkpoint(path: str) -> "Bert":
+    """Return the model of a checkpoint, whose compiled programs and freed memory are kept."""
+    from bert_jax.bert import load
+
+    keep_host_memory()
+    cache_compiled_programs()
+    return load(path)
 
 
 def cache_compiled_programs() -> None:
@@ -143,7 +160,7 @@ def use_data_dir(folder: str | None) -> None:
         os.environ["TFDS_DATA_DIR"] = os.path.expanduser(folder)
 
 
-def quiet_libraries(name: str = "bert-jax") -> None:
+def quiet_libraries() -> None:
     """Keep other libraries' messages away from a command's own, and their limits from its data."""
     csv.field_size_limit(1 << 26)  # a document may be longer than the csv module's 131,072
     # Orbax logs every file that it writes, and the traceback of each error that it raises.
@@ -159,9 +176,7 @@ def quiet_libraries(name: str = "bert-jax") -> None:
     show = sys.unraisablehook
 
     def show_others(unraisable: Any) -> None:
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):  # within a callback of JAX
-            end_process(name, unraisable.exc_value)
-        elif str(unraisable.exc_value) != "Event loop is closed":
+        if str(unraisable.exc_value) != "Event loop is closed":
             show(unraisable)
 
     sys.unraisablehook = show_others
@@ -184,16 +199,10 @@ def show_warnings_of_texts() -> None:
 
 def show_details() -> None:
     """Show other libraries' warnings, and where an error comes from."""
-    global end_process
+    global _shows_origin
+    _shows_origin = True
     logging.getLogger("absl").setLevel(logging.WARNING)
     warnings.simplefilter("default")
-    end_quietly = end_process
-
-    def with_origin(name: str, error: CommandError | KeyboardInterrupt) -> None:
-        traceback.print_exception(error)
-        end_quietly(name, error)
-
-    end_process = with_origin
 
 
 # How often JAX has been asked whether to stop. Not the step: JAX counts the calls of a process.

@@ -16,6 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bert_jax import console
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.distributed import devices as device_lib
@@ -39,7 +40,6 @@ _MOST_TOKENS = 4096  # of a matmul of the model; with more it is no faster
 def measure(
     config: TrainConfig,
     stage: Stage,
-    log: Callable[[str], None],
     *,
     steps: int = 50,
     seconds: float = 60.0,
@@ -52,7 +52,7 @@ def measure(
     mesh = synthetic.make_checked_mesh(config, stage, devices)
     with device_lib.out_of_memory_refused(stage, devices[0]):
         setup = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
-        log("compiling the step")
+        console.follow("compiling the step")
         step, compile_seconds = _compile(setup, config, stage, mesh)
         needed = total_memory(step.memory_analysis())
         device_lib.check_memory(needed, devices)
@@ -60,17 +60,17 @@ def measure(
         state = setup.new_state()
         parameters = sum(x.size for x in jax.tree.leaves(state.params))
         batch = shard_batch(mesh, synthetic.random_batch(config, stage))
-        log("steps with random sequences")
+        console.follow("steps with random sequences")
         state, _ = take_steps(step, state, batch, _WARM_UP, seconds)
         state, times = take_steps(step, state, batch, steps, seconds)
         if trace_folder:
-            log(f"a trace of {_TRACED} steps")
+            console.follow(f"a trace of {_TRACED} steps")
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # it slows the steps down
             with jax.profiler.trace(trace_folder, profiler_options=options):
                 take_steps(step, state, batch, _TRACED, seconds)
         peak = device_lib.peak_memory(devices)
-        log("matmuls alone")
+        console.follow("matmuls alone")
         matmul_speed, matmul_shape = measure_matmul(config.model, stage, mesh)
     chip = chip_of(devices[0]) if config.model.dtype == "bfloat16" else None
     stated = chip.peak * mesh.size if chip else None
@@ -147,19 +147,13 @@ def _rates(
     config: TrainConfig, stage: Stage, times: np.ndarray, peaks: Mapping[str, float | None]
 ) -> dict[str, Any]:
     """Return the figures of some steps; all rates are of the mean."""
-    low, median, high = np.quantile(times, [0.25, 0.5, 0.75]).tolist()
     mean = float(times.mean())
     speed = stage.batch_size / mean
     counted = model_flops(config, stage)
     flops = counted and speed * counted
     return {
         "steps": len(times),
-        "step_seconds": {
-            "mean": mean,
-            "lower_quartile": low,
-            "median": median,
-            "upper_quartile": high,
-        },
+        "step_seconds": {"mean": mean, "median": float(np.median(times))},
         "sequences_per_second": speed,
         "tokens_per_second": speed * stage.max_length,
         "model_flops_per_second": flops,
@@ -211,9 +205,7 @@ def as_text(result: dict[str, Any], name: str) -> str:
     rows = {
         "steps timed": f"{rates['steps']:,}",
         "step, mean": f"{1e3 * seconds['mean']:,.2f} ms",
-        "  lower quartile": f"{1e3 * seconds['lower_quartile']:,.2f} ms",
         "  median": f"{1e3 * seconds['median']:,.2f} ms",
-        "  upper quartile": f"{1e3 * seconds['upper_quartile']:,.2f} ms",
         "sequences": f"{rates['sequences_per_second']:,.1f} /s",
         "tokens": f"{rates['tokens_per_second']:,.0f} /s",
         "model's operations": f"{rates['model_flops_per_second'] / 1e9:,.1f} GFLOP/s",

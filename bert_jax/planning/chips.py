@@ -69,7 +69,9 @@ CHIPS = {
     # With float32 accumulation; with float16's the whitepaper has twice the speed.
     "rtx4090": _card(
         "Ada GPU architecture whitepaper, appendix A",
-        *(165.2e12, 24e9, 1008e9),
+        165.2e12,
+        24e9,
+        1008e9,
         "NVIDIA GeForce RTX 4090",
     ),
     "l4": _card("L4 datasheet; half of its figure with sparsity", 121e12, 24e9, 300e9, "NVIDIA L4"),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax import console
 from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.validation import validate
@@ -22,11 +23,7 @@ Plan = dict[str, Any]
 
 
 def make_plans(
-    config: TrainConfig,
-    topologies: Sequence[Topology],
-    log: Callable[[str], None],
-    *,
-    with_largest: bool = True,
+    config: TrainConfig, topologies: Sequence[Topology], *, with_largest: bool = True
 ) -> list[Plan]:
     """Return what a step of each stage costs on each topology, as values for JSON."""
     validate(config)
@@ -36,7 +33,7 @@ def make_plans(
         resolved = topology.resolve(config)
         for stage in _distinct_stages(resolved):
             mesh = make_checked_mesh(resolved, stage, topology.devices)
-            steps.append(_Step(resolved, stage, topology, mesh, log))
+            steps.append(_Step(resolved, stage, topology, mesh))
     return [step.plan(with_largest=with_largest) for step in steps]
 
 
@@ -56,12 +53,11 @@ class _Step:
     stage: Stage
     topology: Topology
     mesh: Mesh
-    log: Callable[[str], None]
 
     def compile_cost(self, batch_size: int) -> dict[str, Any]:
         """Return what the compiler says of a step of another batch size."""
         stage = dataclasses.replace(self.stage, batch_size=batch_size)
-        self.log(
+        console.follow(
             f"compiling for {self.topology.name}: {batch_size:,} sequences of {stage.max_length}"
         )
         return compile_cost(self.config, stage, self.mesh)

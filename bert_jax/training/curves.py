@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ _OF_OPTIMIZER = ("learning_rate", "gradient_norm")
 BASELINE = "_baseline"  # the end of the name of a metric's baseline that changes during a run
 _SHARES = re.compile(r"(accuracy|f1|exact(_match)?|precision|recall)$")
 _MAX_SCORES = 5
+_COLUMNS = 3  # of panels
 _LONGEST_NAME = 60
 _STYLES: dict[str, dict[str, Any]] = {
     "training": {"color": "C0", "lw": 1.2},
@@ -62,22 +63,6 @@ def _metrics(records: Sequence[Record], baselines: Mapping[str, float]) -> list[
     return [*losses, *scores[:_MAX_SCORES], *(name for name in _OF_OPTIMIZER if name in names)]
 
 
-def _panels(figure: Any, count: int) -> Iterator[Any]:
-    """Yield the axes of a large panel, then of small ones to its right and below it."""
-    small = count - 1
-    right = small if small <= 3 else 2
-    height, below = max(1, right), [min(3, small - i) for i in range(right, small, 3)]
-    figure.set_size_inches(12, max(5, 2.4 * (height + len(below)) + 0.6))
-    grid = figure.add_gridspec(height + len(below), 6)
-    yield figure.add_subplot(grid[:height, : 4 if right else 6])
-    for row in range(right):
-        yield figure.add_subplot(grid[row, 4:])
-    for row, number in enumerate(below, height):
-        width = 6 // number
-        for left in range(0, 6, width):
-            yield figure.add_subplot(grid[row, left : left + width])
-
-
 def draw(
     path: Path,
     name: str,
@@ -90,9 +75,11 @@ def draw(
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
-    figure, drawn = Figure(layout="constrained"), {}
-    metrics = _metrics(records, baselines)
-    for metric, axes in zip(metrics, _panels(figure, len(metrics)), strict=True):
+    metrics, drawn = _metrics(records, baselines), {}
+    rows = -(-len(metrics) // _COLUMNS)
+    figure = Figure(layout="constrained", figsize=(12, 3 * rows + 0.6))
+    for number, metric in enumerate(metrics, 1):
+        axes = figure.add_subplot(rows, _COLUMNS, number)
         for split, label, key in (
             ("train", "training", metric),
             ("eval", "held-out", metric),
@@ -110,8 +97,7 @@ def draw(
             axes.set_yscale("log")  # as a few are far larger than the others
         axes.set_title(_title(metric, titles), fontsize="medium")
         axes.sharex(figure.axes[0])
-        if axes.get_subplotspec().is_last_row():
-            axes.set_xlabel("step")
+        axes.set_xlabel("step")
         axes.grid(alpha=0.3)
         if _SHARES.search(metric):
             axes.yaxis.set_major_formatter(PercentFormatter(1))

@@ -1,12 +1,10 @@
 """What commands set for their process: the cache of compiled programs, the allocator."""
 
 import gc
-import importlib
 import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -150,20 +148,6 @@ def test_an_interruption_while_commands_are_imported(capsys, ends, monkeypatch):
     assert capsys.readouterr().err == "bert-jax plan: interrupted\n"
 
 
-def test_an_interruption_that_python_ignores(capsys, ends, monkeypatch):
-    """As one within a callback of the garbage collector, of which JAX has one."""
-
-    class Interrupted:
-        def __del__(self):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    process.quiet_libraries("train.py")
-    Interrupted()
-    assert ends == [130]
-    assert capsys.readouterr().err == "train.py: interrupted\n"
-
-
 def test_an_interruption_of_which_a_library_makes_another_error(capsys, ends):
     def command():
         try:
@@ -172,17 +156,6 @@ def test_an_interruption_of_which_a_library_makes_another_error(capsys, ends):
             raise RuntimeError("Internal") from None
 
     process.run(command, "train.py")
-    assert ends == [130]
-    assert capsys.readouterr().err == "train.py: interrupted\n"
-
-
-def test_an_interruption_while_a_library_is_imported(capsys, ends, monkeypatch, tmp_path):
-    """Which some make an ImportError of, and others crash."""
-    (tmp_path / "library.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    signal.signal(signal.SIGINT, partial(process._interrupt, "train.py"))
-    with pytest.raises(KeyboardInterrupt):  # os._exit does nothing here
-        importlib.import_module("library")
     assert ends == [130]
     assert capsys.readouterr().err == "train.py: interrupted\n"
 

@@ -19,10 +19,6 @@ from bert_jax.planning import benchmark
 STEPS = 4
 
 
-def no_log(_: str) -> None:
-    """Print nothing."""
-
-
 @pytest.fixture(scope="module", autouse=True)
 def small_matmuls():
     """Large ones take seconds."""
@@ -40,7 +36,7 @@ def measured(tmp_path_factory):
         model=model_config(num_hidden_layers=1), data=DataConfig(max_length=32, batch_size=16)
     )
     stage = make_schedule(config).stages[0]
-    result = benchmark.measure(config, stage, no_log, steps=STEPS, trace_folder=str(trace))
+    result = benchmark.measure(config, stage, steps=STEPS, trace_folder=str(trace))
     return result, trace
 
 
@@ -49,7 +45,7 @@ def test_rates_follow_from_the_time_of_a_step(measured):
     each = result["random"]
     step = each["step_seconds"]
     assert each["steps"] == STEPS
-    assert 0 < step["lower_quartile"] <= step["median"] <= step["upper_quartile"]
+    assert min(step.values()) > 0
     assert each["sequences_per_second"] == pytest.approx(16 / step["mean"])
     assert each["tokens_per_second"] == pytest.approx(32 * each["sequences_per_second"])
     # Of a layer 24 D² + 12 D F + 12 D S a token, and the heads: D 16, F 32, S 32, P 5, V 100.

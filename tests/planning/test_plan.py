@@ -25,10 +25,6 @@ def small_config(**parallel) -> TrainConfig:
     )
 
 
-def no_log(_: str) -> None:
-    """Print nothing."""
-
-
 @pytest.fixture
 def compiled(monkeypatch):
     """Replace the compiler by a line: 1 GiB of parameters, 2 of moments, 0.25 for a sequence."""
@@ -47,7 +43,7 @@ def compiled(monkeypatch):
 
 def test_a_plan(compiled):
     """Of a GPU: temporaries are another compiler's, and are not in the time."""
-    (made,) = plan.make_plans(small_config(), read_topologies("h100:2"), no_log)
+    (made,) = plan.make_plans(small_config(), read_topologies("h100:2"))
     assert made["mesh"] == {"data": 2, "fsdp": 1, "tensor": 1}
     assert made["memory"]["total"] == 5 << 30
     assert (made["fits"], made["capacity"]) == (True, 60e9)
@@ -67,14 +63,14 @@ def test_a_plan(compiled):
 def test_of_batches_that_grow_the_largest_is_planned(compiled):
     config = small_config()
     config.data.phases = (Phase(0.2, 32, 32), Phase(0.4, 32, 64), Phase(0.6, 16, 32))
-    plans = plan.make_plans(config, read_topologies("h100:2"), no_log, with_largest=False)
+    plans = plan.make_plans(config, read_topologies("h100:2"), with_largest=False)
     assert [(made["max_length"], made["batch_size"]) for made in plans] == [(32, 64), (16, 32)]
 
 
 def test_text(compiled):
     config = small_config()
     config.data.phases = (Phase(0.5, 16, 1024),)
-    shown = plan.as_text(plan.make_plans(config, read_topologies("h100:2"), no_log))
+    shown = plan.as_text(plan.make_plans(config, read_topologies("h100:2")))
     assert "h100:2: 2 devices as data 2 × fsdp 1 × tensor 1; 1,000 parameters\n" in shown
     assert "moments         2.000 GiB" in shown
     assert "total           5.000 GiB\n  available      55.879 GiB: fits" in shown
@@ -110,7 +106,7 @@ def test_largest_batch(first, bytes_of, units):
 
 def test_a_mesh_that_does_not_divide():
     with pytest.raises(UserError, match="does not make 8 devices"):
-        plan.make_plans(small_config(data=3), read_topologies("cpu:8"), no_log)
+        plan.make_plans(small_config(data=3), read_topologies("cpu:8"))
 
 
 @pytest.fixture
