@@ -65,11 +65,6 @@ def shows(level: Level) -> bool:
     return _OUTPUT.get(_DEFAULT).level >= level
 
 
-def is_quiet() -> bool:
-    """Return whether nothing is to be shown."""
-    return not shows(Level.RESULTS)
-
-
 def show(text: str = "", level: Level = Level.PROGRESS) -> None:
     """Print a text at once, above any bar."""
     current = _OUTPUT.get(_DEFAULT)
@@ -148,15 +143,15 @@ class Work:
         return max(0.0, self.total - self.n) / self.n * self.seconds()
 
     def where(self) -> str:
-        """Return how far it is, in a line without a bar."""
+        """Return how far it is."""
         return f"{self.n / self.total:.0%}" if self.total else ""
 
-    def text(self, *, with_share: bool) -> str:
-        """Return a line, which without a bar has the share that is done."""
+    def text(self) -> str:
+        """Return what there is to say of it, in a line."""
         left = self.left()
         so_far = f"{duration(self.seconds())} so far"
         time_text = so_far if left is None else f"{duration(left)} left"
-        parts = (self.where() if with_share else "", time_text, self.note)
+        parts = (self.where(), time_text, self.note)
         return f"{self.doing}: {', '.join(filter(None, parts))}"
 
 
@@ -216,7 +211,7 @@ def _say(work: Work, ended: threading.Event) -> None:
         work = current.work or work
         silence = min(max(_SILENCE, work.seconds() / 30), _MOST_SILENCE)
         if time.monotonic() - current.last_line >= silence:
-            show(work.text(with_share=True))
+            show(work.text())
 
 
 def _draw(work: Work, ended: threading.Event) -> None:
@@ -225,8 +220,8 @@ def _draw(work: Work, ended: threading.Event) -> None:
     bar = None
     while not ended.wait(_TICK):
         work = current.work or work
-        text = work.text(with_share=False).replace("{", "{{").replace("}", "}}")
-        form = f"{{percentage:3.0f}}%|{{bar}}| {text}" if work.total else text
+        text = work.text().replace("{", "{{").replace("}", "}}")
+        form = f"{{bar}}| {text}" if work.total else text
         if bar is None:
             bar = tqdm(total=work.total, bar_format=form, dynamic_ncols=True, leave=False)
         bar.n, bar.total, bar.bar_format = work.n, work.total, form

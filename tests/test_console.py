@@ -106,9 +106,9 @@ def test_lines_are_above_the_bar_of_a_terminal(hasty, terminal, monkeypatch):
     monkeypatch.setattr(console, "_TICK", 0.05)  # since nobody reads the terminal meanwhile
     screen = terminal(80, some_work)
     before, _, after = screen.partition("a line\r\n")
-    assert " 75%|" in before
+    assert "| reading: 75%" in before
     assert before.endswith("\r")  # the bar is cleared for the line
-    assert " 75%|" in after
+    assert "| reading: 75%" in after
     assert "\n" not in before
 
 

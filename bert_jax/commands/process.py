@@ -138,19 +138,35 @@ def cache_compiled_programs() -> None:
         jax.config.update(_CACHE, str(folder))
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    show = warnings.showwarning
 
-    def show_others(message: Any, *args: Any, **options: Any) -> None:
-        match = _WARNING.match(str(message))
+    def remove_damaged(message: str, _: type[Warning]) -> bool:
+        match = _WARNING.match(message)
         folder = getattr(jax.config, _CACHE)
-        if not match:
-            show(message, *args, **options)
-        elif match[1] == "reading" and folder:  # a damaged entry, which JAX would not replace
+        if match and match[1] == "reading" and folder:  # an entry that JAX would not replace
             for path in Path(folder).glob(f"{match[2]}-*-cache"):
                 with contextlib.suppress(OSError):
                     path.unlink()
+        return bool(match)
 
     warnings.filterwarnings("always", _WARNING.pattern)  # not the first of its kind alone
+    _handle_warnings(remove_damaged)
+
+
+def _handle_warnings(handled: Callable[[str, type[Warning]], bool]) -> None:
+    """Show only the warnings that a function does not handle."""
+    show = warnings.showwarning
+
+    def show_others(
+        message: Any,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: Any = None,
+    ) -> None:
+        if not handled(str(message), category):
+            show(message, category, filename, lineno, file, line)
+
     warnings.showwarning = show_others
 
 
@@ -184,17 +200,16 @@ def quiet_libraries() -> None:
 
 def show_warnings_of_texts() -> None:
     """Print warnings of texts as those of a command."""
-    show = warnings.showwarning
 
-    def show_in_a_line(message: Any, category: type[Warning], *args: Any, **options: Any) -> None:
-        if issubclass(category, TextWarning):
-            console.warn(str(message))
-        else:
-            show(message, category, *args, **options)
+    def show_in_a_line(message: str, category: type[Warning]) -> bool:
+        is_of_texts = issubclass(category, TextWarning)
+        if is_of_texts:
+            console.warn(message)
+        return is_of_texts
 
     warnings.filterwarnings("always", category=TextWarning)
     warnings.filterwarnings("once", ".*unknown to the tokenizer", TextWarning)
-    warnings.showwarning = show_in_a_line
+    _handle_warnings(show_in_a_line)
 
 
 def show_details() -> None:

@@ -476,7 +476,7 @@ def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], di
         predictions, scores[name] = run.predict(params, examples, batcher)
         del scores[name]["sequences_per_second"]
         if name == main_set:
-            if hosts.is_main() and not console.is_quiet():
+            if hosts.is_main() and console.shows(Level.RESULTS):
                 task.draw(workdir / "confusion.png", examples, predictions)
             task.tune(scores[name])
             scores[name] |= task.score(examples, predictions)

@@ -120,7 +120,7 @@ class Writer:
     def draw(self, interval: float = 30.0) -> None:
         """Draw the run so far, unless that was done in the last `interval` seconds."""
         is_recent = time.monotonic() - self._plotted < interval
-        if self.records and self._draws and not is_recent and not console.is_quiet():
+        if self.records and self._draws and not is_recent and console.shows(console.Level.RESULTS):
             with self._dropping_on_error(CURVES):
                 path = self._folder / CURVES
                 curves.draw(path, self._name, self.records, self.baselines, self._titles)
