@@ -22,7 +22,6 @@ _ADDRESS = ".bucket"  # the file with the URL of a workdir
 # What a run that resumes reads; then what it only writes.
 _READ = ("config.json", "text.sha256", "tokenizer", "metrics.jsonl", "results.json", "wandb.id")
 _WRITTEN = ("baselines.json", "curves.png", "tensorboard")
-_sent: dict[Path, tuple[int, int]] = {}  # the time and the size of each file as it was copied
 
 
 def open_workdir(workdir: AnyPath, process: int = 0) -> Path:
@@ -69,19 +68,13 @@ def address(workdir: AnyPath) -> AnyPath:
 
 
 def send(workdir: Path) -> None:
-    """Copy what has changed since the last time to the bucket of a workdir, if it has one."""
+    """Copy the small files of a workdir to its bucket, if it has one."""
     url = url_of(workdir)
     if not url or workdir.name != _quoted(url):  # the copy of another process than 0
         return
     for name in (*_READ, *_WRITTEN):
-        path = workdir / name
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if not file.is_file():
-                continue
-            state = file.stat().st_mtime_ns, file.stat().st_size
-            if _sent.get(file) != state:
-                remote.send(file, f"{url}/{file.relative_to(workdir).as_posix()}")
-                _sent[file] = state
+        if (workdir / name).exists():
+            remote.send(workdir / name, f"{url}/{name}")
 
 
 def try_to_send(workdir: Path) -> None:

@@ -30,11 +30,6 @@ def find(pattern: str) -> list[tuple[str, State]]:
             cause = error.__cause__
             found = system.glob(path, detail=True)
         files = {n: info for n, info in found.items() if info["type"] == "file"}
-        if not files and system.exists(f"{path.rstrip('/')}/store.json"):
-            raise UserError(
-                f"{pattern} is a store, which is read from a disk, gs:// or s3:// alone; "
-                "give text, or copy the store to a disk, as data.source"
-            )
         sizes = []
         for name, info in files.items():
             url = system.unstrip_protocol(name)
@@ -108,10 +103,11 @@ def fetch_files(url: str, names: Sequence[str], folder: Path, work: console.Work
 
 
 def send(path: Path, url: str) -> None:
-    """Copy a file from a disk."""
+    """Copy a file, or the files of a folder, from a disk."""
     with reading(url, "written"):
         system, name = _system(url)
-        system.put_file(str(path), name)
+        slash = "/" if path.is_dir() else ""  # copies what is in a folder
+        system.put(f"{path}{slash}", f"{name}{slash}", recursive=True)
 
 
 def _system(url: str) -> tuple[Any, str]:

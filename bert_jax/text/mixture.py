@@ -83,42 +83,25 @@ def is_prepared(source: str) -> bool:
 def open_prepared(source: str, folder: Path) -> Corpus:
     """Return what `read` has prepared in a folder."""
     weights = parse(source)
-    corpora = {n: store.open_store(path) for n, path in _folders(weights, folder).items()}
-    return _mix(weights, corpora) if corpora else store.open_store(folder)
+    folders = _folders([*weights] or [source], folder, is_mixture=bool(weights))
+    return _mix(weights, {name: store.open_store(path) for name, path in folders.items()})
 
 
 def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) -> Corpus:
     """Return the text of a run, prepared in `folder` where that has not been done."""
-    source, vocab_size = config.data.source, config.model.vocab_size
-    tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
-    if isinstance(tokenizer, Tokenizer):
-        check_vocab_size(tokenizer, vocab_size)  # before the long work
-    weights = parse(source)
-    if weights:
-        return _read_mixture(config, weights, tokenizer, folder)
-    local = str(fetched.folder(source)) if is_store(source) else source
-    data = dataclasses.replace(config.data, source=local)
-    corpus = prepare.prepare(data, tokenizer, vocab_size, folder)
-    check_vocab_size(corpus.tokenizer, vocab_size)
-    return corpus
-
-
-def _read_mixture(
-    config: TrainConfig,
-    weights: Mapping[str, float],
-    tokenizer: Tokenizer | TokenizerConfig,
-    folder: Path,
-) -> Corpus:
-    if config.data.eval_source:
+    weights, vocab_size = parse(config.data.source), config.model.vocab_size
+    if weights and config.data.eval_source:
         raise UserError(
             "data.eval_source is not for a mixture, each text of which has held-out documents; "
             "leave it out, or prepare stores with --eval-source"
         )
-    stores = [name for name in weights if is_store(name)]
-    data = {n: dataclasses.replace(config.data, source=n) for n in weights if n not in stores}
+    tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
+    names = [*weights] or [config.data.source]
+    stores = [name for name in names if is_store(name)]
+    data = {n: dataclasses.replace(config.data, source=n) for n in names if n not in stores}
     for each in data.values():  # so that a missing file is found before the long work
         prepare.open_sources(each)
-    folders = _folders(weights, folder)
+    folders = _folders(names, folder, is_mixture=bool(weights))
     corpora = {name: prepare.open_given(folders[name], tokenizer) for name in stores}
     for name in stores:
         tokenizer = corpora[stores[0]].tokenizer
@@ -127,23 +110,24 @@ def _read_mixture(
                 f"{name} has another tokenizer than {stores[0]}; prepare it again with "
                 f"--tokenizer={folders[stores[0]]}/tokenizer"
             )
-    if isinstance(tokenizer, TokenizerConfig):
+    if weights and isinstance(tokenizer, TokenizerConfig):
         tokenizer = _train_tokenizer(config, folder)
-    check_vocab_size(tokenizer, config.model.vocab_size)
+    if isinstance(tokenizer, Tokenizer):
+        check_vocab_size(tokenizer, vocab_size)  # before the long work
     for name, each in data.items():
-        corpora[name] = prepare.prepare(each, tokenizer, config.model.vocab_size, folders[name])
+        corpora[name] = prepare.prepare(each, tokenizer, vocab_size, folders[name])
     return _mix(weights, corpora)
 
 
-def _folders(weights: Mapping[str, float], folder: Path) -> dict[str, Path]:
+def _folders(names: Sequence[str], folder: Path, *, is_mixture: bool) -> dict[str, Path]:
     """Return the folder of each text's store; a text that is no store becomes one in `folder`."""
-    return {
-        name: fetched.folder(name) if is_store(name) else folder / str(number)
-        for number, name in enumerate(weights)
-    }
+    own = {n: folder / str(i) if is_mixture else folder for i, n in enumerate(names)}
+    return {name: fetched.folder(name) if is_store(name) else own[name] for name in names}
 
 
 def _mix(weights: Mapping[str, float], corpora: Mapping[str, Corpus]) -> Corpus:
+    if not weights:
+        return next(iter(corpora.values()))
     sizes = {name: weights[name] or len(corpora[name].train.tokens) for name in weights}
     parts = tuple(
         dataclasses.replace(corpora[name], name=short, weight=size / sum(sizes.values()))

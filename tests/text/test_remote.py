@@ -195,12 +195,10 @@ def test_a_file_that_changes_is_an_error(memory):
     [
         ("memory://bucket/text/*.none", "does not exist; give files or a glob"),
         ("memory://bucket/text", "is a folder, not a file; give files or a glob"),
-        ("memory://bucket/store", "is a store, .*; give text, or copy the store to a disk"),
         ("nonsense://bucket/a.txt", "Protocol not known: nonsense"),
     ],
 )
 def test_what_is_refused(memory, name, message):
-    memory.pipe_file("/bucket/store/store.json", b"{}")
     with pytest.raises(UserError, match=message) as error:
         open_source(name, DataConfig())
     assert "\n" not in str(error.value)
