@@ -1,7 +1,7 @@
 """Small models and batches for the tests."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -78,9 +78,9 @@ def objective(length: int = LENGTH, **changes) -> Pretraining:
     return kind(kind.make_model(config), config, masking(length=length))
 
 
-def params(objective: Pretraining, seed: int = 0):
-    """Parameters large enough for every gradient to be well above rounding."""
-    shapes = jax.eval_shape(objective.model.init_params, jax.random.key(0))
+def random_arrays(init: Callable, *inputs, seed: int = 0):
+    """Parameters of `init`, large enough for every gradient to be well above rounding."""
+    shapes = jax.eval_shape(init, jax.random.key(0), *inputs)
     generator = np.random.default_rng(seed)
 
     def value(path, leaf):
@@ -90,17 +90,14 @@ def params(objective: Pretraining, seed: int = 0):
     return jax.tree.map_with_path(value, nn.unbox(shapes))
 
 
-def add_noise(params):
-    """Make initial parameters large enough that what differs shows."""
-    keys = iter(jax.random.split(jax.random.key(1), 1000))
-    return jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(keys), x.shape), params)
+def params(objective: Pretraining, seed: int = 0):
+    return random_arrays(objective.model.init_params, seed=seed)
 
 
 def random_bert(config: ModelConfig, tokenizer: Tokenizer, *, pairs: bool = True) -> Bert:
     """Return a model of random parameters, with the heads that it is pretrained with."""
     model = pretraining_model(config, pairs=pairs)
-    params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
-    return Bert(config, add_noise(params), tokenizer, model)
+    return Bert(config, random_arrays(model.init_params), tokenizer, model)
 
 
 def untrained(bert: Bert, kind: str, labels: Sequence[str] = ()) -> Bert:
@@ -109,7 +106,7 @@ def untrained(bert: Bert, kind: str, labels: Sequence[str] = ()) -> Bert:
     if kind == "question_answering":
         task = dataclasses.replace(task, max_question=8)
     model = make_task(task).model(bert.config, "")
-    params = nn.unbox(model.init_params(jax.random.key(0)))
+    params = random_arrays(model.init_params)
     return Bert(bert.config, params, bert.tokenizer, model, task=task, data=data)
 
 

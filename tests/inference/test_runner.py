@@ -1,6 +1,5 @@
 """The engine of inference: every sequence once, in few sizes, whatever the step."""
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -103,8 +102,3 @@ def test_chunks_are_bounded_and_lazy(monkeypatch, size, expected):
     read.clear()
     next(chunks(texts()))
     assert len(read) == expected
-
-
-def test_parameters_are_on_every_local_device():
-    engine = Runner({"scale": np.float32(2)})
-    assert engine.num_devices == len(jax.local_devices())

@@ -95,9 +95,3 @@ def test_gradients_of_kernel_and_bias_are_not_rounded():
 
     _, (of_kernel,), (of_bias,) = gradients(x, [jnp.ones((1, 1))], [jnp.ones(1)])
     assert of_kernel[0, 0] == of_bias[0] == 511.5  # bfloat16 has 512 and 508 there
-
-
-def test_forward_mode_is_refused():
-    x, kernel, bias = draw(0, "float32", (2, 3), (3, 4), (4,))
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(lambda x: matmul.dense_group(x, [kernel], [bias]), (x,), (x,))

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
-from helpers import add_noise, model_config
+from helpers import model_config, random_arrays
 
 from bert_jax.config import DataConfig, ModelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
@@ -36,9 +35,7 @@ ONES = np.ones_like(IDS)
 @pytest.fixture(scope="module")
 def params():
     model = ModernBertModel(CONFIG, add_pooling_layer=False)
-    ids = jnp.asarray(IDS)
-    params = nn.unbox(model.init(jax.random.key(0), ids, ids, ids)["params"])
-    return add_noise(params)
+    return random_arrays(model.init, IDS, IDS, IDS)["params"]
 
 
 def run(params, ids, mask, config=CONFIG, **options):
