@@ -90,9 +90,8 @@ def test_without_an_exchange_it_is_not_exported(config, tmp_path, monkeypatch):
     monkeypatch.setattr(type(MODEL_TYPES["parallel"]), "exchange", None)
     model = pretraining_model(config.model, pairs=False)
     params = nn.unbox(jax.jit(model.init_params)(jax.random.key(0)))
-    with pytest.raises(UserError, match="a parallel cannot be exported") as caught:
+    with pytest.raises(UserError, match="a parallel cannot be exported"):
         huggingface.save(config.model, params, None, tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 def test_its_operations_are_its_own_or_unknown(config, monkeypatch):

@@ -130,9 +130,8 @@ def test_text_needs_no_permission_to_list(there, monkeypatch):
 
 
 def refused(source: str, message: str, folder) -> None:
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=message):
         read(source, folder).verify()
-    assert "\n" not in str(error.value)
 
 
 def test_what_is_refused(there, tmp_path, monkeypatch):

@@ -177,9 +177,8 @@ def test_a_killed_shard_resumes_to_the_same_bytes(data, whole, tmp_path):
 
 
 def refused(folder, message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=message):
         shards.finish(folder)
-    assert "\n" not in str(error.value)
     assert not (folder / "store.json").exists()
 
 

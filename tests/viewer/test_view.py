@@ -144,9 +144,8 @@ def test_a_word_is_compared_where_it_is(tiny_bert):
     ],
 )
 def test_mistakes(tiny_bert, call, message):
-    with pytest.raises(UserError, match=message) as raised:
+    with pytest.raises(UserError, match=message):
         call(tiny_bert)
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.filterwarnings("ignore:the text is longer")
