@@ -36,7 +36,6 @@ class FileSource(Source):
         self.name = name
         found = _expand(name)
         self.paths, self._states = [path for path, _ in found], dict(found)
-        self._line_starts: dict[tuple[_Path, int], int] = {}
         # Where each file starts in the text, and where the last one ends.
         self._starts = [0, *itertools.accumulate(self._states[path][0] for path in self.paths)]
         self._num_chunks = max(1, -(-self._starts[-1] // _CHUNK_BYTES))
@@ -122,10 +121,7 @@ class FileSource(Source):
             return min(max(offset, 0), size)
         is_plain = not self._is_document and records.reader(path) is None
         blank_within = min(_BLANK_LINE_WITHIN, _CHUNK_BYTES) if is_plain else 0
-        if (path, offset) not in self._line_starts:  # a chunk's end is the next one's start
-            found = files.line_start(path, offset, blank_within)
-            self._line_starts[path, offset] = found
-        return self._line_starts[path, offset]
+        return files.line_start(path, offset, blank_within)
 
     def _check_unchanged(self, path: _Path) -> int:
         """Return the size of a file, which must be the same in every reading of it."""

@@ -1,13 +1,11 @@
 """Text files and their lines: plain, .gz or .xz; on a disk, at a URL or standard input."""
 
 import contextlib
-import errno
 import functools
 import gzip
 import io
 import lzma
 import os
-import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,15 +42,12 @@ def existing(name: str, remedy: str) -> Path:
 
 def _find_fault(path: str | Path) -> str:
     """Return why a path is no readable file, such as "does not exist"; "" if it is one."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError) as error:  # ValueError for a NUL byte
-        if getattr(error, "errno", None) != errno.ENOENT:
-            return f"cannot be read ({getattr(error, 'strerror', error)})"
+    if os.path.isdir(path):
+        return "is a folder, not a file"
+    if not os.path.exists(path):
         return "is a link to a missing file" if os.path.islink(path) else "does not exist"
-    if not stat.S_ISREG(mode):
-        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-        return f"is a {kinds.get(stat.S_IFMT(mode), 'device')}, not a file"
+    if not os.path.isfile(path):
+        return "is no regular file"
     return "" if os.access(path, os.R_OK) else "cannot be read (its permissions)"
 
 
