@@ -1,6 +1,6 @@
 """Print the memory and the hours of plans, as docs/machines.md has them.
 
-    bert-jax plan --config=base --topology=v5e:2x4 --quick --json > base-v5e-8.json
+    bert-jax plan --config=base --topology=v5e:2x4 --json > base-v5e-8.json
     python benchmarks/machines.py base-v5e-8.json
 
 The hours are those of the whole recipe: the floor of each phase, and FACTOR times it. A name begins

@@ -19,7 +19,6 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     devices = "such as v5e:16x16, v4:4x4x4, h100:16 or cpu:8; several, comma separated"
     add("--topology", required=True, metavar="CHIP:SHAPE", help=devices)
-    add("--quick", action="store_true", help="do not estimate the largest batch that fits")
     add("--json", action="store_true", help="print JSON, in bytes and seconds")
 
 
@@ -30,5 +29,5 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
     topologies = read_topologies(args.topology)
     config = read_config(args.config, words, TrainConfig).config
     with console.working("planning", says_end=False):
-        plans = plan.make_plans(config, topologies, with_largest=not args.quick)
+        plans = plan.make_plans(config, topologies)
     print(json.dumps(plans, indent=2) if args.json else plan.as_text(plans))

@@ -1,7 +1,7 @@
 """Whether a config's train step fits on given devices, and the least time that it takes there."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from bert_jax import console
 from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.validation import validate
-from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
 from bert_jax.planning.costs import abstract_parameters, compile_cost, model_flops, sent_bytes
 from bert_jax.planning.synthetic import make_checked_mesh
@@ -22,9 +21,7 @@ _GIB = 2**30
 Plan = dict[str, Any]
 
 
-def make_plans(
-    config: TrainConfig, topologies: Sequence[Topology], *, with_largest: bool = True
-) -> list[Plan]:
+def make_plans(config: TrainConfig, topologies: Sequence[Topology]) -> list[Plan]:
     """Return what a step of each stage costs on each topology, as values for JSON."""
     validate(config)
     steps = []
@@ -34,7 +31,7 @@ def make_plans(
         for stage in _distinct_stages(resolved):
             mesh = make_checked_mesh(resolved, stage, topology.devices)
             steps.append(_Step(resolved, stage, topology, mesh))
-    return [step.plan(with_largest=with_largest) for step in steps]
+    return [step.plan() for step in steps]
 
 
 def _distinct_stages(config: TrainConfig) -> list[Stage]:
@@ -54,18 +51,12 @@ class _Step:
     topology: Topology
     mesh: Mesh
 
-    def compile_cost(self, batch_size: int) -> dict[str, Any]:
-        """Return what the compiler says of a step of another batch size."""
-        stage = dataclasses.replace(self.stage, batch_size=batch_size)
-        console.follow(
-            f"compiling for {self.topology.name}: {batch_size:,} sequences of {stage.max_length}"
-        )
-        return compile_cost(self.config, stage, self.mesh)
-
-    def plan(self, *, with_largest: bool) -> Plan:
+    def plan(self) -> Plan:
         """Return the cost of the step and, of a chip, whether it fits and the time it takes."""
         config, stage, mesh, chip = self.config, self.stage, self.mesh, self.topology.chip
-        cost, sizes = self.compile_cost(stage.batch_size), dict(mesh.shape)
+        sequences = f"{stage.batch_size:,} sequences of {stage.max_length}"
+        console.follow(f"compiling for {self.topology.name}: {sequences}")
+        cost, sizes = compile_cost(config, stage, mesh), dict(mesh.shape)
         parallel = dataclasses.replace(config.parallel, **sizes)
         plan = {
             "topology": self.topology.name,
@@ -84,14 +75,6 @@ class _Step:
         plan |= {"capacity": chip.usable, "fits": used is not None and used <= chip.usable}
         if plan["fits"]:
             plan |= self.least_time(chip, plan)
-        if with_largest:
-            plan["largest_batch"] = largest_batch(
-                lambda size: (self.compile_cost(size)["memory"] or {}).get("total"),
-                batch_size=stage.batch_size,
-                used=used,
-                limit=chip.usable,
-                unit=num_batch_shards(mesh) * config.optimizer.microbatches,
-            )
         return plan
 
     def least_time(self, chip: Chip, plan: Plan) -> dict[str, Any]:
@@ -121,24 +104,6 @@ class _Step:
         }
 
 
-def largest_batch(
-    total: Callable[[int], int | None], batch_size: int, used: int | None, limit: float, unit: int
-) -> int | None:
-    """Return the largest batch by a line through two batches' bytes; None if they do not grow."""
-    units = batch_size // unit
-    while used is None and units > 1:
-        units //= 2
-        used = total(units * unit)
-    if used is None:
-        return 0
-    other = units // 2 or 2
-    used_by_other = total(other * unit)
-    if used_by_other is None:  # one unit fits, and two do not
-        return unit
-    growth = (used - used_by_other) / (units - other)
-    return max(0, int(units + (limit - used) / growth)) * unit if growth > 0 else None
-
-
 def as_text(plans: Sequence[Plan]) -> str:
     """Return plans as tables."""
     lines: list[str] = []
@@ -156,9 +121,6 @@ def as_text(plans: Sequence[Plan]) -> str:
         if "fits" in plan:
             verdict = "fits" if plan["fits"] else f"does not fit. {plan['error']}"
             lines.append(f"  {'available':<12}{plan['capacity'] / _GIB:9.3f} GiB: {verdict}")
-        largest = plan.get("largest_batch")
-        if largest is not None:
-            lines.append(f"  the largest batch that fits: about {largest:,} sequences")
         for each in plan["sent"]:
             size, axes = each["bytes"] / 1e6, " × ".join(each["axes"])
             lines.append(f"  sends {size:15,.1f} MB: {each['collective']} over {axes}")
