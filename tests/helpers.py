@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +64,13 @@ def assert_same_arrays(actual: Mapping, expected: Mapping) -> None:
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(actual[name], value, err_msg=name)
+
+
+def flip_bit(path: Path) -> None:
+    """Damage a file that keeps its size."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def masking(continues: np.ndarray | None = None, length: int = LENGTH) -> Masking:

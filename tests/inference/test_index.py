@@ -7,6 +7,7 @@ import tracemalloc
 import jax
 import numpy as np
 import pytest
+from helpers import flip_bit
 
 import bert_jax
 from bert_jax import Hit, Index, UserError
@@ -154,8 +155,8 @@ def test_memory_is_bounded(tiny_bert, folder, monkeypatch):
     [
         (lambda p: (p / "vectors.npy").write_bytes(b"x"), "vectors.npy has 1 bytes instead of"),
         (lambda p: (p / "texts.bin").unlink(), "texts.bin has 0 bytes instead of"),
-        (lambda p: flip(p / "vectors.npy"), "vectors.npy has changed since it was written"),
-        (lambda p: flip(p / "texts.bin"), "texts.bin has changed since it was written"),
+        (lambda p: flip_bit(p / "vectors.npy"), "vectors.npy has changed since it was written"),
+        (lambda p: flip_bit(p / "texts.bin"), "texts.bin has changed since it was written"),
         (lambda p: (p / "index.json").write_text("{"), "index.json cannot be read"),
         (lambda p: edit(p / "index.json", "truncated"), "its checksum does not agree"),
         (lambda p: rewrite(p / "index.json", bytes=3), "index.json is damaged"),
@@ -172,12 +173,6 @@ def test_damage(built, tiny_bert, tmp_path, change, message):
     change(path)
     with pytest.raises(UserError, match=message):
         Index.load(path, tiny_bert).search("the bank")
-
-
-def flip(path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
 
 
 def edit(path, name: str) -> None:

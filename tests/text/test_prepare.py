@@ -11,11 +11,11 @@ import time
 
 import numpy as np
 import pytest
+from helpers import flip_bit
 from texts import (
     TOKENIZER,
     VOCAB_SIZE,
     assert_same_files,
-    flip_bit,
     interrupted,
     make_documents,
     write_text,

@@ -8,12 +8,11 @@ import time
 
 import numpy as np
 import pytest
-from helpers import assert_same_arrays, train_batches
+from helpers import assert_same_arrays, flip_bit, train_batches
 from texts import (
     TOKENIZER,
     WORDS,
     assert_same_files,
-    flip_bit,
     interrupted,
     make_documents,
     prepare_shard,

@@ -4,7 +4,8 @@ import json
 from concurrent.futures import Future
 
 import pytest
-from texts import TOKENIZER, flip_bit
+from helpers import flip_bit
+from texts import TOKENIZER
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError

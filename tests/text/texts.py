@@ -65,10 +65,3 @@ def assert_same_stores(one: Corpus, other: Corpus) -> None:
         for name in ("tokens", "sentences", "documents"):
             found, expected = (getattr(getattr(c, split), name)[:] for c in (one, other))
             np.testing.assert_array_equal(found, expected)
-
-
-def flip_bit(path) -> None:
-    """Damage a file that keeps its size."""
-    content = bytearray(path.read_bytes())
-    content[9] ^= 1
-    path.write_bytes(content)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from helpers import flip_bit
 
 from bert_jax.commands.process import quiet_libraries
 from bert_jax.config import CheckpointConfig, TokenizerConfig
@@ -158,12 +159,6 @@ def test_a_damaged_checkpoint_prints_nothing_but_its_error(tmp_path, tokenizer, 
     assert capfd.readouterr().err == ""
 
 
-def flip_a_bit(path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 # A failed read closes Orbax's event loop before other reads end.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_flipped_bit_in_any_file_is_noticed(tmp_path, tokenizer):
@@ -195,7 +190,7 @@ def test_a_flipped_bit_in_any_file_is_noticed(tmp_path, tokenizer):
     }
     for path in files:
         content = path.read_bytes()
-        flip_a_bit(path)
+        flip_bit(path)
         with pytest.raises(UserError, match=r"5 cannot be read .* has changed since"):
             read()
         if "state" in path.parts:
