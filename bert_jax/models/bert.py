@@ -7,8 +7,9 @@ Shapes, here and in every module of the package:
     M  the same, as keys        N  labels               T  segments of a packed sequence
     D  hidden size              C  choices              I, O  inputs and outputs of a dense layer
 
-Matrix products and the fused kernels have gradients written by hand: `jax.grad` works through the
-model, and forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) raises a TypeError.
+`jax.grad` works through the model. Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) works on
+accelerators with plain attention. It raises a TypeError on a CPU, whose matrix products have
+gradients written by hand, and through the fused kernels, which have, too.
 """
 
 import dataclasses

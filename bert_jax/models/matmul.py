@@ -1,8 +1,10 @@
-"""Matmuls with custom gradients, in the form that each platform computes fastest.
+"""Matrix products, in the form that each platform computes fastest.
 
-Accelerators take a product as it is. A CPU with bfloat16 instructions (AVX-512 BF16, AMX) uses them
-for `x @ y` of bfloat16 operands with a float32 result and a contiguous last axis, and for little
-else: any other product is converted to float32 first (benchmarks/records/2026-11-21-peers).
+Accelerators take a product as it is, and `jax.jvp` works through it. A CPU with bfloat16
+instructions (AVX-512 BF16, AMX) uses them for `x @ y` of bfloat16 operands with a float32 result
+and a contiguous last axis, and for little else: any other product is converted to float32 first
+(benchmarks/records/2026-11-21-peers). So a CPU's products have gradients that are written by hand,
+through which `jax.jvp` raises a TypeError.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +13,80 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.lax import optimization_barrier, platform_dependent
+from jax.lax import optimization_barrier
 from jaxtyping import Array, Float
+
+from bert_jax.models.target import target
+
+
+def dense_group(
+    x: Float[Array, "*any I"], kernels: Sequence[Array], biases: Sequence[Array]
+) -> tuple[Array, ...]:
+    """Return `x @ kernel + bias` for several kernels [I, O], in the dtype of `x`.
+
+    Without biases, `biases` is empty. Kernels and biases are float32, and so are their gradients;
+    those of kernels an accelerator computes in the dtype of `x`.
+    """
+    if target().platform == "cpu":
+        return _dense_group_on_cpu(x, kernels, biases)
+    cast = [kernel.astype(x.dtype) for kernel in kernels]
+    outputs = tuple(jnp.einsum("...I,IO->...O", x, kernel) for kernel in cast)
+    if not biases:
+        return outputs
+    # In float32, as the gradient of a bias then is, which is a sum over all tokens.
+    return tuple((y + bias).astype(x.dtype) for y, bias in zip(outputs, biases, strict=True))
+
+
+def logits_from_embeddings(
+    hidden: Float[Array, "*any D"], embeddings: Float[Array, "V D"]
+) -> Float[Array, "*any V"]:
+    """Return the float32 product with each token's embedding, computed in the dtype of `hidden`.
+
+    The embeddings and their gradient are float32.
+    """
+    if target().platform == "cpu":
+        return _logits_on_cpu(hidden, embeddings)
+    return _float32_product("...D,VD->...V", hidden, embeddings.astype(hidden.dtype))
+
+
+def attention_scores(
+    query: Float[Array, "B H L K"], key: Float[Array, "B H M K"]
+) -> Float[Array, "B H L M"]:
+    """Return the product of queries and keys in float32, computed in their dtype."""
+    if target().platform == "cpu":
+        return _scores_on_cpu(query, key)
+    return _float32_product("BHLK,BHMK->BHLM", query, key)
+
+
+def attention_context(
+    probabilities: Float[Array, "B H L M"], value: Float[Array, "B H M K"]
+) -> Float[Array, "B H L K"]:
+    """Return the values weighted by attention probabilities, in their dtype."""
+    if target().platform == "cpu":
+        return _context_on_cpu(probabilities, value)
+    return jnp.einsum("BHLM,BHMK->BHLK", probabilities, value)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _float32_product(subscripts: str, x: Array, y: Array) -> Array:
+    """Return an einsum in float32, whose derivative is computed in the dtype of `x` and `y`.
+
+    JAX alone would multiply the float32 gradient, which is slower than a product in bfloat16.
+    """
+    return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
+
+
+@_float32_product.defjvp
+def _float32_product_jvp(
+    subscripts: str, operands: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    x, y = operands
+    by_x = jnp.einsum(subscripts, tangents[0], y)
+    by_y = jnp.einsum(subscripts, x, tangents[1])
+    return _float32_product(subscripts, x, y), (by_x + by_y).astype(jnp.float32)
+
+
+# --- The form of a CPU ---------------------------------------------------------------------------
 
 
 def _save_operands(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,16 +95,14 @@ def _save_operands(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @jax.custom_vjp
-def dense_group(
+def _dense_group_on_cpu(
     x: Float[Array, "*any I"], kernels: Sequence[Array], biases: Sequence[Array]
 ) -> tuple[Array, ...]:
-    """Return `x @ kernel + bias` for several kernels [I, O], in the dtype of `x`.
+    """Return what `dense_group` does.
 
-    Without biases, `biases` is empty.
-
-    Kernels and biases are float32, and so are their gradients: JAX alone would round these to the
-    dtype of `x` before they are summed over devices. The gradient by `x` is one product for all
-    kernels, so that tensor parallelism sums it once.
+    JAX alone would round the gradients of kernels and biases to the dtype of `x` before they are
+    summed over devices. The gradient by `x` is one product for all kernels, so that tensor
+    parallelism sums it once.
     """
     outputs = tuple(_einsum("...I,IO->...O", x, kernel.astype(x.dtype)) for kernel in kernels)
     if not biases:
@@ -40,26 +112,21 @@ def dense_group(
 
 def _dense_group_backward(saved: Any, gradients: tuple[Array, ...]) -> tuple[Array, Any, Any]:
     x, kernels, biases = saved
-    # Without the barrier a CPU's compiler casts the kernels again inside the loop that stacks them.
+    # Without the barrier the compiler casts the kernels again inside the loop that stacks them.
     cast = optimization_barrier(tuple(kernel.astype(x.dtype) for kernel in kernels))
     stacked = jnp.stack(gradients, axis=-2), jnp.stack(cast, axis=1)
-    kernel_gradients = [weight_gradient(x, gradient) for gradient in gradients]
+    kernel_gradients = [_weight_gradient(x, gradient) for gradient in gradients]
     flat = [gradient.reshape(-1, gradient.shape[-1]) for gradient in gradients]
     bias_gradients = [g.astype(jnp.float32).sum(0) for g, _ in zip(flat, biases, strict=False)]
     return _einsum("...GO,IGO->...I", *stacked), kernel_gradients, bias_gradients
 
 
-dense_group.defvjp(_save_operands(dense_group), _dense_group_backward)
+_dense_group_on_cpu.defvjp(_save_operands(_dense_group_on_cpu), _dense_group_backward)
 
 
 @jax.custom_vjp
-def logits_from_embeddings(
-    hidden: Float[Array, "*any D"], embeddings: Float[Array, "V D"]
-) -> Float[Array, "*any V"]:
-    """Return the float32 product with each token's embedding, computed in the dtype of `hidden`.
-
-    The embeddings and their gradient are float32.
-    """
+def _logits_on_cpu(hidden: Array, embeddings: Array) -> Array:
+    """Return what `logits_from_embeddings` does."""
     return _einsum("...D,VD->...V", hidden, embeddings.astype(hidden.dtype), jnp.float32)
 
 
@@ -67,17 +134,15 @@ def _logits_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array
     hidden, embeddings = saved
     gradient = gradient.astype(hidden.dtype)
     hidden_gradient = _einsum("...V,VD->...D", gradient, embeddings.astype(hidden.dtype))
-    return hidden_gradient, weight_gradient(gradient, hidden)
+    return hidden_gradient, _weight_gradient(gradient, hidden)
 
 
-logits_from_embeddings.defvjp(_save_operands(logits_from_embeddings), _logits_backward)
+_logits_on_cpu.defvjp(_save_operands(_logits_on_cpu), _logits_backward)
 
 
 @jax.custom_vjp
-def attention_scores(
-    query: Float[Array, "B H L K"], key: Float[Array, "B H M K"]
-) -> Float[Array, "B H L M"]:
-    """Return the product of queries and keys in float32, computed in their dtype."""
+def _scores_on_cpu(query: Array, key: Array) -> Array:
+    """Return what `attention_scores` does."""
     return _einsum("BHLK,BHMK->BHLM", query, key, jnp.float32)
 
 
@@ -87,14 +152,12 @@ def _scores_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array
     return _einsum("BHLM,BHMK->BHLK", gradient, key), _transposed_matmul(gradient, query)
 
 
-attention_scores.defvjp(_save_operands(attention_scores), _scores_backward)
+_scores_on_cpu.defvjp(_save_operands(_scores_on_cpu), _scores_backward)
 
 
 @jax.custom_vjp
-def attention_context(
-    probabilities: Float[Array, "B H L M"], value: Float[Array, "B H M K"]
-) -> Float[Array, "B H L K"]:
-    """Return the values weighted by attention probabilities, in their dtype."""
+def _context_on_cpu(probabilities: Array, value: Array) -> Array:
+    """Return what `attention_context` does."""
     return _einsum("BHLM,BHMK->BHLK", probabilities, value)
 
 
@@ -106,57 +169,43 @@ def _context_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Arra
     )
 
 
-attention_context.defvjp(_save_operands(attention_context), _context_backward)
+_context_on_cpu.defvjp(_save_operands(_context_on_cpu), _context_backward)
 
 
 def _einsum(subscripts: str, x: Array, y: Array, dtype: Any = None) -> Array:
     """Return an einsum in `dtype`, by default that of `x`."""
-    dtype = dtype or x.dtype
-
-    def on_cpu(x: Array, y: Array) -> Array:
-        # The barrier keeps the float32 result, without which the instructions are not used.
-        product = jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
-        return optimization_barrier(product).astype(dtype)
-
-    default = partial(jnp.einsum, subscripts, preferred_element_type=dtype)
-    return platform_dependent(x, y, cpu=on_cpu, default=default)
+    # The barrier keeps the float32 result, without which the instructions are not used.
+    product = jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
+    return optimization_barrier(product).astype(dtype or x.dtype)
 
 
-def weight_gradient(x: Float[Array, "*any I"], y: Float[Array, "*any O"]) -> Float[Array, "I O"]:
+def _weight_gradient(x: Float[Array, "*any I"], y: Float[Array, "*any O"]) -> Float[Array, "I O"]:
     """Return the sum over tokens of the outer products of `x` and `y`, in float32."""
     x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
-    product = partial(jnp.einsum, "tI,tO->IO", preferred_element_type=jnp.float32)
-
-    def on_cpu(x: Array, y: Array) -> Array:
-        x, y = _split_axis(x, 0), _split_axis(y, 0)
-        return optimization_barrier(
-            jnp.tensordot(x, y, ([0, 1], [0, 1]), preferred_element_type=jnp.float32)
-        )
-
-    cpu = on_cpu if x.dtype == jnp.bfloat16 else product
-    return platform_dependent(x, y, cpu=cpu, default=product)
+    if x.dtype != jnp.bfloat16:
+        return jnp.einsum("tI,tO->IO", x, y, preferred_element_type=jnp.float32)
+    x, y = _split_axis(x, 0), _split_axis(y, 0)
+    return optimization_barrier(
+        jnp.tensordot(x, y, ([0, 1], [0, 1]), preferred_element_type=jnp.float32)
+    )
 
 
 def _transposed_matmul(
     x: Float[Array, "B H L M"], y: Float[Array, "B H L K"]
 ) -> Float[Array, "B H M K"]:
     """Return `x.T @ y` of each head, in their dtype."""
-    product = partial(jnp.einsum, "BHLM,BHLK->BHMK")
-
-    def on_cpu(x: Array, y: Array) -> Array:
-        x, y = _split_axis(x, 2), _split_axis(y, 2)
-        # The narrower operand comes first.
-        result = jnp.einsum("BHLsK,BHLsM->BHKM", y, x, preferred_element_type=jnp.float32)
-        return optimization_barrier(result).swapaxes(2, 3).astype(y.dtype)
-
-    cpu = on_cpu if x.dtype == jnp.bfloat16 else product
-    return platform_dependent(x, y, cpu=cpu, default=product)
+    if x.dtype != jnp.bfloat16:
+        return jnp.einsum("BHLM,BHLK->BHMK", x, y)
+    x, y = _split_axis(x, 2), _split_axis(y, 2)
+    # The narrower operand comes first.
+    result = jnp.einsum("BHLsK,BHLsM->BHKM", y, x, preferred_element_type=jnp.float32)
+    return optimization_barrier(result).swapaxes(2, 3).astype(y.dtype)
 
 
 def _split_axis(x: Array, axis: int) -> Array:
     """Return `x` with an axis split in two, for a contraction over both.
 
-    For a contraction over two axes a CPU's compiler copies the operand so that they are contiguous,
+    For a contraction over two axes the compiler copies the operand so that they are contiguous,
     as bfloat16 instructions need them; for one over a single axis it does not.
     """
     size = x.shape[axis]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.models import matmul
+from bert_jax.models.target import Target, traced_for
 
 SHAPES = [(1, 1, 1, 1), (2, 4, 6, 3), (3, 7, 5, 9)]
 # Of the largest value: float32 sums in another order; bfloat16 rounds to 8 bits, once or twice.
@@ -14,6 +15,12 @@ TOLERANCES = {"float32": 1e-5, "bfloat16": 2**-7}
 cases = pytest.mark.parametrize(
     ("dtype", "shape"), [(dtype, shape) for dtype in TOLERANCES for shape in SHAPES]
 )
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def platform(request):
+    with traced_for(Target(request.param)):
+        yield request.param
 
 
 def draw(seed: int, dtype: str, *shapes: tuple[int, ...]) -> list[jax.Array]:
@@ -42,7 +49,7 @@ def check(function, plain, dtype, *operands):
 
 @cases
 @pytest.mark.parametrize("number", [1, 3])
-def test_dense_group(dtype, shape, number):
+def test_dense_group(platform, dtype, shape, number):
     batch, length, inputs, outputs = shape
     (x,) = draw(0, dtype, (batch, length, inputs))
     # Of values that both dtypes have: the kernels are cast to that of x.
@@ -60,7 +67,7 @@ def test_dense_group(dtype, shape, number):
 
 
 @cases
-def test_logits_from_embeddings(dtype, shape):
+def test_logits_from_embeddings(platform, dtype, shape):
     batch, length, size, vocab = shape
     (hidden,) = draw(0, dtype, (batch, length, size))
     (embeddings,) = (y.astype(jnp.float32) for y in draw(1, dtype, (vocab, size)))
@@ -69,7 +76,7 @@ def test_logits_from_embeddings(dtype, shape):
 
 
 @cases
-def test_attention(dtype, shape):
+def test_attention(platform, dtype, shape):
     batch, heads, length, size = shape
     query, key = draw(0, dtype, *[(batch, heads, length, size)] * 2)
     check(matmul.attention_scores, lambda q, k: q @ k.mT, dtype, query, key)
@@ -95,3 +102,20 @@ def test_gradients_of_kernel_and_bias_are_not_rounded():
 
     _, (of_kernel,), (of_bias,) = gradients(x, [jnp.ones((1, 1))], [jnp.ones(1)])
     assert of_kernel[0, 0] == of_bias[0] == 511.5  # bfloat16 has 512 and 508 there
+
+
+def along_its_operands(function, *operands):
+    return jax.jvp(function, operands, operands)[1]
+
+
+def test_forward_mode_works_where_a_product_is_an_einsum():
+    x, query, key, kernel, bias = draw(0, "float32", (2, 3), *[(1, 2, 5, 3)] * 2, (3, 4), (4,))
+
+    def group(x, kernel, bias):
+        return matmul.dense_group(x, [kernel], [bias])[0]
+
+    with traced_for(Target("gpu")):
+        found = along_its_operands(group, x, kernel, bias)
+        np.testing.assert_allclose(found, 2 * x @ kernel + bias, rtol=1e-5)
+        scores = along_its_operands(matmul.attention_scores, query, key)
+        np.testing.assert_allclose(scores, 2 * query @ key.mT, rtol=1e-5)
