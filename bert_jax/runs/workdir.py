@@ -66,7 +66,7 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
     """
     workdir = Workdir(Path(path), mirror.address(path), None, (), None, {})
     config_path, text_path = path / "config.json", path / _TEXT
-    if not config_path.exists():
+    if not paths.exists(config_path):
         return workdir
     values = read_json(config_path, _REMEDY)
     if "optimizer" not in values:
