@@ -1,12 +1,14 @@
 """Small models and batches for the tests."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen as nn
 
 from bert_jax import Bert, DataFiles
@@ -14,6 +16,7 @@ from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import as_variant
+from bert_jax.errors import UserError
 from bert_jax.objectives import OBJECTIVES, objective_name, pretraining_model
 from bert_jax.objectives.base import Pretraining
 from bert_jax.objectives.masking import Masking
@@ -71,6 +74,15 @@ def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+@contextlib.contextmanager
+def refused(*key_words: str) -> Iterator[None]:
+    """Check that a block ends with a `UserError` that has the key words."""
+    with pytest.raises(UserError) as caught:
+        yield
+    for words in key_words:
+        assert words in str(caught.value)
 
 
 def masking(continues: np.ndarray | None = None, length: int = LENGTH) -> Masking:

@@ -157,9 +157,8 @@ def test_prepare_prints_a_command_that_works(tmp_path, monkeypatch, bert_jax_mai
         (("fill-mask", "none", "a [MASK]"), "does not exist"),
         (("fill-mask", tmp_path, "a [MASK]"), "holds no checkpoint"),
     ):
-        with pytest.raises(UserError, match=message) as caught:
+        with pytest.raises(UserError, match=message):
             bert_jax_main(*words)
-        assert "\n" not in str(caught.value)
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -192,9 +191,8 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
     words = ("prepare", "text.txt", "store")
 
     def refuse(message, *words):
-        with pytest.raises(UserError, match=message) as caught:
+        with pytest.raises(UserError, match=message):
             bert_jax_main(*words)
-        assert "\n" not in str(caught.value)
 
     refuse("has no tokenizer, .* by --sample=1, or give --tokenizer=PATH", *words, "--shard=0/3")
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

@@ -229,9 +229,8 @@ def set_field(config: TrainConfig, name: str, value) -> None:
 def test_what_is_refused(name, value):
     config = TrainConfig()
     set_field(config, name, value)
-    with pytest.raises(UserError, match=name.split(".")[-1]) as caught:
+    with pytest.raises(UserError, match=name.split(".")[-1]):
         validate(config)
-    assert "\n" not in str(caught.value)
 
 
 def test_every_number_has_a_range():
@@ -349,9 +348,8 @@ def test_a_tuple_is_set_by_commas_or_as_python(text):
     ],
 )
 def test_a_value_or_a_field_that_is_refused(name, text, message):
-    with pytest.raises(UserError, match=re.escape(message)) as caught:
+    with pytest.raises(UserError, match=re.escape(message)):
         override(TrainConfig(), name, text)
-    assert "\n" not in str(caught.value)
 
 
 def test_recipes_by_name_and_by_path(tmp_path):
@@ -373,9 +371,8 @@ def test_recipes_by_name_and_by_path(tmp_path):
 )
 def test_a_recipe_that_cannot_be_read(tmp_path, content, message):
     (tmp_path / "mine.py").write_text(content)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         recipe(str(tmp_path / "mine.py"))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

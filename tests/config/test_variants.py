@@ -95,9 +95,8 @@ def test_the_command_line_chooses_a_class_and_keeps_what_was_set(drawing, words,
     ],
 )
 def test_what_is_refused(refused, words):
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=words):
         refused()
-    assert "\n" not in str(caught.value)
 
 
 def test_names_and_defaults_are_those_of_the_class():

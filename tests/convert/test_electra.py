@@ -104,9 +104,8 @@ def test_a_discriminator_alone(exported, tmp_path):
     shutil.rmtree(folder / "generator")
     alone = bert_jax.load(folder)
     assert set(alone.params) == {"bert", "discriminator_head"}
-    with pytest.raises(UserError, match="no generator") as caught:
+    with pytest.raises(UserError, match="no generator"):
         alone.fill_mask("the [MASK] bank")
-    assert "\n" not in str(caught.value)
     assert alone.export(tmp_path / "out").architecture == "ElectraForPreTraining"
     assert not (tmp_path / "out/generator").exists()
 
@@ -127,7 +126,6 @@ def test_what_is_not_read_is_named(exported, tmp_path, where, values, said):
     with pytest.raises(UserError) as caught:
         bert_jax.load(folder)
     assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_generator_with_other_embeddings_or_larger_than_its_model(bert, exported, tmp_path):

@@ -6,21 +6,16 @@ import itertools
 import json
 import unicodedata
 
-import jax
 import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
-from flax import linen as nn
-from helpers import model_config
+from helpers import model_config, random_bert, refused
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-import bert_jax
 from bert_jax.config import TokenizerConfig
 from bert_jax.convert import tokenizer_files
-from bert_jax.errors import UserError
-from bert_jax.objectives import pretraining_model
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_loading, tokenizer_training
 
@@ -333,18 +328,8 @@ def made_roberta():
 )
 def test_what_tokenizers_cannot_do_is_refused(options, message):
     tokenizer = sentencepiece_model(**options, hard_vocab_limit=False)
-    with pytest.raises(UserError, match=message) as error:
+    with refused(message):
         tokenizer_files.files(tokenizer, model_config())
-    assert "\n" not in str(error.value)
-
-
-def random_bert(tokenizer):
-    config = config_for(tokenizer)
-    model = pretraining_model(config, pairs=config.model_type == "bert")
-    shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
-    generator = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: generator.normal(size=x.shape).astype("float32"), shapes)
-    return bert_jax.Bert(config, params, tokenizer, model)
 
 
 @pytest.mark.parity
@@ -353,7 +338,9 @@ def random_bert(tokenizer):
 def test_transformers_loads_the_directory(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
     ours, _, _ = converted(kind)
-    random_bert(ours).export(tmp_path / "model")
+    config = config_for(ours)
+    bert = random_bert(config, ours, pairs=config.model_type == "bert")
+    bert.export(tmp_path / "model")
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     for text in TEXTS:
         assert exported(text, add_special_tokens=False)["input_ids"] == token_ids(ours, text), text
@@ -451,19 +438,8 @@ def test_added_tokens_beside_a_vocabulary(name, kind, tmp_path):
     (tmp_path / name).write_text(listed)
     ours, theirs = tokenizer_loading.load(tmp_path), reference.from_pretrained(tmp_path)
     assert ours.vocab_size == first + 4
-    words = [
-        "a",
-        "ab",
-        "Xq9z",
-        "b",
-        "covid19",
-        "COVID19",
-        "[ENT]",
-        "New York",
-        "new york",
-        "Ünë",
-        "ünë.",
-    ]
+    words = ["a", "ab", "Xq9z", "b", "covid19", "COVID19", "[ENT]"]
+    words += ["New York", "new york", "Ünë", "ünë."]
     random = np.random.default_rng(0)
     for _ in range(100):
         text = "".join(
@@ -472,13 +448,13 @@ def test_added_tokens_beside_a_vocabulary(name, kind, tmp_path):
         assert token_ids(ours, text) == theirs.encode(text, add_special_tokens=False), text
 
 
-def test_an_added_token_with_another_id_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "key_words"),
+    [('{"b": 8}', "'b' is listed as id 8 and loads as 6"), ("[", "readable")],
+)
+def test_an_added_token_with_another_id_is_refused(content, key_words, tmp_path):
     tokens = [*tokenizer_lib.WordPieceTokenizer.special, "a"]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens))
-    for content, message in (
-        (b'{"b": 8}', "'b' is listed as id 8 and loads as 6"),
-        (b"[", "readable"),
-    ):
-        (tmp_path / "added_tokens.json").write_bytes(content)
-        with pytest.raises(UserError, match=message):
-            tokenizer_loading.load(tmp_path)
+    (tmp_path / "added_tokens.json").write_text(content)
+    with refused(key_words):
+        tokenizer_loading.load(tmp_path)

@@ -259,9 +259,8 @@ def test_a_probe_leaves_the_encoder_as_it_is(task, tmp_path):
     ],
 )
 def test_a_mistake_is_refused_before_anything_is_written(task, tmp_path, change, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         finetune(task, tmp_path / "run", change)
-    assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

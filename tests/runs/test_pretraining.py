@@ -431,9 +431,8 @@ MISTAKES = {
 def test_a_mistake_is_refused_before_anything_is_written(store, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     change, message = MISTAKES[name]
-    with pytest.raises(UserError, match=re.escape(message)) as caught:
+    with pytest.raises(UserError, match=re.escape(message)):
         pretraining.start(recipe(store, change).config, tmp_path / "run")
-    assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -485,9 +484,8 @@ def test_damage_on_disk(finished, store, tmp_path, damaged):
     for path in paths:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     before = contents(tmp_path)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         pretrain(copy, workdir)
-    assert "\n" not in str(caught.value)
     assert contents(tmp_path) == before
 
 

@@ -33,9 +33,8 @@ def config(train, *, task=None, **data) -> FinetuneConfig:
 
 
 def refusal(*args, **kwargs):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError):
         load_datasets(*args, **kwargs)
-    assert "\n" not in str(error.value)
     return str(error.value)
 
 

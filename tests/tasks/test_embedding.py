@@ -77,7 +77,6 @@ def test_bad_input(tmp_path, content, fields, wanted):
     with pytest.raises(UserError) as error:
         read(tmp_path / "a.tsv", content, **fields)
     assert wanted in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_one_text_alone(tmp_path):

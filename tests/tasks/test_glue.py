@@ -227,9 +227,8 @@ def test_labels_that_a_task_does_not_have(tmp_path, name, label, message):
     columns = [*task.texts, task.label]
     texts = ["x"] * len(task.texts)
     (tmp_path / "a.tsv").write_text("\t".join(columns) + "\n" + "\t".join([*texts, label]) + "\n")
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=message):
         list(glue.read(name, str(tmp_path / "a.tsv")))
-    assert "\n" not in str(error.value)
 
 
 def test_a_file_of_another_task(tmp_path):

@@ -89,9 +89,8 @@ def test_pictures_on_a_full_disk_are_said_once(tmp_path, capsys, full, request):
 def test_a_damaged_record_is_named(tmp_path, line):
     good = b'{"step": 1, "split": "train", "loss": 1.0}\n'
     (tmp_path / "metrics.jsonl").write_bytes(good + line + b"\n")
-    with pytest.raises(UserError, match=r"metrics\.jsonl line 2 is damaged") as caught:
+    with pytest.raises(UserError, match=r"metrics\.jsonl line 2 is damaged"):
         Writer(tmp_path, 0)
-    assert "\n" not in str(caught.value)
 
 
 def test_tensorboard_has_the_config_and_the_scores_at_the_end(tmp_path):
