@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flax import linen as nn
+from helpers import refused
 from make_golden import GOLDEN
 
 import bert_jax
@@ -123,9 +124,8 @@ def test_a_discriminator_alone(exported, tmp_path):
 def test_what_is_not_read_is_named(exported, tmp_path, where, values, said):
     folder = shutil.copytree(exported, tmp_path / "model")
     change(folder / where, **values)
-    with pytest.raises(UserError) as caught:
+    with refused(said):
         bert_jax.load(folder)
-    assert said in str(caught.value)
 
 
 def test_a_generator_with_other_embeddings_or_larger_than_its_model(bert, exported, tmp_path):

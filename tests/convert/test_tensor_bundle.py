@@ -45,15 +45,14 @@ def same(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None
 
 
 def survives(run: Callable[[], object]) -> bool:
-    """Whether `run` accepted well; otherwise it refused in one line. Neither may take 2 s."""
-    start, refused = time.process_time(), []
+    """Whether `run` accepted well; otherwise it refused. Neither may take 2 s."""
+    start, accepted = time.process_time(), True
     try:
         run()
-    except UserError as error:
-        refused = [str(error)]
+    except UserError:
+        accepted = False
     assert time.process_time() - start < 2
-    assert all(len(line.splitlines()) == 1 for line in refused)
-    return not refused
+    return accepted
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -274,9 +273,8 @@ def test_names_of_checkpoints(folder, tmp_path):
 @pytest.mark.parametrize("name", [DATA, "vocab.txt"])
 def test_a_missing_file_of_a_google_checkpoint(name, folder):
     (folder / name).unlink()
-    with pytest.raises(UserError, match=name) as caught:
+    with pytest.raises(UserError, match=name):
         bert_jax.load(folder)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def damaged(
@@ -372,6 +370,5 @@ def test_safetensors_of_every_type(dtype, tmp_path):
     assert old in header
     header = header.replace(old, f'"{name}":{{"dtype":"{dtype}","shape":[12]'.encode())
     path.write_bytes(len(header).to_bytes(8, "little") + header + values)
-    with pytest.raises(UserError, match=name) as caught:
+    with pytest.raises(UserError, match=name):
         bert_jax.load(folder)
-    assert "\n" not in str(caught.value)

@@ -495,9 +495,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
         "optimizer.warmup_fraction=0.5",
         "checkpoint.every=1",
     ]
-    with pytest.raises(TrainingError, match=r"at step .*the last good checkpoint is") as caught:
+    with pytest.raises(TrainingError, match=r"at step .*the last good checkpoint is"):
         pretrain(store, tmp_path / "run", *(f"--config.{change}" for change in changes))
-    assert "\n" not in str(caught.value)
 
 
 def test_it_learns(store, tmp_path):

@@ -84,11 +84,10 @@ def test_a_workdir_has_one_run_at_a_time(tmp_path):
         pass
 
 
-def test_what_cannot_be_written_ends_the_run_in_one_line(tmp_path):
+def test_what_cannot_be_written_ends_the_run(tmp_path):
     wrong = pytest.raises(TrainingError, match=r"missing/file: No such file")
-    with wrong as caught, workdir.hold(tmp_path):
+    with wrong, workdir.hold(tmp_path):
         (tmp_path / "missing/file").write_text("")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_run_that_resumes_reads_its_workdir_once(tmp_path, monkeypatch):

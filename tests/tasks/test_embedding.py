@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import model_config
+from helpers import model_config, refused
 from scipy import stats
 from sklearn.metrics import ndcg_score
 
@@ -74,9 +74,8 @@ def test_scored_pairs(tmp_path):
     ],
 )
 def test_bad_input(tmp_path, content, fields, wanted):
-    with pytest.raises(UserError) as error:
+    with refused(wanted):
         read(tmp_path / "a.tsv", content, **fields)
-    assert wanted in str(error.value)
 
 
 def test_one_text_alone(tmp_path):
@@ -100,9 +99,8 @@ def test_one_text_alone(tmp_path):
 def test_settings_that_do_not_fit(embedding, others, wanted):
     task = EmbeddingTaskConfig(embedding=EmbeddingConfig(**embedding))
     data = {"data": DataFiles(max_length=16)} | others
-    with pytest.raises(UserError) as error:
+    with refused(wanted):
         validate_finetuning(FinetuneConfig(task=task, model=model_config(), **data))
-    assert wanted in str(error.value)
 
 
 def test_sizes_of_vectors_on_the_command_line():
