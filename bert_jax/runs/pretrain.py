@@ -5,7 +5,7 @@
 
 import atexit
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from functools import partial
 from pathlib import Path
@@ -76,6 +76,11 @@ class Run:
     objective: Pretraining
     setup: Setup
     new_state: Callable[[], TrainState]
+
+    @property
+    def last_checkpoint(self) -> AnyPath:
+        """The checkpoint of the last step, which is there when the run has ended."""
+        return self.workdir.checkpoints / str(self.config.steps)
 
 
 def pretrain(
@@ -197,59 +202,32 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
 
 
 def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
-    config, schedule, origin = run.config, run.schedule, run.origin
-    workdir, where, folder = run.workdir.path, run.workdir.address, run.workdir.checkpoints
-    corpus, setup, objective = run.corpus, run.setup, run.objective
-    mesh = setup.layout.mesh
-    stages = _make_stages(objective, schedule, corpus, setup)
+    config, schedule, corpus, objective = run.config, run.schedule, run.corpus, run.objective
+    mesh = run.setup.layout.mesh
+    stages = _make_stages(objective, schedule, corpus, run.setup)
     indices = partial(meshes.process_indices, mesh)
     batches = loader.TrainBatches(corpus, schedule.stages, config.data, config.seed, indices)
-
-    def describe(step: int) -> dict[str, Any]:
-        return dataclasses.asdict(config_of_step(config, schedule, step))
-
-    checkpoints = Checkpoints(
-        folder,
-        config.checkpoint,
-        describe,
-        corpus.tokenizer,
-        rank=lambda scores: -scores["loss"],
-        on_save=partial(mirror.try_to_send, workdir),
-    )
-    latest = checkpoints.latest_path()
-    positions = None
-    if origin.before and not latest:  # of a fork
-        positions = origin.before.model.max_position_embeddings
-    step, state = origins.initial_state(
-        latest or origin.fork,
-        run.new_state,
-        setup.abstract_state,
-        params=origin.bert and origin.bert.params,
-        positions=positions,
-    )
+    checkpoints = _make_checkpoints(run)
+    step, state = _initial_state(run, checkpoints)
     _report_origin(run, step, state)
-    workdirs.claim(workdir, config, corpus.tokenizer, corpus.fingerprint)
-    began_with = origin.fork or (run.init_name if origin.bert else None)
-    results = {"init": began_with and str(began_with)}
-    if origin.kind == "resumed":
-        results = run.workdir.results
-    workdirs.write_results(workdir, results)
-    mirror.send(workdir)  # with which the first checkpoint makes it that of a run
-    if origin.fork:  # so that the run needs the other one no more
+    results = _claim_workdir(run)
+    if run.origin.fork:  # so that the run needs the other one no more
         checkpoints.save(step, state, None)
-    report.pretraining_start(objective, schedule, corpus, mesh, state, batches, where, run.recipe)
-    if origin.before:
-        report.new_schedule(make_schedule(origin.before), schedule, step)
+    report.pretraining_start(
+        objective, schedule, corpus, mesh, state, batches, run.workdir.address, run.recipe
+    )
+    if run.origin.before:
+        report.new_schedule(make_schedule(run.origin.before), schedule, step)
 
     with console.working("scoring the baselines", says_end=False):
         baselines = objective.baselines(corpus, schedule.stages[-1])
 
-    rate, warmup = learning_rate(schedule.rate), schedule.rate.warmup
+    rate = learning_rate(schedule.rate)
 
     def progress(step: int) -> dict[str, float]:
         return {"learning_rate": rate(step), **batches.progress(step)}
 
-    with Writer(workdir, step, config, progress, baselines, objective.figures) as writer:
+    with Writer(run.workdir.path, step, config, progress, baselines, objective.figures) as writer:
         with loop.training(
             state,
             stages,
@@ -258,47 +236,126 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
             writer,
             objective,
         ) as training:
-            has_warned = False
-            for each in training.steps():
-                scores, warning = None, ""
-                if each.is_due(config.log_every):
-                    corpus.verify(0)
-                    values = training.log(each)
-                    warning = objective.warning(each.number, values, baselines, warmup)
-                if each.is_due(config.eval_every):
-                    scores = training.evaluate(each)
-                    warning = warning or objective.warning(each.number, scores, baselines, warmup)
-                if warning and not has_warned:
-                    hosts.warn_on_main(warning)
-                    has_warned = True
-                reason = stop()
-                is_best = scores is not None and training.evaluations_since_best() == 0
-                if each.is_due(config.checkpoint.every) or is_best or reason:
-                    corpus.verify(None)
-                    training.save(each, scores)
-                if reason:
-                    raise loop.interrupted(reason, each)
-        state = training.state
-        # Not from the records, whose file could have been changed.
-        latest = folder / str(config.steps)
-        scores, saved = checkpoint.read_scores(latest), checkpoint.read_json(latest, "config")
-        if not scores or saved.get("eval_rows") != config.eval_rows:
-            with console.working("evaluating", says_end=False):
-                scores = stages[-1].evaluate(state)
+            _take_steps(run, training, baselines, stop)
+        scores = _final_scores(run, stages[-1], training.state)
         baselines = {**baselines, **objective.moving_baselines(scores)}
         writer.write_table(config.steps, scores, baselines)
-    # Of several hosts none has all parameters; the checkpoint has.
-    final = config_of_step(config, schedule, config.steps)
-    model = objective.make_model(final)
-    bert = Bert(final.model, state.params, corpus.tokenizer, model, source=latest)
-    bert = bert if hosts.count() == 1 else None
-    counts = report.sizes(part.train for part in corpus.parts)
-    text = dict(zip(("tokens", "documents"), counts, strict=True))
+    sizes = report.sizes(part.train for part in corpus.parts)
+    text = dict(zip(("tokens", "documents"), sizes, strict=True))
     results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}
+    workdirs.write_results(run.workdir.path, results)
+    result = PretrainingResult(
+        scores, baselines, run.last_checkpoint, _trained_bert(run, training.state)
+    )
+    report.pretraining_end(
+        scores,
+        baselines,
+        objective,
+        corpus,
+        result.bert,
+        run.workdir.address,
+        result.checkpoint,
+        batches.progress_of_parts(config.steps),
+    )
+    return result
+
+
+def _make_checkpoints(run: Run) -> Checkpoints:
+    """Return the checkpoints of a run, each with the config that holds at its step."""
+
+    def describe(step: int) -> dict[str, Any]:
+        return dataclasses.asdict(config_of_step(run.config, run.schedule, step))
+
+    return Checkpoints(
+        run.workdir.checkpoints,
+        run.config.checkpoint,
+        describe,
+        run.corpus.tokenizer,
+        rank=lambda scores: -scores["loss"],
+        on_save=partial(mirror.try_to_send, run.workdir.path),
+    )
+
+
+def _initial_state(run: Run, checkpoints: Checkpoints) -> tuple[int, TrainState]:
+    """Return the step and the state of the latest checkpoint, or those that the run begins with."""
+    origin, latest = run.origin, checkpoints.latest_path()
+    positions = None
+    if origin.before and not latest:  # of a fork
+        positions = origin.before.model.max_position_embeddings
+    return origins.initial_state(
+        latest or origin.fork,
+        run.new_state,
+        run.setup.abstract_state,
+        params=origin.bert and origin.bert.params,
+        positions=positions,
+    )
+
+
+def _claim_workdir(run: Run) -> dict[str, Any]:
+    """Make the workdir that of the run; return what its `results.json` holds so far."""
+    workdir, origin = run.workdir.path, run.origin
+    workdirs.claim(workdir, run.config, run.corpus.tokenizer, run.corpus.fingerprint)
+    began_with = origin.fork or (run.init_name if origin.bert else None)
+    results = {"init": began_with and str(began_with)}
+    if origin.kind == "resumed":
+        results = run.workdir.results
     workdirs.write_results(workdir, results)
-    parts = batches.progress_of_parts(config.steps)
-    report.pretraining_end(scores, baselines, objective, corpus, bert, where, latest, parts)
-    return PretrainingResult(scores, baselines, latest, bert)
+    mirror.send(workdir)  # with which the first checkpoint makes it that of a run
+    return results
+
+
+def _take_steps(
+    run: Run, training: loop.Training, baselines: Mapping[str, float], stop: Callable[[], str]
+) -> None:
+    """Take every step that is left; log, evaluate, warn once, save, and stop where asked to."""
+    config, corpus = run.config, run.corpus
+    warning_of = partial(
+        run.objective.warning, baselines=baselines, warmup=run.schedule.rate.warmup
+    )
+    has_warned = False
+    for step in training.steps():
+        scores, warning = None, ""
+        if step.is_due(config.log_every):
+            corpus.verify(0)
+            warning = warning_of(step.number, training.log(step))
+        if step.is_due(config.eval_every):
+            scores = training.evaluate(step)
+            warning = warning or warning_of(step.number, scores)
+        if warning and not has_warned:
+            hosts.warn_on_main(warning)
+            has_warned = True
+        reason = stop()
+        is_best = scores is not None and training.evaluations_since_best() == 0
+        if step.is_due(config.checkpoint.every) or is_best or reason:
+            corpus.verify(None)
+            training.save(step, scores)
+        if reason:
+            raise loop.interrupted(reason, step)
+
+
+def _final_scores(run: Run, stage: loop.Stage, state: TrainState) -> dict[str, float]:
+    """Return the held-out scores of the last checkpoint; evaluate if it has no such ones."""
+    # Not from the records, whose file could have been changed.
+    scores = checkpoint.read_scores(run.last_checkpoint)
+    saved = checkpoint.read_json(run.last_checkpoint, "config")
+    if scores and saved.get("eval_rows") == run.config.eval_rows:
+        return scores
+    with console.working("evaluating", says_end=False):
+        return stage.evaluate(state)
+
+
+def _trained_bert(run: Run, state: TrainState) -> Bert | None:
+    """Return the trained model; of several hosts none has all parameters, and None is returned."""
+    if hosts.count() > 1:
+        return None
+    final = config_of_step(run.config, run.schedule, run.config.steps)
+    return Bert(
+        final.model,
+        state.params,
+        run.corpus.tokenizer,
+        run.objective.make_model(final),
+        source=run.last_checkpoint,
+    )
 
 
 def _report_origin(run: Run, step: int, state: TrainState) -> None:

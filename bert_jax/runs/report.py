@@ -1,10 +1,7 @@
 """Human-readable summaries that a run prints at its start and at its end."""
 
-import functools
 import itertools
-import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +27,12 @@ from bert_jax.runs import header
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, no_better
+from bert_jax.text.masked_sentences import NUM_SENTENCES, masked_sentences
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.training.optimizer import rate_by_step
 from bert_jax.training.step import TrainState
 
-_BLOCK = 1 << 20  # tokens that are counted at once
-_NUM_EXAMPLES = 3
-_MAX_CANDIDATES = 200  # sentences that are looked at for each example
-_MOST_CUT = 0.1  # the share of the text beyond which what is never read is worth a warning
 _MANY_EPOCHS = 100  # beyond which a text has nothing new to teach
-_ONE_LABEL = 0.8  # the share of the more frequent label above which labels have little to teach
 
 
 def sizes(stores: Iterable[TokenStore]) -> tuple[int, int]:
@@ -184,8 +177,8 @@ def pretraining_end(
     for row in rows if len(rows) > 1 else ():
         print_on_main("{:18}{:>8}{:>14}{:>10}{:>10}".format(*row), Level.RESULTS)
     longest = objective.config.model.max_position_embeddings - 2
-    of_parts = zip(*(masked_examples(part, longest) for part in corpus.parts), strict=False)
-    examples = list(itertools.chain.from_iterable(of_parts))[:_NUM_EXAMPLES]
+    of_parts = zip(*(masked_sentences(part, longest) for part in corpus.parts), strict=False)
+    examples = list(itertools.chain.from_iterable(of_parts))[:NUM_SENTENCES]
     fills_masks = hasattr(objective.model, "mlm_logits")
     if bert and fills_masks and console.shows(Level.PROGRESS):
         print_on_main("")
@@ -221,37 +214,6 @@ def _example(corpus: Corpus, examples: Iterable[tuple[list[int], str]]) -> str:
     texts = [(text, ids) for text, ids in texts if not text.startswith("-")]  # as a flag does
     same = [text for text, ids in texts if tokenizer.encode_with_masks(text) == ids]
     return next((console.quoted(text) for text in (*same, *(text for text, _ in texts))), "TEXT")
-
-
-def masked_examples(corpus: Corpus, longest: int) -> Iterator[tuple[list[int], str]]:
-    """Yield held-out sentences from all over the text, with a central word masked, and the word."""
-    store, tokenizer, longest = corpus.eval, corpus.tokenizer, min(24, longest)
-    lengths = np.diff(store.sentences)
-
-    @functools.cache
-    def letters(index: int) -> int:  # of a token, 0 if it has anything else but marks on them
-        text = tokenizer.decode([index]).strip().removeprefix("##")
-        kinds = "".join(unicodedata.category(character)[0] for character in text)
-        return kinds.count("L") if re.fullmatch("L[LM]*", kinds) else 0
-
-    pools = ((lengths >= 8) & (lengths <= longest), lengths >= 8, lengths > 1)
-    candidates = next((p for p in pools if p.sum() >= _NUM_EXAMPLES), pools[-1]).nonzero()[0]
-    for part in np.array_split(candidates, _NUM_EXAMPLES):
-        ranked = []
-        for index in part[:_MAX_CANDIDATES].tolist():
-            start, end = store.sentences[index : index + 2].tolist()
-            ids = store.tokens[start : min(end, start + longest)].tolist()
-            continues = [*tokenizer.is_continuation[ids], False]
-            for i in range(len(ids)):
-                if count := letters(ids[i]):
-                    is_partial = continues[i] or continues[i + 1]
-                    rank = (is_partial, count < 3, abs(i - len(ids) // 2), len(ranked))
-                    ranked.append((rank, i, ids))
-        if ranked:
-            _, i, ids = min(ranked)
-            while tokenizer.decode(ids).endswith("\ufffd"):  # bytes of a character that is cut
-                ids.pop()
-            yield [*ids[:i], tokenizer.mask_id, *ids[i + 1 :]], tokenizer.readable(ids[i])
 
 
 def finetuning_start(

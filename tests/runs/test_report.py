@@ -20,6 +20,7 @@ from bert_jax.objectives import make_objective, masked_lm
 from bert_jax.runs import header, report
 from bert_jax.tasks import results
 from bert_jax.text import tokenizer_training
+from bert_jax.text.masked_sentences import masked_sentences
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus, TokenStore
 
@@ -46,7 +47,7 @@ def corpus_of(sentences: list[str], kind: str) -> Corpus:
 @pytest.mark.parametrize("kind", ["sentencepiece", "wordpiece", "byte_bpe"])
 def test_examples_are_of_any_script(language, kind):
     corpus = corpus_of([SENTENCES[language]] * 3, kind)
-    examples = list(report.masked_examples(corpus, 100))
+    examples = list(masked_sentences(corpus, 100))
     assert len(examples) == 3
     for ids, answer in examples:
         assert ids.count(corpus.tokenizer.mask_id) == 1
