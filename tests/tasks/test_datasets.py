@@ -33,7 +33,7 @@ def config(train, *, task=None, **data) -> FinetuneConfig:
 
 
 def refusal(*args, **kwargs):
-    with pytest.raises(UserError):
+    with pytest.raises(UserError) as error:
         load_datasets(*args, **kwargs)
     return str(error.value)
 
