@@ -84,9 +84,15 @@ def foreign_name(path: str, model_type: str = "bert") -> str:
     exchange = exchange_of(model_type)
     module, leaf = path.rsplit("/", 1)
     layer = re.fullmatch(r"bert/layer_(\d+)/(.*)", module)
-    name = f"{exchange.layers}{layer[1]}.{exchange.layer_modules[layer[2]]}" if layer else ""
+    name = exchange.layer_modules.get(layer[2]) if layer else exchange.modules.get(module)
+    if name is None:
+        raise UserError(
+            f"the module {module} has no name in files of transformers; leave out the class of "
+            "transformers of a task of your own that has it"
+        )
+    name = f"{exchange.layers}{layer[1]}.{name}" if layer else name
     leaf = exchange.words if leaf == "word_embeddings" else leaf
-    return f"{name or exchange.modules[module]}.{_LEAVES.get(leaf, f'{leaf}.weight')}"
+    return f"{name}.{_LEAVES.get(leaf, f'{leaf}.weight')}"
 
 
 def exchange_of(model_type: str) -> Exchange:
@@ -193,19 +199,6 @@ def from_foreign(
             raise UserError(f"{where}: {tied}; untied, it is not supported")
     unused = sorted(set(tensors) - used - {standard.decoder})
     return Converted(traverse_util.unflatten_dict(params, sep="/"), unused, task)
-
-
-def make_model(
-    config: ModelConfig,
-    task: TaskConfig | None,
-    probe: str = "",
-    modules: Iterable[str] = OPTIONAL_MODULES,
-) -> nn.Module:
-    """Return the module whose parameters a checkpoint has, which has some optional modules."""
-    if task:
-        return make_task(task).model(config, probe)
-    has_pairs = {"bert/pooler", "nsp_head"} <= set(modules)
-    return pretraining_model(config, pairs=has_pairs)
 
 
 def stored_shapes(model: nn.Module) -> tuple[Any, Sequence[str]]:

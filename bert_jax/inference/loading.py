@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from flax import linen as nn
 
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
 from bert_jax.config.settings import from_dict
@@ -12,8 +14,10 @@ from bert_jax.config.validation import validate_model
 from bert_jax.convert import google, hub, huggingface, names, sentence_transformers
 from bert_jax.errors import UserError
 from bert_jax.inference.runner import Runner
+from bert_jax.objectives import pretraining_model
 from bert_jax.storage import paths
 from bert_jax.storage.paths import AnyPath
+from bert_jax.tasks import make_task
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
@@ -59,13 +63,26 @@ def load_model(path: str | AnyPath) -> LoadedModel:
                 config=config,
                 params=converted.params,
                 tokenizer=tokenizer,
-                model=names.make_model(config, converted.task, modules=modules),
+                model=_make_model(config, converted.task, modules=modules),
                 unused=converted.unused,
                 task=converted.task,
                 data=DataFiles(max_length=longest),
                 source=path,
             )
     return _load_own(checkpoint.find(path))
+
+
+def _make_model(
+    config: ModelConfig,
+    task: TaskConfig | None,
+    probe: str = "",
+    modules: Iterable[str] = names.OPTIONAL_MODULES,
+) -> nn.Module:
+    """Return the module whose parameters a checkpoint has, which has some optional modules."""
+    if task:
+        return make_task(task).model(config, probe)
+    has_pairs = {"bert/pooler", "nsp_head"} <= set(modules)
+    return pretraining_model(config, pairs=has_pairs)
 
 
 def _load_own(folder: AnyPath) -> LoadedModel:
@@ -76,7 +93,7 @@ def _load_own(folder: AnyPath) -> LoadedModel:
     validate_model(run.model, where)
     task, probe, data = (run.task, run.probe, run.data) if has_task else (None, "", DataFiles())
     try:
-        model = names.make_model(run.model, task, probe)
+        model = _make_model(run.model, task, probe)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     content = checkpoint.read_json(folder, "tokenizer")
@@ -87,7 +104,7 @@ def _load_own(folder: AnyPath) -> LoadedModel:
         config=run.model,
         params=params,
         tokenizer=tokenizer,
-        model=names.make_model(run.model, task, probe, modules=names.module_names(params)),
+        model=_make_model(run.model, task, probe, modules=names.module_names(params)),
         task=task,
         data=data,
         source=folder,

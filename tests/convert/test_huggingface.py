@@ -732,3 +732,9 @@ def test_an_empty_directory(tmp_path):
     refused(tmp_path / "none", str(tmp_path / "none"))
     (tmp_path / "config.json").write_text("{}")
     refused(tmp_path, str(tmp_path))
+
+
+def test_a_module_that_no_class_has_is_refused_by_name():
+    for path in ("pair_head/kernel", "bert/layer_0/adapter/kernel"):
+        with pytest.raises(UserError, match=path.rpartition("/")[0]):
+            names.foreign_name(path)
