@@ -66,16 +66,13 @@ def test_one_sound_run_has_no_spread():
     ]
 
 
-def test_one_run():
-    assert [row["name"] for row in comparison(task(), DATASETS, [run(3, 0.5, 0.25)])] == [
-        "seed 3",
-        "best constant prediction",
-    ]
-
-
-def test_several_metrics_have_no_constant_row():
-    table = comparison(task("accuracy", "f1"), DATASETS, [run(3, 0.5, 0.25)])
-    assert [row["name"] for row in table] == ["seed 3"]
+@pytest.mark.parametrize(
+    ("metrics", "names"),
+    [((), ["seed 3", "best constant prediction"]), (("accuracy", "f1"), ["seed 3"])],
+)
+def test_one_run_has_no_mean_and_several_metrics_have_no_constant(metrics, names):
+    table = comparison(task(*metrics), DATASETS, [run(3, 0.5, 0.25)])
+    assert [row["name"] for row in table] == names
 
 
 def test_text():
