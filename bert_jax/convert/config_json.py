@@ -78,9 +78,10 @@ def _check_known(values: Mapping[str, Any], names: Iterable[str], where: str) ->
     known = known.union(_OF_NO_EFFECT, names, (_VOCAB_SIZE, _TASK))
     for name in values:
         if name not in known and not name.startswith("_") and not name.endswith("_token_id"):
-            wrong = f"{where} has {name}, which is not known of a model of type"
-            advice = "remove it if the model does not depend on it"
-            raise UserError(f"{wrong} {values['model_type']}; {advice}")
+            raise UserError(
+                f"{where} has {name}, which is not known of a model of type "
+                f"{values['model_type']}; remove it if the model does not depend on it"
+            )
 
 
 def write_config(
@@ -139,7 +140,9 @@ def check_tokenizer(
     size = (values or {}).get(_VOCAB_SIZE)
     least, most = (size, size) if size else (0, config.vocab_size)
     if not least <= tokenizer.vocab_size <= most:
-        size = f"{tokenizer.vocab_size} tokens for {most} embeddings"
-        raise UserError(f"{path} has a vocabulary of {size}; fetch the one of the model")
+        raise UserError(
+            f"{path} has a vocabulary of {tokenizer.vocab_size} tokens for {most} embeddings; "
+            "fetch the one of the model"
+        )
     if not size and (padding := most - tokenizer.vocab_size) >= 128:
         warnings.warn(f"{path}: {padding:,} of {most:,} embeddings have no token", stacklevel=2)

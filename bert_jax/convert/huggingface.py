@@ -108,8 +108,10 @@ def save(
     """
     positions = position_kind(config)
     if positions.scores:
-        kind = f"{config.position_embedding_type}, which transformers 5 has no more"
-        raise UserError(f"model.position_embedding_type is {kind}; it cannot be exported")
+        raise UserError(
+            f"model.position_embedding_type is {config.position_embedding_type}, which "
+            "transformers 5 has no more; it cannot be exported"
+        )
     exchange = names.exchange_of(config.model_type)
     if task and task.transformers_class and head is None:
         exported, where = _task_class(params, config, task), "lost"

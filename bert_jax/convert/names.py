@@ -24,9 +24,7 @@ from bert_jax.config.settings import resolve
 from bert_jax.errors import UserError
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.exchange import Exchange
-from bert_jax.models.heads import (
-    TaskModel,
-)
+from bert_jax.models.heads import TaskModel
 from bert_jax.objectives import pretraining_model
 from bert_jax.tasks import make_task
 
@@ -165,8 +163,10 @@ def from_foreign(
     )
     layers = {m[1] for n in tensors if (m := re.match(rf"{prefix}(\d+)\.", n))}
     if len(layers) != config.num_hidden_layers:  # checked before that many layers are made
-        sizes = f"{len(layers)} layers of BERT and its config {config.num_hidden_layers}"
-        raise UserError(f"{where} has {sizes}; fetch both from the same source")
+        raise UserError(
+            f"{where} has {len(layers)} layers of BERT and its config {config.num_hidden_layers}; "
+            "fetch both from the same source"
+        )
     tensors = _unstacked(tensors, standard.stacked)
     # A pooler is read, too, of an architecture that is pretrained without one.
     has_pooler = "bert/pooler" in standard.modules
@@ -195,8 +195,9 @@ def from_foreign(
         if not np.array_equal(
             read_tensor(tensors, standard.decoder, params[path].shape, where), params[path]
         ):
-            tied = f"{standard.decoder} is not {foreign(path)}"
-            raise UserError(f"{where}: {tied}; untied, it is not supported")
+            raise UserError(
+                f"{where}: {standard.decoder} is not {foreign(path)}; untied, it is not supported"
+            )
     unused = sorted(set(tensors) - used - {standard.decoder})
     return Converted(traverse_util.unflatten_dict(params, sep="/"), unused, task)
 
@@ -224,8 +225,10 @@ def read_tensor(tensors: Tensors, name: str, shape: tuple[int, ...], where: str)
         raise UserError(f"{where} has no {name}; fetch it again, or the config that goes with it")
     tensor = tensors[name]()
     if tensor.shape != shape:
-        shapes = f"{tensor.shape} and the config asks for {shape}"
-        raise UserError(f"{where}: {name} is of shape {shapes}; fetch both again")
+        raise UserError(
+            f"{where}: {name} is of shape {tensor.shape} and the config asks for {shape}; fetch "
+            "both again"
+        )
     if tensor.dtype.name not in _FLOAT_DTYPES:
         raise UserError(f"{where}: {name} is of type {tensor.dtype}; only floating point is read")
     return np.asarray(tensor, np.float32)
