@@ -5,43 +5,38 @@
 
 import dataclasses
 import shutil
-import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+from jax.sharding import Mesh
 
 from bert_jax import console
-from bert_jax.batches import Batch, loader
-from bert_jax.batches.buckets import Batcher, BucketedBatches
+from bert_jax.batches.buckets import Batcher
 from bert_jax.bert import Bert, load
-from bert_jax.config import CheckpointConfig, FinetuneConfig, TaskConfig, settings
-from bert_jax.config.schedule import RateSchedule, Stage, make_rate_schedule
+from bert_jax.config import FinetuneConfig, TaskConfig, settings
+from bert_jax.config.schedule import Stage, make_rate_schedule
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
-from bert_jax.inference.predictions import predict_examples, write_predictions
+from bert_jax.inference.predictions import write_predictions
 from bert_jax.models.heads import TaskModel
 from bert_jax.runs import origin, report
 from bert_jax.runs import workdir as workdirs
-from bert_jax.storage import json_files, replacement
+from bert_jax.runs.seed import Run, train_seed
+from bert_jax.storage import replacement
 from bert_jax.tasks import task_class
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training import checkpoint, loop
-from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.metrics import Writer
-from bert_jax.training.objective import Metrics, PredictionObjective
-from bert_jax.training.optimizer import learning_rate, make_optimizer
-from bert_jax.training.setup import Setup, make_setup
-from bert_jax.training.step import PREDICT_OUTPUTS, TrainState, make_predict_step, make_train_step
+from bert_jax.training import checkpoint
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.setup import make_setup
+from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,77 +59,6 @@ class FinetuningResult:
     comparison: list[dict[str, Any]]
     checkpoint: Path
     bert: Bert
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A run that is ready to train: its config, resolved and valid, and what its seeds share."""
-
-    settings: FinetuneConfig  # with the labels that the user gave, if any
-    config: FinetuneConfig  # with the labels of the task
-    workdir: Path
-    init: str  # the name of the checkpoint
-    recipe: str  # its name, or ""
-    params: Any  # to start from
-    tokenizer: Tokenizer
-    task: Task
-    datasets: Datasets
-    fingerprint: str  # of the examples and the parameters
-    train: Batcher
-    held_out: dict[str, Batcher]
-    steps_per_epoch: int
-    rate: RateSchedule
-    largest: Stage
-    objective: PredictionObjective
-    setup: Setup
-    train_step: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
-    predict_step: Callable[..., Any]
-
-    @property
-    def steps(self) -> int:
-        """The number of steps of a seed."""
-        return self.rate.steps
-
-    @property
-    def eval_every(self) -> int:
-        """The number of steps between evaluations, each with a checkpoint."""
-        return max(1, self.steps_per_epoch // self.config.evaluations)
-
-    def indices(self, size: int) -> np.ndarray:
-        """Return the indices that this process reads of a global batch of some size."""
-        return meshes.process_indices(self.setup.layout.mesh, size)
-
-    def batches(self, seed: int) -> BucketedBatches:
-        """Return this process's part of the training batches."""
-        size = self.config.data.batch_size
-        return BucketedBatches(self.train, size, self.steps, seed, self.indices)
-
-    def new_state(self, seed: int) -> TrainState:
-        """Return a randomly initialized state, on the devices."""
-        return dataclasses.replace(self.setup, seed=seed).new_state()
-
-    def predict(
-        self, params: Any, examples: Sequence[Example], batcher: Batcher
-    ) -> tuple[list[Any], dict[str, float]]:
-        """Return the predictions of examples, and their scores."""
-
-        def step(batch: Batch) -> Any:
-            return self.predict_step(params, loader.take_indices(batch, self.indices))
-
-        return predict_examples(
-            step=step,
-            task=self.task,
-            examples=examples,
-            batcher=batcher,
-            # What fits in training.
-            batch_size=self.config.data.batch_size // self.config.optimizer.microbatches,
-        )
-
-    def evaluate(self, params: Any) -> dict[str, float]:
-        """Return the scores on the first held-out set."""
-        name, batcher = next(iter(self.held_out.items()))
-        _, scores = self.predict(params, self.datasets.evals[name], batcher)
-        return scores
 
 
 def finetune(
@@ -189,18 +113,10 @@ def start(
         source=initial.config,
         init=str(init),
     )
-    kinds = ("seed", "random") if config.compare else ("seed",)
-    folders = (f"{k}-{config.seed + i}" for k in kinds for i in range(config.seeds))
-    if all((workdir / folder / "result.json").exists() for folder in folders):
-        report.finished(
-            f"{workdir} has trained every seed",
-            "the best is evaluated anew; for other files set --config.data.test",
-            "train longer with a larger --config.epochs and another --workdir",
-        )
+    _report_if_finished(config, workdir)
     mesh = meshes.make_mesh(config.parallel)
     meshes.check_model(config.model, mesh, [config.data.max_length])
-    microbatches = config.optimizer.microbatches
-    meshes.check_divides(config.data.batch_size, microbatches, mesh)
+    meshes.check_divides(config.data.batch_size, config.optimizer.microbatches, mesh)
     head = _head_to_keep(config, initial)
     with console.working("reading the examples"):
         labels = head.labels if head else ()
@@ -211,9 +127,48 @@ def start(
     hosts.check_same({"the training data": fingerprint}, "copy the files once more")
     workdirs.check_text(found, fingerprint)
     workdirs.check_shared(workdir)
-    chosen, config = config, dataclasses.replace(config, task=task.config)
+    return _prepare(
+        config=config,
+        init=str(init),
+        initial=initial,
+        keeps_head=head is not None,
+        workdir=workdir,
+        recipe=recipe,
+        task=task,
+        datasets=datasets,
+        fingerprint=fingerprint,
+        mesh=mesh,
+    )
 
-    tokenizer = initial.tokenizer
+
+def _report_if_finished(config: FinetuneConfig, workdir: Path) -> None:
+    """Say so at once if every seed has a result."""
+    kinds = ("seed", "random") if config.compare else ("seed",)
+    folders = (f"{k}-{config.seed + i}" for k in kinds for i in range(config.seeds))
+    if all((workdir / folder / "result.json").exists() for folder in folders):
+        report.finished(
+            f"{workdir} has trained every seed",
+            "the best is evaluated anew; for other files set --config.data.test",
+            "train longer with a larger --config.epochs and another --workdir",
+        )
+
+
+def _prepare(
+    *,
+    config: FinetuneConfig,
+    init: str,
+    initial: Bert,
+    keeps_head: bool,
+    workdir: Path,
+    recipe: str,
+    task: Task,
+    datasets: Datasets,
+    fingerprint: str,
+    mesh: Mesh,
+) -> Run:
+    """Tokenize the examples, make the compiled steps, and check that a step fits the devices."""
+    chosen, config = config, dataclasses.replace(config, task=task.config)
+    tokenizer, microbatches = initial.tokenizer, config.optimizer.microbatches
     train = tokenize(config, task, tokenizer, datasets.train)
     held_out = {
         name: tokenize(config, task, tokenizer, examples)
@@ -238,9 +193,9 @@ def start(
         settings=chosen,
         config=config,
         workdir=workdir,
-        init=str(init),
+        init=init,
         recipe=recipe,
-        params=initial.params if head else {"bert": initial.params["bert"]},
+        params=initial.params if keeps_head else {"bert": initial.params["bert"]},
         tokenizer=tokenizer,
         task=task,
         datasets=datasets,
@@ -308,11 +263,11 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     constant_score = task.constant_score(next(iter(run.datasets.evals.values())))
     seeds = range(config.seed, config.seed + config.seeds)
     results = [
-        _train_seed(run, seed, run.params, workdir / f"seed-{seed}", constant_score, stop)
+        train_seed(run, seed, run.params, workdir / f"seed-{seed}", constant_score, stop)
         for seed in seeds
     ]
     random = [
-        _train_seed(run, seed, None, workdir / f"random-{seed}", constant_score, stop)
+        train_seed(run, seed, None, workdir / f"random-{seed}", constant_score, stop)
         for seed in (seeds if config.compare else ())
     ]
     best = max(results, key=lambda result: task.rank(result["best"]))
@@ -355,112 +310,6 @@ def _score_untrained(run: Run) -> dict[str, float] | None:
     params = run.new_state(run.config.seed).params
     params = origin.copy_params(params, run.params)
     return run.evaluate(params)
-
-
-def _train_seed(
-    run: Run,
-    seed: int,
-    params: Any,
-    folder: Path,
-    constant_score: float,
-    stop: Callable[[], str],
-) -> dict[str, Any]:
-    """Train with one seed from `params`, or None for random ones; return the result, as kept."""
-    config, task, path = run.config, run.task, folder / "result.json"
-    remedy = f"remove {folder} to train this seed again"
-    earlier = hosts.broadcast_from_main(
-        lambda: json_files.read_json(path, remedy) if path.exists() else None
-    )
-    if earlier:
-        return earlier
-    if config.seeds > 1 or config.compare:
-        hosts.print_on_main(f"\n{folder.name}")
-    started = time.monotonic()
-    keep, description = CheckpointConfig(keep=1), dataclasses.asdict(config)
-    checkpoints = Checkpoints(
-        folder / "checkpoints", keep, lambda _: description, run.tokenizer, rank=task.rank
-    )
-    first, state = origin.initial_state(
-        checkpoints.latest_path(),
-        partial(run.new_state, seed),
-        run.setup.abstract_state,
-        params=params,
-    )
-    if first:
-        hosts.print_on_main(f"resuming from step {first:,}")
-    rate = learning_rate(run.rate)
-
-    def progress(step: int) -> dict[str, float]:
-        epoch = step / run.steps_per_epoch
-        sequences = step * len(run.train.features) // run.steps_per_epoch
-        return {"learning_rate": rate(step), "epoch": epoch, "sequences": sequences}
-
-    def has_no_gain(training: loop.Training) -> bool:
-        return 0 < config.patience <= training.evaluations_since_best()
-
-    size = config.data.batch_size
-    stage = loop.Stage(
-        end=run.steps,
-        batch_size=size,
-        cost=size,
-        train_step=run.train_step,
-        evaluate=lambda state: run.evaluate(state.params),
-    )
-    baselines = {task.metrics[0]: constant_score} if len(task.metrics) == 1 else {}
-    with Writer(folder, first, config, progress, baselines) as writer:
-        with loop.training(
-            state,
-            [stage],
-            loader.prefetch(run.batches(seed), first),
-            checkpoints,
-            writer,
-            run.objective,
-        ) as training:
-            for step in training.steps() if not has_no_gain(training) else ():
-                if step.is_due(config.log_every):
-                    training.log(step)
-                scores = training.evaluate(step) if step.is_due(run.eval_every) else None
-                reason = stop()
-                if scores or reason:
-                    training.save(step, scores)
-                if reason:
-                    raise loop.interrupted(reason, step)
-                if has_no_gain(training):
-                    break
-        records = writer.records
-        seconds = time.monotonic() - started if first == 0 else None
-        result = hosts.broadcast_from_main(
-            lambda: _result(task, seed, records, seconds, folder, constant_score)
-        )
-        writer.write_table(result["best"]["step"], result["best"], writer.baselines)
-    if hosts.is_main():
-        json_files.write_record(path, result)
-    return result
-
-
-def _result(
-    task: Task,
-    seed: int,
-    records: list[dict[str, Any]],
-    seconds: float | None,
-    folder: Path,
-    constant_score: float,
-) -> dict[str, Any]:
-    """Return the best evaluation of a seed among those whose checkpoint was kept."""
-    kept = checkpoint.list_checkpoints(folder / "checkpoints")
-    # Not from the records, whose file could have been changed.
-    read = ((int(path.name), checkpoint.read_scores(path)) for path in kept)
-    evaluations = [{"step": step, "split": "eval", **scores} for step, scores in read if scores]
-    best = max(evaluations, key=lambda each: (task.rank(each), each["step"]))
-    speeds = [r["sequences_per_second"] for r in records if r["split"] == "train"]
-    return {
-        "seed": seed,
-        "best": best,
-        "degenerate": task.mean_score(best) <= constant_score,
-        "seconds": seconds,
-        "sequences_per_second": statistics.median(speeds) if speeds else None,
-        "checkpoint": f"{folder.name}/checkpoints/{best['step']}",
-    }
 
 
 @console.working("predicting", says_end=False)
