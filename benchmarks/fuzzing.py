@@ -418,7 +418,6 @@ def readers(pretrained: Path, finetuned: Path, unfinished: Path) -> dict[str, Re
         ),
         "Google directory": Reader(_contents(GOLDEN / "google", *google_files), _load),
         "store": Reader(complete, _read_store),
-        "store without checksums": Reader(_unsealed(complete), _read_store),
         "unfinished store": Reader(resumable, _resume_store, writes=True),
         "unfinished store without checksums": Reader(
             _unsealed(resumable), _resume_store, writes=True

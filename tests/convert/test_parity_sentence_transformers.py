@@ -15,8 +15,7 @@ from helpers import model_config
 import bert_jax
 from bert_jax.config import DataFiles, EmbeddingConfig, TokenizerConfig
 from bert_jax.convert import tokenizer_files
-from bert_jax.models.heads import BertForEmbedding
-from bert_jax.tasks.embedding import EmbeddingTaskConfig
+from bert_jax.tasks.embedding import BertForEmbedding, EmbeddingTaskConfig
 from bert_jax.text import tokenizer_training
 
 pytestmark = [

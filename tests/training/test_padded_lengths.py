@@ -16,14 +16,16 @@ from bert_jax.distributed.mesh import (
     make_mesh,
     replicated_layout,
 )
-from bert_jax.models import heads
 from bert_jax.objectives.labels import LabelsObjective
+from bert_jax.tasks.classification import BertForSequenceClassification
+from bert_jax.tasks.multiple_choice import BertForMultipleChoice
+from bert_jax.tasks.question_answering import BertForQuestionAnswering
 from bert_jax.training.step import PREDICT_OUTPUTS, init_state, make_predict_step, make_train_step
 
 HEADS = {
-    "regression": (heads.BertForSequenceClassification, 1),
-    "spans": (heads.BertForQuestionAnswering, 2),
-    "choices": (heads.BertForMultipleChoice, 1),
+    "regression": (BertForSequenceClassification, 1),
+    "spans": (BertForQuestionAnswering, 2),
+    "choices": (BertForMultipleChoice, 1),
 }
 MODEL = model_config(num_hidden_layers=1)  # with dropout, of hidden states and of attention
 
