@@ -261,7 +261,7 @@ class Bert(LoadedModel):
             such as {"question": ..., "context": ...}; or the `Path` of a file, as for fine-tuning.
             A str or a dictionary is one example; a pair alone is [("a", "b")].
           text: column of a file's texts, where it is not that of the training data.
-          label: column of a file's labels, likewise.
+          label: column of a file's labels, where it is not that of the training data.
           batch_size: examples at a time, on each device.
 
         Returns:

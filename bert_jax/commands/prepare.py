@@ -211,7 +211,7 @@ def _load_tokenizer(path: Path, *, lowercase: bool) -> Any:
         path = hub.fetch(str(path), weights=False)
     if not any(os.path.isdir(path / name) for name in ("state", "best", "checkpoints")):
         return tokenizer_loading.load(path, lowercase=lowercase)
-    from bert_jax.training import checkpoint  # likewise
+    from bert_jax.training import checkpoint  # whose imports take a second
 
     folder = checkpoint.find(path)
     return tokenizer_loading.from_json(

@@ -185,7 +185,7 @@ def quiet_libraries() -> None:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     # Apache Beam logs each error of a worker, with which it ends, and misses a client of its own.
     logging.getLogger("apache_beam.runners").setLevel(logging.CRITICAL)
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # likewise, of a request
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs each error of a request
     logging.getLogger().addFilter(lambda record: "apitools" not in record.getMessage())
     # A server that does not answer is named in a line of this program's own.
     logging.getLogger("urllib3").setLevel(logging.ERROR)

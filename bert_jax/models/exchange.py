@@ -109,7 +109,9 @@ class Exchange:
         where: str,
     ) -> tuple[ModelConfig, Params]:
         """Return a model with its companion, which was read from `where`; refuse another's."""
-        raise NotImplementedError
+        raise UserError(
+            f"{where} has a companion model, which a {config.model_type} has none of; remove it"
+        )
 
 
 def check_switches(values: Mapping[str, Any], switches: Mapping[str, Any], where: str) -> None:
