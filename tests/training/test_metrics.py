@@ -108,7 +108,7 @@ def test_tensorboard_reads_the_events_of_a_resumed_run(tmp_path):
         with Writer(tmp_path, step) as writer:
             writer.write(step + 10, "train", {"loss": 1.0 + step})
     records = []
-    for path in (tmp_path / "tensorboard").iterdir():
+    for path in sorted((tmp_path / "tensorboard").iterdir()):
         content = path.read_bytes()
         while content:
             (length,) = struct.unpack("<Q", content[:8])
