@@ -20,7 +20,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.convert import names
 from bert_jax.models.heads import make_encoder
-from bert_jax.objectives.masked_lm import BertForMaskedLM
+from bert_jax.objectives.masked_lm import BertForMaskedLM, MaskedLM
 from bert_jax.objectives.masking import Predictions
 from bert_jax.objectives.sentence_pairs import SentencePairs
 from bert_jax.tasks import make_task
@@ -286,8 +286,9 @@ def our_loss(ours, ids, types, mask):
         "nsp_label": jnp.asarray(NEXT),
         "nsp_weight": jnp.ones(4),
     }
+    kind = SentencePairs if "nsp_head" in ours.params else MaskedLM
     config = TrainConfig(model=ours.config)
-    objective = SentencePairs(ours.model, config, masking())  # the batch is masked already
+    objective = kind(ours.model, config, masking())  # the batch is masked already
     weights = objective.weights(batch)
     return lambda params: objective.loss(params, batch, weights, None)[0]
 

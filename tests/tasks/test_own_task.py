@@ -201,9 +201,10 @@ def test_export_and_import(finished, folder, tmp_path, bert_jax_main):
 
 
 @pytest.mark.parity
-def test_transformers_loads_an_export(folder, tiny_run, tmp_path):
+@pytest.mark.parametrize("finished", ["topics"], indirect=True)
+def test_transformers_loads_an_export(finished, tmp_path):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    bert = bert_jax.load(folder / "topics")
+    bert = finished[1].bert
     bert.export(tmp_path / "exported")
     theirs = transformers.BertForSequenceClassification.from_pretrained(
         tmp_path / "exported"
