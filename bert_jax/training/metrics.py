@@ -11,7 +11,6 @@ from bert_jax import console
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
-from bert_jax.storage.json_files import read_json
 from bert_jax.training import curves, sinks
 from bert_jax.training.objective import TOKENS, Figure, Metrics
 
@@ -158,15 +157,6 @@ def read_records(path: Path) -> list[dict[str, Any]]:
                 f"{path} line {number} is damaged ({reason}); restore the file"
             ) from error
     return records
-
-
-def read_baselines(folder: Path) -> dict[str, float]:
-    """Return the scores that need no model, which a run has written to its folder, if it has."""
-    path, remedy = folder / BASELINES, "remove it to draw without it"
-    values = read_json(path, remedy) if path.exists() else {}
-    if not all(type(value) in (int, float) for value in values.values()):
-        raise UserError(f"{path} is damaged (a value is not a number); {remedy}")
-    return values
 
 
 _NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_per_second"}
