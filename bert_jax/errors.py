@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable, Mapping
 
+_LONGEST, _KEPT = 1000, 300  # characters of a message, and of either end of a longer one
+
 
 def nearest(word: str, names: Iterable[str] | Mapping[str, str], otherwise: str) -> str:
     """Return a question for the nearest name, as a mapping shows it, or `otherwise`.
@@ -21,14 +23,24 @@ def first_line(error: BaseException) -> str:
 
 
 class CommandError(Exception):
-    """Ends a command with its message and `exit_code`."""
+    """Ends a command with its message and `exit_code`.
+
+    A message that quotes a long value keeps its beginning, what is wrong, and its end, what to do.
+
+    >>> len(str(UserError(f"texts is {'x' * 100_000}; give a text")))
+    603
+    """
 
     exit_code = 1
 
     def __init__(self, message: str):
         # One line, of characters that leave a terminal as it is, whatever a file's name holds.
-        line = " ".join(map(str.strip, message.split("\n")))
-        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
+        line = " ".join(map(str.strip, _shorten(message).split("\n")))
+        super().__init__(_shorten("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)))
+
+
+def _shorten(message: str) -> str:
+    return f"{message[:_KEPT]} … {message[-_KEPT:]}" if len(message) > _LONGEST else message
 
 
 class UserError(CommandError):

@@ -30,7 +30,18 @@ _OF_NO_EFFECT = (
     *("is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward"),
     *("use_cache", "output_past", "output_attentions", "output_hidden_states", "return_dict"),
     *("gradient_checkpointing", "summary_last_dropout", "classifier_dropout", "language"),
+    # Older versions also wrote the settings of generation.
+    *("max_length", "num_beams", "num_beam_groups", "num_return_sequences", "temperature"),
+    *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty"),
 )
+# Other names of an activation that `transformers` has, and ours. Source: its `activations.ACT2FN`.
+ACTIVATIONS = {
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_new",
+    "gelu_python_tanh": "gelu_new",
+    "gelu_accurate": "gelu_new",
+    "gelu_fast": "gelu_new",
+}
 # Fields that only our exports have.
 _VOCAB_SIZE, _TASK = "tokenizer_pieces", "bert_jax_task"
 
@@ -53,15 +64,15 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
         raise UserError(f"{where}: {_VOCAB_SIZE} is {size}, which is no number; fetch it again")
     exchange = names.exchange_of(model_type)
     values = exchange.read_fields(values, where)
-    if exchange.others is not None:
-        _check_known(values, (*exchange.switches, *exchange.others), where)
+    _check_known(values, model_type, (*exchange.switches, *exchange.others), where)
     # A missing value is the default of `transformers`: the erf form of GELU, for one.
     fields = _fields(model_type)
     known = {"hidden_act": "gelu", **{k: v for k, v in values.items() if k in fields}}
     known |= {"model_type": model_type, "dtype": "float32"}
+    activation = known["hidden_act"]
+    if isinstance(activation, str):
+        known["hidden_act"] = ACTIVATIONS.get(activation, activation)
     config = from_dict(ModelConfig, known, where)
-    if config.hidden_act == "gelu_pytorch_tanh":  # two names of one function
-        config.hidden_act = "gelu_new"
     config.max_position_embeddings -= exchange.first_position(values)
     validate_model(config, where)
     return config
@@ -72,15 +83,19 @@ def _fields(model_type: str) -> set[str]:
     return {field.name for field in dataclasses.fields(settings)}
 
 
-def _check_known(values: Mapping[str, Any], names: Iterable[str], where: str) -> None:
-    """Refuse a field that is none of `names`, of `ModelConfig`, or without effect."""
-    known = _fields(values["model_type"])
+def _check_known(
+    values: Mapping[str, Any], model_type: str, names: Iterable[str], where: str
+) -> None:
+    """Refuse a field that is none of `names`, of `ModelConfig`, empty, or without effect."""
+    known = _fields(model_type)
     known = known.union(_OF_NO_EFFECT, names, (_VOCAB_SIZE, _TASK))
-    for name in values:
-        if name not in known and not name.startswith("_") and not name.endswith("_token_id"):
+    for name, value in values.items():
+        if name.startswith("_") or name.endswith("_token_id"):
+            continue
+        if value and name not in known:
             raise UserError(
                 f"{where} has {name}, which is not known of a model of type "
-                f"{values['model_type']}; remove it if the model does not depend on it"
+                f"{model_type}; remove it if the model does not depend on it"
             )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -69,16 +70,20 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     values = read_json(file, "fetch it again")
     config = config_json.read_config(values, str(file))
     task = config_json.read_task(values, config, str(file))
-    architecture = config_json.architecture(values) if task else ""
+    architecture = config_json.architecture(values)
     weights = open_weights(path)
-    standard = partial(names.standard_name, architecture=architecture, model_type=config.model_type)
+    standard = partial(
+        names.standard_name,
+        architecture=architecture if task else "",
+        model_type=config.model_type,
+    )
     tensors = {standard(name): read for name, read in weights.items()}
     exchange = names.exchange_of(config.model_type)
     first = exchange.first_position(values)
     if first and _POSITIONS in tensors:
         read_positions = tensors[_POSITIONS]
         tensors[_POSITIONS] = lambda: np.atleast_1d(read_positions())[first:]
-    converted = names.from_foreign(tensors, config, str(path), task)
+    converted = names.from_foreign(tensors, config, str(path), task, architecture)
     tokenizer = tokenizer_loading.load(path)
     config_json.check_tokenizer(path, tokenizer, config, values)
     beside = path / COMPANION_FOLDER
@@ -198,11 +203,14 @@ def _files(path: Path) -> list[Path]:
     pickle = next(path.glob(_PICKLE), None)
     if not pickle:
         raise UserError(f"{path} has no {_FILE}; fetch it again")
+    program = (
+        "import sys, torch, safetensors.torch as s; s.save_file({k: v.clone() for k, v in "
+        "torch.load(sys.argv[1], weights_only=True).items()}, sys.argv[2])"
+    )
+    command = shlex.join(["python", "-c", program, str(pickle), str(path / _FILE)])
     raise UserError(
         f"{path} has its weights as a pickle, {pickle.name}, which could run any code and is not "
-        f"read; convert it to {_FILE} where torch is installed: python -c "
-        "'import torch, safetensors.torch as s; s.save_file({k: v.clone() for k, v in "
-        f'torch.load("{pickle}", weights_only=True).items()}}, "{path / _FILE}")\''
+        f"read; convert it to {_FILE} where torch is installed: {command}"
     )
 
 

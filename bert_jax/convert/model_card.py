@@ -9,7 +9,7 @@ from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TrainConfig,
 from bert_jax.console import counted
 from bert_jax.convert.huggingface import Exported
 from bert_jax.objectives import make_objective
-from bert_jax.storage.json_files import read_json
+from bert_jax.storage import json_files
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
@@ -17,6 +17,7 @@ from bert_jax.training import checkpoint
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
 _SENTENCE_TRANSFORMERS = "sentence-transformers"
 _MAX_LABELS = 20
+_REMEDY = "move it away"  # what to do with damaged results
 
 
 def write(
@@ -33,7 +34,7 @@ def write(
     """Write the card of a model that was exported to a folder from a checkpoint, `source`."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    run, results = _records(source)
+    run, results, path = _records(source)
     origin = str(results.get("init") or (source if isinstance(source, str) else ""))
     task, guesses = exported.task, exported.architecture.endswith(("ForPreTraining", "ForMaskedLM"))
     pipeline = "fill-mask" if guesses else "feature-extraction"
@@ -60,8 +61,9 @@ def write(
         about += f" Its labels are {labels}{f' and {rest:,} more' if rest > 0 else ''}."
     parts = [f"# {name}", about, task.description(config) if task else ""]
     if run:
-        parts += _scores(source, run, results, exported.dropped)
-        parts += ["## Training", *_training(source, run, results, origin), _settings(run)]
+        with json_files.refusing_malformed(path, _REMEDY):
+            parts += _scores(source, run, results, exported.dropped)
+            parts += ["## Training", *_training(source, run, results, origin), _settings(run)]
     parts += ["## Use", "With bert-jax:", _python(_ours(name, exported, data))]
     parts += [f"With `{exported.library}`:", _python(_theirs(name, exported, data))]
     body = "\n\n".join(filter(None, parts))
@@ -69,18 +71,23 @@ def write(
     ModelCard(f"---\n{comment}\n{header.to_yaml()}\n---\n\n{body}\n").save(folder / "README.md")
 
 
-def _records(source: str | AnyPath | None) -> tuple[TrainConfig | FinetuneConfig | None, Any]:
-    """Return the config and the results of the run that wrote a checkpoint, if one did."""
+def _records(
+    source: str | AnyPath | None,
+) -> tuple[TrainConfig | FinetuneConfig | None, Any, AnyPath]:
+    """Return the config and the results of the run that wrote a checkpoint, and their file.
+
+    Without a run None, nothing and a file that is not there.
+    """
     folder = Path() if source is None or isinstance(source, str) else source
     is_step = folder.name.isdigit() and folder.parent.name == "checkpoints"
     workdir = folder.parents[1] if is_step else folder.parent
-    if not is_step and not (folder.name.startswith("best") and (workdir / "results.json").exists()):
-        return None, {}
+    path = workdir / "results.json"
+    if not is_step and not (folder.name.startswith("best") and path.exists()):
+        return None, {}, path
     values = checkpoint.read_json(folder, "config")
     kind = FinetuneConfig if "task" in values else TrainConfig
-    path = workdir / "results.json"
-    results = read_json(path, "move it away") if path.exists() else {}
-    return settings.from_dict(kind, values, f"{folder}/config"), results
+    results = json_files.read_json(path, _REMEDY) if path.exists() else {}
+    return settings.from_dict(kind, values, f"{folder}/config"), results, path
 
 
 def _scores(source: Any, run: Any, results: Mapping[str, Any], dropped: Sequence[str]) -> list[str]:

@@ -153,9 +153,17 @@ def to_foreign(
 
 
 def from_foreign(
-    tensors: Tensors, config: ModelConfig, where: str, task: TaskConfig | None = None
+    tensors: Tensors,
+    config: ModelConfig,
+    where: str,
+    task: TaskConfig | None = None,
+    architecture: str = "",
 ) -> Converted:
-    """Build the parameters of a model, and all modules of a task, from tensors by their names."""
+    """Build the parameters of a model, and all modules of a task, from tensors by standard names.
+
+    `architecture` is the class of `transformers` whose names the messages have.
+    """
+    in_file = partial(name_in_class, architecture=architecture, model_type=config.model_type)
     standard = exchange_of(config.model_type)
     prefix, foreign = (
         re.escape(standard.layers),
@@ -184,7 +192,7 @@ def from_foreign(
             continue
         transposed = path.endswith("/kernel")
         shape = expected.shape[::-1] if transposed else expected.shape
-        value = read_tensor(tensors, foreign(path), shape, where)
+        value = read_tensor(tensors, foreign(path), shape, where, in_file)
         # Copied at once, so that only one tensor is in memory twice.
         params[path] = jnp.asarray(value.T if transposed else value)
     used = {foreign(path) for path in params}
@@ -192,11 +200,12 @@ def from_foreign(
         params
     ):
         path = "bert/embeddings/word_embeddings"
-        if not np.array_equal(
-            read_tensor(tensors, standard.decoder, params[path].shape, where), params[path]
-        ):
+        shape = params[path].shape
+        decoder = read_tensor(tensors, standard.decoder, shape, where, in_file)
+        if not np.array_equal(decoder, params[path]):
             raise UserError(
-                f"{where}: {standard.decoder} is not {foreign(path)}; untied, it is not supported"
+                f"{where}: {in_file(standard.decoder)} differs from {in_file(foreign(path))}; only "
+                "models whose output embeddings are their input embeddings are read"
             )
     unused = sorted(set(tensors) - used - {standard.decoder})
     return Converted(traverse_util.unflatten_dict(params, sep="/"), unused, task)
@@ -219,16 +228,26 @@ def _param_shapes(model: nn.Module) -> Mapping[str, Any]:
     return traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
 
 
-def read_tensor(tensors: Tensors, name: str, shape: tuple[int, ...], where: str) -> np.ndarray:
-    """Return a tensor in float32; refuse one of another shape, or not of floating point."""
+def read_tensor(
+    tensors: Tensors,
+    name: str,
+    shape: tuple[int, ...],
+    where: str,
+    in_file: Callable[[str], str] = str,
+) -> np.ndarray:
+    """Return a tensor in float32; refuse one of another shape, or not of floating point.
+
+    `in_file` returns the name that messages have of a tensor.
+    """
+    shown = in_file(name)
     if name not in tensors:
-        raise UserError(f"{where} has no {name}; fetch it again, or the config that goes with it")
+        raise UserError(f"{where} has no {shown}; fetch it again, or the config that goes with it")
     tensor = tensors[name]()
     if tensor.shape != shape:
         raise UserError(
-            f"{where}: {name} is of shape {tensor.shape} and the config asks for {shape}; fetch "
+            f"{where}: {shown} is of shape {tensor.shape} and the config asks for {shape}; fetch "
             "both again"
         )
     if tensor.dtype.name not in _FLOAT_DTYPES:
-        raise UserError(f"{where}: {name} is of type {tensor.dtype}; only floating point is read")
+        raise UserError(f"{where}: {shown} is of type {tensor.dtype}; only floating point is read")
     return np.asarray(tensor, np.float32)

@@ -18,6 +18,7 @@ from bert_jax.convert import huggingface, names
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import UserError
+from bert_jax.storage import paths
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.embedding import EmbeddingTaskConfig
@@ -86,8 +87,11 @@ def read_modules(path: Path, name: str = "") -> dict[str, Path]:
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     """Return the encoder's config, the parameters with the task of a directory, the tokenizer."""
     folders = read_modules(path)
+    for kind, folder in folders.items():
+        if kind != "Normalize" and not paths.is_folder(folder):  # which git drops as it is empty
+            raise UserError(f"{path / _MODULES} names {folder}, which is no folder; {_REMEDY}")
     encoder, normalize = folders["Transformer"], folders.get("Normalize")
-    if normalize and (normalize / _CONFIG).exists():
+    if normalize and paths.exists(normalize / _CONFIG):
         _read_config(normalize / _CONFIG, "Normalize")
     embedding = {
         "pooling": _read_pooling(folders["Pooling"] / _CONFIG),

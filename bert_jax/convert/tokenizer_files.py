@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.models.architecture import architecture
+from bert_jax.models.architecture import architecture, num_token_types
 from bert_jax.text import sentencepiece_model
 from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer
 
@@ -22,7 +22,7 @@ def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
         # The class that reads tokenizer.json unchanged; BertTokenizer would build another.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.max_position_embeddings,
-        "model_input_names": inputs if config.type_vocab_size > 1 else [inputs[0], inputs[2]],
+        "model_input_names": inputs if num_token_types(config) > 1 else [inputs[0], inputs[2]],
         "clean_up_tokenization_spaces": False,
     }
     for role in ("pad", "unk", "cls", "sep", "mask"):

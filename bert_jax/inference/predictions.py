@@ -17,6 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Step, run_batches
 from bert_jax.inference.tokenization import warn_unknown
+from bert_jax.models.architecture import num_token_types
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example, Task
@@ -123,7 +124,7 @@ def predict(
         task = type(task)(task.config, task.label_names(examples))
     check_labels(task, examples)
     features = task.features(examples, model.tokenizer, model.config, data.max_length)
-    batcher = Batcher(features, model.tokenizer, model.config.type_vocab_size, data.max_length)
+    batcher = Batcher(features, model.tokenizer, num_token_types(model.config), data.max_length)
     warn_unknown(*batcher.unknown)
     # One batch of few examples, of a power of two, has few sizes to compile.
     batch_size = min(batch_size * model.runner.num_devices, 1 << (len(features) - 1).bit_length())

@@ -13,6 +13,7 @@ import numpy as np
 from bert_jax.errors import TextWarning, UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Sequences
+from bert_jax.models.architecture import num_token_types
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.tasks.embedding import BertForEmbedding
 
@@ -87,7 +88,7 @@ def sequences_of(
         lengths=lengths,
         second_starts=lengths.tolist() if second_starts is None else second_starts,
         pad_id=model.tokenizer.pad_id,
-        num_types=model.config.type_vocab_size,
+        num_types=num_token_types(model.config),
         max_length=model.config.max_position_embeddings,
     )
 

@@ -19,6 +19,7 @@ class Architecture:
       rotates: whether it takes the kinds of position that rotate queries and keys, and no others.
       exchange: its names in files of `transformers`; None where it is not exported.
       separators: how many [SEP] are between the two texts of a pair.
+      has_pair_types: whether the second text of a pair has token type 1; else all tokens have 0.
     """
 
     encoder: ClassVar[type[Encoder]]
@@ -26,6 +27,7 @@ class Architecture:
     has_nsp: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
     separators: ClassVar[int] = 1
+    has_pair_types: ClassVar[bool] = True
     exchange: ClassVar[Exchange | None] = None
 
     def check(self, config: Any, where: str) -> None:
@@ -50,6 +52,11 @@ class Architecture:
 def architecture(config: ModelConfig) -> Architecture:
     """Return the architecture of a model."""
     return resolve(MODEL_TYPES, config.model_type)
+
+
+def num_token_types(config: ModelConfig) -> int:
+    """Return how many token types the texts of a model have; 1 if they do not tell texts apart."""
+    return config.type_vocab_size if architecture(config).has_pair_types else 1
 
 
 def make_encoder(config: ModelConfig, *, add_pooling_layer: bool) -> Encoder:

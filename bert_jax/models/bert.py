@@ -247,6 +247,10 @@ EXCHANGE = Exchange(
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
     class_prefixes={"BertForQuestionAnswering": {"qa_outputs.": "classifier."}},
+    others=(  # of a pooler of several layers, which Google's code never had
+        *("directionality", "pooler_type", "pooler_fc_size", "pooler_num_fc_layers"),
+        *("pooler_num_attention_heads", "pooler_size_per_head"),
+    ),
 )
 
 

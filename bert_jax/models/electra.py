@@ -219,7 +219,6 @@ class Electra(Bert):
             "summary_use_proj": True,
             "summary_activation": "gelu",
         },
-        others=(),
         companion_modules=("generator", "generator_head"),
     )
 

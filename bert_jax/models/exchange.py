@@ -56,8 +56,7 @@ class Exchange:
       config_names: fields of `config.json` that are called otherwise here, and how.
       config_defaults: the values of our fields where `config.json` says nothing.
       switches: fields of `config.json` of which one value is supported.
-      others: fields of `config.json` that `read_fields` reads, or that change no result; None to
-        accept any field that is not known.
+      others: fields of `config.json` that `read_fields` reads, or that change no result.
       not_written: our fields that its `config.json` does not have.
       companion_modules: our modules of the companion; empty for an architecture without one.
     """
@@ -78,7 +77,7 @@ class Exchange:
     config_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     config_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     switches: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    others: Sequence[str] | None = None
+    others: Sequence[str] = ()
     not_written: Sequence[str] = ()
     companion_modules: Sequence[str] = ()
 

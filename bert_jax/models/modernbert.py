@@ -236,9 +236,7 @@ class ModernBertExchange(Exchange):
         defaults["attention_probs_dropout_prob"] = 0.0
         result = {**defaults, **result, "type_vocab_size": 1, "position_embedding_type": "rotary"}
         if (kinds := values.get("layer_types")) is not None:  # the newer form
-            result["global_attn_every_n_layers"] = _global_every(
-                kinds, values.get("num_hidden_layers", 22), where
-            )
+            result["global_attn_every_n_layers"] = _global_every(kinds, values, where)
         if isinstance(window := values.get("local_attention"), int):
             result["local_attention"] = window // 2 * 2  # `transformers` halves it
         ropes = values.get("rope_parameters") or {}
@@ -266,13 +264,19 @@ class ModernBertExchange(Exchange):
         }
 
 
-def _global_every(kinds: Any, layers: Any, where: str) -> int:
-    """Return the layers from one of global attention to the next."""
+def _global_every(kinds: Any, values: Mapping[str, Any], where: str) -> int:
+    """Return the layers from one of global attention to the next, by `layer_types`."""
     kinds = kinds if isinstance(kinds, list) else []
+    layers = values.get("num_hidden_layers", 22)
     if kinds and len(kinds) != layers:
-        wrong = f"{where} has layer_types of {len(kinds)} layers, and num_hidden_layers {layers}"
-        raise UserError(f"{wrong}; fetch it again")
-    every = next((i for i, k in enumerate(kinds) if i and k == "full_attention"), len(kinds))
+        raise UserError(
+            f"{where} has layer_types of {len(kinds)} layers, and num_hidden_layers {layers}; "
+            "fetch it again"
+        )
+    # With one global layer, any distance as large as the model; what the older form says is kept.
+    older = values.get("global_attn_every_n_layers")
+    only = max(len(kinds), older) if isinstance(older, int) else len(kinds)
+    every = next((i for i, kind in enumerate(kinds) if i and kind == "full_attention"), only)
     regular = ["sliding_attention" if i % every else "full_attention" for i in range(len(kinds))]
     if not kinds or kinds != regular:
         raise UserError(f"{where}: global layers are not at even distances; it is not read")

@@ -30,10 +30,15 @@ class RobertaExchange(Exchange):
 
 
 class Roberta(Bert):
-    """RoBERTa: its texts are joined by two separators, and it has no NSP head."""
+    """RoBERTa: its texts are joined by two separators, and it has no NSP head.
+
+    Both texts of a pair have token type 0, whatever `type_vocab_size` is. Source: the tokenizers of
+    `transformers`, `RobertaTokenizer.create_token_type_ids_from_sequences`.
+    """
 
     has_nsp = False
     separators = 2
+    has_pair_types = False
     exchange = RobertaExchange(
         class_prefix="Roberta",
         modules=bert.EXCHANGE.modules,

@@ -23,6 +23,7 @@ from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.inference.predictions import write_predictions
+from bert_jax.models.architecture import num_token_types
 from bert_jax.models.heads import TaskModel
 from bert_jax.runs import origin, report
 from bert_jax.runs import workdir as workdirs
@@ -235,7 +236,7 @@ def tokenize(
     """Return the features of examples, to be padded to batches."""
     model, length = config.model, config.data.max_length
     features = task.features(examples, tokenizer, model, length)
-    return Batcher(features, tokenizer, model.type_vocab_size, length)
+    return Batcher(features, tokenizer, num_token_types(model), length)
 
 
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:

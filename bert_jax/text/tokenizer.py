@@ -127,12 +127,18 @@ class Tokenizer(abc.ABC):
     def encode_with_masks(self, text: str) -> list[int]:
         """Return the token ids of a text in which "[MASK]", or the mask token itself, is masked."""
         *parts, last = text.replace(self.id_to_token(self.mask_id), "[MASK]").split("[MASK]")
-        # The mask token includes the space before it, where the tokenizer says so.
-        first, *others = [*(part.removesuffix(" ") for part in parts), last]
+        if self._mask_includes_space:
+            parts = [part.removesuffix(" ") for part in parts]
+        first, *others = [*parts, last]
         ids = [*self.encode([first])[0]]
         for part in others:
             ids += [self.mask_id, *self._encode_rest(part)]
         return [int(index) for index in ids]
+
+    @property
+    def _mask_includes_space(self) -> bool:
+        """Whether the mask token includes the space before it."""
+        return True
 
     def _encode_rest(self, text: str) -> Sequence[int]:
         """Return the token ids of what follows a mask, which may continue the masked word."""
@@ -290,6 +296,11 @@ class ByteLevelTokenizer(_FastTokenizer):
         if tokenizer.token_to_id("[MASK]") is not None:
             self.special = WordPieceTokenizer.special
         super().__init__(tokenizer)
+
+    @property
+    def _mask_includes_space(self) -> bool:
+        added = self._tokenizer.get_added_tokens_decoder().get(self.mask_id)
+        return added is None or added.lstrip
 
     def _encode_rest(self, text: str) -> Sequence[int]:
         return self._without_prefix.encode(text, add_special_tokens=False).ids

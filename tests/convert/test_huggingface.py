@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -113,11 +114,11 @@ def double(folder, tensors):
 
 
 def least_config(folder, tensors):
-    """Without fields that `transformers` omits, and with an unknown one."""
+    """Without fields that `transformers` omits, and with an unknown one that is empty."""
     config = json.loads((folder / "config.json").read_text())
     for name in ("model_type", "hidden_act", "layer_norm_eps", "type_vocab_size"):
         del config[name]
-    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float16", "x": [1]}))
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float16", "x": []}))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_another_output_matrix_is_refused(folder):
     other = tensors[WORDS].copy()
     other[3, 3] += 1e-6
     write(folder, tensors | {"cls.predictions.decoder.weight": other})
-    refused(folder, str(folder), "decoder.weight", "not supported")
+    refused(folder, str(folder), "decoder.weight", "output embeddings")
 
 
 def test_an_encoder_alone(folder, golden):
@@ -701,6 +702,11 @@ def test_a_pickle_is_refused_with_the_way_to_convert_it(folder):
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\n")
     refused(folder, "pytorch_model.bin", "torch.load", "save_file")
+    spaced = folder.rename(folder.with_name("it's mine"))
+    message = refused(spaced, "pytorch_model.bin")
+    command = shlex.split(message.partition("is installed: ")[2])
+    assert command[-2:] == [str(spaced / "pytorch_model.bin"), str(spaced / WEIGHTS)]
+    compile(command[2], "the program", "exec")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The card of an export is right for each kind of model, and its code runs."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -13,6 +14,7 @@ from make_golden import GOLDEN
 from test_huggingface import TASKS, fine_tuned
 
 import bert_jax
+from bert_jax.errors import UserError
 from bert_jax.tasks import make_task
 from bert_jax.training import checkpoint
 
@@ -176,3 +178,16 @@ def test_the_code_for_transformers(number, exported, monkeypatch):
     monkeypatch.chdir(folder)
     with warnings.catch_warnings(action="ignore"):
         assert run_code(text, "transformers")["outputs"][0].isfinite().all()
+
+
+def test_malformed_results_are_refused_or_said(tiny_run, tmp_path):
+    checkpoint = copied_run(tiny_run, tmp_path)
+    path = checkpoint.parents[1] / "results.json"
+    values = json.loads(path.read_text())
+    values.pop("crc32c", None)
+    for field in values:
+        for value in (None, 1, -1.5, "x", [], [1], {}, {"mlm_loss": "x"}, {"tokens": None}):
+            path.write_text(json.dumps({**values, field: value}))
+            with contextlib.suppress(UserError):
+                bert_jax.load(checkpoint).export(tmp_path / "exported")
+            shutil.rmtree(tmp_path / "exported", ignore_errors=True)

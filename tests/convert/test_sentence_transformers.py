@@ -241,6 +241,11 @@ def test_unknown_modules_are_refused(names, key_words, tmp_path):
     [
         ("modules.json", [{"type": KNOWN[0], "path": "../x"}], "Transformer in '../x'; only"),
         ("modules.json", [{"type": KNOWN[0], "path": ".."}], "Transformer in '..'; only"),
+        (
+            "modules.json",
+            [{"type": KNOWN[0], "path": ""}, {"type": KNOWN[1], "path": "x" * 5000}],
+            "no folder",
+        ),
         ("modules.json", {}, "not a JSON list"),
         ("modules.json", [1], "modules.json has None; only"),
         (POOLING_CONFIG, {"pooling_mode_lasttoken": True}, "pools by lasttoken; only"),

@@ -246,6 +246,8 @@ def test_a_byte_level_bpe_may_have_berts_special_tokens():
     ids = loaded.encode_with_masks("A [MASK] here.")
     assert ids.count(loaded.mask_id) == 1
     assert loaded.decode_with_masks(ids) == "A [MASK] here."
+    # The mask does not include the space before it, as it does where `lstrip` is true.
+    assert ids == bpe.encode("A [MASK] here.", add_special_tokens=False).ids
     config = model_config(vocab_size=loaded.vocab_size)
     exported = tokenizer_files.files(loaded, config)["tokenizer.json"].decode()
     two = tokenizers.Tokenizer.from_str(exported).encode(SENTENCES[0], SENTENCES[1])

@@ -1,0 +1,97 @@
+"""What `config.json` of other programs may say, and what a model then is."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from helpers import model_config, random_bert, refused
+
+import bert_jax
+from bert_jax.convert import config_json
+from bert_jax.models.layers import ACTIVATIONS
+from bert_jax.models.modernbert import ModernBertConfig
+
+SIZES = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gelu", "gelu"),
+        ("gelu_python", "gelu"),
+        ("gelu_new", "gelu_new"),
+        ("gelu_pytorch_tanh", "gelu_new"),
+        ("gelu_python_tanh", "gelu_new"),
+        ("gelu_fast", "gelu_new"),
+        ("gelu_accurate", "gelu_new"),
+        ("relu", "relu"),
+    ],
+)
+@pytest.mark.parametrize("field", ["hidden_act", "hidden_activation"])
+def test_names_of_activations(field, name, expected):
+    kind = "bert" if field == "hidden_act" else "modernbert"
+    values = {**SIZES, "model_type": kind, field: name}
+    if kind == "modernbert":
+        values["classifier_activation"] = name
+    assert config_json.read_config(values, "config.json").hidden_act == expected
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", [*config_json.ACTIVATIONS, "gelu", "gelu_new", "relu"])
+def test_activations_are_those_of_transformers(name: str):
+    torch = pytest.importorskip("torch")
+    from transformers.activations import ACT2FN
+
+    x = np.linspace(-5, 5, 201, dtype=np.float32)
+    ours = ACTIVATIONS[config_json.ACTIVATIONS.get(name, name)](jax.numpy.asarray(x))
+    np.testing.assert_allclose(ours, ACT2FN[name](torch.from_numpy(x)), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "modernbert"])
+def test_unknown_fields_are_named(kind):
+    values = {**SIZES, "model_type": kind}
+    config_json.read_config({**values, "rescale_embeddings": False, "pruned_heads": {}}, "it")
+    for field, value in {"rescale_embeddings": True, "pruned_heads": {"0": [1]}}.items():
+        with refused(field, "remove it"):
+            config_json.read_config({**values, field: value}, "it")
+
+
+def test_a_modernbert_of_one_layer_keeps_the_distance_of_global_layers():
+    values = {**SIZES, "model_type": "modernbert", "num_hidden_layers": 1}
+    for distance in (1, 3, 5):
+        layers = {"layer_types": ["full_attention"], "global_attn_every_n_layers": distance}
+        config = config_json.read_config({**values, **layers}, "config.json")
+        assert isinstance(config, ModernBertConfig)
+        assert config.global_attn_every_n_layers == distance
+
+
+def test_both_texts_of_a_pair_have_type_0_in_a_roberta(tiny_bert, tmp_path):
+    config = model_config("roberta", vocab_size=tiny_bert.config.vocab_size)
+    assert config.type_vocab_size == 2  # as in the default config of `transformers`
+    roberta = random_bert(config, tiny_bert.tokenizer, pairs=False)
+    inputs = roberta.tokenize(["a river"], ["a bank"])
+    assert np.asarray(inputs["token_type_ids"]).max() == 0
+    roberta.export(tmp_path / "exported")
+    written = json.loads((tmp_path / "exported/tokenizer_config.json").read_text())
+    assert "token_type_ids" not in written["model_input_names"]
+    again = bert_jax.load(tmp_path / "exported")
+    assert again.config.type_vocab_size == 2
+    expected = roberta(["a river"], ["a bank"]).last_hidden_state
+    np.testing.assert_array_equal(again(["a river"], ["a bank"]).last_hidden_state, expected)
+
+
+def test_tensors_are_called_as_in_the_file(tiny_bert, tmp_path):
+    config = model_config("roberta", vocab_size=tiny_bert.config.vocab_size)
+    random_bert(config, tiny_bert.tokenizer, pairs=False).export(folder := tmp_path / "exported")
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    words = tensors["roberta.embeddings.word_embeddings.weight"]
+    untied = {**tensors, "lm_head.decoder.weight": words + 1}
+    safetensors.numpy.save_file(untied, folder / "model.safetensors")
+    with refused("lm_head.decoder.weight differs from roberta.embeddings.word_embeddings.weight"):
+        bert_jax.load(folder)
+    del tensors["lm_head.dense.weight"]
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    with refused("has no lm_head.dense.weight"):
+        bert_jax.load(folder)
