@@ -136,7 +136,7 @@ def command_help() -> str:
             parser = flags.Parser(prog=f"bert-jax {name}", description=module.__doc__)
             module.add_arguments(parser)
             parser.recipe = "", object  # without the fields, which have a page
-            text += f"\n### bert-jax {name}\n\n```text\n{parser.format_help()}```\n"
+            text += f"\n### bert-jax {name}\n\n```text\n{parser.format_all_help()}```\n"
     return text
 
 

@@ -3,11 +3,25 @@
 import argparse
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from bert_jax.config import recipes, settings
+from bert_jax.config import FinetuneConfig, TrainConfig, recipes, settings
 from bert_jax.errors import UserError, nearest
+
+# The fields that `--help` lists; `--help-all` lists all.
+_COMMON = {
+    TrainConfig: (
+        *("steps", "data.source", "data.max_length", "data.batch_size", "tokenizer.kind"),
+        *("model.num_hidden_layers", "model.hidden_size", "model.dtype"),
+        *("optimizer.learning_rate", "eval_every", "checkpoint.every", "seed"),
+    ),
+    FinetuneConfig: (
+        *("epochs", "data.train", "data.eval", "data.text", "data.label", "task.labels"),
+        *("data.max_length", "data.batch_size", "model.dtype"),
+        *("optimizer.learning_rate", "seeds", "seed"),
+    ),
+}
 
 
 class Recipe(NamedTuple):
@@ -31,20 +45,43 @@ class Parser(argparse.ArgumentParser):
         self.flags: dict[str, str] = {}
         self.others = ""
         self.recipe: tuple[str, type] = ("", object)  # the default, and the type of its config
+        self.rare: list[argparse.Action] = []  # flags that `--help-all` alone explains
 
     def format_help(self) -> str:
+        """Return what most people need, for `--help`."""
+        for action in self.rare:
+            action.help = argparse.SUPPRESS
+        return self._format(self._list_common_fields)
+
+    def format_all_help(self) -> str:
+        """Return the help of all flags and fields, for `--help-all`."""
+        return self._format(self._list_fields)
+
+    def _format(self, list_fields: Callable[[Any, str], str]) -> str:
         """Begin with what the command does and an example, as argparse does not."""
         about, self.description = (self.description or "").strip(), None
         if self.recipe[0]:
-            self.epilog = self._list_fields(*self.recipe)
+            self.epilog = list_fields(*self._named_recipe(*self.recipe))
         return f"{about}\n\n{super().format_help()}"
 
-    def _list_fields(self, default: str, kind: type) -> str:
-        """Return each field of the recipe that the command names, with its value and meaning."""
+    def _named_recipe(self, default: str, kind: type) -> tuple[Any, str]:
+        """Return the config of the recipe that the command names, and its name."""
         words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         words.add_argument("--config", nargs="?", default=default)
         recipe = words.parse_known_args()[0].config or default
-        config = read_config(recipe, [], kind).config
+        return read_config(recipe, [], kind).config, recipe
+
+    def _list_common_fields(self, config: Any, recipe: str) -> str:
+        """Return a line for each field that most people set, with its value."""
+        text = f"Some fields of the config, with the values of --config={recipe}:\n\n"
+        fields = {field.name: field for field in settings.fields(config)}
+        for name in _COMMON[self.recipe[1]]:
+            flag = f"--config.{name}={fields[name].value}"
+            text += f"  {flag:<40} {fields[name].metadata['help']}\n"
+        return f"{text}\n`{self.prog} --help-all` lists every flag and every field."
+
+    def _list_fields(self, config: Any, recipe: str) -> str:
+        """Return each field with its value and meaning."""
         text = f"Fields of the config, with the values of --config={recipe}:\n"
         defaults = settings.defaults(config)
         for field in settings.fields(config):
@@ -79,7 +116,7 @@ class Parser(argparse.ArgumentParser):
             names = settings.spellings(fields, equals + value)
             for flag in self._option_string_actions:
                 names[flag.strip("-").replace("-", "_")] = flag + equals + value
-            otherwise = self.others or "--help lists the flags"
+            otherwise = self.others or f"{'--help-all' if fields else '--help'} lists the flags"
             hint = nearest(name.strip("-").replace("-", "_"), names, otherwise)
             raise UserError(f"{word!r} is not a flag; {hint}")
 
@@ -97,7 +134,20 @@ def add_config(parser: Parser, default: str, kind: type) -> None:
     """Add `--config` to a parser, whose help then lists every field of a config."""
     what = f"the name of a recipe, or the path of a Python file with one ({default})"
     parser.add_argument("--config", default=default, metavar="RECIPE", help=what)
+    all_help = "show every flag, and every field of the config, and exit"
+    parser.add_argument("--help-all", action=_HelpAll, help=all_help)
     parser.recipe = default, kind
+
+
+class _HelpAll(argparse.Action):
+    """Print the help of all flags and fields, and exit."""
+
+    def __init__(self, **options: Any):
+        super().__init__(nargs=0, default=argparse.SUPPRESS, **options)
+
+    def __call__(self, parser: Any, *arguments: Any) -> NoReturn:
+        print(parser.format_all_help(), end="")
+        parser.exit()
 
 
 def add_fields(parser: argparse.ArgumentParser, config: Any, names: Sequence[str]) -> None:
@@ -132,20 +182,22 @@ def read_config(recipe: str, words: Sequence[str], kind: type, own: Any = None) 
     return Recipe(config, "-".join(filter(None, (path.stem, argument))), names)
 
 
-def add_data_dir(parser: argparse.ArgumentParser) -> None:
+def add_data_dir(parser: argparse.ArgumentParser) -> argparse.Action:
     """Add the flag for the folder of TensorFlow datasets, which `main` sets for TFDS."""
     what = "where tfds:NAME is or will be prepared (TFDS_DATA_DIR, or ~/tensorflow_datasets)"
-    parser.add_argument("--data-dir", metavar="FOLDER", help=what)
+    return parser.add_argument("--data-dir", metavar="FOLDER", help=what)
 
 
-def add_run(parser: argparse.ArgumentParser, init: str | None, help: str) -> None:
+def add_run(parser: Parser, init: str | None, help: str) -> None:
     """Add the flags of a run: its folder, the checkpoint that it starts from, and its hosts."""
     parser.add_argument("--workdir", help="folder of the run (runs/NAME of the recipe)")
     parser.add_argument("--init", metavar="CHECKPOINT", default=init, help=help)
-    add_data_dir(parser)
+    parser.rare.append(add_data_dir(parser))
     add = parser.add_argument_group("several hosts").add_argument
-    add("--coordinator_address", metavar="HOST:PORT", help="of process 0")
-    add("--num_processes", type=int, metavar="N", help="processes of the run")
-    add("--process_id", type=int, metavar="I", help="of this process, from 0")
     wait = "to wait for the other processes (120)"
-    add("--connect_timeout", type=float, default=120.0, metavar="SECONDS", help=wait)
+    parser.rare += [
+        add("--coordinator_address", metavar="HOST:PORT", help="of process 0"),
+        add("--num_processes", type=int, metavar="N", help="processes of the run"),
+        add("--process_id", type=int, metavar="I", help="of this process, from 0"),
+        add("--connect_timeout", type=float, default=120.0, metavar="SECONDS", help=wait),
+    ]

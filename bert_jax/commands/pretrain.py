@@ -6,13 +6,11 @@ The same command again resumes a run that was interrupted, and with more steps i
 finished or not. Without `--config`, a run that is in `--workdir` has its own config. `--init`
 continues from the weights, the shape and the tokenizer of another model; heads that it lacks are
 randomly initialized. `--fork` begins a new run from the whole state of another one, the optimizer's
-included, with its config unless `--config` names a recipe.
-
-The workdir may be in a bucket: gs://BUCKET/FOLDER.
+included, with its config unless `--config` names a recipe. The workdir may be gs://BUCKET/FOLDER.
 
 On several hosts the same command is started on each, with a workdir that all of them share. On a
-TPU pod, under Slurm and in Kubernetes they find each other; elsewhere the last four flags say who
-they are.
+TPU pod, under Slurm and in Kubernetes they find each other; elsewhere four flags of `--help-all`
+say who they are.
 """
 
 import argparse

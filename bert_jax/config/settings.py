@@ -257,7 +257,7 @@ def override(config: Any, name: str, text: str | None) -> None:
     known = {field.name: field for field in fields(config)}
     if name not in known:
         hint = _field_of_variant(config, name)
-        hint = hint or nearest(name, spellings(known), "--help lists the fields")
+        hint = hint or nearest(name, spellings(known), "--help-all lists the fields")
         raise UserError(f"--config.{name}: no such field; {hint}")
     hint = known[name].hint
     if text is None:

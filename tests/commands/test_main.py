@@ -38,18 +38,27 @@ def test_help(command, bert_jax_main, capsys, monkeypatch):
 def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
     for words, text in (
         (
-            "pretrain --help",
+            "pretrain --help-all",
             "--config.model.hidden_size=128\n        width of the encoder (default",
         ),
         (
-            "pretrain --help --config=small",
+            "pretrain --help-all --config=small",
             "--config.steps=50000\n        training steps (default",
         ),
-        ("finetune --config finetune/squad --help", "task.kind=question_answering"),
+        ("finetune --config finetune/squad --help-all", "task.kind=question_answering"),
     ):
         with pytest.raises(SystemExit):
             bert_jax_main(*words.split())
         assert text in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "prepare"])
+def test_help_is_one_screen(command, bert_jax_main, capsys):
+    with pytest.raises(SystemExit):
+        bert_jax_main(command, "--help")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 50
+    assert "--coordinator_address" not in " ".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +74,7 @@ def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
         ("pretrain --wrokdir=x", "'--wrokdir=x' is not a flag; did you mean --workdir=x?"),
         ("pretrain --steps 9", "'--steps' is not a flag; did you mean --config.steps?"),
         ("pretrain --batch-size=8", "did you mean --config.data.batch_size=8?"),
-        ("pretrain --zzz", "'--zzz' is not a flag; --help lists the flags"),
+        ("pretrain --zzz", "'--zzz' is not a flag; --help-all lists the flags"),
         ("pretrain --config.learning_rte=1", "did you mean --config.optimizer.learning_rate?"),
         ("pretrain --config.data.pairs=ns", "--config.data.pairs is 'ns'; did you mean nsp?"),
         ("finetune --config.task.kind=regresion", "did you mean regression?"),

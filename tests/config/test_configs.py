@@ -331,7 +331,7 @@ def test_a_tuple_is_set_by_commas_or_as_python(text):
     ("name", "text", "message"),
     [
         ("model.hiden_size", "3", "no such field; did you mean --config.model.hidden_size?"),
-        ("zzz", "3", "--config.zzz: no such field; --help lists the fields"),
+        ("zzz", "3", "--config.zzz: no such field; --help-all lists the fields"),
         ("model", "3", "--config.model: no such field"),
         ("steps", None, "--config.steps needs a value: --config.steps=VALUE"),
         ("steps", "many", "--config.steps=many: a value of type int is wanted"),
