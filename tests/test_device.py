@@ -14,7 +14,7 @@ import optax
 import pytest
 from helpers import batch, model_config, objective, params
 
-from bert_jax.config import CheckpointConfig, ParallelConfig, TokenizerConfig
+from bert_jax.config import CheckpointConfig, ParallelConfig, TokenizerConfig, TrainConfig
 from bert_jax.distributed.mesh import compile_step, make_layout, make_mesh
 from bert_jax.models.attention import unsupported
 from bert_jax.models.layers import random_bits
@@ -137,9 +137,9 @@ def test_a_checkpoint_moves_between_a_device_and_a_cpu(to_cpu, device, cpu, tmp_
     state = init_state(params(task), optimizer, 3)
     placed = jax.device_put(state, layout_of(source, task, optimizer)[1].state)
     tokenizer = tokenizer_training.train(["a few words"], TokenizerConfig(kind="wordpiece"), 25)
-    settings = tmp_path, CheckpointConfig(), lambda step: {}, tokenizer, len
+    settings = tmp_path, CheckpointConfig(), tokenizer, len
     with closing(checkpoint.Checkpoints(*settings)) as checkpoints:
-        checkpoints.save(4, placed, None)
+        checkpoints.save(4, placed, TrainConfig(), None)
     read = checkpoint.read_state(tmp_path / "4", layout_of(target, task, optimizer)[0])
     assert {x.device for x in jax.tree.leaves(read)} == {target}
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(read), jax.device_get(state))

@@ -17,7 +17,7 @@ from bert_jax import console
 from bert_jax.batches.buckets import Batcher
 from bert_jax.bert import Bert, load
 from bert_jax.config import FinetuneConfig, TaskConfig, settings
-from bert_jax.config.schedule import Stage, make_rate_schedule
+from bert_jax.config.schedule import RateSchedule, make_rate_schedule
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
@@ -27,11 +27,12 @@ from bert_jax.models.architecture import num_token_types
 from bert_jax.models.heads import TaskModel
 from bert_jax.runs import origin, report
 from bert_jax.runs import workdir as workdirs
-from bert_jax.runs.seed import Run, train_seed
+from bert_jax.runs.seed import Examples, Program, Run, train_seed
+from bert_jax.runs.workdir import Workdir
 from bert_jax.storage import replacement
 from bert_jax.tasks import task_class
 from bert_jax.tasks.base import Example, Task
-from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets
+from bert_jax.tasks.datasets import check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
@@ -105,7 +106,7 @@ def start(
         config = dataclasses.replace(config, task=task)
     workdirs.check_path(workdir)
     found = workdirs.read(workdir, FinetuneConfig)
-    config = origin.resolve(
+    chosen = origin.resolve(
         config,
         found,
         validate_finetuning,
@@ -114,32 +115,35 @@ def start(
         source=initial.config,
         init=str(init),
     )
-    _report_if_finished(config, workdir)
-    mesh = meshes.make_mesh(config.parallel)
-    meshes.check_model(config.model, mesh, [config.data.max_length])
-    meshes.check_divides(config.data.batch_size, config.optimizer.microbatches, mesh)
-    head = _head_to_keep(config, initial)
-    with console.working("reading the examples"):
-        labels = head.labels if head else ()
-        task, datasets = hosts.run_on_all_hosts(lambda: load_datasets(config, labels))
-    if head:
-        check_same_head(task, head)
-    fingerprint = f"{datasets.fingerprint()}-{checkpoint.checksum(initial.params)}"
-    hosts.check_same({"the training data": fingerprint}, "copy the files once more")
-    workdirs.check_text(found, fingerprint)
+    _report_if_finished(chosen, workdir)
+    mesh, microbatches = meshes.make_mesh(chosen.parallel), chosen.optimizer.microbatches
+    meshes.check_model(chosen.model, mesh, [chosen.data.max_length])
+    meshes.check_divides(chosen.data.batch_size, microbatches, mesh)
     workdirs.check_shared(workdir)
-    return _prepare(
+    head = _head_to_keep(chosen, initial)
+    examples = _read_examples(chosen, initial, head, found)
+    config = dataclasses.replace(chosen, task=examples.task.config)
+    steps_per_epoch = -(-len(examples.train.features) // config.data.batch_size)
+    steps = max(1, round(config.epochs * steps_per_epoch))
+    rate = make_rate_schedule(config.optimizer, steps)
+    run = Run(
+        settings=chosen,
         config=config,
-        init=str(init),
-        initial=initial,
-        keeps_head=head is not None,
         workdir=workdir,
+        init=str(init),
         recipe=recipe,
-        task=task,
-        datasets=datasets,
-        fingerprint=fingerprint,
-        mesh=mesh,
+        params=initial.params if head else {"bert": initial.params["bert"]},
+        tokenizer=initial.tokenizer,
+        examples=examples,
+        steps_per_epoch=steps_per_epoch,
+        rate=rate,
+        program=_compile(config, examples.task, rate, mesh),
     )
+    per_sequence = run.batches(config.seed).per_sequence
+    meshes.check_divides(config.data.batch_size, microbatches, mesh, per_sequence)
+    if not config.probe:  # which needs no gradient of the layers
+        devices.check_fits(config.model, run.largest, microbatches, mesh)
+    return run
 
 
 def _report_if_finished(config: FinetuneConfig, workdir: Path) -> None:
@@ -154,32 +158,41 @@ def _report_if_finished(config: FinetuneConfig, workdir: Path) -> None:
         )
 
 
-def _prepare(
-    *,
-    config: FinetuneConfig,
-    init: str,
-    initial: Bert,
-    keeps_head: bool,
-    workdir: Path,
-    recipe: str,
-    task: Task,
-    datasets: Datasets,
-    fingerprint: str,
-    mesh: Mesh,
-) -> Run:
-    """Tokenize the examples, make the compiled steps, and check that a step fits the devices."""
-    chosen, config = config, dataclasses.replace(config, task=task.config)
-    tokenizer, microbatches = initial.tokenizer, config.optimizer.microbatches
-    train = tokenize(config, task, tokenizer, datasets.train)
-    held_out = {
-        name: tokenize(config, task, tokenizer, examples)
-        for name, examples in datasets.evals.items()
-    }
-    steps_per_epoch = -(-len(train.features) // config.data.batch_size)
-    steps = max(1, round(config.epochs * steps_per_epoch))
-    largest = Stage(max_length=train.longest, batch_size=config.data.batch_size)
+def _head_to_keep(config: FinetuneConfig, initial: Bert) -> TaskConfig | None:
+    """Return the task of a checkpoint whose head is trained on, or None for a new head."""
+    # The head of a probe fits another kind of probe no better than a new one.
+    is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
+    other = initial.task.kind if initial.task else config.task.kind
+    is_headless = other != config.task.kind and task_class(other).is_headless
+    return initial.task if is_same_kind and not (is_headless or config.new_head) else None
 
-    rate = make_rate_schedule(config.optimizer, steps)
+
+def _read_examples(
+    config: FinetuneConfig, initial: Bert, head: TaskConfig | None, workdir: Workdir[FinetuneConfig]
+) -> Examples:
+    """Read and tokenize the examples; the labels are those of the head, or of the examples."""
+    with console.working("reading the examples"):
+        labels = head.labels if head else ()
+        task, datasets = hosts.run_on_all_hosts(lambda: load_datasets(config, labels))
+    if head:
+        check_same_head(task, head)
+    fingerprint = f"{datasets.fingerprint()}-{checkpoint.checksum(initial.params)}"
+    hosts.check_same({"the training data": fingerprint}, "copy the files once more")
+    workdirs.check_text(workdir, fingerprint)
+    return Examples(
+        task=task,
+        datasets=datasets,
+        fingerprint=fingerprint,
+        train=tokenize(config, task, initial.tokenizer, datasets.train),
+        held_out={
+            name: tokenize(config, task, initial.tokenizer, examples)
+            for name, examples in datasets.evals.items()
+        },
+    )
+
+
+def _compile(config: FinetuneConfig, task: Task, rate: RateSchedule, mesh: Mesh) -> Program:
+    """Return the model of a task, its objective and its optimizer, with the compiled steps."""
     model = task.model(config.model, config.probe)
     optimizer = make_optimizer(
         config.optimizer,
@@ -189,44 +202,14 @@ def _prepare(
     )
     setup = make_setup(model, optimizer, config.seed, mesh, config.parallel)
     objective = task.objective(model)
+    train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=setup.layout)
-    run = Run(
-        settings=chosen,
-        config=config,
-        workdir=workdir,
-        init=init,
-        recipe=recipe,
-        params=initial.params if keeps_head else {"bert": initial.params["bert"]},
-        tokenizer=tokenizer,
-        task=task,
-        datasets=datasets,
-        fingerprint=fingerprint,
-        train=train,
-        held_out=held_out,
-        steps_per_epoch=steps_per_epoch,
-        rate=rate,
-        largest=largest,
+    return Program(
         objective=objective,
         setup=setup,
-        train_step=compiled(
-            make_train_step(objective, optimizer, microbatches), outputs=("state", "metrics")
-        ),
+        train_step=compiled(train_step, outputs=("state", "metrics")),
         predict_step=compiled(make_predict_step(objective), outputs=PREDICT_OUTPUTS),
     )
-    per_sequence = run.batches(config.seed).per_sequence
-    meshes.check_divides(config.data.batch_size, microbatches, mesh, per_sequence)
-    if not config.probe:  # which needs no gradient of the layers
-        devices.check_fits(config.model, largest, microbatches, mesh)
-    return run
-
-
-def _head_to_keep(config: FinetuneConfig, initial: Bert) -> TaskConfig | None:
-    """Return the task of a checkpoint whose head is trained on, or None for a new head."""
-    # The head of a probe fits another kind of probe no better than a new one.
-    is_same_kind = isinstance(initial.model, TaskModel) and initial.model.probe == config.probe
-    other = initial.task.kind if initial.task else config.task.kind
-    is_headless = other != config.task.kind and task_class(other).is_headless
-    return initial.task if is_same_kind and not (is_headless or config.new_head) else None
 
 
 @console.working("tokenizing the examples", says_end=False)
@@ -247,21 +230,21 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
 
 def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     config, workdir, task = run.config, run.workdir, run.task
-    workdirs.claim(workdir, run.settings, run.tokenizer, run.fingerprint)
+    workdirs.claim(workdir, run.settings, run.tokenizer, run.examples.fingerprint)
     batches = run.batches(config.seed)
     report.finetuning_start(
         config=config,
-        sets=run.datasets,
-        train=run.train,
+        sets=run.examples.datasets,
+        train=run.examples.train,
         batches=batches,
         rate=run.rate,
-        mesh=run.setup.layout.mesh,
+        mesh=run.program.setup.layout.mesh,
         workdir=workdir,
         recipe=run.recipe,
     )
-    report.initialized_from(run.init, run.setup.abstract_state.params, run.params)
+    report.initialized_from(run.init, run.program.setup.abstract_state.params, run.params)
 
-    constant_score = task.constant_score(next(iter(run.datasets.evals.values())))
+    constant_score = task.constant_score(next(iter(run.examples.datasets.evals.values())))
     seeds = range(config.seed, config.seed + config.seeds)
     results = [
         train_seed(run, seed, run.params, workdir / f"seed-{seed}", constant_score, stop)
@@ -272,20 +255,22 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         for seed in (seeds if config.compare else ())
     ]
     best = max(results, key=lambda result: task.rank(result["best"]))
-    params = checkpoint.read_params(workdir / best["checkpoint"], run.setup.abstract_state.params)
-    params = origin.copy_params(run.setup.abstract_state.params, params)
+    params = checkpoint.read_params(
+        workdir / best["checkpoint"], run.program.setup.abstract_state.params
+    )
+    params = origin.copy_params(run.program.setup.abstract_state.params, params)
     scores, truncated = _predict_all(run, params)
     bert = Bert(
         config.model,
         params,
         run.tokenizer,
-        run.setup.model,
+        run.program.setup.model,
         task=task.config,  # tuned on the held-out examples
         data=config.data,
         source=workdir / "best",
     )
     _write_best(bert, config, workdir)
-    rows = comparison(task, run.datasets, results, random, _score_untrained(run))
+    rows = comparison(task, run.examples.datasets, results, random, _score_untrained(run))
     summary = {
         "init": run.init,
         "task": dataclasses.asdict(task.config),
@@ -294,9 +279,9 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         "summary": rows,
         "seeds": results,
         "random_weights": random,
-        "padding": {"before": run.train.padding, "after": batches.padding},
-        "skipped": {"training_examples": run.train.features.skipped},
-        "truncated": {"train": run.train.features.truncated, **truncated},
+        "padding": {"before": run.examples.train.padding, "after": batches.padding},
+        "skipped": {"training_examples": run.examples.train.features.skipped},
+        "truncated": {"train": run.examples.train.features.truncated, **truncated},
     }
     workdirs.write_results(workdir, summary)
     report.finetuning_end(rows, scores, truncated, workdir)
@@ -316,11 +301,11 @@ def _score_untrained(run: Run) -> dict[str, float] | None:
 @console.working("predicting", says_end=False)
 def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
     """Predict every held-out and test set, and return their scores and truncated texts."""
-    task, datasets, workdir = run.task, run.datasets, run.workdir
+    task, datasets, workdir = run.task, run.examples.datasets, run.workdir
     main_set = next(iter(datasets.evals))
     scores, truncated = {}, {}
     for name, examples in {**datasets.evals, **datasets.tests}.items():
-        batcher = run.held_out.get(name)
+        batcher = run.examples.held_out.get(name)
         batcher = batcher or tokenize(run.config, task, run.tokenizer, examples)
         truncated[name] = batcher.features.truncated
         predictions, scores[name] = run.predict(params, examples, batcher)

@@ -21,7 +21,7 @@ from bert_jax.config.validation import validate, validate_model
 from bert_jax.convert import names
 from bert_jax.distributed import hosts
 from bert_jax.distributed.precision import resolve_dtype
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.objectives import objective_name, pretraining_model
 from bert_jax.runs import workdir as workdirs
 from bert_jax.runs.workdir import Workdir
@@ -266,20 +266,22 @@ def check_fork(config: TrainConfig, fork: AnyPath, saved: TrainConfig, workdir: 
         there, here = values[name], settings.flatten(config)[name]
         if name == "model.max_position_embeddings" and _fits(saved.model, here):
             continue
-        if there != here:
-            raise UserError(
-                f"--fork={fork} has another state: {name} is {there!r} there and {here!r} here; "
-                "set the field back, or take the weights alone by --init"
-            )
-    there, here = objective_name(saved), objective_name(config)
-    if there != here:
-        raise UserError(
-            f"--fork={fork} has another state: it is trained by the objective {there}, and this "
-            f"run by {here}; set data.pairs or objective back, or take the weights alone by --init"
+        refuse(
+            there != here,
+            f"--fork={fork} has another state: {name} is {there!r} there and {here!r} here",
+            fix="set the field back, or take the weights alone by --init",
         )
-    if config.steps < int(fork.name):
-        wrong = f"--fork={fork} has done {int(fork.name):,} steps, and steps is {config.steps:,}"
-        raise UserError(f"{wrong}; raise it, or fork an earlier one by RUN@STEP")
+    there, here = objective_name(saved), objective_name(config)
+    refuse(
+        there != here,
+        f"--fork={fork} has another state: its objective is {there}, and that of this run {here}",
+        fix="set data.pairs or objective back, or take the weights alone by --init",
+    )
+    refuse(
+        config.steps < int(fork.name),
+        f"--fork={fork} has done {int(fork.name):,} steps, and steps is {config.steps:,}",
+        fix="raise it, or fork an earlier one by RUN@STEP",
+    )
 
 
 def _fits(model: ModelConfig, positions: int) -> bool:
@@ -305,10 +307,11 @@ def model_config(
     if "model_type" in kept and type(source) is not type(config):
         source = settings.as_variant(source, config.model_type)
     for name in kept:
-        if not hasattr(source, name):
-            raise UserError(
-                f"--init is a {source.model_type}, which has no model.{name}; leave it out"
-            )
+        refuse(
+            not hasattr(source, name),
+            f"--init is a {source.model_type}, which has no model.{name}",
+            fix="leave it out",
+        )
     model = dataclasses.replace(source, **kept)
     validate_model(model, "config")
     as_float32 = dataclasses.replace(model, dtype="float32")  # "auto" is not resolved yet
@@ -324,9 +327,11 @@ def model_config(
         # A head that only `init` has is dropped: of a task, or of another objective.
         is_of_encoder = name.startswith("bert/") and not f"{name}/".startswith(heads)
         is_used = name in wanted or is_of_encoder
-        if is_used and shape != param.shape:
-            wrong = f"--init has {name} of shape {param.shape}, which the config does not ask for"
-            raise UserError(f"{wrong}; leave the shape of the model out of the command")
+        refuse(
+            is_used and shape != param.shape,
+            f"--init has {name} of shape {param.shape}, which the config does not ask for",
+            fix="leave the shape of the model out of the command",
+        )
     return model
 
 

@@ -82,6 +82,10 @@ class Run:
         """The checkpoint of the last step, which is there when the run has ended."""
         return self.workdir.checkpoints / str(self.config.steps)
 
+    def config_at(self, step: int) -> TrainConfig:
+        """Return the config of the checkpoint of a step."""
+        return config_of_step(self.config, self.schedule, step)
+
 
 def pretrain(
     config: TrainConfig,
@@ -207,12 +211,17 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     stages = _make_stages(objective, schedule, corpus, run.setup)
     indices = partial(meshes.process_indices, mesh)
     batches = loader.TrainBatches(corpus, schedule.stages, config.data, config.seed, indices)
-    checkpoints = _make_checkpoints(run)
+    checkpoints = Checkpoints(
+        run.workdir.checkpoints,
+        config.checkpoint,
+        corpus.tokenizer,
+        rank=lambda scores: -scores["loss"],
+    )
     step, state = _initial_state(run, checkpoints)
     _report_origin(run, step, state)
     results = _claim_workdir(run)
     if run.origin.fork:  # so that the run needs the other one no more
-        checkpoints.save(step, state, None)
+        checkpoints.save(step, state, run.config_at(step), None)
     report.pretraining_start(
         objective, schedule, corpus, mesh, state, batches, run.workdir.address, run.recipe
     )
@@ -260,22 +269,6 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     return result
 
 
-def _make_checkpoints(run: Run) -> Checkpoints:
-    """Return the checkpoints of a run, each with the config that holds at its step."""
-
-    def describe(step: int) -> dict[str, Any]:
-        return dataclasses.asdict(config_of_step(run.config, run.schedule, step))
-
-    return Checkpoints(
-        run.workdir.checkpoints,
-        run.config.checkpoint,
-        describe,
-        run.corpus.tokenizer,
-        rank=lambda scores: -scores["loss"],
-        on_save=partial(mirror.try_to_send, run.workdir.path),
-    )
-
-
 def _initial_state(run: Run, checkpoints: Checkpoints) -> tuple[int, TrainState]:
     """Return the step and the state of the latest checkpoint, or those that the run begins with."""
     origin, latest = run.origin, checkpoints.latest_path()
@@ -307,30 +300,20 @@ def _claim_workdir(run: Run) -> dict[str, Any]:
 def _take_steps(
     run: Run, training: loop.Training, baselines: Mapping[str, float], stop: Callable[[], str]
 ) -> None:
-    """Take every step that is left; log, evaluate, warn once, save, and stop where asked to."""
-    config, corpus = run.config, run.corpus
-    warning_of = partial(
-        run.objective.warning, baselines=baselines, warmup=run.schedule.rate.warmup
-    )
+    """Take every step that is left; warn once of what they show, and save those that are due."""
+    config, corpus, warmup = run.config, run.corpus, run.schedule.rate.warmup
     has_warned = False
-    for step in training.steps():
-        scores, warning = None, ""
-        if step.is_due(config.log_every):
+    for step in training.steps(log_every=config.log_every, eval_every=config.eval_every, stop=stop):
+        for values in filter(None, (step.means, step.scores)):
             corpus.verify(0)
-            warning = warning_of(step.number, training.log(step))
-        if step.is_due(config.eval_every):
-            scores = training.evaluate(step)
-            warning = warning or warning_of(step.number, scores)
-        if warning and not has_warned:
-            hosts.warn_on_main(warning)
-            has_warned = True
-        reason = stop()
-        is_best = scores is not None and training.evaluations_since_best() == 0
-        if step.is_due(config.checkpoint.every) or is_best or reason:
+            warning = run.objective.warning(step.number, values, baselines, warmup)
+            if warning and not has_warned:
+                hosts.warn_on_main(warning)
+                has_warned = True
+        if step.is_due(config.checkpoint.every) or step.is_best or step.stop_reason:
             corpus.verify(None)
-            training.save(step, scores)
-        if reason:
-            raise loop.interrupted(reason, step)
+            training.save(step, run.config_at(step.number))
+            mirror.try_to_send(run.workdir.path)
 
 
 def _final_scores(run: Run, stage: loop.Stage, state: TrainState) -> dict[str, float]:
@@ -348,7 +331,7 @@ def _trained_bert(run: Run, state: TrainState) -> Bert | None:
     """Return the trained model; of several hosts none has all parameters, and None is returned."""
     if hosts.count() > 1:
         return None
-    final = config_of_step(run.config, run.schedule, run.config.steps)
+    final = run.config_at(run.config.steps)
     return Bert(
         final.model,
         state.params,

@@ -90,8 +90,10 @@ def pretraining_start(
         warn_on_main(corpus.warning)
     most_epochs = max([batches.epochs(), *(e for *_, e in batches.progress_of_parts(config.steps))])
     if most_epochs > _MANY_EPOCHS:
-        wrong = f"{header.epochs(most_epochs)} of so little text are learned by heart"
-        warn_on_main(f"{wrong}; give more text, or train for fewer steps")
+        warn_on_main(
+            f"{header.epochs(most_epochs)} of so little text are learned by heart; give more text, "
+            "or train for fewer steps"
+        )
     for warning in objective.text_warnings(corpus, pairs):
         warn_on_main(warning)
 
@@ -125,10 +127,9 @@ def new_schedule(before: Schedule, now: Schedule, step: int) -> None:
         why = "its warm-up is shorter" if is_warmup else "it had decayed for the earlier end"
         warn_on_main(f"the learning rate jumps {change}, as {why}")
     elif steps - decay < step and now.rate.kind == "wsd":
-        advice = f"; with --config.steps={step + decay} it begins here" if decay else ""
         warn_on_main(
-            f"the learning rate falls {change}, as its decay begins at step {steps - decay:,}"
-            f"{advice}"
+            f"the learning rate falls {change}, as its decay begins at step {steps - decay:,}; "
+            f"with --config.steps={step + decay} it begins here"
         )
 
 

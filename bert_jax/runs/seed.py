@@ -32,6 +32,27 @@ from bert_jax.training.step import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
+class Examples:
+    """The examples of a run, tokenized, and the task with the labels that they have."""
+
+    task: Task
+    datasets: Datasets
+    fingerprint: str  # of the examples and the initial parameters
+    train: Batcher
+    held_out: dict[str, Batcher]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is trained, and its compiled steps."""
+
+    objective: PredictionObjective
+    setup: Setup
+    train_step: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
+    predict_step: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
     """A run that is ready to train: its config, resolved and valid, and what its seeds share."""
 
@@ -42,18 +63,20 @@ class Run:
     recipe: str  # its name, or ""
     params: Any  # to start from
     tokenizer: Tokenizer
-    task: Task
-    datasets: Datasets
-    fingerprint: str  # of the examples and the parameters
-    train: Batcher
-    held_out: dict[str, Batcher]
+    examples: Examples
     steps_per_epoch: int
     rate: RateSchedule
-    largest: Stage
-    objective: PredictionObjective
-    setup: Setup
-    train_step: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
-    predict_step: Callable[..., Any]
+    program: Program
+
+    @property
+    def task(self) -> Task:
+        """The task with its labels."""
+        return self.examples.task
+
+    @property
+    def largest(self) -> Stage:
+        """The length and the number of the longest sequences of a step."""
+        return Stage(self.examples.train.longest, self.config.data.batch_size)
 
     @property
     def steps(self) -> int:
@@ -67,16 +90,16 @@ class Run:
 
     def indices(self, size: int) -> np.ndarray:
         """Return the indices that this process reads of a global batch of some size."""
-        return meshes.process_indices(self.setup.layout.mesh, size)
+        return meshes.process_indices(self.program.setup.layout.mesh, size)
 
     def batches(self, seed: int) -> BucketedBatches:
         """Return this process's part of the training batches."""
         size = self.config.data.batch_size
-        return BucketedBatches(self.train, size, self.steps, seed, self.indices)
+        return BucketedBatches(self.examples.train, size, self.steps, seed, self.indices)
 
     def new_state(self, seed: int) -> TrainState:
         """Return a randomly initialized state, on the devices."""
-        return dataclasses.replace(self.setup, seed=seed).new_state()
+        return dataclasses.replace(self.program.setup, seed=seed).new_state()
 
     def predict(
         self, params: Any, examples: Sequence[Example], batcher: Batcher
@@ -84,7 +107,7 @@ class Run:
         """Return the predictions of examples, and their scores."""
 
         def step(batch: Batch) -> Any:
-            return self.predict_step(params, loader.take_indices(batch, self.indices))
+            return self.program.predict_step(params, loader.take_indices(batch, self.indices))
 
         return predict_examples(
             step=step,
@@ -97,8 +120,8 @@ class Run:
 
     def evaluate(self, params: Any) -> dict[str, float]:
         """Return the scores on the first held-out set."""
-        name, batcher = next(iter(self.held_out.items()))
-        _, scores = self.predict(params, self.datasets.evals[name], batcher)
+        name, batcher = next(iter(self.examples.held_out.items()))
+        _, scores = self.predict(params, self.examples.datasets.evals[name], batcher)
         return scores
 
 
@@ -121,14 +144,12 @@ def train_seed(
     if config.seeds > 1 or config.compare:
         hosts.print_on_main(f"\n{folder.name}")
     started = time.monotonic()
-    keep, description = CheckpointConfig(keep=1), dataclasses.asdict(config)
-    checkpoints = Checkpoints(
-        folder / "checkpoints", keep, lambda _: description, run.tokenizer, rank=task.rank
-    )
+    keep = CheckpointConfig(keep=1)
+    checkpoints = Checkpoints(folder / "checkpoints", keep, run.tokenizer, rank=task.rank)
     first, state = origin.initial_state(
         checkpoints.latest_path(),
         partial(run.new_state, seed),
-        run.setup.abstract_state,
+        run.program.setup.abstract_state,
         params=params,
     )
     if first:
@@ -142,9 +163,16 @@ def train_seed(
             loader.prefetch(run.batches(seed), first),
             checkpoints,
             writer,
-            run.objective,
+            run.program.objective,
         ) as training:
-            _take_steps(run, training, stop)
+            for step in training.steps(
+                log_every=config.log_every,
+                eval_every=run.eval_every,
+                patience=config.patience,
+                stop=stop,
+            ):
+                if step.scores or step.stop_reason:
+                    training.save(step, config)
         records = writer.records
         seconds = time.monotonic() - started if first == 0 else None
         result = hosts.broadcast_from_main(
@@ -162,7 +190,7 @@ def _progress(run: Run) -> Callable[[int], dict[str, float]]:
 
     def progress(step: int) -> dict[str, float]:
         epoch = step / run.steps_per_epoch
-        sequences = step * len(run.train.features) // run.steps_per_epoch
+        sequences = step * len(run.examples.train.features) // run.steps_per_epoch
         return {"learning_rate": rate(step), "epoch": epoch, "sequences": sequences}
 
     return progress
@@ -175,28 +203,9 @@ def _make_stage(run: Run) -> loop.Stage:
         end=run.steps,
         batch_size=size,
         cost=size,
-        train_step=run.train_step,
+        train_step=run.program.train_step,
         evaluate=lambda state: run.evaluate(state.params),
     )
-
-
-def _take_steps(run: Run, training: loop.Training, stop: Callable[[], str]) -> None:
-    """Take steps to the last one or until no gain; log, evaluate, save, and stop where asked to."""
-
-    def has_no_gain() -> bool:
-        return 0 < run.config.patience <= training.evaluations_since_best()
-
-    for step in training.steps() if not has_no_gain() else ():
-        if step.is_due(run.config.log_every):
-            training.log(step)
-        scores = training.evaluate(step) if step.is_due(run.eval_every) else None
-        reason = stop()
-        if scores or reason:
-            training.save(step, scores)
-        if reason:
-            raise loop.interrupted(reason, step)
-        if has_no_gain():
-            break
 
 
 def _result(

@@ -9,7 +9,7 @@ from jaxtyping import Array
 from scipy.special import softmax
 
 from bert_jax.config import DataFiles
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.models.layers import DropoutKey
 from bert_jax.tasks.base import Example
@@ -70,21 +70,27 @@ class MultipleChoice(Classification):
 
     def make_example(self, record: Record) -> Example | None:
         texts, label, where = record.fields["texts"], record.fields.get("label"), record.where
-        if len(texts) < 4:
-            names = "data.text names a context, a start and two choices or more"
-            raise UserError(f"{where} has {len(texts)} texts; {names}")
+        refuse(
+            len(texts) < 4,
+            f"{where} has {len(texts)} texts",
+            fix="data.text names a context, a start and two choices or more",
+        )
         for position, (name, text) in enumerate(zip(record.fields["columns"], texts, strict=True)):
             if not isinstance(text, str) or (position != 1 and not text.strip()):
                 raise UserError(f"{where}: {name} is empty; fill it in or remove the line")
         choices = tuple(map(str, range(len(texts) - 2)))
-        if self.labels and self.labels != choices:
-            fault = f"{len(choices)} choices, and the head's labels are {', '.join(self.labels)}"
-            raise UserError(f"{where} has {fault}; they must be {', '.join(choices)}")
+        refuse(
+            self.labels and self.labels != choices,
+            f"{where} has {len(choices)} choices, and the labels are {', '.join(self.labels)}",
+            fix=f"they must be {', '.join(choices)}",
+        )
         # Hugging Face's test set has -1.
         known = None if label in (None, "", "-1", -1) else str(label)
-        if known not in (None, *choices):
-            fault = f"the label {label!r} is none of the {len(choices)} choices"
-            raise UserError(f"{where}: {fault}, which are 0 to {choices[-1]}")
+        refuse(
+            known not in (None, *choices),
+            f"{where}: the label {label!r} is none of the {len(choices)} choices",
+            fix=f"number them from 0 to {choices[-1]}",
+        )
         return Example(record.fields.get("id"), where, texts, known)
 
     def baselines(

@@ -160,9 +160,10 @@ class QuestionAnswering(Task):
         """Return a feature for each window; its label is the first and last token of an answer."""
         config, size = self.config, max_text_tokens(2, model, max_length)
         if size <= config.max_question:
-            question = f"a question of task.max_question {config.max_question} tokens"
-            where = f"data.max_length {max_length} has no room for a context after {question}"
-            raise UserError(f"{where}; raise the one or lower the other")
+            raise UserError(
+                f"data.max_length {max_length} has no room for a context after a question of "
+                f"task.max_question {config.max_question} tokens; raise the one or lower the other"
+            )
         features = Features()
         questions = tokenizer.encode([example.texts[0] for example in examples])
         contexts: dict[str, tuple[list[int], np.ndarray]] = {}  # several questions share one

@@ -1,6 +1,7 @@
 """Checkpoints: each holds the state, the config and the tokenizer, and is self-contained."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ import orbax.checkpoint as ocp
 from flax import traverse_util
 from orbax.checkpoint import checkpoint_managers
 
-from bert_jax.config import CheckpointConfig
+from bert_jax.config import CheckpointConfig, FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import CommandError, TrainingError, UserError, first_line
 from bert_jax.storage import checksums, json_files, paths, remote
@@ -40,12 +41,10 @@ class Checkpoints:
         self,
         folder: AnyPath,
         config: CheckpointConfig,
-        describe: Callable[[int], dict[str, Any]],  # the config of a step's checkpoint, as JSON
         tokenizer: Tokenizer,
         rank: Callable[[Mapping[str, float]], float],  # of an evaluation; the highest is kept
-        on_save: Callable[[], None] = lambda: None,  # called when one is complete
     ):
-        self.folder, self.rank, self._on_save = paths.absolute(folder), rank, on_save
+        self.folder, self.rank = paths.absolute(folder), rank
         # Of a disk, Orbax renames one before it deletes it: a killed run leaves no half.
         self._deleted = None if paths.is_remote(folder) else Path(self.folder) / _DELETED
         self._remove_deleted()
@@ -63,12 +62,13 @@ class Checkpoints:
         items = ("state", "config", "tokenizer", "log_window")
         with _writing(self.folder):
             self._manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
-        self._describe, self._tokenizer = describe, tokenizer.to_json()
+        self._tokenizer = tokenizer.to_json()
 
     def save(
         self,
         step: int,
         state: TrainState,
+        config: TrainConfig | FinetuneConfig,
         held_out: dict[str, float] | None,  # the scores of this step, if it was evaluated
         sums: Sums | None = None,  # the metrics of the steps that are not logged yet
     ) -> None:
@@ -76,7 +76,7 @@ class Checkpoints:
         if hosts.broadcast_from_main(lambda: step in self._manager.all_steps()):
             return
         self._remove_deleted()
-        content = {"config": self._describe(step), "tokenizer": self._tokenizer}
+        content = {"config": dataclasses.asdict(config), "tokenizer": self._tokenizer}
         content["log_window"] = sums or {}
         items = _items(ocp.args.StandardSave(state), content)
         # Orbax warns where a checkpoint has no scores, which only those of evaluations have.
@@ -117,7 +117,6 @@ class Checkpoints:
         folder = self._deleted.parent if self._deleted and hosts.is_main() else None
         for path in folder.glob("*.orbax-checkpoint-tmp*") if folder else ():
             _write_checksums(path)
-        self._on_save()
 
     def close(self) -> None:
         """Wait until everything is written."""
@@ -269,8 +268,9 @@ def _writing(folder: AnyPath) -> Iterator[None]:
         # TensorStore's message ends with the cause and, in brackets, its own details.
         cause = str(error).partition(" [")[0].rpartition(": ")[2]
         reason = getattr(error, "strerror", None) or cause or repr(error)
-        wrong = f"{folder} cannot be written ({' '.join(reason.split())})"
-        raise TrainingError(f"{wrong}; {RESUME}") from error
+        raise TrainingError(
+            f"{folder} cannot be written ({' '.join(reason.split())}); {RESUME}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -282,8 +282,9 @@ def _reading(checkpoint: AnyPath) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # TensorStore and Orbax raise nearly every kind
-        wrong = f"cannot be read ({first_line(error)})"
-        raise UserError(f"checkpoint {checkpoint} {wrong}; {_REMEDY}") from error
+        raise UserError(
+            f"checkpoint {checkpoint} cannot be read ({first_line(error)}); {_REMEDY}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 
 from bert_jax import console
 from bert_jax.batches import Batch
+from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import Interrupted, TrainingError
 from bert_jax.text.store import Corpus
@@ -20,6 +22,8 @@ from bert_jax.training.metrics import Sums, Writer, add_up, describe, describe_s
 from bert_jax.training.objective import TOKENS, Metrics, Objective
 from bert_jax.training.progress import Progress
 from bert_jax.training.step import TrainState
+
+_IN_FLIGHT = 2  # steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +46,20 @@ class Step:
       last: the number of the last step of the run.
       state: the state after the step; the next step reuses its memory.
       stage: the stage that the step is of.
+      means: of the metrics since the last log, if the step was logged.
+      scores: on the held-out examples, if the step was evaluated.
+      is_best: whether these scores are the best so far.
+      stop_reason: why training stops after this step, such as a signal; "" if it continues.
     """
 
     number: int
     last: int
     state: TrainState
     stage: Stage
+    means: dict[str, float] | None = None
+    scores: dict[str, float] | None = None
+    is_best: bool = False
+    stop_reason: str = ""
 
     def is_due(self, every: int) -> bool:
         """Return whether this step is a multiple of `every`, or the last one."""
@@ -57,7 +69,8 @@ class Step:
 class Training:
     """The steps of a run, with their metrics since the last log, their speed and the time left.
 
-    Nothing waits for the devices but `log`, `evaluate` and `save`, and a step that was compiled.
+    At most two steps are in flight, so that a signal is obeyed after two. Nothing else waits for
+    the devices but logs, evaluations and saves, and a step that was compiled.
     """
 
     def __init__(
@@ -76,13 +89,51 @@ class Training:
         sums = checkpoints.log_window(int(state.step))
         self._window = _Window(checkpoints, sums, objective.loss_weights)
 
-    def steps(self) -> Iterator[Step]:
-        """Take the steps from the state's own one to the end of the last stage; yield each."""
+    def steps(
+        self,
+        *,
+        log_every: int,
+        eval_every: int,
+        patience: int = 0,
+        stop: Callable[[], str] = lambda: "",
+    ) -> Iterator[Step]:
+        """Take the steps from the state's own one on; log and evaluate those due; yield each.
+
+        Args:
+          log_every, eval_every: the last step is always due.
+          patience: the number of evaluations without a better one after which training ends; 0
+            for none.
+          stop: returns why to stop now, or "".
+
+        Raises:
+          Interrupted: there was a reason to stop; the caller has saved the step that has it.
+        """
+        is_over = 0 < patience <= self._evaluations_since_best()
+        for step in self._dispatched() if not is_over else ():
+            means = self._log(step) if step.is_due(log_every) else None
+            scores = self._evaluate(step) if step.is_due(eval_every) else None
+            since_best, reason = self._evaluations_since_best() if scores else 1, stop()
+            yield dataclasses.replace(
+                step, means=means, scores=scores, is_best=since_best == 0, stop_reason=reason
+            )
+            if reason:
+                raise Interrupted(
+                    f"{reason} after step {step.number}: saved; the same command resumes from there"
+                )
+            if scores and 0 < patience <= since_best:
+                return
+
+    def _dispatched(self) -> Iterator[Step]:
+        """Dispatch each step to the last, once the step before the previous one is done."""
         number, progress = int(self.state.step), self._progress
+        in_flight: deque[Metrics] = deque()
         for stage in self._stages:
             while number < stage.end:
                 batch, inner_seconds = next(self._batches), progress.inner_seconds
+                if len(in_flight) == _IN_FLIGHT:
+                    jax.block_until_ready(in_flight.popleft())
                 self.state, metrics = stage.train_step(self.state, batch)
+                in_flight.append(metrics)
                 number += 1
                 compiles = progress.inner_seconds > inner_seconds
                 self._window.add(number, metrics, stage.batch_size, compiles=compiles)
@@ -91,7 +142,7 @@ class Training:
                     progress.mark(number)
                 yield Step(number, self._stages[-1].end, self.state, stage)
 
-    def log(self, step: Step) -> dict[str, float]:
+    def _log(self, step: Step) -> dict[str, float]:
         """Wait for the steps since the last log; write, print and return their means."""
         values = self._window.values()
         self._writer.write(step.number, "train", values)
@@ -102,7 +153,7 @@ class Training:
         hosts.print_on_main(f"step {step.number}/{step.last}  {described}  {speed}")
         return values
 
-    def evaluate(self, step: Step) -> dict[str, float]:
+    def _evaluate(self, step: Step) -> dict[str, float]:
         """Evaluate the state; write, draw, print and return the scores.
 
         Raises:
@@ -121,17 +172,19 @@ class Training:
         self._window.restart_clock()
         return scores
 
-    def save(self, step: Step, scores: dict[str, float] | None) -> None:
-        """Start writing a checkpoint, with the scores of the step if it was evaluated.
+    def save(self, step: Step, config: TrainConfig | FinetuneConfig) -> None:
+        """Start writing a checkpoint of a step with its config, and with its scores if it has some.
 
         Raises:
           TrainingError: a metric of a step since the last log is not finite.
         """
         with console.working("saving", says_end=False):
-            self._checkpoints.save(step.number, step.state, scores, self._window.sums())
+            self._checkpoints.save(
+                step.number, step.state, config, step.scores, self._window.sums()
+            )
         self._window.restart_clock()
 
-    def evaluations_since_best(self) -> int:
+    def _evaluations_since_best(self) -> int:
         """Return the number of evaluations after the best one; 0 before the first one."""
         evaluations = [record for record in self._writer.records if record["split"] == "eval"]
         ranks = [self._checkpoints.rank(record) for record in evaluations]
@@ -154,12 +207,6 @@ def training(
             yield Training(state, stages, batches, checkpoints, writer, objective, progress)
         with console.working("saving", says_end=False):
             checkpoints.close()
-
-
-def interrupted(reason: str, step: Step) -> Interrupted:
-    """Return the error that ends a run which has saved a step and resumes from it."""
-    where = f"{reason} after step {step.number}"
-    return Interrupted(f"{where}: saved; the same command resumes from there")
 
 
 def evaluate(
@@ -194,8 +241,10 @@ def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -
         return
     latest = checkpoints.latest()
     saved = f"checkpoint {checkpoints.folder / str(latest)}" if latest else "none"
-    where = f"{name} is {value} at step {step}; the last good checkpoint is: {saved}"
-    raise TrainingError(f"{where}; lower optimizer.learning_rate or look at the data")
+    raise TrainingError(
+        f"{name} is {value} at step {step}; the last good checkpoint is: {saved}; lower "
+        "optimizer.learning_rate or look at the data"
+    )
 
 
 class _Window:

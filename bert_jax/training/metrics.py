@@ -113,8 +113,10 @@ class Writer:
             self._sinks.pop(name, None)
             self._draws &= name != CURVES
             reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
-            lost = f"{name} of {self._folder} is no longer written ({reason})"
-            hosts.warn_on_main(f"{lost}; the run continues, with metrics.jsonl")
+            hosts.warn_on_main(
+                f"{name} of {self._folder} is no longer written ({reason}); the run continues, "
+                "with metrics.jsonl"
+            )
 
     def draw(self, interval: float = 30.0) -> None:
         """Draw the run so far, unless that was done in the last `interval` seconds."""

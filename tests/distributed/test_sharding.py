@@ -195,12 +195,8 @@ def saved(tmp_path_factory):
         like,
     )
     state = jax.tree.map(lambda value, x: jax.device_put(value, x.sharding), numbers, like)
-    description = dataclasses.asdict(TrainConfig(model=SIZES))
-    keep = CheckpointConfig()
-    with closing(
-        Checkpoints(folder, keep, lambda _: description, tokenizer, lambda _: 0.0)
-    ) as checkpoints:
-        checkpoints.save(7, state, None)
+    with closing(Checkpoints(folder, CheckpointConfig(), tokenizer, lambda _: 0.0)) as checkpoints:
+        checkpoints.save(7, state, TrainConfig(model=SIZES), None)
     return folder, tokenizer, numbers
 
 

@@ -320,7 +320,7 @@ def other_tokenizer(config: TrainConfig) -> None:
         (other_vocabulary, "model.vocab_size is 64 there and 65 here; set the field back"),
         (other_heads, "model.num_attention_heads is 2 there and 4 here"),
         (other_optimizer, "optimizer.name is 'adamw' there and 'bert_adamw' here"),
-        (without_nsp, "is trained by the objective sentence_pairs, and this run by masked_lm"),
+        (without_nsp, "objective is sentence_pairs, and that of this run masked_lm"),
         (fewer_steps, "has done 4 steps, and steps is 3; raise it, or fork an earlier one"),
         (other_tokenizer, "tokenizer.path vocab.txt is not the tokenizer of "),
     ],

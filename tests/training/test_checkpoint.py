@@ -4,6 +4,7 @@ import gc
 import logging
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from helpers import flip_bit
 
 from bert_jax.commands.process import quiet_libraries
-from bert_jax.config import CheckpointConfig, TokenizerConfig
+from bert_jax.config import CheckpointConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.text import tokenizer_loading, tokenizer_training
 from bert_jax.training import checkpoint
@@ -33,25 +34,25 @@ def state_at(step: int):
     return init_state(params, optax.adam(1e-3), seed=step)
 
 
-def rank(held_out: dict) -> float:
+def rank(held_out: Mapping[str, float]) -> float:
     return -held_out["loss"]
 
 
 def write(folder, tokenizer, losses: dict[int, float | None]) -> None:
     with closing(
-        checkpoint.Checkpoints(
-            folder, CheckpointConfig(keep=2), lambda _: {"seed": 7}, tokenizer, rank
-        )
+        checkpoint.Checkpoints(folder, CheckpointConfig(keep=2), tokenizer, rank)
     ) as checkpoints:
         for step, loss in losses.items():
-            checkpoints.save(step, state_at(step), None if loss is None else {"loss": loss})
+            scores = None if loss is None else {"loss": loss}
+            checkpoints.save(step, state_at(step), TrainConfig(seed=7), scores)
 
 
 def test_each_checkpoint_has_the_config_of_its_step(tmp_path, tokenizer):
-    settings = CheckpointConfig(keep=2), lambda step: {"seed": 10 * step}
-    with closing(checkpoint.Checkpoints(tmp_path, *settings, tokenizer, rank)) as checkpoints:
+    with closing(
+        checkpoint.Checkpoints(tmp_path, CheckpointConfig(keep=2), tokenizer, rank)
+    ) as checkpoints:
         for step in (1, 2):
-            checkpoints.save(step, state_at(step), None)
+            checkpoints.save(step, state_at(step), TrainConfig(seed=10 * step), None)
     assert [checkpoint.read_json(tmp_path / s, "config")["seed"] for s in "12"] == [10, 20]
 
 
@@ -72,12 +73,10 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_no_half(tmp_path, toke
         else:
             rmtree(path, *args, **options)
 
-    checkpoints = checkpoint.Checkpoints(
-        tmp_path, CheckpointConfig(keep=2), lambda _: {}, tokenizer, rank
-    )
+    checkpoints = checkpoint.Checkpoints(tmp_path, CheckpointConfig(keep=2), tokenizer, rank)
     monkeypatch.setattr(shutil, "rmtree", remove_a_file)
     for step in (10, 20, 30, 40):
-        checkpoints.save(step, state_at(step), None)
+        checkpoints.save(step, state_at(step), TrainConfig(), None)
     checkpoints._manager.close()
     monkeypatch.undo()
     assert (tmp_path / "deleted").exists()
@@ -88,13 +87,13 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_no_half(tmp_path, toke
 
 def test_a_write_that_fails(tmp_path, tokenizer):
     folder = tmp_path / "checkpoints"
-    checkpoints = checkpoint.Checkpoints(folder, CheckpointConfig(), lambda _: {}, tokenizer, rank)
+    checkpoints = checkpoint.Checkpoints(folder, CheckpointConfig(), tokenizer, rank)
     folder.rmdir()
     folder.write_text("")
     wrong = pytest.raises(TrainingError, match=r"checkpoints cannot be written")
     # What fails in the background is raised at the next call.
     with wrong, closing(checkpoints):
-        checkpoints.save(10, state_at(10), None)
+        checkpoints.save(10, state_at(10), TrainConfig(), None)
 
 
 def test_the_best_is_known_after_a_restart(tmp_path, tokenizer):
@@ -109,14 +108,14 @@ def test_restores_bit_for_bit(tmp_path, tokenizer):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), like)
     with closing(
-        checkpoint.Checkpoints(tmp_path, CheckpointConfig(), lambda _: {"seed": 7}, tokenizer, rank)
+        checkpoint.Checkpoints(tmp_path, CheckpointConfig(), tokenizer, rank)
     ) as checkpoints:
         assert checkpoints.latest() == 5
         found = checkpoint.read_state(tmp_path / "5", like)
     jax.tree.map(np.testing.assert_array_equal, found, state_at(5))
     params = checkpoint.read_params(tmp_path / "5", like.params)
     jax.tree.map(np.testing.assert_array_equal, params, state_at(5).params)
-    assert checkpoint.read_json(tmp_path / "5", "config") == {"seed": 7}
+    assert checkpoint.read_json(tmp_path / "5", "config")["seed"] == 7
     saved = checkpoint.read_json(tmp_path / "5", "tokenizer")
     assert tokenizer_loading.from_json(saved, "here").fingerprint == tokenizer.fingerprint
 
@@ -168,11 +167,7 @@ def test_a_flipped_bit_in_any_file_is_noticed(tmp_path, tokenizer):
     )
 
     def read() -> None:
-        with closing(
-            checkpoint.Checkpoints(
-                tmp_path, CheckpointConfig(), lambda _: {"seed": 7}, tokenizer, rank
-            )
-        ):
+        with closing(checkpoint.Checkpoints(tmp_path, CheckpointConfig(), tokenizer, rank)):
             checkpoint.read_state(tmp_path / "5", like)
         for item in ("config", "tokenizer", "log_window"):
             checkpoint.read_json(tmp_path / "5", item)

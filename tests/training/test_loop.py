@@ -1,17 +1,20 @@
 """The loop: which steps are saved, and values that are not finite."""
 
+import contextlib
 import math
+from collections.abc import Iterator
+from typing import ClassVar
 
 import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from bert_jax.config import CheckpointConfig, TokenizerConfig
+from bert_jax.config import CheckpointConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import TrainingError
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.text import tokenizer_training
 from bert_jax.training.checkpoint import Checkpoints
-from bert_jax.training.loop import Stage, training
+from bert_jax.training.loop import Stage, Training, training
 from bert_jax.training.metrics import Writer
 from bert_jax.training.objective import WeightedSum
 from bert_jax.training.step import TrainState
@@ -20,18 +23,41 @@ STEPS = 12
 OBJECTIVE = LabelsObjective(nn.Dense(1))
 
 
-def train(
-    folder, losses: dict[int, float], keep: int = 1, *, eval_every: int, save_every: int
-) -> list[int]:
-    """Train for twelve steps with given held-out losses; return the steps of the checkpoints."""
+class Unfinished:
+    """A metric of a step that is in flight until somebody waits for it."""
+
+    steps: ClassVar[list["Unfinished"]] = []
+
+    def __init__(self):
+        self.steps.append(self)
+
+    def block_until_ready(self) -> None:
+        self.steps.remove(self)
+
+
+@contextlib.contextmanager
+def training_of(folder, train_step, evaluate, keep: int) -> Iterator[Training]:
+    """Yield the training of twelve steps."""
     tokenizer = tokenizer_training.train(["a few words"] * 9, TokenizerConfig(kind="wordpiece"), 25)
     checkpoints = Checkpoints(
         folder / "checkpoints",
         CheckpointConfig(keep=keep),
-        lambda _: {},
         tokenizer,
         lambda h: -h["loss"],
     )
+    state = TrainState(jnp.int32(0), {"w": jnp.ones(2)}, {}, jnp.zeros(2, jnp.uint32))
+    stages = [Stage(STEPS, 4, 4, train_step, evaluate)]
+    with (
+        Writer(folder, 0) as writer,
+        training(state, stages, iter(range(STEPS)), checkpoints, writer, OBJECTIVE) as run,
+    ):
+        yield run
+
+
+def train(
+    folder, losses: dict[int, float], keep: int = 1, *, eval_every: int, save_every: int
+) -> list[int]:
+    """Train for twelve steps with given held-out losses; return the steps of the checkpoints."""
 
     def train_step(state, _):
         metrics = {"loss": WeightedSum(jnp.float32(1), jnp.float32(1))}
@@ -40,22 +66,24 @@ def train(
     def evaluate(state):
         return {"loss": losses[int(state.step)], "sequences_per_second": 1.0}
 
-    state = TrainState(jnp.int32(0), {"w": jnp.ones(2)}, {}, jnp.zeros(2, jnp.uint32))
-    writer = Writer(folder, 0)
-    stages = [Stage(STEPS, 4, 4, train_step, evaluate)]
-    try:
-        batches = iter(range(STEPS))
-        with training(state, stages, batches, checkpoints, writer, OBJECTIVE) as run:
-            for step in run.steps():
-                if step.is_due(5):
-                    run.log(step)
-                scores = run.evaluate(step) if step.is_due(eval_every) else None
-                is_best = scores is not None and run.evaluations_since_best() == 0
-                if step.is_due(save_every) or is_best:
-                    run.save(step, scores)
-    finally:
-        writer.close()
+    with training_of(folder, train_step, evaluate, keep) as run:
+        for step in run.steps(log_every=5, eval_every=eval_every):
+            if step.is_due(save_every) or step.is_best:
+                run.save(step, TrainConfig())
     return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+
+
+def test_at_most_two_steps_are_in_flight(tmp_path):
+    def train_step(state, _):
+        return state, {"loss": WeightedSum(Unfinished(), 1.0)}
+
+    in_flight = []
+    with training_of(tmp_path, train_step, evaluate=len, keep=1) as run:
+        for step in run.steps(log_every=1000, eval_every=1000):
+            in_flight.append(len(Unfinished.steps))
+            if step.number == STEPS - 1:
+                break
+    assert in_flight == [1] + [2] * (STEPS - 2)
 
 
 def test_the_best_is_kept_whatever_the_intervals(tmp_path):
