@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from bert_jax import Bert, DataFiles
+from bert_jax import Bert, DataFiles, load
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
@@ -83,6 +83,17 @@ def refused(*key_words: str) -> Iterator[None]:
         yield
     for words in key_words:
         assert words in str(caught.value)
+
+
+def refuses_to_load(path: Path | str, *key_words: str) -> str:
+    """Check that loading fails with one line that names the path and has the key words."""
+    with pytest.raises(UserError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for words in (str(path), *key_words):
+        assert words in message
+    return message
 
 
 def masking(continues: np.ndarray | None = None, length: int = LENGTH) -> Masking:

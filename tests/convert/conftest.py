@@ -1,9 +1,11 @@
-"""Trace the parameter shapes of the small models once: they take most of the time of a load."""
+"""Golden models, and their parameter shapes traced once: they take most of the time of a load."""
 
 import functools
 
 import pytest
+from make_golden import GOLDEN
 
+import bert_jax
 from bert_jax.convert import names
 
 
@@ -22,3 +24,9 @@ def shapes_traced_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(names, "_param_shapes", cached)
         yield
+
+
+@pytest.fixture(scope="session")
+def golden():
+    """The golden BERT, which no test changes."""
+    return bert_jax.load(GOLDEN / "bert")

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flax import traverse_util
+from helpers import refused, refuses_to_load
 from make_golden import GOLDEN
 
 import bert_jax
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.convert import names
-from bert_jax.errors import UserError
 from bert_jax.runs import origin
 from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.question_answering import QuestionAnsweringConfig
@@ -31,11 +31,6 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 def folder(tmp_path) -> Path:
     """A copy of the golden BERT, to be changed."""
     return copied("bert", tmp_path / "model")
-
-
-@pytest.fixture(scope="module")
-def golden():
-    return bert_jax.load(GOLDEN / "bert")
 
 
 def copied(name: str, to: Path) -> Path:
@@ -66,17 +61,6 @@ def without(params, *parts: str):
     flat = traverse_util.flatten_dict(params, sep="/")
     kept = {name: value for name, value in flat.items() if not name.startswith(parts)}
     return traverse_util.unflatten_dict(kept, sep="/")
-
-
-def refused(path: Path, *said: str) -> str:
-    """Loading fails with one line that has all of `said`."""
-    with pytest.raises(UserError) as caught:
-        bert_jax.load(path)
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1
-    for part in said:
-        assert part in message
-    return message
 
 
 # The same model in other layouts.
@@ -143,31 +127,15 @@ def test_half_precision(dtype, folder, golden):
         np.testing.assert_array_equal(actual[name], value.astype(np.float32), strict=True)
 
 
-def test_another_output_matrix_is_refused(folder):
-    tensors = tensors_of(folder)
-    other = tensors[WORDS].copy()
-    other[3, 3] += 1e-6
-    write(folder, tensors | {"cls.predictions.decoder.weight": other})
-    refused(folder, str(folder), "decoder.weight", "output embeddings")
-
-
 def test_an_encoder_alone(folder, golden):
     encoder = {n: v for n, v in tensors_of(folder).items() if n.startswith("bert.")}
     write(folder, encoder)
     loaded = bert_jax.load(folder)
     same(loaded.params, {"bert": golden.params["bert"]})
-    with pytest.raises(UserError, match="no masked LM head") as caught:
+    with refused("no masked LM head"):
         loaded.fill_mask("the [MASK] fox")
-    assert "\n" not in str(caught.value)
     write(folder, {name: value for name, value in encoder.items() if "pooler" not in name})
     assert "pooler" not in bert_jax.load(folder).params["bert"]
-
-
-def test_an_incomplete_head_is_refused(folder):
-    tensors = tensors_of(folder)
-    del tensors["cls.predictions.transform.dense.bias"]
-    write(folder, tensors)
-    refused(folder, str(folder), "cls.predictions.transform.dense.bias")
 
 
 def test_unused_tensors_are_named(folder, golden):
@@ -180,15 +148,6 @@ def test_unused_tensors_are_named(folder, golden):
     loaded = bert_jax.load(folder)
     same(loaded.params, golden.params)
     assert list(loaded.unused) == sorted(surplus)
-
-
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_case_of_a_vocabulary(lowercase, folder):
-    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
-    tokenizer = bert_jax.load(folder).tokenizer
-    (first, second), unknown = tokenizer.encode(["the fox", "The Fox"]), tokenizer.unk_id
-    assert unknown not in first
-    assert list(second) == (list(first) if lowercase else [unknown, unknown])
 
 
 # Export and load.
@@ -255,21 +214,19 @@ def test_sinusoidal_positions_are_exported_as_a_table(golden, tmp_path):
 
 @pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
 def test_relative_positions_are_not_exported(kind, tmp_path):
-    with pytest.raises(UserError, match=f"{kind}, which transformers 5 has no more") as caught:
+    with refused(kind, "transformers 5"):
         bert_jax.load(GOLDEN / kind).export(tmp_path / "out")
-    assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="head=pretraining does not fit a roberta"):
+    with refused("head=pretraining does not fit a roberta"):
         bert_jax.load(GOLDEN / "roberta").export(tmp_path / "out", "pretraining")
     encoder = dataclasses.replace(golden, params={"bert": golden.params["bert"]})
-    with pytest.raises(UserError, match=r"has no mlm_head, .* it has bert/pooler"):
+    with refused("has no mlm_head", "it has bert/pooler"):
         encoder.export(tmp_path / "out", "masked-lm")
-    for wrong in ("/dev/null/out", "/proc/out"):
-        with pytest.raises(UserError, match="cannot be written"):
-            golden.export(wrong)
+    with refused("cannot be written"):
+        golden.export("/dev/null/out")
     assert not list(tmp_path.iterdir())
 
     def full(*_):
@@ -277,13 +234,13 @@ def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("bert_jax.convert.tokenizer_files.files", full)
-        with pytest.raises(UserError, match=r"cannot be written .*No space left"):
+        with refused("cannot be written", "No space left"):
             golden.export(tmp_path / "out")
     assert not list(tmp_path.iterdir())
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("kept")
     for write_there in (golden.export, golden.save):
-        with pytest.raises(UserError, match="already exists"):
+        with refused("already exists"):
             write_there(tmp_path / "out")
     assert [p.name for p in tmp_path.rglob("*")] == ["out", "mine"]
 
@@ -346,34 +303,20 @@ def test_round_trip_of_an_own_fine_tuned_checkpoint(number, probe, golden, tmp_p
     assert (loaded.task, loaded.model, loaded.config) == (bert.task, bert.model, bert.config)
 
 
-def test_a_fine_tuned_model_encodes_and_fills_no_mask(golden):
-    bert = fine_tuned(golden, TASKS[0])
-    encoder = dataclasses.replace(golden, params={"bert": bert.params["bert"]})
-    np.testing.assert_array_equal(bert.encode("the fox"), encoder.encode("the fox"))
-    with pytest.raises(UserError, match="no masked LM head"):
-        bert.fill_mask("the [MASK] fox")
-
-
-@pytest.mark.parametrize("probe", ["mix", "2"])
-def test_only_the_encoder_of_a_probe_is_exported(probe, golden, tmp_path):
-    bert = fine_tuned(golden, TASKS[0], probe)
-    for head in (None, "classification"):
-        with pytest.raises(UserError, match=f"a probe of '{probe}'.*head=none") as caught:
-            bert.export(tmp_path / "out", head)
-        assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("probe", "head", "key_words"),
+    [
+        ("", "masked-lm", ["has no mlm_head"]),
+        ("", "regression", ["head=regression", "masked-lm"]),
+        ("mix", None, ["a probe of 'mix'", "head=none"]),
+        ("2", "classification", ["a probe of '2'", "head=none"]),
+    ],
+)
+def test_a_head_that_does_not_fit_is_not_exported(probe, head, key_words, either, tmp_path):
+    bert = fine_tuned(either, TASKS[0], probe)
+    with refused(*key_words):
+        bert.export(tmp_path / "out", head)
     assert not list(tmp_path.iterdir())
-    params = round_trip(bert, tmp_path / "out", "none")
-    same(params, {"bert": bert.params["bert"]})
-
-
-def test_heads_that_a_fine_tuned_model_is_not_exported_with(either, tmp_path):
-    bert = fine_tuned(either, TASKS[0])
-    for head, said in (
-        ("masked-lm", "has no mlm_head"),
-        ("regression", "head=regression.*use .*masked-lm"),
-    ):
-        with pytest.raises(UserError, match=said):
-            bert.export(tmp_path / "out", head)
     params = round_trip(bert, tmp_path / "out", "none")
     same(params, {"bert": bert.params["bert"]})
 
@@ -462,67 +405,51 @@ def test_a_pooler_that_is_not_used(kind, task, unused, tmp_path):
     assert loaded.unused == [unused]
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        {},
-        [],
-        ["a", "b"],
-        {"0": "a"},
-        {"0": "a", "1": "b", "2": "c"},
-        {"1": "a", "2": "b"},
-        {"0": "a", "01": "b"},
-        {"0": "a", "1": "a"},
-        {"0": "a", "1": 1},
-        {"0": "a", "1": ["b"]},
-        {"0": "a", "1": None},
-        {"0": "a", "-1": "b"},
-        {"a": 0, "b": 1},
-        3,
-        "ab",
-    ],
-)
-def test_labels_that_are_refused(labels, golden, tmp_path):
-    values = {"id2label": labels, "problem_type": "single_label_classification"}
-    foreign(golden, tmp_path / "model", SEVERAL, **values)
-    is_of_another = isinstance(labels, dict) and labels.keys() in ({"0"}, {"0", "1", "2"})
-    said = "classifier.bias is of shape (2,)" if is_of_another else "id2label must name"
-    refused(tmp_path / "model", str(tmp_path / "model"), said)
+LABELS = "id2label must name"
+SIZE = "classifier.bias is of shape (2,)"
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "key_words"),
     [
+        ({"id2label": {}}, LABELS),
+        ({"id2label": ["a", "b"]}, LABELS),
+        ({"id2label": {"0": "a"}}, SIZE),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, SIZE),
+        ({"id2label": {"1": "a", "2": "b"}}, LABELS),
+        ({"id2label": {"0": "a", "01": "b"}}, LABELS),
+        ({"id2label": {"0": "a", "1": "a"}}, LABELS),
+        ({"id2label": {"0": "a", "1": None}}, LABELS),
+        ({"id2label": {"a": 0, "b": 1}}, LABELS),
+        ({"id2label": 3}, LABELS),
         ({"num_labels": 0}, "num_labels is 0"),
         ({"num_labels": 10**12}, "num_labels is 1000000000000"),
         ({"num_labels": "2"}, "num_labels is '2'"),
-        ({"num_labels": 3}, "classifier.bias is of shape (2,)"),
+        ({"num_labels": 3}, SIZE),
         ({"bert_jax_task": {"kind": 3}}, "kind is 3"),
         ({"bert_jax_task": {"other": 3}}, "unknown field other"),
         ({"bert_jax_task": [1]}, "holds no fields"),
     ],
 )
-def test_configs_of_tasks_that_are_refused(values, said, golden, tmp_path):
+def test_configs_of_tasks_that_are_refused(values, key_words, golden, tmp_path):
+    if "id2label" in values:
+        values = {**values, "problem_type": "single_label_classification"}
     foreign(golden, tmp_path / "model", SEVERAL, **values)
-    refused(tmp_path / "model", str(tmp_path / "model"), said)
+    refuses_to_load(tmp_path / "model", key_words)
 
 
 def test_a_task_without_its_head_is_refused(either, tmp_path):
     foreign(either, tmp_path / "model", SEVERAL)
     tensors = tensors_of(tmp_path / "model")
-    for gone in (
-        "classifier",
-        "pooler.dense.bias" if "pooler" in str(tensors) else "classifier.dense",
-    ):
+    of_head = "pooler.dense.bias" if "pooler" in str(tensors) else "classifier.dense"
+    for gone in ("classifier", of_head):
         kept = {name: value for name, value in tensors.items() if gone not in name}
         assert len(kept) < len(tensors)
         write(tmp_path / "model", kept)
-        refused(tmp_path / "model", str(tmp_path / "model"), "has no ", "fetch it again")
+        refuses_to_load(tmp_path / "model", "has no ", "fetch it again")
 
 
-@pytest.mark.parametrize(
-    "architectures", [None, [], {}, "Bert", [3], [["BertForTokenClassification"]]]
-)
+@pytest.mark.parametrize("architectures", [None, {}, "Bert", [3]])
 def test_unknown_architectures_have_no_task(architectures, folder, golden):
     change_config(folder, architectures=architectures)
     loaded = bert_jax.load(folder)
@@ -548,31 +475,45 @@ def test_damaged_metadata_of_an_own_checkpoint(field, value, said, golden, tmp_p
     path = tmp_path / "ours" / "config" / "metadata"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
     (tmp_path / "ours/checksums.json").unlink()  # as in one of an earlier version
-    refused(tmp_path / "ours", str(tmp_path / "ours"), said)
+    refuses_to_load(tmp_path / "ours", said)
 
 
 # What is refused.
 
 
-def test_a_truncated_file(folder):
-    data = (folder / WEIGHTS).read_bytes()
-    for size in (0, 4, 8, 100, len(data) // 2, len(data) - 1):
-        (folder / WEIGHTS).write_bytes(data[:size])
-        refused(folder, str(folder / WEIGHTS), "fetch it again")
+FEED_FORWARD = "bert.encoder.layer.1.intermediate.dense.weight"
+TRANSFORM = "cls.predictions.transform.dense.bias"
 
 
-def test_tensors_that_do_not_fit(folder):
+def of_type(dtype):
+    return lambda tensors: {FEED_FORWARD: tensors[FEED_FORWARD].astype(dtype)}
+
+
+def other_decoder(tensors):
+    decoder = tensors[WORDS].copy()
+    decoder[3, 3] += 1e-6
+    return {"cls.predictions.decoder.weight": decoder}
+
+
+@pytest.mark.parametrize(
+    ("changed", "key_words"),
+    [
+        (lambda tensors: {FEED_FORWARD: tensors[FEED_FORWARD].T}, ["(12, 20)", "(20, 12)"]),
+        (lambda tensors: {FEED_FORWARD: None}, []),
+        (lambda tensors: {TRANSFORM: None}, [TRANSFORM]),
+        (lambda tensors: {n: None for n in tensors if "layer.1." in n}, ["1 layers"]),
+        (of_type(np.int32), ["int32"]),
+        (of_type(np.int8), ["int8"]),
+        (of_type(np.bool_), ["bool"]),
+        (other_decoder, ["decoder.weight", "output embeddings"]),
+    ],
+)
+def test_tensors_that_do_not_fit(changed, key_words, folder):
     tensors = tensors_of(folder)
-    name = "bert.encoder.layer.1.intermediate.dense.weight"
-    write(folder, tensors | {name: tensors[name].T.copy()})
-    refused(folder, str(folder), name, "(12, 20)", "(20, 12)")
-    write(folder, {n: value for n, value in tensors.items() if n != name})
-    refused(folder, str(folder), name)
-    write(folder, {n: value for n, value in tensors.items() if "layer.1." not in n})
-    refused(folder, str(folder), "1 layers")
-    for dtype, said in ((np.int32, "int32"), (np.int8, "int8"), (np.bool_, "bool")):
-        write(folder, tensors | {name: tensors[name].astype(dtype)})
-        refused(folder, str(folder), name, said)
+    changes = changed(tensors)
+    kept = {n: np.ascontiguousarray(v) for n, v in (tensors | changes).items() if v is not None}
+    write(folder, kept)
+    refuses_to_load(folder, *([FEED_FORWARD] if {*changes} == {FEED_FORWARD} else []), *key_words)
 
 
 def test_layers_without_tensors(folder):
@@ -581,64 +522,67 @@ def test_layers_without_tensors(folder):
     name = f"bert.encoder.layer.{number - 1}.output.dense.bias"
     write(folder, tensors_of(folder) | {name: np.ones(12, np.float32)})
     change_config(folder, num_hidden_layers=number)
-    refused(folder, str(folder), "3 layers", str(number))
+    refuses_to_load(folder, "3 layers", str(number))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (1, 12), (12,), (18, 12, 1)])
+@pytest.mark.parametrize("shape", [(), (1, 12), (12,), (18, 12, 1)])
 def test_position_table_of_a_roberta(shape, tmp_path):
     folder = copied("roberta", tmp_path / "model")
     name = "roberta.embeddings.position_embeddings.weight"
     write(folder, tensors_of(folder) | {name: np.ones(shape, np.float32)})
-    refused(folder, str(folder), "position_embeddings")
+    refuses_to_load(folder, "position_embeddings")
+
+
+MODERNBERT = {
+    "norm_bias": True,
+    "layer_types": ["full_attention"],
+    "classifier_activation": "relu",
+    "embedding_dropout": 0.5,
+    "rope_scaling": {"factor": 2.0},
+    "rope_parameters": {"full_attention": {"rope_type": "yarn"}},
+    "head_dim": 6,
+    "local_attention": 1,
+    "num_attention_heads": 4,
+}
+KEY_WORDS = {  # where they are not the field's name
+    "layer_types": "of 1 layers",
+    "rope_parameters": "'yarn'",
+    "num_attention_heads": "heads of an even size, not of 3",
+}
+
+
+@pytest.mark.parametrize("field", MODERNBERT)
+def test_a_modernbert_that_is_refused(field, folder):
+    change_config(folder, model_type="modernbert", **{field: MODERNBERT[field]})
+    refuses_to_load(folder, KEY_WORDS.get(field, field))
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "key_words"),
     [
         ({"model_type": "deberta"}, "deberta"),
-        ({"model_type": "modernbert", "norm_bias": True}, "norm_bias True"),
+        ({"model_type": ["bert"]}, "['bert']"),
         ({"model_type": "modernbert", "layer_types": ["full_attention", "x"]}, "global layers"),
         ({"model_type": "modernbert", "layer_types": 3}, "global layers"),
-        ({"model_type": "modernbert", "layer_types": ["full_attention"]}, "of 1 layers"),
-        ({"model_type": "modernbert", "classifier_activation": "relu"}, "classifier_activation"),
         ({"model_type": "modernbert", "hidden_activation": "relu"}, "classifier_activation"),
-        ({"model_type": "modernbert", "embedding_dropout": 0.5}, "embedding_dropout"),
-        ({"model_type": "modernbert", "rope_scaling": {"factor": 2.0}}, "rope_scaling"),
         ({"model_type": "modernbert", "rope_parameters": 3}, "rope_parameters 3"),
-        ({"model_type": "modernbert", "head_dim": 6}, "has head_dim, which is not known"),
-        ({"model_type": "modernbert", "local_attention": 1}, "local_attention is 0"),
-        ({"model_type": "modernbert", "num_attention_heads": 4}, "heads of an even size, not of 3"),
         ({"model_type": "modernbert", "local_attention": "x"}, "local_attention"),
-        (
-            {
-                "model_type": "modernbert",
-                "rope_parameters": {"full_attention": {"rope_type": "yarn"}},
-            },
-            "'yarn'",
-        ),
-        ({"model_type": ["bert"]}, "['bert']"),
         ({"hidden_act": "swiglu"}, "swiglu"),
-        ({"hidden_act": ["gelu"]}, "hidden_act"),
         ({"hidden_act": None}, "hidden_act"),
         ({"num_attention_heads": 5}, "not a multiple"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"hidden_size": 10**12}, "hidden_size"),
-        ({"hidden_size": 2**31}, "hidden_size"),
         ({"hidden_size": -12}, "hidden_size"),
         ({"hidden_size": True}, "hidden_size"),
         ({"hidden_size": "12"}, "hidden_size"),
         ({"hidden_size": {"a": 1}}, "hidden_size"),
         ({"hidden_size": 1e300}, "hidden_size"),
-        ({"vocab_size": 2**31}, "vocab_size"),
         ({"vocab_size": 24, "type_vocab_size": None}, "type_vocab_size"),
-        ({"intermediate_size": 2**31}, "intermediate_size"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"num_hidden_layers": 10**7}, "10000000"),
         ({"vocab_size": 2**23}, "word_embeddings"),
         ({"max_position_embeddings": 2**31}, "max_position_embeddings"),
-        ({"type_vocab_size": 2**31}, "type_vocab_size"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps"),
-        ({"layer_norm_eps": float("inf")}, "layer_norm_eps"),
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob"),
         ({"position_embedding_type": "rotary"}, "rotary"),
         ({"is_decoder": True}, "is_decoder"),
@@ -646,40 +590,35 @@ def test_position_table_of_a_roberta(shape, tmp_path):
         ({"tokenizer_pieces": [24]}, "tokenizer_pieces is [24]"),
     ],
 )
-def test_configs_that_are_refused(values, said, folder):
+def test_configs_that_are_refused(values, key_words, folder):
     change_config(folder, **values)
-    refused(folder, str(folder), said)
+    refuses_to_load(folder, key_words)
 
 
-@pytest.mark.parametrize("padding", [10**12, 2**31, 30, [1], None])
+@pytest.mark.parametrize("padding", [10**12, 30, [1], None])
 def test_padding_of_a_roberta(padding, tmp_path):
     folder = copied("roberta", tmp_path / "model")
     change_config(folder, pad_token_id=padding)
     if padding in ([1], None):  # then it is the usual one
         assert bert_jax.load(folder).config.max_position_embeddings == 16
     else:
-        refused(folder, str(folder), "max_position_embeddings")
+        refuses_to_load(folder, "max_position_embeddings")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "3", '"bert"', "null", "[" * 100_000, "\0"])
+@pytest.mark.parametrize("text", [b"{", b"[1]", b"null", b"[" * 100_000, b"\0", b"\xff\xfe{}"])
 def test_a_config_that_is_not_an_object(text, folder):
-    (folder / "config.json").write_text(text)
-    refused(folder, str(folder / "config.json"))
-    (folder / "config.json").write_bytes(b"\xff\xfe" + text.encode())
-    refused(folder, str(folder / "config.json"))
-
-
-def test_a_tokenizer_config_that_is_not_an_object(folder):
-    (folder / "tokenizer_config.json").write_text("[1]")
-    refused(folder, str(folder), "tokenizer_config.json")
+    (folder / "tokenizer_config.json").write_bytes(text)
+    refuses_to_load(folder, "tokenizer_config.json" if text == b"[1]" else "")
+    (folder / "config.json").write_bytes(text)
+    refuses_to_load(folder, "config.json")
 
 
 def test_a_vocabulary_of_another_size(folder):
     tokens = (folder / "vocab.txt").read_text()
     (folder / "vocab.txt").write_text(tokens + "more\n")
-    refused(folder, str(folder), "22 tokens", "21 embeddings")
+    refuses_to_load(folder, "22 tokens", "21 embeddings")
     (folder / "vocab.txt").unlink()
-    refused(folder, str(folder), "vocab.txt")
+    refuses_to_load(folder, "vocab.txt")
 
 
 def test_a_truncated_vocabulary(folder):
@@ -695,52 +634,49 @@ def test_a_truncated_vocabulary(folder):
     change_config(folder, vocab_size=20)
     cut = {n: tensors[n][:20] for n in (WORDS, "cls.predictions.bias")}
     write(folder, tensors | cut)
-    refused(folder, str(folder), "21 tokens", "20 embeddings")
+    refuses_to_load(folder, "21 tokens", "20 embeddings")
 
 
 def test_a_pickle_is_refused_with_the_way_to_convert_it(folder):
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\n")
-    refused(folder, "pytorch_model.bin", "torch.load", "save_file")
+    refuses_to_load(folder, "pytorch_model.bin", "torch.load", "save_file")
     spaced = folder.rename(folder.with_name("it's mine"))
-    message = refused(spaced, "pytorch_model.bin")
+    message = refuses_to_load(spaced, "pytorch_model.bin")
     command = shlex.split(message.partition("is installed: ")[2])
     assert command[-2:] == [str(spaced / "pytorch_model.bin"), str(spaced / WEIGHTS)]
     compile(command[2], "the program", "exec")
 
 
 @pytest.mark.parametrize(
-    "index",
+    "files",
     [
-        {"weight_map": {"a": "model-00009-of-00009.safetensors"}},
-        {"weight_map": {"a": "../other.safetensors"}},
-        {"weight_map": {"a": "/etc/passwd"}},
-        {"weight_map": {"a": ""}},
-        {"weight_map": {"a": "."}},
-        {"weight_map": {"a": "\0"}},
-        {"weight_map": {"a": "one\ntwo"}},
-        {"weight_map": {"a": 1}},
-        {"weight_map": {}},
-        {"weight_map": ["a"]},
-        {"weights": {}},
-        [],
+        {"a": "model-00009-of-00009.safetensors"},
+        {"a": "../other.safetensors"},
+        {"a": "/etc/passwd"},
+        {"a": "."},
+        {"a": "\0"},
+        {"a": "one\ntwo"},
+        {"a": 1},
+        {},
+        ["a"],
     ],
 )
-def test_an_index_of_files_outside_the_directory(index, folder):
+def test_an_index_of_files_outside_the_directory(files, folder):
     # A complete model beside the directory must not be read.
     (folder / WEIGHTS).rename(folder.parent / "other.safetensors")
-    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
-    refused(folder, str(folder))
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": files}))
+    refuses_to_load(folder)
 
 
 def test_an_empty_directory(tmp_path):
-    refused(tmp_path, str(tmp_path))
-    refused(tmp_path / "none", str(tmp_path / "none"))
+    refuses_to_load(tmp_path)
+    refuses_to_load(tmp_path / "none")
     (tmp_path / "config.json").write_text("{}")
-    refused(tmp_path, str(tmp_path))
+    refuses_to_load(tmp_path)
 
 
-def test_a_module_that_no_class_has_is_refused_by_name():
-    for path in ("pair_head/kernel", "bert/layer_0/adapter/kernel"):
-        with pytest.raises(UserError, match=path.rpartition("/")[0]):
-            names.foreign_name(path)
+@pytest.mark.parametrize("path", ["pair_head/kernel", "bert/layer_0/adapter/kernel"])
+def test_a_module_that_no_class_has_is_refused_by_name(path):
+    with refused(path.rpartition("/")[0]):
+        names.foreign_name(path)

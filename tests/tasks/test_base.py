@@ -4,17 +4,17 @@ import dataclasses
 
 import numpy as np
 import pytest
-from helpers import FakeTokenizer, model_config
+from helpers import FakeTokenizer, model_config, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.config import TaskConfig
 from bert_jax.config.fields import TASKS
 from bert_jax.config.settings import from_dict
-from bert_jax.errors import UserError
-from bert_jax.tasks import task_class
+from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 
 MODELS = {name: model_config(model_type=name) for name in ("bert", "roberta")}
 TOKENIZER = FakeTokenizer()  # [CLS] is 2 and [SEP] 3
@@ -73,13 +73,27 @@ def test_a_truncated_sequence_has_exactly_the_maximum_length(texts, name, max_le
     assert sequence[second:].tolist() == ([*truncated[1], 3] if len(truncated) == 2 else [])
 
 
-def test_metrics_of_the_config():
-    assert list(Classification(TaskConfig()).metrics) == ["accuracy"]
-    chosen = ("f1", "accuracy")
-    assert list(Classification(TaskConfig(metrics=chosen)).metrics) == list(chosen)
-    with pytest.raises(UserError) as error:
-        Classification(TaskConfig(metrics=("f1", "bleu")))
-    assert str(error.value) == "task.metrics has 'bleu'; this task has accuracy, f1, matthews"
+TABLE_OF_TASKS = [
+    (TaskConfig(labels=("a", "b", "c")), ["accuracy"], "pearson", 3),
+    (TaskConfig("regression"), ["pearson", "spearman"], "accuracy", 1),
+    (TaskConfig("token_classification", labels=("O", "B-X", "I-X")), ["f1"], "f2", 3),
+    (TaskConfig("token_classification", labels=("N", "V")), ["accuracy"], "f1", 2),
+    (TaskConfig("multiple_choice", labels=("0", "1", "2")), ["accuracy"], "f1", 1),
+    (QuestionAnsweringConfig(), ["f1"], "best_f1", 2),
+]
+
+
+@pytest.mark.parametrize(("config", "metrics", "unknown", "outputs"), TABLE_OF_TASKS)
+def test_metrics_and_heads(config, metrics, unknown, outputs):
+    task = make_task(config)
+    assert list(task.metrics) == metrics
+    every = list(reversed(task.known_metrics))
+    assert list(make_task(dataclasses.replace(config, metrics=tuple(every))).metrics) == every
+    with refused("task.metrics has", unknown):
+        make_task(dataclasses.replace(config, metrics=(unknown,)))
+    head = task.model(MODELS["bert"], "mix")
+    assert isinstance(head, task.model_class)
+    assert (head.num_labels, head.probe) == (outputs, "mix")
 
 
 def test_the_best_checkpoint_is_best_by_the_mean():

@@ -18,7 +18,7 @@ from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import glue
 from bert_jax.tasks.base import Example
-from bert_jax.tasks.classification import BertForSequenceClassification, Classification, Regression
+from bert_jax.tasks.classification import Classification, Regression
 from bert_jax.tasks.datasets import read_examples
 
 ALL = ("accuracy", "f1", "matthews")
@@ -107,21 +107,6 @@ def test_scores_of_classes(drawn):
     assert scores == pytest.approx(expected_scores(actual, predicted, count), abs=1e-12)
 
 
-def test_scores_by_hand():
-    actual = labelled("no", "no", "no", "yes", "yes")
-    scores = classes("no", "yes").score(actual, [logits_of(n, 2) for n in (0, 0, 1, 1, 0)])
-    # Of "yes" one is right, one wrong and one missed: 1·2 − 1·1 over √(2·2·3·3).
-    assert scores == pytest.approx({"accuracy": 0.6, "f1": 0.5, "matthews": 1 / 6})
-
-
-def test_a_class_that_held_out_examples_lack_has_no_f1():
-    examples = labelled("a", "b", "b")
-    assert classes("a", "b", "c").score(examples, [logits_of(n, 3) for n in (0, 1, 1)])["f1"] == 1
-    assert classes("a", "b", "c").score(examples, [logits_of(n, 3) for n in (0, 1, 2)])["f1"] == (
-        pytest.approx((1 + 2 / 3 + 0) / 3)
-    )
-
-
 @pytest.mark.parametrize("metrics", [(), *itertools.combinations(ALL, 1), ALL])
 def test_the_best_constant_prediction(metrics):
     for names, labels in (("ab", "aab"), ("ab", "bbb"), ("abc", "abccb"), ("ab", "aaa")):
@@ -166,7 +151,7 @@ def test_predictions_of_classes_as_json_lines():
     ]
 
 
-@pytest.mark.parametrize("names", ["ab", [f"class {n}" for n in range(31)], ["$x^$", "1_2"]])
+@pytest.mark.parametrize("names", [[f"class {n}" for n in range(31)], ["$x^$", "1_2"]])
 def test_the_confusion_matrix_is_drawn(tmp_path, names):
     examples = labelled(names[0], names[1], names[1])
     predictions = [logits_of(number, len(names)) for number in (0, 0, 1)]
@@ -248,10 +233,6 @@ def test_tables(tmp_path):
     assert [example.label for example in examples] == ["0", "x", None, None, None]
     assert {example.texts for example in examples} == {("fox", "dog")}
     assert [example.id for example in examples] == [7, None, None, None, None]
-
-
-def test_numbers_in_tables(tmp_path):
-    path = tmp_path / "a.jsonl"
     path.write_text('{"sentence": "A", "label": 2}\n{"sentence": "B", "label": "-1.5e0"}')
     assert [example.label for example in read(path, numbers())] == [2.0, -1.5]
 
@@ -262,30 +243,22 @@ def test_numbers_in_tables(tmp_path):
         ({"sentence": "A", "label": True}, {}, "the label True is no name"),
         ({"sentence": "A", "label": 1.5}, {}, "the label 1.5 is no name"),
         ({"sentence": "A", "label": ["x"]}, {}, "the label ['x'] is no name"),
-        ({"sentence": "A", "label": {"a": 1}}, {}, "the label {'a': 1} is no name"),
         ({"sentence": "A", "label": "high"}, {"task": numbers()}, "the label 'high' is no number"),
         ({"sentence": "A", "label": "nan"}, {"task": numbers()}, "the label 'nan' is no number"),
-        ({"sentence": "A", "label": "inf"}, {"task": numbers()}, "the label 'inf' is no number"),
         ({"sentence": "A", "label": [1]}, {"task": numbers()}, "the label [1] is no number"),
         ({"sentence": " ", "label": "no"}, {}, "a text is ' '"),
         ({"sentence": 3, "label": "no"}, {}, "a text is 3"),
         ({"sentence": "A", "label": ""}, {}, "has no label"),
         ({"sentence": "A", "label": "no"}, {"label": "gold"}, "has no label"),
         ({"sentence": "A", "label": "no"}, {"text": "sentence,b"}, "has no column 'b'"),
+        ({"a": "A", "b": "B", "c": "C", "label": "no"}, {"text": "a,b,c"}, "names 3 columns"),
     ],
 )
 def test_rows_that_are_refused(tmp_path, row, fields, key_words):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(row))
-    with refused(f"{path}:1", key_words):
+    with refused(key_words):
         read(path, **fields)
-
-
-def test_more_columns_than_two_texts(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"a": "A", "b": "B", "c": "C", "label": "no"}')
-    with refused("names 3 columns"):
-        read(path, text="a,b,c")
 
 
 def test_a_file_named_like_the_built_in_data(tmp_path, monkeypatch):
@@ -320,13 +293,6 @@ def test_features(wordpiece):
     assert of_numbers.labels == [2.5, pytest.approx(float("nan"), nan_ok=True)]
 
 
-def test_roberta_has_two_separators(wordpiece):
-    pair = [Example(None, "a:1", ("fox", "dog"), "a")]
-    features = classes("a").features(pair, wordpiece, model_config(model_type="roberta"), 8)
-    assert features.sequences[0].tolist() == [2, 6, 3, 3, 12, 3]
-    assert features.second_starts == [4]
-
-
 def test_the_docstrings_of_the_library(monkeypatch):
     splits = {"train": [("Opens it.", "files")], "eval": [("Adds them.", "numbers")]}
     monkeypatch.setattr("bert_jax.text.builtin.docstring_areas", splits.__getitem__)
@@ -334,18 +300,6 @@ def test_the_docstrings_of_the_library(monkeypatch):
     assert read("builtin") == [train]
     assert read("builtin@train") == [dataclasses.replace(train, where="builtin@train #0")]
     assert read("builtin@eval")[0].label == "numbers"
-
-
-def test_metrics_and_heads():
-    assert list(classes("a", "b").metrics) == ["accuracy"]
-    for make, metric in ((classes, "pearson"), (numbers, "accuracy")):
-        with pytest.raises(UserError, match=r"task\.metrics has"):
-            make(metrics=(metric,))
-    assert classes().label_names(labelled("b", "a", "b")) == ("a", "b")
-    for task, size in ((classes("a", "b", "c"), 3), (numbers(), 1)):
-        head = task.model(MODEL, "mix")
-        assert isinstance(head, BertForSequenceClassification)
-        assert (head.num_labels, head.probe) == (size, "mix")
 
 
 @pytest.mark.parametrize(
@@ -376,7 +330,7 @@ def test_examples_of_dicts_have_the_columns_of_the_data():
         task.example_from({"a": "A", "b": "B"}, 2, data)
 
 
-@pytest.mark.parametrize("value", [3, None, [], ("a", "b", "c"), {}, b"", "", " ", ["a", 3], b"ab"])
+@pytest.mark.parametrize("value", [3, [], ("a", "b", "c"), {}, b"ab", " ", ["a", 3]])
 def test_values_of_another_form_are_refused(value):
     with refused("examples[5]"):
         classes("a", "b").example_from(value, 5, DataFiles())

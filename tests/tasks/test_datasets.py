@@ -136,14 +136,6 @@ def test_a_tag_of_no_output(tmp_path):
     assert load_datasets(config(str(train), eval=str(train), task=task))[0].labels == ("O", "B-PER")
 
 
-def test_an_f1_is_refused_once_the_tags_are_known_to_be_no_entities(tmp_path):
-    path = tmp_path / "a.conll"
-    path.write_text("The DET\nfox NOUN\n")
-    task = TaskConfig("token_classification", metrics=("f1",))
-    message = refusal(config(str(path), eval=str(path), task=task))
-    assert message == "task.metrics has 'f1'; this task has accuracy"
-
-
 def test_missing_data(table, tmp_path):
     train, empty = table("a.tsv", "ab"), table("b.tsv", "")
     assert refusal(config("")).startswith("data.train is empty; give")
@@ -162,7 +154,7 @@ def test_missing_data(table, tmp_path):
     assert refusal(mnli) == f"{tmp_path}/train.tsv has no examples; give a file that has"
 
 
-def test_named_sources(tmp_path):
+def test_named_sources(tmp_path, monkeypatch):
     assert parse_sources("", "eval") == {}
     assert parse_sources("matched=a,mismatched=b", "eval") == {"matched": "a", "mismatched": "b"}
     for source in ("a.tsv", "tfds:glue/mnli@validation", "/lang=en/a.tsv", "../x=1/a=b.tsv"):
@@ -172,9 +164,6 @@ def test_named_sources(tmp_path):
     for wrong in ("a,b", "a=x,b", "a=x,a=y", "a b=x,c=y", "=x,b=y", "a=", "a=,b=x"):
         with pytest.raises(UserError, match=r"several sources are given as NAME=FILE,NAME=FILE$"):
             parse_sources(wrong, "eval")
-
-
-def test_a_file_that_has_an_equals_sign_in_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lang=en").mkdir()
     (tmp_path / "lang=en" / "a.tsv").touch()

@@ -63,44 +63,43 @@ def test_scored_pairs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "fields", "wanted"),
+    ("name", "content", "fields", "key_words"),
     [
-        ("query\tpassage\nfox\t \n", {}, "a.tsv:2: a text is ' '; fill it in"),
-        ("query\tpassages\nfox\tdog\n", {}, "has no column 'passage'; set data.text to one of"),
-        ("query\tpassage\tlabel\nfox\tdog\t7\n", {"loss": "cosine"}, "'7' is no cosine"),
-        ("query\tpassage\tlabel\nfox\tdog\tx\n", {"loss": "cosent"}, "'x' is no number"),
-        ("query\tpassage\tlabel\nfox\tdog\t\n", {"loss": "cosent"}, "has no label"),
-        ("query\tpassage\nfox\tdog\n", {"loss": "cosent"}, "has no label"),
+        ("a.tsv", "query\tpassage\nfox\t \n", {}, "a.tsv:2: a text is ' '"),
+        ("a.tsv", "query\tpassages\nfox\tdog\n", {}, "has no column 'passage'"),
+        ("a.tsv", "query\tpassage\tlabel\nfox\tdog\t7\n", {"loss": "cosine"}, "'7' is no cosine"),
+        ("a.tsv", "query\tpassage\tlabel\nfox\tdog\tx\n", {"loss": "cosent"}, "'x' is no number"),
+        ("a.tsv", "query\tpassage\tlabel\nfox\tdog\t\n", {"loss": "cosent"}, "has no label"),
+        ("a.tsv", "query\tpassage\nfox\tdog\n", {"loss": "cosent"}, "has no label"),
+        ("a.tsv", "sentence\na fox\n", {"data": DataFiles()}, "one text; name two columns"),
+        ("a.txt", "a fox\n", {"data": DataFiles()}, "a.txt:1 is a text alone"),
     ],
 )
-def test_bad_input(tmp_path, content, fields, wanted):
-    with refused(wanted):
-        read(tmp_path / "a.tsv", content, **fields)
+def test_bad_input(tmp_path, name, content, fields, key_words):
+    with refused(key_words):
+        read(tmp_path / name, content, **fields)
 
 
-def test_one_text_alone(tmp_path):
-    with pytest.raises(UserError, match=r"a\.txt:1 is a text alone; set task\.embedding\.pairs"):
-        read(tmp_path / "a.txt", "a fox\n", DataFiles())
-    with pytest.raises(UserError, match="one text; name two columns"):
-        read(tmp_path / "a.tsv", "sentence\na fox\n", DataFiles())
+NO_DROPOUT = model_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 @pytest.mark.parametrize(
-    ("embedding", "others", "wanted"),
+    ("embedding", "others", "key_words"),
     [
         ({"dimensions": (8, 32)}, {}, "has 8, 32, and a vector has 16 numbers"),
         ({"dimensions": (0,)}, {}, "give some from 1 to 16"),
         ({}, {"data": DataFiles(max_length=16, batch_size=1)}, "batch_size is 1; raise it"),
         ({}, {"probe": "1"}, "embeddings have no head"),
         ({"pairs": "same", "loss": "cosine"}, {}, "has no scores for loss cosine"),
+        ({"pairs": "same"}, {"model": NO_DROPOUT}, "needs dropout, and the model has none"),
         ({"temperature": 0.0}, {}, "temperature is 0.0"),
     ],
 )
-def test_settings_that_do_not_fit(embedding, others, wanted):
+def test_settings_that_do_not_fit(embedding, others, key_words):
     task = EmbeddingTaskConfig(embedding=EmbeddingConfig(**embedding))
-    data = {"data": DataFiles(max_length=16)} | others
-    with refused(wanted):
-        validate_finetuning(FinetuneConfig(task=task, model=model_config(), **data))
+    fields = {"data": DataFiles(max_length=16), "model": model_config()} | others
+    with refused(key_words):
+        validate_finetuning(FinetuneConfig(task=task, **fields))
 
 
 def test_sizes_of_vectors_on_the_command_line():
@@ -110,14 +109,6 @@ def test_sizes_of_vectors_on_the_command_line():
     assert config.task.embedding.dimensions == (32, 128)
     with pytest.raises(UserError, match="dimensions=32,x: a value of type"):
         override(config, "task.embedding.dimensions", "32,x")
-
-
-def test_a_text_twice_needs_dropout():
-    model = model_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    task = EmbeddingTaskConfig(embedding=EmbeddingConfig(pairs="same"))
-    data = DataFiles(max_length=16)
-    with pytest.raises(UserError, match="needs dropout, and the model has none"):
-        validate_finetuning(FinetuneConfig(task=task, model=model, data=data))
 
 
 def test_texts_are_packed_numbered_and_prompted(wordpiece):

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from helpers import refused
 
-from bert_jax.config import TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import glue
 from bert_jax.tasks.readers import Record
@@ -136,11 +136,6 @@ def test_labels_and_fields_are_those_of_tfds(name):
         assert (*task.texts, task.label) == (*config.text_features.values(), config.label_column)
 
 
-def test_configs():
-    assert glue.task("stsb") == TaskConfig("regression", "stsb", (), ("pearson", "spearman"))
-    assert glue.task("mrpc").labels == ("not_equivalent", "equivalent")
-
-
 def test_sources():
     assert glue.sources("rte") == (
         "tfds:glue/rte@train",
@@ -203,45 +198,34 @@ def test_examples_without_an_agreed_label_have_no_fields(tmp_path):
     assert values(records[1:]) == TRAIN["mnli"]
 
 
-def test_an_empty_sentence_is_left_to_the_caller(tmp_path):
-    (tmp_path / "a.tsv").write_text("sentence\tlabel\n\t1\n")
-    assert values(glue.read("sst2", str(tmp_path / "a.tsv"))) == [(None, ("",), "positive")]
-
-
 @pytest.mark.parametrize(
-    ("name", "label", "message"),
+    ("name", "label", "key_words"),
     [
-        ("sst2", "2", r"a\.tsv:2: the label is '2'; it must be negative, positive, or its number"),
+        ("sst2", "2", "it must be negative, positive, or its number"),
         ("sst2", "0.5", "the label is '0.5'"),
         ("sst2", "", "the label is ''"),
         ("sst2", "nan", "the label is 'nan'"),
-        ("sst2", "inf", "the label is 'inf'"),
         ("sst2", "Positive", "the label is 'Positive'"),
-        ("stsb", "5.1", r"a\.tsv:2: the label is '5.1'; it must be a number from 0 to 5"),
+        ("stsb", "5.1", "it must be a number from 0 to 5"),
         ("stsb", "nan", "the label is 'nan'"),
         ("stsb", "high", "the label is 'high'"),
     ],
 )
-def test_labels_that_a_task_does_not_have(tmp_path, name, label, message):
+def test_labels_that_a_task_does_not_have(tmp_path, name, label, key_words):
     task = glue.LAYOUTS[name]
-    columns = [*task.texts, task.label]
-    texts = ["x"] * len(task.texts)
-    (tmp_path / "a.tsv").write_text("\t".join(columns) + "\n" + "\t".join([*texts, label]) + "\n")
-    with pytest.raises(UserError, match=message):
+    values = dict.fromkeys(task.texts, "x") | {task.label: label}
+    (tmp_path / "a.tsv").write_text("\t".join(values) + "\n" + "\t".join(values.values()) + "\n")
+    with refused("a.tsv:2", key_words):
         list(glue.read(name, str(tmp_path / "a.tsv")))
 
 
 def test_a_file_of_another_task(tmp_path):
     (tmp_path / "train.tsv").write_text("\n".join(FILES["rte"][:2]))
-    with pytest.raises(
-        UserError, match=r"train\.tsv:2 has no column 'question1', as qqp has; give"
-    ):
+    with refused("train.tsv:2 has no column 'question1'", "qqp"):
         list(glue.read("qqp", str(tmp_path / "train.tsv")))
     (tmp_path / "train.tsv").write_text("a\t1\t\tb\na\t1\tb\n")
-    with pytest.raises(UserError, match=r"train\.tsv:2: 3 fields where 4 are expected"):
+    with refused("train.tsv:2: 3 fields where 4 are expected"):
         list(glue.read("cola", str(tmp_path / "train.tsv")))
-    with pytest.raises(UserError, match=r"no\.tsv does not exist"):
-        list(glue.read("cola", str(tmp_path / "no.tsv")))
 
 
 def test_hugging_face_files(tmp_path):

@@ -11,7 +11,7 @@ from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
-from bert_jax.tasks.multiple_choice import BertForMultipleChoice, MultipleChoice
+from bert_jax.tasks.multiple_choice import MultipleChoice
 
 MODEL = model_config()
 SWAG = "sent1,sent2,ending0,ending1,ending2,ending3"
@@ -73,15 +73,6 @@ def test_each_choice_is_truncated_by_itself(wordpiece):
     assert features.truncated == 2
 
 
-def test_roberta_has_two_separators(wordpiece):
-    roberta = model_config(model_type="roberta")
-    features = task("0", "1").features(
-        [Example(None, "a:1", ("fox", "the", "dog", "."), "0")], wordpiece, roberta, 8
-    )
-    assert features.sequences[0].tolist() == [2, 6, 3, 3, 5, 12, 3]
-    assert features.second_starts == [4, 4]
-
-
 @pytest.mark.parametrize("label", ["4", "-2", "1.0", "first", " 1"])
 def test_labels_that_are_no_choice(tmp_path, label):
     path = tmp_path / "a.csv"
@@ -92,11 +83,6 @@ def test_labels_that_are_no_choice(tmp_path, label):
 
 ROW = {"sent1": "A", "sent2": "", "ending0": "b", "ending1": "c", "label": 1}
 COLUMNS = "sent1,sent2,ending0,ending1"
-
-
-def test_the_start_of_the_choices_may_be_empty(tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps(ROW))
-    assert read(tmp_path / "a.jsonl", text=COLUMNS)[0].label == "1"
 
 
 @pytest.mark.parametrize(
@@ -145,15 +131,6 @@ def test_predictions():
     ]
 
 
-def test_metrics_and_head():
-    assert list(task().metrics) == ["accuracy"]
-    with pytest.raises(UserError, match=r"task\.metrics has 'f1'"):
-        task(metrics=("f1",))
-    head = task("0", "1", "2").model(MODEL, "mix")
-    assert isinstance(head, BertForMultipleChoice)
-    assert (head.num_labels, head.probe) == (1, "mix")
-
-
 def test_examples_of_plain_values():
     chooser, data = task("0", "1"), DataFiles(text="sent1,sent2,ending0,ending1")
     texts = ("The fox jumps.", "The dog", "jumped", "is lazy")
@@ -163,13 +140,7 @@ def test_examples_of_plain_values():
     columns = dict(zip(data.text.split(","), texts, strict=True))
     assert chooser.example_from({**columns, "label": 1}, 1, data).label == "1"
     wrong = [{**fields, "choices": ["a"]}, {**fields, "choices": "ab"}, {**fields, "context": ""}]
-    wrong += [
-        {"choices": ["a", "b"]},
-        {**fields, "choices": ["a", "b", "c"]},
-        "The fox",
-        {},
-        columns,
-    ]
+    wrong += [{**fields, "choices": ["a", "b", "c"]}, "The fox", {}, columns]
     for value in wrong:
         with pytest.raises(UserError, match=r"^examples\[1\]"):
             chooser.example_from(value, 1, DataFiles())

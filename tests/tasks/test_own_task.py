@@ -162,16 +162,6 @@ def test_an_interrupted_run_resumes_bit_equal(finished, folder, tiny_run, monkey
     jax.tree.map(np.testing.assert_array_equal, result.bert.params, expected.bert.params)
 
 
-def test_seeds_and_early_stopping(folder, tiny_run):
-    optimizer = dataclasses.replace(FinetuneConfig().optimizer, learning_rate=1e-12)
-    run = config(folder, "topics", seeds=2, patience=1, epochs=4.0, optimizer=optimizer)
-    result = bert_jax.finetune(run, tiny_run.checkpoint, folder / "seeds", quiet=True)
-    assert [row["name"].partition(",")[0] for row in result.comparison[:2]] == ["seed 0", "seed 1"]
-    metrics = (folder / "seeds/seed-1/metrics.jsonl").read_text().splitlines()
-    steps = [each["step"] for each in map(json.loads, metrics) if each["split"] == "eval"]
-    assert steps == [EPOCH, 2 * EPOCH]
-
-
 def test_export_and_import(finished, folder, tmp_path, bert_jax_main):
     kind, result = finished
     printed = bert_jax_main("export", folder / kind, tmp_path / "exported")

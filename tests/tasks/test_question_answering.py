@@ -19,7 +19,6 @@ from bert_jax.errors import UserError
 from bert_jax.tasks import question_answering
 from bert_jax.tasks.question_answering import (
     Answers,
-    BertForQuestionAnswering,
     Candidate,
     QuestionAnswering,
     QuestionAnsweringConfig,
@@ -121,14 +120,6 @@ def test_long_questions_are_truncated(tokenizer):
     with pytest.raises(UserError, match=r"max_length 12 has no room .* task\.max_question 9"):
         task(max_question=9).features(examples, tokenizer, MODEL, 12)
     assert len(task(max_question=8).features(examples, tokenizer, MODEL, 12)) == 9 + 2
-
-
-def test_a_stride_beyond_the_window_leaves_no_gap(tokenizer):
-    features = task(doc_stride=100, max_question=4).features(
-        [example([("fox", 4)])], tokenizer, MODEL, 10
-    )
-    assert [len(span.offsets) for span in features.spans] == [3, 3, 3]
-    assert all(span.is_central.all() for span in features.spans)
 
 
 def google_windows(size, room, stride):
@@ -268,28 +259,6 @@ def test_answers_are_those_of_an_exhaustive_search(words, length, stride, max_an
     assert backwards == predictions
 
 
-def test_with_enough_candidates_nothing_is_missed():
-    """The best answer is then the best of all pairs of start and end."""
-    tokenizer, context = trained("wordpiece"), " ".join(WORDS * 2)
-    reader = task(max_answer=1000, n_best=1000)
-    features = reader.features([example(None, context, question="fox")], tokenizer, MODEL, 200)
-    assert len(features) == 1
-    (logits,) = random_logits(features, 3)
-    starts, ends = logits[:, features.second_starts[0] : -1].astype(float)
-    expected = max(starts[i] + ends[j] for i in range(len(starts)) for j in range(i, len(ends)))
-    assert answer_all(reader, features, [logits])[0].best[0].score == expected
-
-
-def test_equal_texts_are_one_answer(tokenizer):
-    of_example = example(None, "dog dog fox dog")
-    reader = task(n_best=4, max_answer=1)
-    features = reader.features([of_example], tokenizer, MODEL, 32)
-    logits = np.zeros((2, 11))
-    logits[0, 6:10] = [1, 2, 0, 2]
-    predictions = answer_all(reader, features, [logits])[0]
-    assert predictions.best == (Candidate(2, 4, 7), Candidate(0, 8, 11))
-
-
 def test_padding_does_not_matter(tokenizer):
     """Nor do tokens of the question, whatever their logits."""
     reader = task(n_best=5)
@@ -329,15 +298,6 @@ def test_no_answer_and_its_threshold(tokenizer):
     ]
     assert reader.score([fox], predictions[:1]) == {"exact_match": 1.0, "f1": 1.0}
     assert reader.constant_score([fox, none, none]) == pytest.approx(2 / 3)
-
-
-def test_the_least_null_score_counts(tokenizer):
-    reader = task(doc_stride=2, with_unanswerable=True)
-    features = reader.features([example([])], tokenizer, MODEL, 12)
-    logits = random_logits(features, 1)
-    for values, null in zip(logits, (3.0, -5.0, 1.0), strict=True):
-        values[:, 0] = null
-    assert answer_all(reader, features, logits)[0].null == -10
 
 
 def test_the_best_threshold_has_its_score(tokenizer):
@@ -457,19 +417,6 @@ def test_records_as_examples():
             task().example_from(fields, 3, DataFiles())
     with pytest.raises(UserError, match="an answer is '' at 0; give a text"):
         task().make_example(record([("fox", 4), ("", 0)]))
-
-
-def test_metrics_and_head():
-    assert list(task().metrics) == ["f1"]
-    assert list(task(metrics=("exact_match", "f1")).metrics) == ["exact_match", "f1"]
-    assert list(task(metrics=("best_f1",), with_unanswerable=True).metrics) == ["best_f1"]
-    for unknown in ("accuracy", "best_f1"):
-        with pytest.raises(UserError, match=unknown):
-            task(metrics=(unknown,))
-    assert task().label_names([]) == ()
-    head = task().model(MODEL, "mix")
-    assert isinstance(head, BertForQuestionAnswering)
-    assert (head.num_labels, head.probe) == (2, "mix")
 
 
 def test_examples_of_plain_values():

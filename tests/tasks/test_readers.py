@@ -52,17 +52,20 @@ TABLES = {
 @pytest.mark.parametrize("packed", ["", ".gz", ".xz"])
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(tmp_path, name, packed):
-    path = write(tmp_path / (name + packed), TABLES[name])
+    windows = b"\xef\xbb\xbf" + TABLES[name].replace("\n", "\r\n").encode()
+    for content in (TABLES[name], windows):
+        path = write(tmp_path / (name + packed), content)
+        records = list(read_records(path))
+        assert fields(records) == ROWS
+        first = 1 if ".jsonl" in name else 2
+        assert [record.where for record in records] == [f"{path}:{first}", f"{path}:{first + 1}"]
+
+
+def test_json_lines_may_be_empty_and_half_a_surrogate_is_a_question_mark(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"n": 3}\n\n{"s": ["\\ud800x"]}\n')
     records = list(read_records(path))
-    assert fields(records) == ROWS
-    first = 1 if ".jsonl" in name else 2
-    assert [record.where for record in records] == [f"{path}:{first}", f"{path}:{first + 1}"]
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_windows_files(tmp_path, name):
-    content = b"\xef\xbb\xbf" + TABLES[name].replace("\n", "\r\n").encode()
-    assert fields(read_records(write(tmp_path / name, content))) == ROWS
+    assert fields(records) == [{"n": 3}, {"s": ["?x"]}]
+    assert records[1].where == f"{path}:3"
 
 
 def test_tsv_keeps_quotes_spaces_and_empty_fields(tmp_path):
@@ -79,14 +82,6 @@ def test_csv_fields_of_several_lines(tmp_path):
     records = list(read_records(write(tmp_path / "a.csv", 'a,b\n"1\n2",x\n\n"3\n\n4",y\nz,w\n')))
     assert [record.where.split(":")[-1] for record in records] == ["2", "5", "8"]
     assert [record.fields["a"] for record in records] == ["1\n2", "3\n\n4", "z"]
-
-
-def test_json_values_keep_their_types(tmp_path):
-    row = {"tokens": ["a", "b"], "n": 3, "x": 0.5, "no": None, "of": {"k": [1]}}
-    path = write(tmp_path / "a.jsonl", json.dumps(row) + "\n\n" + '{"s": ["\\ud800x"]}\n')
-    records = list(read_records(path))
-    assert fields(records) == [row, {"s": ["?x"]}]
-    assert records[1].where == f"{path}:3"
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
@@ -171,44 +166,69 @@ def test_no_content_raises_anything_but_a_user_error(tmp_path_factory, content, 
                 assert record.where.startswith(str(path))
 
 
+MALFORMED_TABLES = [
+    ("a.tsv", "a\tb\ta\n1\t2\t3\n", "a.tsv:1: two columns are named 'a'"),
+    ("a.csv", "\na,a\n", "a.csv:2: two columns are named 'a'"),
+    ("a.txt", "a\n", "unknown kind"),
+    ("a", "a\n", "unknown kind"),
+    ("a.tsv", "a\tb\n1\t\0\n", "line 2 has a NUL byte"),
+    ("a.csv", "a,b\n1,\0\n", "line 2 has a NUL byte"),
+    ("a.csv", f"a,b\n1,{'x' * 200_000}\n", "a.csv:2: field larger than field limit"),
+    ("a.csv", 'a,b\n1,"x\n2,y\n', "a.csv:2: unexpected end of data"),
+    ("a.csv", 'a,b\n1,"x"y\n', "a.csv:2: ',' expected after '\"'"),
+    ("a.csv", "a,b\n1,2\r3,4\n", "a.csv:2: new-line character seen in unquoted field"),
+    ("a.tsv", b"a\tb\n1\t\xff\n", "line 2 is not UTF-8"),
+    ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2 is not JSON"),
+    ("a.jsonl", '{"a": 1}\n[1]\n', "a.jsonl:2 is no JSON object"),
+    ("a.jsonl", '{"a": 1, "a": 2}\n', "'a' occurs twice"),
+    ("a.jsonl", '{"a": ' + "[" * 200_000 + "\n", "a.jsonl:1 is not JSON"),
+    ("a.jsonl", '{"a": ' + "9" * 5000 + "}\n", "a.jsonl:1 is not JSON"),
+]
+MALFORMED_CONLL = [
+    ("a O\n\nb X O\n", ":3: 3 columns where the first word has 2"),
+    ("a O\nb\n", ":2: 1 columns where the first word has 2"),
+    ("a\tO\n\tO\n", ":2: an empty column"),
+    ("a\tO\nb\t\n", ":2: an empty column"),
+    ("a O\nb\0 O\n", "line 2 has a NUL byte"),
+    (b"a O\n\xff O\n", "line 2 is not UTF-8"),
+]
+PARAGRAPH = '{"data": [{"paragraphs": [%s]}]}'
+MALFORMED_SQUAD = [
+    ("{", "is not JSON"),
+    ('{"data": {}}', "has no list 'data'"),
+    ('{"data": [3]}', "data[0] has no list 'paragraphs'"),
+    (PARAGRAPH % "{}", "data[0].paragraphs[0] has no list 'qas'"),
+    (PARAGRAPH % '{"qas": []}', "data[0].paragraphs[0] has no context"),
+    (PARAGRAPH % '{"context": " ", "qas": []}', "data[0].paragraphs[0] has no context"),
+    (PARAGRAPH % '{"context": "x", "qas": [3]}', "paragraphs[0].qas[0] is no JSON object"),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("read", "name", "content", "key_words"),
     [
-        ("a.tsv", "a\tb\ta\n1\t2\t3\n", "a.tsv:1: two columns are named 'a'"),
-        ("a.csv", "\na,a\n", "a.csv:2: two columns are named 'a'"),
-        ("a.txt", "a\n", "a.txt is of an unknown kind"),
-        ("a", "a\n", "a is of an unknown kind"),
-        ("a.tsv", "a\tb\n1\t\0\n", "a.tsv: line 2 has a NUL byte"),
-        ("a.csv", "a,b\n1,\0\n", "a.csv: line 2 has a NUL byte"),
-        ("a.csv", f"a,b\n1,{'x' * 200_000}\n", "a.csv:2: field larger than field limit"),
-        ("b.csv", 'a,b\n1,"x\n2,y\n', "b.csv:2: unexpected end of data"),
-        ("c.csv", 'a,b\n1,"x"y\n', "c.csv:2: ',' expected after '\"'"),
-        ("d.csv", "a,b\n1,2\r3,4\n", "d.csv:2: new-line character seen in unquoted field"),
-        ("a.tsv", b"a\tb\n1\t\xff\n", "a.tsv: line 2 is not UTF-8"),
-        ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2 is not JSON"),
-        ("b.jsonl", '{"a": 1}\n[1]\n', "b.jsonl:2 is no JSON object"),
-        ("c.jsonl", '{"a": 1, "a": 2}\n', "'a' occurs twice"),
-        ("d.jsonl", '{"a": ' + "[" * 200_000 + "\n", "d.jsonl:1 is not JSON"),
-        ("e.jsonl", '{"a": ' + "9" * 5000 + "}\n", "e.jsonl:1 is not JSON"),
+        *((read_records, *case) for case in MALFORMED_TABLES),
+        *((readers.conll, "a.conll", *case) for case in MALFORMED_CONLL),
+        *((readers.squad, "a.json", *case) for case in MALFORMED_SQUAD),
     ],
 )
-def test_malformed_tables(tmp_path, name, content, message):
+def test_malformed_files(tmp_path, read, name, content, key_words):
+    path = write(tmp_path / name, content)
     limit = csv.field_size_limit(131_072)  # Python's own; commands raise it for their process
     try:
-        assert message in fails(read_records, write(tmp_path / name, content))
+        message = fails(read, path)
     finally:
         csv.field_size_limit(limit)
+    assert path in message
+    assert key_words in message
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "content"),
     [
         ("classification", "a.tsv", ""),
-        ("classification", "a.csv", ""),
         ("classification", "a.jsonl", "\n \n"),
-        ("classification", "b.tsv", "\n\n"),
-        ("classification", "b.csv", "a,b\n"),
-        ("token_classification", "a.conll", ""),
+        ("classification", "a.csv", "a,b\n"),
         ("token_classification", "a.conll", "\n\n-DOCSTART- O\n\n"),
         ("question_answering", "a.json", ""),
         ("question_answering", "a.json", '{"data": []}'),
@@ -217,8 +237,7 @@ def test_malformed_tables(tmp_path, name, content, message):
 def test_files_without_examples(tmp_path, kind, name, content):
     path = write(tmp_path / name, content)
     task = make_task(task_class(kind).settings(kind=kind))
-    message = fails(read_examples, task, path, DataFiles(), labelled=True)
-    assert message == f"{path} has no examples; give a file that has"
+    assert "has no examples" in fails(read_examples, task, path, DataFiles(), labelled=True)
 
 
 def test_damaged_archives(tmp_path):
@@ -265,29 +284,16 @@ def test_conll(tmp_path, content, lines):
     assert fields(readers.conll(write(tmp_path / "a.conll.xz", content))) == SENTENCES
 
 
-def test_conll_of_words_alone(tmp_path):
-    records = fields(readers.conll(write(tmp_path / "a.txt", "a\nb\n\n\n\nc\n")))
-    assert records == [{"tokens": ["a", "b"], "tags": None}, {"tokens": ["c"], "tags": None}]
-
-
-def test_conll_words_of_other_white_space(tmp_path):
-    records = fields(readers.conll(write(tmp_path / "a.txt", "\u00a0\tO\na\u3000b\tX\n")))
-    assert records == [{"tokens": ["\u00a0", "a\u3000b"], "tags": ["O", "X"]}]
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "expected"),
     [
-        ("a O\n\nb X O\n", ":3: 3 columns where the first word has 2"),
-        ("a O\nb\n", ":2: 1 columns where the first word has 2"),
-        ("a\tO\n\tO\n", ":2: an empty column"),
-        ("a\tO\nb\t\n", ":2: an empty column"),
-        ("a O\nb\0 O\n", ": line 2 has a NUL byte"),
-        (b"a O\n\xff O\n", "line 2 is not UTF-8"),
+        ("a\nb\n\n\n\nc\n", [(["a", "b"], None), (["c"], None)]),
+        ("\u00a0\tO\na\u3000b\tX\n", [(["\u00a0", "a\u3000b"], ["O", "X"])]),
     ],
 )
-def test_malformed_conll(tmp_path, content, message):
-    assert message in fails(readers.conll, write(tmp_path / "a.conll", content))
+def test_conll_of_words_alone_and_of_other_white_space(tmp_path, content, expected):
+    records = fields(readers.conll(write(tmp_path / "a.txt", content)))
+    assert records == [{"tokens": tokens, "tags": tags} for tokens, tags in expected]
 
 
 WORD = st.text(st.characters(codec="utf-8", exclude_characters="\0\t\r\n "), min_size=1, max_size=5)
@@ -355,53 +361,25 @@ def test_flat_squad(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("question", "message"),
+    ("question", "key_words"),
     [
-        ({"question": ""}, "a.json: question q1 has no question"),
-        ({"id": None}, "a.json: data[0].paragraphs[0].qas[0] has no id"),
-        ({"answers": "red"}, "a.json: question q1: an answer is 'red' at None"),
-        ({"answers": ["red"]}, "question q1: an answer is 'red' at None"),
-        ({"answers": [{"text": 3, "answer_start": 0}]}, "question q1: an answer is"),
-        ({"answers": [{"text": "red"}]}, "question q1: an answer is"),
-        ({"answers": [{"text": "red", "answer_start": "7"}]}, "question q1: an answer is"),
-        ({"answers": [{"text": "red", "answer_start": 7.0}]}, "question q1: an answer is"),
-        ({"answers": [{"text": "red", "answer_start": True}]}, "question q1: an answer is"),
-        ({"answers": [{"text": "red", "answer_start": -1}]}, "question q1: an answer is"),
-        ({"answers": {"text": ["red"], "answer_start": 7}}, "q1: an answer is ['red'] at 7"),
-        ({"is_impossible": "no"}, "a.json: question q1: is_impossible is 'no'"),
+        ({"question": ""}, "question q1 has no question"),
+        ({"id": None}, "data[0].paragraphs[0].qas[0] has no id"),
+        ({"answers": "red"}, "an answer is 'red' at None"),
+        ({"answers": [{"text": 3, "answer_start": 0}]}, "an answer is"),
+        ({"answers": [{"text": "red"}]}, "an answer is"),
+        ({"answers": [{"text": "red", "answer_start": "7"}]}, "an answer is"),
+        ({"answers": [{"text": "red", "answer_start": 7.0}]}, "an answer is"),
+        ({"answers": [{"text": "red", "answer_start": True}]}, "an answer is"),
+        ({"answers": [{"text": "red", "answer_start": -1}]}, "an answer is"),
+        ({"answers": {"text": ["red"], "answer_start": 7}}, "an answer is ['red'] at 7"),
+        ({"is_impossible": "no"}, "is_impossible is 'no'"),
     ],
 )
-def test_malformed_questions(tmp_path, question, message):
-    path = squad_file(tmp_path / "a.json", {**ASKED, **question})
-    assert message in fails(asked, path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "a.json is not JSON"),
-        ("[]", "a.json has no list 'data'"),
-        ('{"data": {}}', "a.json has no list 'data'"),
-        ('{"data": [3]}', "a.json: data[0] has no list 'paragraphs'"),
-        ('{"data": [{"paragraphs": [{}]}]}', "data[0].paragraphs[0] has no list 'qas'"),
-        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "data[0].paragraphs[0] has no context"),
-        (
-            '{"data": [{"paragraphs": [{"context": " ", "qas": []}]}]}',
-            "a.json: data[0].paragraphs[0] has no context",
-        ),
-        (
-            '{"data": [{"paragraphs": [{"context": "x", "qas": [3]}]}]}',
-            "a.json: data[0].paragraphs[0].qas[0] is no JSON object",
-        ),
-    ],
-)
-def test_malformed_squad_files(tmp_path, content, message):
-    assert message in fails(readers.squad, write(tmp_path / "a.json", content))
-
-
-def test_questions_of_the_same_id(tmp_path):
+def test_malformed_questions(tmp_path, question, key_words):
+    assert key_words in fails(asked, squad_file(tmp_path / "a.json", {**ASKED, **question}))
     path = squad_file(tmp_path / "a.json", ASKED, ASKED)
-    assert "a.json: question q1: its id occurs twice" in fails(readers.squad, path)
+    assert "question q1: its id occurs twice" in fails(readers.squad, path)
 
 
 # TensorFlow datasets
