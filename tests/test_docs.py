@@ -319,25 +319,17 @@ def test_the_reference_is_complete(monkeypatch):
         assert f"usage: bert-jax {name} " in site["command_help"]()
 
 
-def test_links_out_of_docs_become_paths():
+def test_pages_of_the_site_and_its_notebooks():
+    """Links out of docs/ become paths; a page becomes the cells of a notebook."""
     site = runpy.run_path(str(ROOT / "docs/conf.py"))
-    source = [
-        "[a](../LICENSE) ([b](../tests/helpers.py)), [c](../README.md), [d](runs.md) [e](../no)"
-    ]
+    source = ["[a](../LICENSE) ([b](../tests/helpers.py)), [c](../README.md) [d](runs.md)"]
     site["link_files"](None, "runs", source)
-    expected = "a (`LICENSE`) (b: `tests/helpers.py`), [c](start.md), [d](runs.md) [e](../no)"
-    assert source == [expected]
+    assert source == ["a (`LICENSE`) (b: `tests/helpers.py`), [c](start.md) [d](runs.md)"]
     links = re.findall(r"\]\((\S+?)\)", site["readme"]())
-    assert "pretraining.md" in links
-    assert "../CONTRIBUTING.md" in links
-
-
-def test_a_page_becomes_a_notebook():
-    site = runpy.run_path(str(ROOT / "docs/conf.py"))
-    found = json.loads(
-        site["notebook"]("# A\n\n```python\na = 1\nb = 2\n```\n\n```text\n3\n```\nEnd.\n")
-    )
-    assert [(cell["cell_type"], "".join(cell["source"])) for cell in found["cells"]] == [
+    assert {"pretraining.md", "../CONTRIBUTING.md"} <= {*links}
+    page = "# A\n\n```python\na = 1\nb = 2\n```\n\n```text\n3\n```\nEnd.\n"
+    cells = json.loads(site["notebook"](page))["cells"]
+    assert [(cell["cell_type"], "".join(cell["source"])) for cell in cells] == [
         ("markdown", "# A"),
         ("code", "a = 1\nb = 2"),
         ("markdown", "End."),

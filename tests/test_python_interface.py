@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import model_config, random_bert, untrained
+from helpers import model_config, random_bert, refused, untrained
 
 import bert_jax
 from bert_jax import Bert, TokenizerConfig, UserError
@@ -106,7 +106,8 @@ def test_importing_and_loading_change_nothing_of_the_process(tiny_run):
     assert json.loads(done.stdout) == [[], False, "elsewhere"]
 
 
-def test_tokenize_pads_to_the_longest_text(tiny_bert):
+def test_tokenize(tiny_bert):
+    """It pads to the longest text, and joins and truncates pairs."""
     tokenizer = tiny_bert.tokenizer
     texts = ["the river", "the river bank of the model"]
     arrays = tiny_bert.tokenize(texts)
@@ -117,17 +118,12 @@ def test_tokenize_pads_to_the_longest_text(tiny_bert):
         assert (row[len(ids) :] == tokenizer.pad_id).all()
     np.testing.assert_array_equal(arrays["attention_mask"], arrays["input_ids"] != tokenizer.pad_id)
     assert not arrays["token_type_ids"].any()
-
-
-def test_tokenize_joins_and_truncates_pairs(tiny_bert):
-    first, second = (tiny_bert.tokenizer.encode([t])[0] for t in ("the river", "a bank"))
-    arrays = tiny_bert.tokenize("the river", "a bank")
-    (types,) = arrays["token_type_ids"].tolist()
+    first, second = (tokenizer.encode([t])[0] for t in ("the river", "a bank"))
+    (types,) = tiny_bert.tokenize("the river", "a bank")["token_type_ids"].tolist()
     assert types == [0] * (len(first) + 2) + [1] * (len(second) + 1)
-    arrays = tiny_bert.tokenize("the river " * 9, "a bank", max_length=16)
-    (row,) = arrays["input_ids"].tolist()
+    (row,) = tiny_bert.tokenize("the river " * 9, "a bank", max_length=16)["input_ids"].tolist()
     assert len(row) == 16
-    assert row[-len(second) - 1 :] == [*second, tiny_bert.tokenizer.sep_id]
+    assert row[-len(second) - 1 :] == [*second, tokenizer.sep_id]
 
 
 @pytest.mark.parametrize("call", [Bert.tokenize, Bert.__call__, Bert.encode])
@@ -191,16 +187,6 @@ def test_a_model_that_was_used_is_pickled_without_its_programs(tiny_bert, tiny_c
     before = tiny_classifier.predict("The river.")
     read = pickle.loads(pickle.dumps(tiny_classifier))
     assert list(read.predict("The river.")) == list(before)
-
-
-def test_a_roberta_has_two_separators_and_one_token_type(roberta):
-    tokenizer = roberta.tokenizer
-    first, second = (tokenizer.encode([text])[0] for text in ("The river", "bank."))
-    arrays = roberta.tokenize(["The river"], ["bank."])
-    separator = tokenizer.sep_id
-    expected = [tokenizer.cls_id, *first, separator, separator, *second, separator]
-    assert arrays["input_ids"].tolist() == [expected]
-    assert not arrays["token_type_ids"].any()
 
 
 def test_hidden_states_and_attentions(tiny_bert, roberta):
@@ -295,18 +281,18 @@ def test_errors_read_as_those_of_the_commands(tiny_bert, tiny_run, tmp_path, ber
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "key_words"),
     [
-        (lambda bert: bert.tokenize([]), "there are no texts; give one or more"),
+        (lambda bert: bert.tokenize([]), "there are no texts"),
         (lambda bert: bert.tokenize(["a", "b"], ["c"]), "2 texts and 1 second texts"),
-        (lambda bert: bert.tokenize(["a", None]), r"texts\[1\] is None; give a text, as a str"),
-        (lambda bert: bert.tokenize("a", [b"c"]), r"text_pairs\[0\] is b'c'; give a text"),
-        (lambda bert: bert({"a": "b"}), r"texts is {'a': 'b'}; give a text, or a list of texts"),
-        (lambda bert: bert.encode(["a", 1.5]), r"texts\[1\] is 1.5; give a text"),
-        (lambda bert: bert.encode(None), "texts is None; give a text, or a list of texts"),
-        (lambda bert: bert.encode("\ud800"), r"texts\[0\] is not Unicode"),
-        (lambda bert: bert.attention(["a"]), r"text\[0\] is \['a'\]; give a text"),
-        (lambda bert: bert.fill_mask(["[MASK]", 3]), r"text\[1\] is 3; give a text"),
+        (lambda bert: bert.tokenize(["a", None]), "texts[1] is None"),
+        (lambda bert: bert.tokenize("a", [b"c"]), "text_pairs[0] is b'c'"),
+        (lambda bert: bert({"a": "b"}), "texts is {'a': 'b'}"),
+        (lambda bert: bert.encode(["a", 1.5]), "texts[1] is 1.5"),
+        (lambda bert: bert.encode(None), "texts is None"),
+        (lambda bert: bert.encode("\ud800"), "texts[0] is not Unicode"),
+        (lambda bert: bert.attention(["a"]), "text[0] is ['a']"),
+        (lambda bert: bert.fill_mask(["[MASK]", 3]), "text[1] is 3"),
         (lambda bert: bert.tokenize("a", max_length=33), "max_length is 33"),
         (lambda bert: bert.tokenize("a", "b", max_length=3), "max_length is 3"),
         (lambda bert: bert.fill_mask("[MASK] " * 40), "has 42 tokens and the model 32"),
@@ -314,24 +300,24 @@ def test_errors_read_as_those_of_the_commands(tiny_bert, tiny_run, tmp_path, ber
         (lambda bert: bert.predict(["a"]), "no head of a task"),
     ],
 )
-def test_mistakes(tiny_bert, call, message):
-    with pytest.raises(UserError, match=message):
+def test_mistakes(tiny_bert, call, key_words):
+    with refused(key_words):
         call(tiny_bert)
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "key_words"),
     [
-        (lambda bert: bert.predict([]), "there are no examples; give one or more"),
-        (lambda bert: bert.predict(""), "a text is ''; fill it in"),
-        (lambda bert: bert.predict([("a", "b")]), r"examples\[0\] has 2 texts and the model .* 1"),
-        (lambda bert: bert.predict(["a", None]), r"examples\[1\] is None; give"),
+        (lambda bert: bert.predict([]), "there are no examples"),
+        (lambda bert: bert.predict(""), "a text is ''"),
+        (lambda bert: bert.predict([("a", "b")]), "examples[0] has 2 texts"),
+        (lambda bert: bert.predict(["a", None]), "examples[1] is None"),
         (lambda bert: bert.predict(["a"], batch_size=0), "batch_size is 0"),
         (lambda bert: bert.fill_mask("a [MASK]"), "no masked LM head"),
     ],
 )
-def test_mistakes_with_a_fine_tuned_model(tiny_classifier, call, message):
-    with pytest.raises(UserError, match=message):
+def test_mistakes_with_a_fine_tuned_model(tiny_classifier, call, key_words):
+    with refused(key_words):
         call(tiny_classifier)
 
 
@@ -348,17 +334,15 @@ def test_settings_that_do_not_exist(tiny_config, tiny_finetuning_config, tiny_ru
         for group in (config, config.model, config.data, config.optimizer):
             with pytest.raises(AttributeError, match="has no attribute 'learnin_rate'"):
                 group.learnin_rate = 1e-5
-    for wrong, message in (
-        (None, "config is of the class NoneType, not TrainConfig; bert_jax.recipe"),
+    partial = dataclasses.replace(tiny_config, optimizer={})
+    for wrong, key_words in (
+        (None, "config is of the class NoneType, not TrainConfig"),
         (tiny_finetuning_config, "config is of the class FinetuneConfig, not TrainConfig"),
-        (
-            dataclasses.replace(tiny_config, optimizer={}),
-            "config.optimizer is of the class dict, not OptimizerConfig",
-        ),
+        (partial, "config.optimizer is of the class dict, not OptimizerConfig"),
     ):
-        with pytest.raises(UserError, match=message):
+        with refused(key_words):
             bert_jax.pretrain(wrong, tmp_path / "run")
-    with pytest.raises(UserError, match="config is of the class TrainConfig, not FinetuneConfig"):
+    with refused("config is of the class TrainConfig, not FinetuneConfig"):
         bert_jax.finetune(tiny_config, tiny_run.checkpoint, tmp_path / "run")
 
 

@@ -1,7 +1,6 @@
 """Mixtures: the shares, the epochs and the order of each text, whatever reads them and when."""
 
 import dataclasses
-import time
 from fractions import Fraction
 
 import numpy as np
@@ -160,19 +159,6 @@ def test_the_mixture_is_the_same_in_every_phase():
     for _, sequences, _ in batches.progress_of_parts(40)[1:]:
         assert sequences == pytest.approx(0.25 * (20 * 48 + 20 * 20), abs=2)
     assert not (batches[20]["input_ids"][:, 1] == batches[0]["input_ids"][:20, 1]).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_millionth_batch_takes_the_time_of_the_tenth(kind):
-    corpus = texts((0.7, 0.3))
-
-    def seconds(step: int) -> float:
-        start = time.perf_counter()
-        train_batches(corpus, run_config(kind))[step]
-        return time.perf_counter() - start
-
-    fastest = {step: min(seconds(step) for _ in range(3)) for step in (10, 1_000_000)}
-    assert fastest[1_000_000] < 3 * fastest[10] + 0.02
 
 
 def test_held_out_text_of_each_is_evaluated_alone():

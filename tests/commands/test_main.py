@@ -2,13 +2,13 @@
 
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import sys
 
 import pytest
+from helpers import refused
 
 from bert_jax import UserError
 from bert_jax.commands import flags, main
@@ -62,42 +62,36 @@ def test_help_is_one_screen(command, bert_jax_main, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "key_words"),
     [
-        ("pretrian", "command 'pretrian' is unknown; did you mean pretrain?"),
-        ("zzz", "command 'zzz' is unknown; choose one of prepare, "),
-        ("--vresion", "'--vresion' is not a flag; did you mean --version?"),
-        ("export a b --hed=none", "'--hed=none' is not a flag; did you mean --head=none?"),
-        ("export a b --head=maskedlm", "--head 'maskedlm' is unknown; did you mean masked-lm?"),
-        ("fill-mask runs/tiny a [MASK]", "'[MASK]' is one word too many; put quotes around"),
+        ("pretrian", "'pretrian' is unknown; did you mean pretrain?"),
+        ("zzz", "choose one of prepare, "),
+        ("--vresion", "did you mean --version?"),
+        ("export a b --hed=none", "did you mean --head=none?"),
+        ("export a b --head=maskedlm", "did you mean masked-lm?"),
+        ("fill-mask runs/tiny a [MASK]", "'[MASK]' is one word too many"),
         ("export a", "DST; see `bert-jax export --help`"),
-        ("pretrain --wrokdir=x", "'--wrokdir=x' is not a flag; did you mean --workdir=x?"),
-        ("pretrain --steps 9", "'--steps' is not a flag; did you mean --config.steps?"),
+        ("pretrain --wrokdir=x", "did you mean --workdir=x?"),
+        ("pretrain --steps 9", "did you mean --config.steps?"),
         ("pretrain --batch-size=8", "did you mean --config.data.batch_size=8?"),
-        ("pretrain --zzz", "'--zzz' is not a flag; --help-all lists the flags"),
+        ("pretrain --zzz", "--help-all lists the flags"),
         ("pretrain --config.learning_rte=1", "did you mean --config.optimizer.learning_rate?"),
-        ("pretrain --config.data.pairs=ns", "--config.data.pairs is 'ns'; did you mean nsp?"),
+        ("pretrain --config.data.pairs=ns", "did you mean nsp?"),
         ("finetune --config.task.kind=regresion", "did you mean regression?"),
-        ("finetune --config=finetune/glue:mrcp", "GLUE has no task 'mrcp'; did you mean mrpc?"),
-        ("prepare builtin s --vocab-size=-1", "--vocab-size is -1; it must be"),
-        (
-            "prepare builtin s --eval-fraction=0",
-            "--eval-fraction is 0; raise it, or give --eval-source",
-        ),
+        ("finetune --config=finetune/glue:mrcp", "did you mean mrpc?"),
+        ("prepare builtin s --vocab-size=-1", "--vocab-size is -1"),
+        ("prepare builtin s --eval-fraction=0", "--eval-fraction is 0"),
         ("prepare builtin s --tokenizer=wordpeice", "did you mean wordpiece?"),
-        (
-            "prepare t.csv s --text-field=txt",
-            "set --text-field to one of text, n; did you mean text?",
-        ),
+        ("prepare t.csv s --text-field=txt", "--text-field to one of text, n; did you mean text?"),
+        ("prepare t.csv s --text-field=x", "--text-field to one of text, n; or add the line"),
         ("prepare a@1,b@2 s", "prepare each text by itself, all with one --tokenizer=PATH"),
-        ("prepare t.csv s --text-field=x", "set --text-field to one of text, n; or add the line"),
     ],
 )
-def test_a_mistake_of_the_command_line(words, message, bert_jax_main, tmp_path, monkeypatch):
+def test_a_mistake_of_the_command_line(words, key_words, bert_jax_main, tmp_path, monkeypatch):
     """It names the nearest of what there is, in the words of the command."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text("text,n\na text,1\n")
-    with pytest.raises(UserError, match=re.escape(message)):
+    with refused(key_words):
         bert_jax_main(*words.split())
 
 
@@ -166,7 +160,7 @@ def test_prepare_prints_a_command_that_works(tmp_path, monkeypatch, bert_jax_mai
         (("fill-mask", "none", "a [MASK]"), "does not exist"),
         (("fill-mask", tmp_path, "a [MASK]"), "holds no checkpoint"),
     ):
-        with pytest.raises(UserError, match=message):
+        with refused(message):
             bert_jax_main(*words)
     assert sorted(tmp_path.iterdir()) == before
 
@@ -178,13 +172,13 @@ def test_prepare_replaces_only_a_store(tmp_path, monkeypatch, bert_jax_main):
     words = ("prepare", "two.txt", "store", "--tokenizer=wordpiece", "--vocab-size=40")
     bert_jax_main(words[0], "one.txt", *words[2:])
     before = (tmp_path / "store/store.json").read_bytes()
-    with pytest.raises(UserError, match="other text; choose another folder, or replace it with"):
+    with refused("other text; choose another folder, or replace it with"):
         bert_jax_main(*words)
     (tmp_path / "bad.txt").write_bytes(b"\xff\n")
-    with pytest.raises(UserError, match="is not UTF-8"):
+    with refused("is not UTF-8"):
         bert_jax_main(words[0], "bad.txt", *words[2:], "--force")
     (tmp_path / "store/mine.txt").write_text("kept")
-    with pytest.raises(UserError, match="other files too, and is not replaced"):
+    with refused("other files too, and is not replaced"):
         bert_jax_main(*words, "--force")
     assert (tmp_path / "store/store.json").read_bytes() == before
     (tmp_path / "store/mine.txt").unlink()
@@ -199,11 +193,11 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
     (tmp_path / "text.txt").write_text("One sentence.\nAnother sentence.\n\n" * 40)
     words = ("prepare", "text.txt", "store")
 
-    def refuse(message, *words):
-        with pytest.raises(UserError, match=message):
+    def refuse(key_words, *words):
+        with refused(key_words):
             bert_jax_main(*words)
 
-    refuse("has no tokenizer, .* by --sample=1, or give --tokenizer=PATH", *words, "--shard=0/3")
+    refuse("has no tokenizer", *words, "--shard=0/3")
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
     train = (*words, "--sample=0.5", "--tokenizer=wordpiece", "--vocab-size=40")
     assert "trained on 1 of 1 chunks" in bert_jax_main(*train)
@@ -240,19 +234,12 @@ def test_fill_mask_separates_the_masks(tiny_run, bert_jax_main):
     assert (len(first.splitlines()), len(second.splitlines())) == (2, 2)
 
 
-def test_import_and_export(tiny_run, tmp_path, bert_jax_main):
-    printed = bert_jax_main("export", tiny_run.checkpoint, tmp_path / "exported")
-    assert printed.startswith("BertForPreTraining; load it with transformers.")
-    printed = bert_jax_main("import", tmp_path / "exported", tmp_path / "imported")
-    assert "2 layers of 16" in printed
-
-
 def test_force_replaces_only_what_the_command_writes(tiny_run, tmp_path, bert_jax_main):
     exported, imported = tmp_path / "exported", tmp_path / "imported"
     commands = (("export", tiny_run.checkpoint, exported), ("import", exported, imported))
     for words in commands:
         bert_jax_main(*words)
-        with pytest.raises(UserError, match=r"already exists; .* --force"):
+        with refused("already exists", "--force"):
             bert_jax_main(*words)
         before = os.stat(words[2]).st_ino
         bert_jax_main(*words, "--force")
@@ -264,7 +251,7 @@ def test_force_replaces_only_what_the_command_writes(tiny_run, tmp_path, bert_ja
         empty.mkdir(exist_ok=True)
         for there in (other, foreign, empty, tmp_path, tiny_run.checkpoint.parents[1]):
             files = sorted(there.rglob("*"))
-            with pytest.raises(UserError, match="is not replaced"):
+            with refused("is not replaced"):
                 bert_jax_main(*words[:2], there, "--force")
             assert sorted(there.rglob("*")) == files
         shutil.rmtree(foreign)

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import json
-import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from flax import linen as nn
+from helpers import refused
 
 from bert_jax.config import (
     DataConfig,
@@ -31,7 +31,6 @@ from bert_jax.config.schedule import (
 from bert_jax.config.settings import flatten, from_dict, override, to_json
 from bert_jax.config.validation import validate, validate_finetuning
 from bert_jax.distributed.precision import resolve_dtype
-from bert_jax.errors import UserError
 from bert_jax.models.modernbert import ModernBertConfig
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.masking import make_masking
@@ -96,15 +95,6 @@ def test_defaults_are_bert_base():
     assert (default_predictions(128, 0.15), default_predictions(512, 0.15)) == (20, 77)
 
 
-def test_phases_take_their_share_of_the_steps():
-    config = TrainConfig(steps=1000)
-    config.data.phases = (Phase(start=0.9, max_length=512, batch_size=64),)
-    found = [
-        (x.first_step, x.end, x.max_length, x.max_predictions) for x in make_schedule(config).stages
-    ]
-    assert found == [(0, 900, 128, 20), (900, 1000, 512, 77)]
-
-
 @pytest.mark.parametrize(
     ("length", "expected"),
     [
@@ -161,7 +151,7 @@ def test_a_checkpoint_has_the_rotary_base_of_its_own_step():
 def test_a_rotary_base_of_learned_positions_is_refused():
     config = TrainConfig()
     config.data.phases = (Phase(start=0.5, global_rope_theta=160e3),)
-    with pytest.raises(UserError, match=r"phases\[0\].global_rope_theta is for rotary positions"):
+    with refused("phases[0].global_rope_theta is for rotary positions"):
         validate(config)
 
 
@@ -191,117 +181,85 @@ def set_field(config: TrainConfig, name: str, value) -> None:
     setattr(config, last, value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("steps", 0),
-        ("steps", -1),
-        ("seed", -1),
-        ("seed", 2**32),
-        ("steps", 2**31),
-        ("steps", 100.5),
-        ("model.hidden_size", "768"),
-        ("data.phases", (Phase(start=0.9, max_length=128, batch_size=0),)),
-        ("model.hidden_size", 0),
-        ("model.num_attention_heads", 5),
-        ("model.hidden_act", "swish"),
-        ("model.hidden_dropout_prob", 1.0),
-        ("model.layer_norm_eps", float("nan")),
-        ("data.pairs", "all"),
-        ("data.max_length", 513),
-        ("data.max_length", 4),
-        ("data.max_predictions", 129),
-        ("data.eval_fraction", 1.5),
-        ("data.eval_fraction", 0.0),
-        ("data.mask_fraction", 0.0),
-        ("data.phases", (Phase(start=0.5, mask_fraction=-0.1),)),
-        ("data.phases", (Phase(start=0.5, mask_fraction=1.1),)),
-        ("data.phases", (Phase(start=1.5, max_length=128, batch_size=8),)),
-        ("data.phases", (Phase(start=0.5, max_length=1024, batch_size=8),)),
-        ("optimizer.learning_rate", 0.0),
-        ("optimizer.learning_rate", float("inf")),
-        ("optimizer.microbatches", 3),
-        ("optimizer.name", "lion"),
-        ("checkpoint.every", 0),
-        ("parallel.mode", "shard"),
+REFUSED = {
+    "steps": [0, 2**31, 100.5],
+    "seed": [-1, 2**32],
+    "model.hidden_size": [0, "768"],
+    "model.num_attention_heads": [5],
+    "model.hidden_act": ["swish"],
+    "model.hidden_dropout_prob": [1.0],
+    "data.pairs": ["all"],
+    "data.max_length": [4, 513],
+    "data.max_predictions": [129],
+    "data.eval_fraction": [0.0, 1.5],
+    "data.mask_fraction": [0.0],
+    "data.phases": [
+        (Phase(start=0.9, max_length=128, batch_size=0),),
+        (Phase(start=0.5, mask_fraction=-0.1),),
+        (Phase(start=0.5, mask_fraction=1.1),),
+        (Phase(start=1.5, max_length=128, batch_size=8),),
+        (Phase(start=0.5, max_length=1024, batch_size=8),),
     ],
-)
-def test_what_is_refused(name, value):
-    config = TrainConfig()
-    set_field(config, name, value)
-    with pytest.raises(UserError, match=name.split(".")[-1]):
-        validate(config)
+    "optimizer.learning_rate": [0.0, float("inf")],
+    "optimizer.microbatches": [3],
+    "optimizer.name": ["lion"],
+    "checkpoint.every": [0],
+    "parallel.mode": ["shard"],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    for value in REFUSED[name]:
+        config = TrainConfig()
+        set_field(config, name, value)
+        with refused(name.split(".")[-1]):
+            validate(config)
 
 
 def test_every_number_has_a_range():
     """Not a number is refused everywhere, so that no field is left unchecked."""
     for name, value in flatten(TrainConfig()).items():
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             config = TrainConfig()
             set_field(config, name, float("nan"))
-            if isinstance(value, bool):
-                continue
-            with pytest.raises(UserError, match=name.split(".")[-1]):
+            with refused(name.split(".")[-1]):
                 validate(config)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("fields", "key_words"),
     [
-        ({"hiden_size": 3}, "unknown field hiden_size"),
-        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+        ({"probe": "13"}, "probe is '13'"),
+        ({"task": QuestionAnsweringConfig(n_best=-1)}, "task.n_best is -1"),
+        ({"probe": "mix", "layer_decay": 0.9}, "layer_decay does nothing with probe"),
+        ({"layer_decay": 1.5}, "layer_decay is 1.5"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"data": DataFiles(max_length=1024)}, "exceeds model.max_position_embeddings 512"),
+        ({"task": TaskConfig(kind="tagging")}, "task.kind is 'tagging'"),
+        ({"task": TaskConfig(labels=("a", "b", "a"))}, "task.labels has a label twice"),
+        ({"task": QuestionAnsweringConfig(max_question=100)}, "max_question 100"),
+        ({"task": QuestionAnsweringConfig(doc_stride=0)}, "task.doc_stride is 0"),
     ],
 )
-def test_json_of_another_kind(change, message):
-    values = {**dataclasses.asdict(ModelConfig()), **change}
-    with pytest.raises(UserError, match=message):
-        from_dict(ModelConfig, values, "config.json")
+def test_a_field_of_finetuning_that_cannot_be(fields, key_words):
+    with refused(key_words):
+        validate_finetuning(FinetuneConfig(**fields))
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("probe", "13", "probe is '13'; it is 'mix', or a layer from 0"),
-        ("task", QuestionAnsweringConfig(n_best=-1), "task.n_best is -1"),
-        ("", {"probe": "mix", "layer_decay": 0.9}, "layer_decay does nothing with probe"),
-        ("layer_decay", 1.5, "layer_decay is 1.5; it must be above 0 and at most 1"),
-        ("seeds", 0, "seeds is 0; it must be a positive number"),
-        ("data", DataFiles(max_length=1024), "exceeds model.max_position_embeddings 512"),
-        ("task", TaskConfig(kind="tagging"), "task.kind is 'tagging'; choose one of"),
-        ("task", TaskConfig(labels=("a", "b", "a")), "task.labels has a label twice"),
-        ("task", QuestionAnsweringConfig(max_question=100), "max_question 100"),
-        ("task", QuestionAnsweringConfig(doc_stride=0), "task.doc_stride is 0"),
-    ],
-)
-def test_a_field_of_finetuning_that_cannot_be(field, value, message):
-    config = dataclasses.replace(FinetuneConfig(), **({field: value} if field else value))
-    with pytest.raises(UserError, match=re.escape(message)):
-        validate_finetuning(config)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "is_free"),
-    [
-        ("attention", "plain", True),
-        ("remat", True, True),
-        ("attention_probs_dropout_prob", 0.5, False),
-    ],
-)
-def test_what_may_be_another_on_resume(name, value, is_free, tmp_path):
-    saved, config = TrainConfig(), TrainConfig()
-    setattr(config.model, name, value)
-    if is_free:
-        check_same_run(config, saved, tmp_path)
-    else:
-        with pytest.raises(UserError, match=f"model.{name} is 0.1 there"):
-            check_same_run(config, saved, tmp_path)
+def test_what_may_be_another_on_resume(tmp_path):
+    config = TrainConfig()
+    config.model.attention, config.model.remat = "plain", True
+    check_same_run(config, TrainConfig(), tmp_path)
+    config.model.attention_probs_dropout_prob = 0.5
+    with refused("model.attention_probs_dropout_prob is 0.1 there"):
+        check_same_run(config, TrainConfig(), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
         ("steps", "100", 100),
-        ("seed", "7", 7),
         ("optimizer.learning_rate", "1e-3", 1e-3),
         ("data.eval_fraction", "0", 0.0),
         ("data.source", "a.txt,b.txt", "a.txt,b.txt"),
@@ -310,7 +268,6 @@ def test_what_may_be_another_on_resume(name, value, is_free, tmp_path):
         ("model.remat", "0", False),
         ("model.remat", None, True),
         ("parallel.zero", "1", 1),
-        ("data.pairs", "none", "none"),
     ],
 )
 def test_a_field_is_set_to_a_value_of_its_type(name, text, value):
@@ -328,27 +285,22 @@ def test_a_tuple_is_set_by_commas_or_as_python(text):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "text", "key_words"),
     [
-        ("model.hiden_size", "3", "no such field; did you mean --config.model.hidden_size?"),
-        ("zzz", "3", "--config.zzz: no such field; --help-all lists the fields"),
+        ("model.hiden_size", "3", "did you mean --config.model.hidden_size?"),
+        ("zzz", "3", "--config.zzz: no such field"),
         ("model", "3", "--config.model: no such field"),
-        ("steps", None, "--config.steps needs a value: --config.steps=VALUE"),
-        ("steps", "many", "--config.steps=many: a value of type int is wanted"),
-        ("steps", "1.5", "a value of type int is wanted"),
-        ("model.remat", "maybe", "--config.model.remat=maybe: a value of type bool is wanted"),
-        ("data.pairs", "all", "--config.data.pairs is 'all'; choose one of nsp, sop, none"),
-        ("parallel.zero", "2", "--config.parallel.zero is '2'; choose one of 1, 3"),
-        (
-            "data.phases",
-            "[{'mask_fracton': 0.3}]",
-            "field mask_fracton; did you mean mask_fraction?",
-        ),
+        ("steps", None, "--config.steps needs a value"),
+        ("steps", "1.5", "a value of type int"),
+        ("model.remat", "maybe", "a value of type bool"),
+        ("data.pairs", "all", "choose one of nsp, sop, none"),
+        ("parallel.zero", "2", "choose one of 1, 3"),
+        ("data.phases", "[{'mask_fracton': 0.3}]", "did you mean mask_fraction?"),
         ("data.phases", "(1", "--config.data.phases=(1: a value of type"),
     ],
 )
-def test_a_value_or_a_field_that_is_refused(name, text, message):
-    with pytest.raises(UserError, match=re.escape(message)):
+def test_a_value_or_a_field_that_is_refused(name, text, key_words):
+    with refused(key_words):
         override(TrainConfig(), name, text)
 
 
@@ -362,28 +314,21 @@ def test_recipes_by_name_and_by_path(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("def get_config(:", "cannot be read"),
-        ("x = 1", "cannot be read: get_config"),
-        ("def get_config():\n    return open('nowhere')", "No such file"),
-    ],
-)
-def test_a_recipe_that_cannot_be_read(tmp_path, content, message):
-    (tmp_path / "mine.py").write_text(content)
-    with pytest.raises(UserError, match=message):
-        recipe(str(tmp_path / "mine.py"))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "key_words"),
     [
         ("tny", "--config=tny: no such recipe or file; did you mean tiny?"),
-        ("configs/huge.py", "--config=configs/huge.py: no such recipe or file"),
+        ("configs/huge.py", "no such recipe or file"),
         ("finetune/sqad", "did you mean finetune/squad?"),
         ("zzz", "there are base, "),
+        ("syntax.py", "cannot be read"),
+        ("nothing.py", "get_config"),
+        ("fails.py", "No such file"),
     ],
 )
-def test_a_recipe_that_is_not_there(name, message):
-    with pytest.raises(UserError, match=re.escape(message)):
+def test_a_recipe_that_is_refused(name, key_words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("syntax.py").write_text("def get_config(:")
+    Path("nothing.py").write_text("x = 1")
+    Path("fails.py").write_text("def get_config():\n    return open('nowhere')")
+    with refused(key_words):
         recipe(name)

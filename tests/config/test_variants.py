@@ -5,10 +5,10 @@ import json
 from typing import ClassVar
 
 import pytest
+from helpers import refused
 
 from bert_jax.config import settings
 from bert_jax.config.settings import Variants, setting
-from bert_jax.errors import UserError
 
 
 class Circle:
@@ -83,20 +83,22 @@ def test_the_command_line_chooses_a_class_and_keeps_what_was_set(drawing, words,
 
 
 @pytest.mark.parametrize(
-    ("refused", "words"),
+    ("call", "key_words"),
     [
-        (lambda: settings.override(Drawing(), "shape.kind", "sqare"), "shape.kind .*mean square"),
+        (lambda: settings.override(Drawing(), "shape.kind", "sqare"), "mean square"),
         (lambda: settings.override(Drawing(), "shape.side", "3"), "shape.side: no such field"),
-        (lambda: settings.check(Drawing(shape=ShapeConfig(kind="square"))), r"SquareConfig\(...\)"),
+        (lambda: settings.check(Drawing(shape=ShapeConfig(kind="square"))), "SquareConfig(...)"),
         (lambda: settings.check(Drawing(shape=ShapeConfig(kind="oval"))), "of your own"),
         (lambda: settings.check(Drawing(shape=SquareConfig(side=0))), "shape.side is 0"),
         (lambda: settings.from_dict(Drawing, {"shape": {"sise": 1}}, "x"), "mean size"),
         (lambda: settings.from_dict(Drawing, {"shape": {"kind": 3}}, "x"), "shape.kind is 3"),
+        (lambda: settings.from_dict(Drawing, {"widht": 3}, "x"), "unknown field widht"),
+        (lambda: settings.from_dict(Drawing, {"width": "wide"}, "x"), "width is 'wide'"),
     ],
 )
-def test_what_is_refused(refused, words):
-    with pytest.raises(UserError, match=words):
-        refused()
+def test_what_is_refused(call, key_words):
+    with refused(key_words):
+        call()
 
 
 def test_names_and_defaults_are_those_of_the_class():

@@ -10,7 +10,6 @@ import pytest
 import safetensors.numpy
 from flax import linen as nn
 from helpers import refused
-from make_golden import GOLDEN
 
 import bert_jax
 from bert_jax.bert import Bert
@@ -24,7 +23,6 @@ from bert_jax.objectives import pretraining_model
 from bert_jax.runs import origin
 
 WEIGHTS = "model.safetensors"
-DISCRIMINATOR = "electra.encoder.layer.0.attention.self.query.weight"
 
 
 def random_params(config: ModelConfig):
@@ -32,11 +30,6 @@ def random_params(config: ModelConfig):
     shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     generator = np.random.default_rng(0)
     return jax.tree.map(lambda x: generator.normal(size=x.shape).astype(np.float32), shapes)
-
-
-@pytest.fixture(scope="module")
-def bert():
-    return bert_jax.load(GOLDEN / "bert")
 
 
 def electra_of(bert: Bert, **values) -> Bert:
@@ -47,8 +40,8 @@ def electra_of(bert: Bert, **values) -> Bert:
 
 
 @pytest.fixture(scope="module")
-def electra(bert):
-    return electra_of(bert)
+def electra(golden):
+    return electra_of(golden)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +61,8 @@ def change(folder, **values) -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.0, 1.0])
-def test_round_trip_keeps_both_parts(bert, share, tmp_path):
-    ours = electra_of(bert, generator_hidden_size=share)
+def test_round_trip_keeps_both_parts(golden, share, tmp_path):
+    ours = electra_of(golden, generator_hidden_size=share)
     ours.export(tmp_path / "exported")
     again = bert_jax.load(tmp_path / "exported")
     assert not again.unused
@@ -128,7 +121,7 @@ def test_what_is_not_read_is_named(exported, tmp_path, where, values, said):
         bert_jax.load(folder)
 
 
-def test_a_generator_with_other_embeddings_or_larger_than_its_model(bert, exported, tmp_path):
+def test_a_generator_with_other_embeddings_or_larger_than_its_model(golden, exported, tmp_path):
     folder = shutil.copytree(exported, tmp_path / "untied")
     weights = folder / "generator" / WEIGHTS
     tensors = safetensors.numpy.load_file(weights)
@@ -138,21 +131,21 @@ def test_a_generator_with_other_embeddings_or_larger_than_its_model(bert, export
         bert_jax.load(folder)
     folder = shutil.copytree(exported, tmp_path / "larger")
     shutil.rmtree(folder / "generator")
-    heads = bert.config.num_attention_heads
-    sizes = {"hidden_size": 2 * bert.config.hidden_size, "num_attention_heads": 2 * heads}
-    electra_of(bert, **sizes, generator_hidden_size=0.0).export(folder / "generator", "masked-lm")
+    heads = golden.config.num_attention_heads
+    sizes = {"hidden_size": 2 * golden.config.hidden_size, "num_attention_heads": 2 * heads}
+    electra_of(golden, **sizes, generator_hidden_size=0.0).export(folder / "generator", "masked-lm")
     with pytest.raises(UserError, match="a generator larger than its model"):
         bert_jax.load(folder)
 
 
-def test_the_encoder_of_a_bert_starts_a_discriminator(bert):
+def test_the_encoder_of_a_bert_starts_a_discriminator(golden):
     fields = ["model_type", "generator_hidden_size"]
     wanted = ElectraConfig(generator_hidden_size=0.5)
-    config = origin.model_config(bert, wanted, fields)
+    config = origin.model_config(golden, wanted, fields)
     assert config.model_type == "electra"
     new = jax.tree.map(jax.numpy.asarray, random_params(config))
-    copied = origin.copy_params(new, bert.params)
-    encoder = {k: v for k, v in bert.params["bert"].items() if k != "pooler"}
+    copied = origin.copy_params(new, golden.params)
+    encoder = {k: v for k, v in golden.params["bert"].items() if k != "pooler"}
     same(copied["bert"], encoder)
     for module in ("generator", "generator_head", "discriminator_head"):
         same(copied[module], new[module])

@@ -10,18 +10,12 @@ import warnings
 
 import pytest
 import yaml
-from make_golden import GOLDEN
 from test_huggingface import TASKS, fine_tuned
 
 import bert_jax
 from bert_jax.errors import UserError
 from bert_jax.tasks import make_task
 from bert_jax.training import checkpoint
-
-
-@pytest.fixture(scope="module")
-def golden():
-    return bert_jax.load(GOLDEN / "bert")
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,11 @@
-"""TensorFlow 1 checkpoints, and damaged files of every format that is imported."""
+"""TensorFlow 1 checkpoints, whole and damaged; tests/test_faults.py damages the other formats."""
 
-import json
 import random
-import resource
 import shutil
 import struct
 import time
 import tracemalloc
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import google_crc32c
@@ -17,12 +14,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from helpers import refused, refuses_to_load
 from make_golden import GOLDEN, google_variables
 
 import bert_jax
 from bert_jax.convert.tensor_bundle import open_bundle
 from bert_jax.errors import UserError
-from bert_jax.text import tokenizer_loading
 
 NAME = "bert_model.ckpt"
 INDEX, DATA = f"{NAME}.index", f"{NAME}.data-00000-of-00001"
@@ -175,13 +172,13 @@ def test_invalid_tables(entries, said, tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("offset", [1, 10**6, 1 << 62, (1 << 64) - 1])
+@pytest.mark.parametrize("offset", [1, 1 << 62, (1 << 64) - 1])
 def test_values_beyond_the_file(offset, tmp_path):
     write(tmp_path, [HEADER, (b"a", entry(1, (1,), b"1234", offset))], b"1234")
-    with pytest.raises(UserError, match=f"{DATA} is truncated"):
+    with refused(f"{DATA} is truncated"):
         read_all(tmp_path)
     (tmp_path / DATA).unlink()
-    with pytest.raises(UserError, match=f"{DATA} cannot be read"):
+    with refused(f"{DATA} cannot be read"):
         read_all(tmp_path)
 
 
@@ -273,94 +270,15 @@ def test_names_of_checkpoints(folder, tmp_path):
 @pytest.mark.parametrize("name", [DATA, "vocab.txt"])
 def test_a_missing_file_of_a_google_checkpoint(name, folder):
     (folder / name).unlink()
-    with pytest.raises(UserError, match=name):
-        bert_jax.load(folder)
+    refuses_to_load(folder, name)
 
 
-def damaged(
-    path: Path, run: Callable[[], object], cases: int, first: int | None = None
-) -> tuple[int, int]:
-    """Run with a file that is truncated or has flipped bits, in its `first` bytes if set.
-
-    Return the number of files that were accepted, and of those refused.
-    """
-    content = path.read_bytes()
-    size = first or len(content)
-    generator, accepted = random.Random(path.name), 0
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(cases):
-        changed = content
-        if number % 4 == 0:
-            changed = content[: generator.randrange(size)]
-        else:
-            for _ in range(generator.choice((1, 1, 3))):
-                changed = flipped(changed, generator.randrange(8 * size))
-        path.write_bytes(changed)
-        accepted += survives(run)
-    path.write_bytes(content)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < most + 200_000  # kB
-    return accepted, cases - accepted
-
-
-def test_loading_a_damaged_google_checkpoint(folder):
-    def load():
-        bert_jax.load(folder)
-
-    for name in (INDEX, DATA):
-        accepted, _ = damaged(folder / name, load, 12)
-        assert accepted < 3
-    accepted, refused = damaged(folder / "bert_config.json", load, 30)
-    assert min(accepted, refused) > 0
-
-
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_loading_a_damaged_hugging_face_checkpoint(kind, tmp_path):
-    shutil.copytree(GOLDEN / kind, tmp_path / kind)
-    tensors = tmp_path / kind / "model.safetensors"
-    header = 8 + int.from_bytes(tensors.read_bytes()[:8], "little")
-
-    def load():
-        bert_jax.load(tmp_path / kind)
-
-    accepted, refused = damaged(tensors, load, 60, header)
-    assert refused > accepted
-    accepted, refused = damaged(tensors, load, 8)
-    assert min(accepted, refused) > 0  # safetensors has no checksum of the values
-    damaged(tmp_path / kind / "config.json", load, 30)
-
-
-def test_loading_a_damaged_index_of_files(tmp_path):
-    shutil.copytree(GOLDEN / "bert", tmp_path / "bert")
-    tensors = tmp_path / "bert" / "model.safetensors"
-    names = dict.fromkeys(safetensors.numpy.load_file(tensors), tensors.name)
-    index = tmp_path / "bert" / f"{tensors.name}.index.json"
-    index.write_text(json.dumps({"weight_map": names}))
-    damaged(index, lambda: bert_jax.load(tmp_path / "bert"), 30)
-
-
-def test_loading_damaged_tokenizers(tmp_path):
-    bert_jax.load(GOLDEN / "bert").export(tmp_path / "tokenizer.json")
-    shutil.copytree(GOLDEN / "bert", tmp_path / "vocab.txt")
-    shutil.copytree(GOLDEN / "roberta", tmp_path / "vocab.json")
-
-    for name in ("tokenizer.json", "vocab.txt", "vocab.json"):
-        load = partial(tokenizer_loading.load, tmp_path / name)
-        _, refused = damaged(tmp_path / name / name, load, 100)
-        assert refused > 30
-    folder = tmp_path / "vocab.json"
-    damaged(folder / "merges.txt", partial(tokenizer_loading.load, folder), 50)
-    folder = tmp_path / "tokenizer.json"
-    damaged(folder / "tokenizer_config.json", lambda: bert_jax.load(folder), 10)
-
-
-@pytest.mark.parametrize("dtype", ["BOOL", "U8", "I16", "U32", "I64", "F8_E4M3", "F8_E5M2", "C64"])
+@pytest.mark.parametrize("dtype", ["U8", "I16", "I64", "F8_E4M3", "C64"])
 def test_safetensors_of_every_type(dtype, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(GOLDEN / "bert", folder)
-    path = folder / "model.safetensors"
+    folder = shutil.copytree(GOLDEN / "bert", tmp_path / "model")
+    path, name = folder / "model.safetensors", "bert.encoder.layer.0.output.dense.bias"
     tensors = safetensors.numpy.load_file(path)
-    width = {"BOOL": 1, "C64": 8}.get(dtype) or int(dtype.split("_")[0][1:]) // 8
-    name = "bert.encoder.layer.0.output.dense.bias"
+    width = {"C64": 8, "F8_E4M3": 1}.get(dtype) or int(dtype[1:]) // 8
     raw = np.zeros(tensors[name].size * width, np.uint8)
     safetensors.numpy.save_file(tensors | {name: raw}, path)
     content = path.read_bytes()
@@ -370,5 +288,4 @@ def test_safetensors_of_every_type(dtype, tmp_path):
     assert old in header
     header = header.replace(old, f'"{name}":{{"dtype":"{dtype}","shape":[12]'.encode())
     path.write_bytes(len(header).to_bytes(8, "little") + header + values)
-    with pytest.raises(UserError, match=name):
-        bert_jax.load(folder)
+    refuses_to_load(folder, name)

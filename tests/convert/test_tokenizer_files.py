@@ -218,17 +218,6 @@ def test_sequences_of_one_text_and_of_two(kind):
     assert sum(two.special_tokens_mask) == len(two.ids) - len(a) - len(b)
 
 
-def test_a_bert_joins_two_texts_as_a_bert_whatever_the_tokenizer():
-    ours, _, _ = converted("byte_bpe")
-    files = tokenizer_files.files(ours, model_config(vocab_size=ours.vocab_size))
-    exported = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
-    a, b = token_ids(ours, SENTENCES[0]), token_ids(ours, SENTENCES[1])
-    two = exported.encode(SENTENCES[0], SENTENCES[1])
-    assert two.ids == [ours.cls_id, *a, ours.sep_id, *b, ours.sep_id]
-    assert two.type_ids == [0] * (len(a) + 2) + [1] * (len(b) + 1)
-    assert exported.encode(SENTENCES[0]).ids == [ours.cls_id, *a, ours.sep_id]
-
-
 def test_a_byte_level_bpe_may_have_berts_special_tokens():
     """As that of ModernBERT."""
     special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]

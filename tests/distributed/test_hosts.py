@@ -14,12 +14,11 @@ from typing import ClassVar
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from flax import linen as nn
-from flax import traverse_util
-from helpers import model_config
+from helpers import model_config, refused
 from jax._src import distributed
+from training_runs import read_state, records
 
 from bert_jax import bert as pretrained
 from bert_jax.commands import main as commands
@@ -161,17 +160,9 @@ def end(hosts: list[Host]) -> tuple[list[int], list[list[str]]]:
     return codes, [[text for text in each if text.split(":")[0].endswith(".py")] for each in lines]
 
 
-def records(workdir: Path) -> list[dict]:
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-
-
 def params(workdir: Path) -> dict[str, np.ndarray]:
-    path = workdir / "checkpoints" / str(STEPS) / "state"
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        names = reader.metadata(path).item_metadata.tree
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names)
-        state = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
-    return traverse_util.flatten_dict(state["params"], sep="/")
+    state = read_state(workdir, STEPS)
+    return {name: value for name, value in state.items() if "params" in name.partition("]")[0]}
 
 
 SHORT_HEARTBEAT = f"""
@@ -410,18 +401,17 @@ def test_a_port_that_is_taken(state):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "key_words"),
     [
         (("localhost", 2, 0), "'localhost'; set HOST:PORT of process 0"),
-        (("localhost:", 2, 0), "'localhost:'; set HOST:PORT of process 0"),
         (("localhost:99999", 2, 0), "'localhost:99999'; set HOST:PORT of process 0"),
         (("localhost:8476", 2, 2), "process_id=2, num_processes=2"),
-        (("localhost:8476", None, 1), "set all of --coordinator_address, --num_processes and"),
-        ((None, 2, 1), "set all of --coordinator_address, --num_processes and --process_id"),
+        (("localhost:8476", None, 1), "set all of --coordinator_address"),
+        ((None, 2, 1), "set all of --coordinator_address"),
     ],
 )
-def test_wrong_arguments(state, arguments, text):
-    with pytest.raises(UserError, match=re.escape(text)):
+def test_wrong_arguments(state, arguments, key_words):
+    with refused(key_words):
         hosts_lib.connect(*arguments)
 
 

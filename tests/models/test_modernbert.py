@@ -6,16 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import model_config, random_arrays
+from helpers import model_config, random_arrays, refused
 
 from bert_jax.config import DataConfig, ModelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.config.validation import validate_model
 from bert_jax.distributed import devices
 from bert_jax.distributed.mesh import make_mesh
-from bert_jax.errors import UserError
 from bert_jax.models.modernbert import ModernBertModel
-from bert_jax.objectives.masked_lm import BertForMaskedLM
 from bert_jax.planning import costs
 
 CONFIG = model_config(
@@ -43,18 +41,6 @@ def run(params, ids, mask, config=CONFIG, **options):
     ids, mask = jnp.asarray(ids), jnp.asarray(mask)
     output = jax.jit(lambda p: model.apply({"params": p}, ids, ids * 0, mask, **options))(params)
     return np.asarray(output.last_hidden_state)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "count"),
-    [((22, 768, 12, 1152), 149_655_232), ((28, 1024, 16, 2624), 395_881_664)],
-)
-def test_published_parameter_counts(sizes, count):
-    names = "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"
-    config = dataclasses.replace(CONFIG, vocab_size=50368, **dict(zip(names, sizes, strict=True)))
-    model = BertForMaskedLM(config)
-    shapes = jax.eval_shape(model.init_params, jax.random.key(0))
-    assert sum(x.size for x in jax.tree.leaves(shapes)) == count
 
 
 def test_padding_changes_nothing(params):
@@ -119,19 +105,19 @@ def test_windows_save_memory_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("config", "key_words"),
     [
-        ({"position_embedding_type": "absolute"}, "has no absolute positions; set .* to rotary"),
-        ({"position_embedding_type": "rotry"}, "is 'rotry'; did you mean rotary"),
-        ({"model_type": "bert"}, r"write ModelConfig\(...\)"),
-        ({"num_attention_heads": 8}, "need heads of an even size, not of 3; change model.hidden"),
-        ({"model_type": "modernbrt"}, "is 'modernbrt'; did you mean modernbert"),
-        ({"local_attention": 7}, "model.local_attention 7 is odd; make it even"),
-        ({"local_attention": 0}, "local_attention is 0; it must be a positive number"),
+        ({"position_embedding_type": "absolute"}, ["has no absolute positions", "to rotary"]),
+        ({"position_embedding_type": "rotry"}, ["is 'rotry'; did you mean rotary"]),
+        ({"model_type": "bert"}, ["write ModelConfig(...)"]),
+        ({"num_attention_heads": 8}, ["need heads of an even size, not of 3"]),
+        ({"model_type": "modernbrt"}, ["is 'modernbrt'; did you mean modernbert"]),
+        ({"local_attention": 7}, ["model.local_attention 7 is odd"]),
+        ({"local_attention": 0}, ["local_attention is 0"]),
+        (ModelConfig(model_type="modernbert"), ["write ModernBertConfig(...)"]),
     ],
 )
-def test_what_does_not_fit(changes, message):
-    with pytest.raises(UserError, match=message):
-        validate_model(dataclasses.replace(CONFIG, **changes), "config")
-    with pytest.raises(UserError, match=r"write ModernBertConfig\(...\)"):
-        validate_model(ModelConfig(model_type="modernbert"), "config")
+def test_what_does_not_fit(config, key_words):
+    config = dataclasses.replace(CONFIG, **config) if isinstance(config, dict) else config
+    with refused(*key_words):
+        validate_model(config, "config")

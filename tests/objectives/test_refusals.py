@@ -1,15 +1,15 @@
 """Configs that an objective cannot train."""
 
 import pytest
+from helpers import refused
 
-from bert_jax import UserError
 from bert_jax.config import DataConfig, ModelConfig, TrainConfig
 from bert_jax.models.electra import ElectraConfig
 from bert_jax.objectives import make_objective
 
 
 @pytest.mark.parametrize(
-    ("objective", "model", "pairs", "message"),
+    ("objective", "model", "pairs", "key_words"),
     [
         ("auto", ModelConfig(type_vocab_size=1), "nsp", "model.type_vocab_size of 2"),
         ("auto", ModelConfig(model_type="roberta"), "sop", "model_type roberta does not have"),
@@ -20,8 +20,7 @@ from bert_jax.objectives import make_objective
         ("masked_ml", ModelConfig(), "none", "choose auto or one of replaced_tokens"),
     ],
 )
-def test_what_is_refused(objective, model, pairs, message):
+def test_what_is_refused(objective, model, pairs, key_words):
     config = TrainConfig(objective=objective, model=model, data=DataConfig(pairs=pairs))
-    with pytest.raises(UserError, match=message) as caught:
+    with refused(key_words):
         make_objective(config)
-    assert "\n" not in str(caught.value)

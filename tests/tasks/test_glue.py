@@ -13,84 +13,58 @@ from bert_jax.errors import UserError
 from bert_jax.tasks import glue
 from bert_jax.tasks.readers import Record
 
-# Of each task the header of its training file and two of its lines, the header of its test file and
-# a line of that, in the form in which gluebenchmark.com has them.
+# Of each task the header of its training file, two of its lines, the header of its test file and
+# the start of a line of that, as gluebenchmark.com has them; here with "|" for tabs.
+PAIRS = ("index|sentence1|sentence2|label", "index|sentence1|sentence2", "0|")
+MNLI = "index|promptID|pairID|genre|sentence1|sentence2"
+STSB = "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2"
+MRPC = "#1 ID|#2 ID|#1 String|#2 String"
 FILES = {
-    "cola": (
-        "",
-        "gj04\t1\t\tThey drank.\ncj99\t0\t*\tThey drank the pub\n",
-        "index\tsentence",
-        "0\tBill whistled.\n",
-    ),
-    "sst2": ("sentence\tlabel", "hide \t0\na gem \t1\n", "index\tsentence", "0\tuneasy .\n"),
-    "mrpc": (
-        "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String",
-        '1\t70\t71\tA "one\tB\n0\t72\t73\tC\tD\n',
-        "index\t#1 ID\t#2 ID\t#1 String\t#2 String",
-        "0\t10\t11\tE\tF\n",
-    ),
-    "stsb": (
-        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
-        "0\tm\tf\ty\t1\tn\tn\tA\tB\t5.000\n1\tm\tf\ty\t2\tn\tn\tC\tD\t3.8\n",
-        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2",
-        "0\tm\tf\ty\t1\tn\tn\tE\tF\n",
-    ),
+    "cola": ("", "gj04|1||A", "cj99|0|*|C", "index|sentence", "0|"),
+    "sst2": ("sentence|label", "A |0", "C |1", "index|sentence", "0|"),
+    "mrpc": (f"Quality|{MRPC}", '1|70|71|A "one|B', "0|72|73|C|D", f"index|{MRPC}", "0|10|11|"),
+    "stsb": (f"{STSB}|score", "0|m|f|y|1|n|n|A|B|5.000", "1|m|f|y|2|n|n|C|D|3.8", STSB, "0|" * 7),
     "qqp": (
-        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
-        "133\t1\t2\tHow?\tWhy?\t0\n134\t3\t4\tHow?\tHow so?\t1\n",
-        "id\tquestion1\tquestion2",
-        "0\tWho?\tWhat?\n",
+        "id|qid1|qid2|question1|question2|is_duplicate",
+        *("133|1|2|A|B|0", "134|3|4|C|D|1"),
+        *("id|question1|question2", "0|"),
     ),
     "mnli": (
-        "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label",
-        "0\t3\t3n\tg\tA\tB\tneutral\tneutral\n1\t4\t4e\tg\tC\tD\tentailment\tentailment\n",
-        "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2",
-        "0\t5\t5x\tg\tE\tF\n",
+        f"{MNLI}|label1|gold_label",
+        *("0|3|3n|g|A|B|neutral|neutral", "1|4|4e|g|C|D|entailment|entailment"),
+        *(MNLI, "0|5|5x|g|"),
     ),
     "qnli": (
-        "index\tquestion\tsentence\tlabel",
-        "0\tWhen?\tThen.\tentailment\n1\tWho?\tIt.\tnot_entailment\n",
-        "index\tquestion\tsentence",
-        "0\tWhat?\tThat.\n",
+        "index|question|sentence|label",
+        *("0|A|B|entailment", "1|C|D|not_entailment"),
+        *("index|question|sentence", "0|"),
     ),
-    "rte": (
-        "index\tsentence1\tsentence2\tlabel",
-        "0\tA\tB\tnot_entailment\n1\tC\tD\tentailment\n",
-        "index\tsentence1\tsentence2",
-        "0\tE\tF\n",
-    ),
-    "wnli": (
-        "index\tsentence1\tsentence2\tlabel",
-        "0\tA\tB\t1\n1\tC\tD\t0\n",
-        "index\tsentence1\tsentence2",
-        "0\tE\tF\n",
-    ),
+    "rte": (PAIRS[0], "0|A|B|not_entailment", "1|C|D|entailment", *PAIRS[1:]),
+    "wnli": (PAIRS[0], "0|A|B|1", "1|C|D|0", *PAIRS[1:]),
 }
-TRAIN = {
-    "cola": [
-        (None, ("They drank.",), "acceptable"),
-        (None, ("They drank the pub",), "unacceptable"),
-    ],
-    "sst2": [(None, ("hide ",), "negative"), (None, ("a gem ",), "positive")],
-    "mrpc": [(None, ('A "one', "B"), "equivalent"), (None, ("C", "D"), "not_equivalent")],
-    "stsb": [(0, ("A", "B"), 5.0), (1, ("C", "D"), 3.8)],
-    "qqp": [(133, ("How?", "Why?"), "not_duplicate"), (134, ("How?", "How so?"), "duplicate")],
-    "mnli": [(0, ("A", "B"), "neutral"), (1, ("C", "D"), "entailment")],
-    "qnli": [(0, ("When?", "Then."), "entailment"), (1, ("Who?", "It."), "not_entailment")],
-    "rte": [(0, ("A", "B"), "not_entailment"), (1, ("C", "D"), "entailment")],
-    "wnli": [(0, ("A", "B"), "entailment"), (1, ("C", "D"), "not_entailment")],
+LABELS = {  # of the two lines
+    "cola": ("acceptable", "unacceptable"),
+    "sst2": ("negative", "positive"),
+    "mrpc": ("equivalent", "not_equivalent"),
+    "stsb": (5.0, 3.8),
+    "qqp": ("not_duplicate", "duplicate"),
+    "mnli": ("neutral", "entailment"),
+    "qnli": ("entailment", "not_entailment"),
+    "rte": ("not_entailment", "entailment"),
+    "wnli": ("entailment", "not_entailment"),
 }
-TEST = {
-    "cola": ("Bill whistled.",),
-    "sst2": ("uneasy .",),
-    "mrpc": ("E", "F"),
-    "stsb": ("E", "F"),
-    "qqp": ("Who?", "What?"),
-    "mnli": ("E", "F"),
-    "qnli": ("What?", "That."),
-    "rte": ("E", "F"),
-    "wnli": ("E", "F"),
-}
+SINGLE = {"cola": (("A",), ("C",)), "sst2": (("A ",), ("C ",))}
+TEXTS = dict.fromkeys(FILES, (("A", "B"), ("C", "D"))) | SINGLE
+TEXTS["mrpc"] = (('A "one', "B"), ("C", "D"))
+IDS = dict.fromkeys(FILES, (0, 1)) | {"qqp": (133, 134)}
+IDS |= dict.fromkeys(("cola", "sst2", "mrpc"), (None, None))
+TRAIN = {name: [*zip(IDS[name], TEXTS[name], LABELS[name], strict=True)] for name in FILES}
+
+
+def training_file(name: str) -> tuple[str, str]:
+    """Return the header, empty where there is none, and the lines, each with its end."""
+    header, *lines = (line.replace("|", "\t") + "\n" for line in FILES[name][:3])
+    return header.lstrip("\n"), "".join(lines)
 
 
 def values(records):
@@ -99,14 +73,16 @@ def values(records):
 
 @pytest.mark.parametrize("name", glue.LAYOUTS)
 def test_own_files(tmp_path, name):
-    header, lines, test_header, test_lines = FILES[name]
+    header, lines = training_file(name)
     train, test = tmp_path / "train.tsv", tmp_path / "test.tsv.gz"
-    train.write_text(f"{header}\n{lines}" if header else lines)
-    test.write_bytes(gzip.compress(f"{test_header}\n{test_lines}".encode()))
+    train.write_text(header + lines)
+    texts = ("E",) if name in SINGLE else ("E", "F")
+    content = f"{FILES[name][3]}\n{FILES[name][4]}{'|'.join(texts)}\n"
+    test.write_bytes(gzip.compress(content.replace("|", "\t").encode()))
     records = list(glue.read(name, str(train)))
     assert values(records) == TRAIN[name]
     assert records[0].where == f"{train}:{2 if header else 1}"
-    assert values(glue.read(name, str(test))) == [(0, TEST[name], None)]
+    assert values(glue.read(name, str(test))) == [(0, texts, None)]
 
 
 def test_tasks_are_those_of_the_benchmark():
@@ -177,22 +153,21 @@ def test_unknown_tasks():
 
 
 def test_ragged_lines_have_no_fields_where_the_usual_readers_skip_them(tmp_path):
-    header, lines, *_ = FILES["qqp"]
+    header, lines = training_file("qqp")
     path = tmp_path / "train.tsv"
-    path.write_text(f"{header}\n1\t2\t3\tHow\n or why?\tWho?\t1\n{lines}")
+    path.write_text(f"{header}1\t2\t3\tHow\n or why?\tWho?\t1\n{lines}")
     records = list(glue.read("qqp", str(path)))
     assert records[:2] == [Record(f"{path}:2", {}), Record(f"{path}:3", {})]
     assert values(records[2:]) == TRAIN["qqp"]
-    header, lines, *_ = FILES["rte"]
-    path.write_text(f"{header}\n{lines}2\tA\tB\n")
+    path.write_text("".join(training_file("rte")) + "2\tA\tB\n")
     with pytest.raises(UserError, match=r"train\.tsv:4: 3 fields where the header has 4"):
         list(glue.read("rte", str(path)))
 
 
 def test_examples_without_an_agreed_label_have_no_fields(tmp_path):
-    header, lines, *_ = FILES["mnli"]
+    header, lines = training_file("mnli")
     path = tmp_path / "dev_matched.tsv"
-    path.write_text(f"{header}\n9\t3\t3n\tg\tA\tB\tneutral\t-\n{lines}")
+    path.write_text(f"{header}9\t3\t3n\tg\tA\tB\tneutral\t-\n{lines}")
     records = list(glue.read("mnli", str(path)))
     assert records[0] == Record(f"{path}:2", {})
     assert values(records[1:]) == TRAIN["mnli"]
@@ -220,7 +195,7 @@ def test_labels_that_a_task_does_not_have(tmp_path, name, label, key_words):
 
 
 def test_a_file_of_another_task(tmp_path):
-    (tmp_path / "train.tsv").write_text("\n".join(FILES["rte"][:2]))
+    (tmp_path / "train.tsv").write_text("".join(training_file("rte")))
     with refused("train.tsv:2 has no column 'question1'", "qqp"):
         list(glue.read("qqp", str(tmp_path / "train.tsv")))
     (tmp_path / "train.tsv").write_text("a\t1\t\tb\na\t1\tb\n")

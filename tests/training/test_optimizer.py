@@ -4,18 +4,16 @@ import dataclasses
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import linen as nn
 from flax import traverse_util
-from helpers import model_config
+from helpers import model_config, refused
 
 from bert_jax.config import OptimizerConfig, Phase, TrainConfig
 from bert_jax.config.schedule import make_rate_schedule, make_schedule
 from bert_jax.config.validation import validate
-from bert_jax.errors import UserError
 from bert_jax.tasks.classification import BertForSequenceClassification
 from bert_jax.training.optimizer import (
     decayed,
@@ -62,25 +60,17 @@ def test_agrees_with_numpy_for_a_hundred_steps():
     )
 
 
-def test_schedule_is_the_published_one():
-    """Linear from 0 to the peak, then on the line from the peak at step 0 to 0 at the end."""
-    rate = rate_by_step(
-        make_rate_schedule(OptimizerConfig(learning_rate=1e-4, warmup_fraction=0.01), 1_000_000)
-    )
-    for step, expected in [
-        (0, 0.0),
-        (5_000, 0.5e-4),
-        (9_999, 0.9999e-4),
-        (10_000, 0.99e-4),
-        (500_000, 0.5e-4),
-        (1_000_000, 0.0),
-    ]:
-        assert float(rate(step)) == pytest.approx(expected, rel=1e-5, abs=1e-12)
-
-
 def rates(steps: int, *at: int, **fields) -> list[float]:
     rate = rate_by_step(make_rate_schedule(OptimizerConfig(learning_rate=2.0, **fields), steps))
     return [float(rate(step)) for step in at]
+
+
+def test_schedule_is_the_published_one():
+    """Linear from 0 to the peak, then on the line from the peak at step 0 to 0 at the end."""
+    at = (0, 5_000, 9_999, 10_000, 500_000, 1_000_000)
+    found = rates(1_000_000, *at, warmup_fraction=0.01)
+    assert found == pytest.approx([0.0, 1.0, 1.9998, 1.98, 1.0, 0.0], rel=1e-5, abs=1e-9)
+    assert rates(10, 0, warmup_fraction=0.0) == [2.0]  # without a warm-up
 
 
 @pytest.mark.parametrize("warmup", [0.1, 100.0])
@@ -128,34 +118,23 @@ def test_shares_that_fill_a_run_exactly():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "key_words"),
     [
         (
             {"schedule": "wsd", "warmup_fraction": 0.3, "decay_fraction": 0.8},
-            "warmup_fraction is 30 and optimizer.decay_fraction 80 of a run of 100 steps; lower",
+            ["warmup_fraction is 30", "decay_fraction 80 of a run of 100 steps"],
         ),
-        ({"warmup_fraction": 200.0}, "warmup_fraction is 200 of a run of 100 steps; lower them"),
-        ({"warmup_fraction": 1.5}, "a share below 1 or a whole number of steps"),
-        ({"decay_fraction": -0.1, "schedule": "wsd"}, "a share below 1 or a whole number"),
-        (
-            {"decay_fraction": 0.2},
-            "decay_fraction does nothing with optimizer.schedule linear; set",
-        ),
-        ({"schedule": "trapezoid"}, "optimizer.schedule is 'trapezoid'; choose one of linear, cos"),
-        ({"name": "adanw"}, "optimizer.name is 'adanw'; did you mean adamw"),
+        ({"warmup_fraction": 200.0}, ["warmup_fraction is 200 of a run of 100 steps"]),
+        ({"warmup_fraction": 1.5}, ["a share below 1 or a whole number of steps"]),
+        ({"decay_fraction": -0.1, "schedule": "wsd"}, ["a share below 1 or a whole number"]),
+        ({"decay_fraction": 0.2}, ["decay_fraction does nothing", "schedule linear"]),
+        ({"schedule": "trapezoid"}, ["optimizer.schedule is 'trapezoid'"]),
+        ({"name": "adanw"}, ["optimizer.name is 'adanw'; did you mean adamw"]),
     ],
 )
-def test_impossible_schedules_are_refused(fields, message):
-    config = TrainConfig(steps=100, optimizer=OptimizerConfig(**fields))
-    with pytest.raises(UserError, match=message):
-        validate(config)
-
-
-def test_without_warmup_the_first_step_has_the_peak():
-    rate = rate_by_step(
-        make_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_fraction=0.0), 10)
-    )
-    assert float(rate(0)) == 1.0
+def test_impossible_schedules_are_refused(fields, key_words):
+    with refused(*key_words):
+        validate(TrainConfig(steps=100, optimizer=OptimizerConfig(**fields)))
 
 
 def test_adamw_is_optax_own():
@@ -232,9 +211,8 @@ def test_stable_adamw_agrees_with_numpy():
         m = v = np.zeros_like(value)
         for t, gradient in enumerate(gradients, 1):
             g = flatten(gradient)[name]
-            share = (
-                b1 * (1 - b1 ** (t - 1)) / (1 - b1**t)
-            )  # moments that are corrected as they grow
+            # Moments that are corrected as they grow.
+            share = b1 * (1 - b1 ** (t - 1)) / (1 - b1**t)
             m = share * m + (1 - share) * g
             share = b2 * (1 - b2 ** (t - 1)) / (1 - b2**t)
             v = share * v + (1 - share) * g * g
@@ -247,17 +225,23 @@ def test_stable_adamw_agrees_with_numpy():
     assert 0 < sum(clipped) < len(clipped)
 
 
-def test_the_layer_rates_of_a_modernbert():
-    """Its final norm and its head are above the layers."""
-    config = model_config(model_type="modernbert")
-    model = BertForSequenceClassification(config, num_labels=2)
+@pytest.mark.parametrize(
+    ("kind", "highest"),
+    [
+        ("bert", {"bert/pooler"}),
+        ("modernbert", {"bert/final_layer_norm", "bert/head"}),
+    ],
+)
+def test_each_layer_has_a_lower_rate_than_the_one_above(kind, highest):
+    """Heads, and what is between them and the layers, are above all."""
+    model = BertForSequenceClassification(model_config(model_type=kind), num_labels=2)
     shapes = nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
     rates = traverse_util.flatten_dict(layer_rates(shapes, 0.5), sep="/")
     found: dict[float, set[str]] = {}
     for name, rate in rates.items():
         found.setdefault(rate, set()).add("/".join(name.split("/")[:2]))
     assert found == {
-        1.0: {"bert/final_layer_norm", "bert/head", "classifier/kernel", "classifier/bias"},
+        1.0: {*highest, "classifier/kernel", "classifier/bias"},
         0.5: {"bert/layer_1"},
         0.25: {"bert/layer_0"},
         0.125: {"bert/embeddings"},
@@ -287,37 +271,7 @@ def test_no_buffer_is_in_the_state_twice():
     assert len(set(pointers)) == len(pointers)
 
 
-def test_each_layer_has_a_lower_rate_than_the_one_above():
-    params = {
-        "bert": {
-            "embeddings": {"word_embeddings": jnp.ones(2)},
-            "layer_0": {"up": {"kernel": jnp.ones(2)}},
-            "layer_1": {"up": {"kernel": jnp.ones(2)}},
-            "pooler": {"kernel": jnp.ones(2)},
-        },
-        "classifier": {"kernel": jnp.ones(2)},
-    }
-    config = OptimizerConfig(weight_decay=0.0, warmup_fraction=0.0, learning_rate=1.0)
-    gradients = jax.tree.map(lambda x: 1e-3 * x, params)
-
-    def first_update(**options):
-        optimizer = make_optimizer(config, make_rate_schedule(config, 100), **options)
-        updates, _ = optimizer.update(gradients, optimizer.init(params), params)
-        return updates
-
-    whole, lower = first_update(), first_update(layer_decay=0.5)
-    shares = jax.tree.map(lambda a, b: float(a[0] / b[0]), lower, whole)
-    assert shares["classifier"]["kernel"] == shares["bert"]["pooler"]["kernel"] == 1
-    assert shares["bert"]["layer_1"]["up"]["kernel"] == pytest.approx(0.5)
-    assert shares["bert"]["layer_0"]["up"]["kernel"] == pytest.approx(0.25)
-    assert shares["bert"]["embeddings"]["word_embeddings"] == pytest.approx(0.125)
-
-    frozen = first_update(freezes_encoder=True)
-    assert all(not update.any() for update in jax.tree.leaves(frozen["bert"]))
-    assert np.abs(frozen["classifier"]["kernel"]).min() > 0
-
-
 def test_more_steps_than_the_state_counts_are_refused():
     """Such as those of `--config.epochs=4e9`."""
-    with pytest.raises(UserError, match="8,000,000,000 steps"):
+    with refused("8,000,000,000 steps"):
         make_optimizer(OptimizerConfig(), make_rate_schedule(OptimizerConfig(), 8_000_000_000))

@@ -2,11 +2,11 @@
 
 import dataclasses
 
+import helpers
 import jax
 import numpy as np
 import pytest
-from flax import linen as nn
-from helpers import LENGTH, SPECIAL, VOCAB, batch, masking, model_config
+from helpers import LENGTH, SPECIAL, VOCAB, batch, masking, params
 
 from bert_jax.batches.packing import NO_PAIR, max_pairs, pack
 from bert_jax.config import DataConfig, TrainConfig
@@ -14,7 +14,7 @@ from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.models.bert import BertModel
 from bert_jax.objectives.masking import Predictions
-from bert_jax.objectives.sentence_pairs import BertForPreTraining, SentencePairs
+from bert_jax.objectives.sentence_pairs import SentencePairs
 from bert_jax.planning import synthetic
 from bert_jax.training.objective import TOKENS, Batch
 from bert_jax.training.step import make_eval_step
@@ -24,20 +24,7 @@ PLACES = max_pairs(LONG)
 
 
 def objective(**changes) -> SentencePairs:
-    config = TrainConfig(model=model_config(max_position_embeddings=LONG, **changes))
-    return SentencePairs(BertForPreTraining(config.model), config, masking(length=LONG))
-
-
-def params(task: SentencePairs):
-    """Parameters large enough for every gradient to be well above rounding."""
-    draw = np.random.default_rng(0)
-    shapes = nn.unbox(jax.eval_shape(task.model.init_params, jax.random.key(0)))
-
-    def value(path, leaf):
-        mean = "scale" in jax.tree_util.keystr(path)
-        return draw.normal(mean, 0.3, leaf.shape).astype(np.float32)
-
-    return jax.tree.map_with_path(value, shapes)
+    return helpers.objective(LONG, max_position_embeddings=LONG, **changes)
 
 
 def prepare(task: SentencePairs, rows, seed: int = 0) -> Batch:
