@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 _TICK = 0.25  # seconds between two looks at work in progress
-_SILENCE = 4.0  # seconds without a line, where there is no terminal, after which work says a line
+_SILENCE = 30.0  # seconds without a line, where there is no terminal, after which work says a line
 _MOST_SILENCE = 300.0  # of long work, which says fewer lines
 _LONG = 2.0  # seconds of work whose end is worth a line
 

@@ -145,7 +145,7 @@ class _HelpAll(argparse.Action):
     def __init__(self, **options: Any):
         super().__init__(nargs=0, default=argparse.SUPPRESS, **options)
 
-    def __call__(self, parser: Any, *arguments: Any) -> NoReturn:
+    def __call__(self, parser: Any, *arguments: Any) -> None:
         print(parser.format_all_help(), end="")
         parser.exit()
 

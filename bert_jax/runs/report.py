@@ -1,9 +1,10 @@
 """Human-readable summaries that a run prints at its start and at its end."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,19 +21,21 @@ from bert_jax.console import Level
 from bert_jax.convert.names import module_names
 from bert_jax.distributed import devices
 from bert_jax.distributed.hosts import print_on_main, warn_on_main
-from bert_jax.inference.masked_lm import fill_masks
+from bert_jax.inference.masked_lm import Guess, fill_masks
 from bert_jax.inference.tokenization import UNKNOWN_TOKENS
 from bert_jax.objectives import Pretraining
 from bert_jax.runs import header
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.datasets import Datasets
-from bert_jax.tasks.results import as_text, no_better
+from bert_jax.tasks.results import as_text, is_worthless, no_better
 from bert_jax.text.masked_sentences import NUM_SENTENCES, masked_sentences
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.training.optimizer import rate_by_step
 from bert_jax.training.step import TrainState
 
 _MANY_EPOCHS = 100  # beyond which a text has nothing new to teach
+_SHOWN = 3  # sentences with a filled mask
+_ENOUGH_EPOCHS = 40  # as BERT's (Devlin et al. 2019, appendix A.2)
 
 
 def sizes(stores: Iterable[TokenStore]) -> tuple[int, int]:
@@ -71,7 +74,7 @@ def pretraining_start(
     )
     print_on_main(
         f"bert-jax   {header.versions()}\n"
-        f"config     {recipe or 'of the run'}, seed {config.seed}\n"
+        f"config     {recipe or 'that of the workdir'}, seed {config.seed}\n"
         f"workdir    {workdir}\n"
         f"devices    {header.devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
@@ -90,9 +93,10 @@ def pretraining_start(
         warn_on_main(corpus.warning)
     most_epochs = max([batches.epochs(), *(e for *_, e in batches.progress_of_parts(config.steps))])
     if most_epochs > _MANY_EPOCHS:
+        enough = max(1, int(config.steps * _ENOUGH_EPOCHS / most_epochs))
         warn_on_main(
-            f"{header.epochs(most_epochs)} of so little text are learned by heart; give more text, "
-            "or train for fewer steps"
+            f"the run reads its text {most_epochs:,.0f} times, which it then knows by rote; give "
+            f"more text, or --config.steps={enough}, which reads it {_ENOUGH_EPOCHS} times"
         )
     for warning in objective.text_warnings(corpus, pairs):
         warn_on_main(warning)
@@ -138,7 +142,7 @@ def _padding(config: TrainConfig, pairs: Mapping[int, PairStatistics]) -> str:
     if config.data.packing:
         form = "{1:.1%} at length {length}, {0:.1%} without packing"
     shares = (form.format(*pair, length=length) for length, pair in pairs.items())
-    return "; ".join(shares) or "none: blocks are full"
+    return "; ".join(shares) or "none, as every sequence is full"
 
 
 def initialized_from(name: str, params: Any, source: Any) -> None:
@@ -179,16 +183,14 @@ def pretraining_end(
         print_on_main("{:18}{:>8}{:>14}{:>10}{:>10}".format(*row), Level.RESULTS)
     longest = objective.config.model.max_position_embeddings - 2
     of_parts = zip(*(masked_sentences(part, longest) for part in corpus.parts), strict=False)
-    examples = list(itertools.chain.from_iterable(of_parts))[:NUM_SENTENCES]
+    sentences = list(itertools.chain.from_iterable(of_parts))[:NUM_SENTENCES]
     fills_masks = hasattr(objective.model, "mlm_logits")
+    examples = []
     if bert and fills_masks and console.shows(Level.PROGRESS):
-        print_on_main("")
-        for ids, answer in examples:
-            with console.working("filling masks", says_end=False):
-                guesses = fill_masks(bert, ids, 3)
-            listed = ", ".join(f"{guess.token} {guess.probability:.0%}" for guess in guesses)
-            text = corpus.tokenizer.decode_with_masks(ids)
-            print_on_main(f"{text}\n    [MASK] = {listed} (was {answer})")
+        examples = _fill_some(bert, sentences)
+        for each in examples:
+            print_on_main(f"\n{each.text}\n    [MASK] = {each.listed} (was {each.answer})")
+    shown = [each.token_ids for each in examples] or [ids for ids, _ in sentences]
     print_on_main(
         f"\ncheckpoint {checkpoint}\n"
         f"metrics    {workdir / 'metrics.jsonl'}, {workdir / 'curves.png'}, "
@@ -197,8 +199,45 @@ def pretraining_end(
     )
     command = f"embed {console.quoted(workdir)} FILE"
     if fills_masks:
-        command = f"fill-mask {console.quoted(workdir)} {_example(corpus, examples)}"
+        command = f"fill-mask {console.quoted(workdir)} {_example(corpus, shown)}"
     print_on_main(f"{_cost()}\ntry        bert-jax {command}")
+
+
+class _Filled(NamedTuple):
+    """A held-out sentence with a masked word, and what a model fills in."""
+
+    token_ids: list[int]  # with the mask
+    text: str
+    answer: str
+    guesses: list[Guess]
+
+    @property
+    def listed(self) -> str:
+        """The guesses with their probabilities, in words."""
+        return ", ".join(f"{_word(g.token)} {g.probability:.0%}" for g in self.guesses)
+
+
+def _fill_some(bert: Bert, sentences: Iterable[tuple[list[int], str]]) -> list[_Filled]:
+    """Return sentences whose word the model knows, then one that it misses, as far as there are.
+
+    The words that it guesses least often come first: "the" is right in many places.
+    """
+    right, missed, guessed = [], [], Counter[str]()
+    with console.working("filling masks", says_end=False):
+        for ids, answer in sentences:
+            text = bert.tokenizer.decode_with_masks(ids)
+            filled = _Filled(ids, text, _word(answer), fill_masks(bert, ids, 3))
+            guess = filled.guesses[0].token
+            guessed[guess] += 1
+            (right if guess == answer else missed).append(filled)
+    right.sort(key=lambda filled: guessed[filled.guesses[0].token])
+    right = right[: _SHOWN - 1] if missed else right[:_SHOWN]
+    return [*right, *missed[: _SHOWN - len(right)]]
+
+
+def _word(token: str) -> str:
+    """Return a token without the mark of a space before it."""
+    return token.lstrip("▁Ġ") or token
 
 
 def _cost() -> str:
@@ -208,10 +247,10 @@ def _cost() -> str:
     return f"time       {console.time_spent()}{memory}"
 
 
-def _example(corpus: Corpus, examples: Iterable[tuple[list[int], str]]) -> str:
-    """Return a masked text to paste, which has the tokens of an example if any has."""
+def _example(corpus: Corpus, examples: Iterable[list[int]]) -> str:
+    """Return a masked text to paste, the first that has the tokens of an example if any has."""
     tokenizer = corpus.tokenizer
-    texts = [(tokenizer.decode_with_masks(ids), ids) for ids, _ in examples]
+    texts = [(tokenizer.decode_with_masks(ids), ids) for ids in examples]
     texts = [(text, ids) for text, ids in texts if not text.startswith("-")]  # as a flag does
     same = [text for text, ids in texts if tokenizer.encode_with_masks(text) == ids]
     return next((console.quoted(text) for text in (*same, *(text for text, _ in texts))), "TEXT")
@@ -241,7 +280,7 @@ def finetuning_start(
     held = "sequences" if count == 1 else f"sequences, of {count} examples each,"
     print_on_main(
         f"bert-jax   {header.versions()}\n"
-        f"config     {recipe or 'of the call'}, {seeds}\n"
+        f"config     {recipe or 'given from Python'}, {seeds}\n"
         f"workdir    {workdir}\n"
         f"devices    {header.devices(mesh)}, {config.parallel.mode}\n"
         f"task       {task.kind}{labels}\n"
@@ -284,4 +323,12 @@ def finetuning_end(
         f"checkpoint {workdir / 'best'}",
         Level.RESULTS,
     )
-    print_on_main(f"{_cost()}\ntry        bert-jax predict {console.quoted(workdir)} FILE")
+    print_on_main(_cost())
+    if is_worthless(comparison):
+        warn_on_main(
+            "the model is no better than a constant prediction, so its own are worth nothing yet; "
+            "try another --config.optimizer.learning_rate, a larger --config.epochs, more examples "
+            "or another --init"
+        )
+        return
+    print_on_main(f"try        bert-jax predict {console.quoted(workdir)} FILE")

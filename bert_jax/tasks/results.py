@@ -11,6 +11,8 @@ from bert_jax import console
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.datasets import Datasets
 
+_CONSTANT = "best constant prediction"
+_DEGENERATE = ", degenerate"  # the end of the name of a run
 _NOT_SCORES = ("step", "split", "loss", "sequences_per_second")
 # "seed", the scores of its "best" evaluation, and whether it is "degenerate": no better than a
 # constant prediction (Mosbach et al. 2021, section 5).
@@ -25,14 +27,14 @@ def comparison(
     untrained: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the scores of each run and of the baselines, `random` weights among them."""
-    names = [f"seed {run['seed']}{', degenerate' * run['degenerate']}" for run in runs]
+    names = [f"seed {run['seed']}{_DEGENERATE * run['degenerate']}" for run in runs]
     rows = [_row(name, run["best"]) for name, run in zip(names, runs, strict=True)]
     if len(runs) > 1:
         rows += _means("mean", runs)
     num_own = len(rows)
     if len(task.metrics) == 1:  # otherwise the constant score is a mean of them
         constant = task.constant_score(next(iter(datasets.evals.values())))
-        rows.append(_row("best constant prediction", {task.metrics[0]: constant}))
+        rows.append(_row(_CONSTANT, {task.metrics[0]: constant}))
     if random:
         rows += _means("random weights", random)
     if untrained:
@@ -47,6 +49,13 @@ def comparison(
         ]
         row["is_beaten"] = round(statistics.fmean(leads), 4) > 0  # in the digits of the table
     return rows
+
+
+def is_worthless(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the runs of a comparison are no better than a constant prediction."""
+    beaten = {row["name"]: row.get("is_beaten", True) for row in rows}
+    runs = [name for name in beaten if name.startswith("seed ")]
+    return not beaten.get(_CONSTANT, True) or all(name.endswith(_DEGENERATE) for name in runs)
 
 
 def no_better() -> str:

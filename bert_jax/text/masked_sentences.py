@@ -9,8 +9,8 @@ import numpy as np
 
 from bert_jax.text.store import Corpus
 
-NUM_SENTENCES = 3
-_MAX_CANDIDATES = 200  # sentences that are looked at for each one
+NUM_SENTENCES = 50
+_MAX_CANDIDATES = 20  # sentences that are looked at for each one
 
 
 def masked_sentences(corpus: Corpus, longest: int) -> Iterator[tuple[list[int], str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 _COUNTERS = ("step", "epoch", "sequences", "tokens", "seconds")
 _NOT_DRAWN = {*_COUNTERS, "split", "token_share", "sequences_per_second", "tokens_per_second"}
+_NOT_DRAWN.add("hidden_similarity")  # of which a warning tells
 _OF_OPTIMIZER = ("learning_rate", "gradient_norm")
 BASELINE = "_baseline"  # the end of the name of a metric's baseline that changes during a run
 _SHARES = re.compile(r"(accuracy|f1|exact(_match)?|precision|recall)$")
@@ -19,6 +20,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "training": {"color": "C0", "lw": 1.2},
     "held-out": {"color": "C1", "lw": 1.6, "marker": "o", "ms": 3.5},
     "without a model": {"color": "0.4", "lw": 1, "ls": "--"},
+    "another length": {"color": "0.7", "lw": 1, "ls": ":"},
 }
 Record = Mapping[str, Any]  # a line of `metrics.jsonl`
 
@@ -44,8 +46,13 @@ def table(
     return "\n".join(["| held-out | model | baseline |", "|---|---:|---:|", *rows])
 
 
-def _metrics(records: Sequence[Record], baselines: Mapping[str, float]) -> list[str]:
-    """Return the metrics that are drawn, by importance; the first one is the loss."""
+def _metrics(
+    records: Sequence[Record], baselines: Mapping[str, float]
+) -> tuple[list[str], list[str]]:
+    """Return the metrics that are drawn, by importance, and those of the optimizer.
+
+    The first metric is the loss.
+    """
     held_out_first = sorted(records, key=lambda record: record["split"])
     every = dict.fromkeys(name for record in held_out_first for name in record)
     hidden = set(_NOT_DRAWN)
@@ -60,7 +67,7 @@ def _metrics(records: Sequence[Record], baselines: Mapping[str, float]) -> list[
     losses = [name for name in names if name.endswith("loss")][:1]
     scores = [name for name in names if name not in (*losses, *_OF_OPTIMIZER)]
     scores.sort(key=lambda name: name not in baselines)
-    return [*losses, *scores[:_MAX_SCORES], *(name for name in _OF_OPTIMIZER if name in names)]
+    return [*losses, *scores[:_MAX_SCORES]], [name for name in _OF_OPTIMIZER if name in names]
 
 
 def draw(
@@ -69,17 +76,25 @@ def draw(
     records: Sequence[Record],
     baselines: Mapping[str, float],
     titles: Mapping[str, str],
+    changes: Sequence[int] = (),
 ) -> None:
-    """Draw the records of a run in `metrics.jsonl`, and scores that need no model, as a PNG."""
+    """Draw the records of a run in `metrics.jsonl`, and scores that need no model, as a PNG.
+
+    `changes` are the steps from which sequences have another length, which changes most scores.
+    """
     # Imported late: it takes longer than a small run's first step.
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
-    metrics, drawn = _metrics(records, baselines), {}
-    rows = -(-len(metrics) // _COLUMNS)
-    figure = Figure(layout="constrained", figsize=(12, 3 * rows + 0.6))
-    for number, metric in enumerate(metrics, 1):
-        axes = figure.add_subplot(rows, _COLUMNS, number)
+    (metrics, of_optimizer), drawn = _metrics(records, baselines), {}
+    rows, small = -(-len(metrics) // _COLUMNS), bool(of_optimizer)
+    figure = Figure(layout="constrained", figsize=(12, 3 * rows + 1.7 * small + 0.6))
+    grid = figure.add_gridspec(rows + small, _COLUMNS, height_ratios=[3] * rows + [1.7] * small)
+    places = dict(zip(metrics, range(len(metrics)), strict=True))
+    places |= {metric: rows * _COLUMNS + index for index, metric in enumerate(of_optimizer)}
+    last_step = max(record["step"] for record in records)
+    for metric, place in places.items():
+        axes = figure.add_subplot(grid[divmod(place, _COLUMNS)])
         for split, label, key in (
             ("train", "training", metric),
             ("eval", "held-out", metric),
@@ -92,6 +107,10 @@ def draw(
         if metric in baselines:
             label = "without a model"
             drawn[label] = axes.axhline(baselines[metric], label=label, **_STYLES[label])
+        for step in changes:
+            if step < last_step:
+                label = "another length"
+                drawn[label] = axes.axvline(step, label=label, **_STYLES[label])
         low, high = axes.dataLim.intervaly
         if metric == "gradient_norm" and high > 10 * low > 0:
             axes.set_yscale("log")  # as a few are far larger than the others

@@ -9,6 +9,7 @@ from typing import Any
 
 from bert_jax import console
 from bert_jax.config import FinetuneConfig, TrainConfig
+from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.training import curves, sinks
@@ -62,6 +63,8 @@ class Writer:
         self.records = [record for record in records if record["step"] <= step]
         self._plotted = self._started = time.monotonic()
         self._seconds = max((record.get("seconds", 0.0) for record in self.records), default=0.0)
+        stages = make_schedule(config).stages if isinstance(config, TrainConfig) else ()
+        self._changes = [stage.first_step for stage in stages[1:]]
         is_seed = isinstance(config, FinetuneConfig)  # in the workdir of the run
         self._name = "/".join(folder.absolute().parts[-1 - is_seed :])
         self._sinks: dict[str, sinks.Sink] = {}
@@ -124,7 +127,9 @@ class Writer:
         if self.records and self._draws and not is_recent and console.shows(console.Level.RESULTS):
             with self._dropping_on_error(CURVES):
                 path = self._folder / CURVES
-                curves.draw(path, self._name, self.records, self.baselines, self._titles)
+                curves.draw(
+                    path, self._name, self.records, self.baselines, self._titles, self._changes
+                )
                 self._plotted = time.monotonic()
 
     def close(self, *, succeeded: bool = True) -> None:
@@ -162,6 +167,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 _NOT_SHOWN = {"loss", "gradient_norm", TOKENS, "sequences_per_second", "tokens_per_second"}
+_NOT_SHOWN.add("hidden_similarity")  # of which a warning tells
 
 
 def describe(

@@ -8,6 +8,7 @@ from bert_jax.console import Work, duration
 
 _LOGS = 10  # the speed is that of the steps since so many logs
 _FEWEST = 2  # steps to know a speed
+_EXPECTED_AFTER = 5.0  # seconds of steps, before which a speed says little of the end
 _DAY = 24 * 3600
 
 
@@ -23,25 +24,27 @@ class Progress(Work):
         self.n, self._stages = step, stages
         self._marks: deque[tuple[float, int]] = deque(maxlen=_LOGS)  # seconds and steps
         self._end: float | None = None  # of training, by the monotonic clock
+        self._has_expected = False  # whether the line of the end was returned
 
     def mark(self, step: int) -> None:
         """Note that all steps up to this one are done."""
         self._marks.append((self.seconds(), step))
 
     def logged(self, step: int, note: str) -> str:
-        """Note a log; the first time, return a line that says when training ends."""
-        is_first, self.note = not self.note, note
+        """Note a log; once, when the speed is known, return a line that says when training ends."""
+        self.note = note
         since, first = self._marks[0] if self._marks else (0.0, step)
         if step - first >= _FEWEST:
             speed = self._cost(first, step) / (self.seconds() - since)
             self._end = time.monotonic() + self._cost(step, self._stages[-1][0]) / speed
         self.mark(step)
         left = self.left()
-        if not is_first or left is None:
+        if self._has_expected or not left or self.seconds() - since < _EXPECTED_AFTER:
             return ""
+        self._has_expected = True
         form = "%H:%M" if left < _DAY / 2 else "%Y-%m-%d %H:%M"
         end = time.strftime(form, time.localtime(time.time() + left))
-        return f"expected   {duration(left)} more, until {end}"
+        return f"ready      in {duration(left)}, at {end}"
 
     def speed_and_left(self) -> str:
         """Return the speed of the last log and the time left, for a line."""

@@ -574,7 +574,7 @@ def test_a_text_of_which_little_can_be_learned_warns(tiny_config, tmp_path, capf
     config.data.source, config.data.batch_size, config.steps = str(text), 512, 8
     bert_jax.pretrain(config, tmp_path / "run")
     printed = "".join(capfd.readouterr())
-    assert "epochs of so little text are learned by heart; give more text" in printed
+    assert "by rote; give more text, or --config.steps=" in printed
     assert "% of the text is cut off, as its sentences are beyond data.max_length" in printed
 
 

@@ -16,6 +16,7 @@ import bert_jax
 from bert_jax import DataConfig, OptimizerConfig, TokenizerConfig, TrainConfig, console
 from bert_jax.config.schedule import Stage, make_rate_schedule
 from bert_jax.distributed.mesh import make_mesh
+from bert_jax.inference.masked_lm import Guess
 from bert_jax.objectives import make_objective, masked_lm
 from bert_jax.runs import header, report
 from bert_jax.tasks import results
@@ -58,8 +59,27 @@ def test_examples_are_of_any_script(language, kind):
             assert before.endswith(" ") or not before
         else:
             assert " " not in (before + after).strip()
-    words = shlex.split("bert-jax fill-mask run " + report._example(corpus, examples))
+    example = report._example(corpus, [ids for ids, _ in examples])
+    words = shlex.split(f"bert-jax fill-mask run {example}")
     assert words[3] == corpus.tokenizer.decode_with_masks(examples[0][0])
+
+
+@pytest.mark.parametrize(("right", "expected"), [(50, 3), (5, 2), (1, 1), (0, 0)])
+def test_masks_that_the_model_knows_come_first(right, expected, monkeypatch, tiny_bert):
+    sentences = [([tiny_bert.tokenizer.mask_id, 5 + number], f"▁w{number}") for number in range(50)]
+
+    def guess(_, ids, top_k):
+        number = ids[1] - 5
+        token = f"▁w{number}" if number >= 50 - right else "▁the"
+        return [Guess(token, 0.5, "", 1)] * top_k
+
+    monkeypatch.setattr(report, "fill_masks", guess)
+    shown = report._fill_some(tiny_bert, sentences)
+    assert len(shown) == 3
+    assert [each.listed.startswith(each.answer) for each in shown] == [
+        index < expected for index in range(3)
+    ]
+    assert "▁" not in "".join(each.answer + each.listed for each in shown)
 
 
 def warning(sizes, lengths=5, pairs="nsp") -> str:
@@ -168,6 +188,9 @@ def test_a_baseline_that_a_fine_tuned_model_does_not_beat_is_marked():
 
     datasets = SimpleNamespace(train=[], evals={"eval": []})
     runs, random = [run(0, 0.4), run(1, 0.6)], [run(0, 0.3)]
-    table = results.as_text(results.comparison(task, datasets, runs, random)).splitlines()
+    rows = results.comparison(task, datasets, runs, random)
+    assert results.is_worthless(rows)
+    assert not results.is_worthless(results.comparison(task, datasets, runs[1:], random))
+    table = results.as_text(rows).splitlines()
     marked = {line.split("  ")[0] for line in table if line.endswith("  no better than that")}
     assert marked == {"best constant prediction", "TF-IDF, logistic regression"}

@@ -34,9 +34,9 @@ def drawn(monkeypatch, tmp_path):
         Figure, "savefig", lambda self, *args, **kw: (figures.append(self), save(self, *args, **kw))
     )
 
-    def draw(name, metrics):
+    def draw(name, metrics, changes=()):
         path = tmp_path / "curves.png"
-        curves.draw(path, name, records(metrics), BASELINES, TITLES)
+        curves.draw(path, name, records(metrics), BASELINES, TITLES, changes)
         assert path.read_bytes().startswith(b"\x89PNG")
         assert [each.name for each in tmp_path.iterdir()] == ["curves.png"]
         return figures[-1]
@@ -63,6 +63,15 @@ def test_a_run(drawn):
     assert all(label.endswith("%") for label in labels)
     (legend,) = figure.legends
     assert [t.get_text() for t in legend.get_texts()] == ["training", "held-out", "without a model"]
+
+
+def test_changes_of_length_are_marked(drawn):
+    figure = drawn("run", {"mlm_loss": 1.5}, changes=[15, 1000])  # the run has not come to 1000
+    for axes in figure.axes:
+        marks = [line for line in axes.lines if line.get_label() == "another length"]
+        assert [line.get_xdata()[0] for line in marks] == [15]
+    heights = {axes.get_title(): axes.get_subplotspec() for axes in figure.axes}
+    assert heights["gradient norm"].rowspan.start == 1  # below the scores, in a lower row
 
 
 def test_a_run_of_another_objective_with_a_baseline_that_moves(drawn):

@@ -46,7 +46,9 @@ def test_the_end_is_expected_once(clock):
     progress = Progress(0, [(100, 8)])
     with console.working(progress, says_end=False):
         progress.mark(1)
-        clock[0] += 10
+        clock[0] += 1
+        assert progress.logged(2, "a speed") == ""  # of one second, which says little
+        clock[0] += 9
         first = progress.logged(11, "a speed")
-        assert re.fullmatch(r"expected   1 min 29 s more, until \d\d:\d\d", first)
+        assert re.fullmatch(r"ready      in 1 min 29 s, at \d\d:\d\d", first)
         assert progress.logged(12, "a speed") == ""
