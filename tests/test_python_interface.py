@@ -14,15 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import model_config, random_bert, refused, untrained
+from helpers import refused, untrained
 
 import bert_jax
-from bert_jax import Bert, TokenizerConfig, UserError
+from bert_jax import Bert, UserError
 from bert_jax.errors import TextWarning
 from bert_jax.inference import runner
 from bert_jax.models.heads import make_encoder
 from bert_jax.runs import origin
-from bert_jax.text import tokenizer_training
 
 # Prints what importing bert_jax and loading a model change of a process that has imported the
 # libraries below it, and that has flags of its own.
@@ -59,16 +58,6 @@ after["loggers"] = {name: after["loggers"][name] for name in before["loggers"]}
 changed = [name for name in before if before[name] != after[name]]
 print(json.dumps([changed, "bert_jax.commands.process" in sys.modules, flags.FLAGS.workdir]))
 """
-
-
-@pytest.fixture(scope="module")
-def roberta() -> Bert:
-    """A RoBERTa of random weights: no pooler, and two separators between texts."""
-    tokenizer = tokenizer_training.train(
-        ["The river bank.", "A model reads."] * 9, TokenizerConfig(kind="byte_bpe"), 280
-    )
-    config = model_config(model_type="roberta", vocab_size=280, type_vocab_size=1)
-    return random_bert(config, tokenizer, pairs=False)
 
 
 @pytest.fixture
@@ -189,20 +178,6 @@ def test_a_model_that_was_used_is_pickled_without_its_programs(tiny_bert, tiny_c
     assert list(read.predict("The river.")) == list(before)
 
 
-def test_hidden_states_and_attentions(tiny_bert, roberta):
-    for bert, has_pooler in ((tiny_bert, True), (roberta, False)):
-        output = bert(["The river.", "A bank."], output_hidden_states=True, output_attentions=True)
-        n, length, width = output.last_hidden_state.shape
-        assert (n, width) == (2, 16)
-        assert (output.pooled is not None) == has_pooler
-        assert [state.shape for state in output.hidden_states] == [(2, length, 16)] * 3
-        assert [each.shape for each in output.attentions] == [(2, 2, length, length)] * 2
-        for attention in output.attentions:
-            np.testing.assert_allclose(attention.sum(-1), 1, rtol=1e-5)
-    output = tiny_bert("The river.", "A bank.")
-    assert (output.hidden_states, output.attentions) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("kind", "labels", "values"),
     [
@@ -244,13 +219,6 @@ def test_predictions_are_a_sequence(tiny_classifier):
     assert predictions[-1] == predictions[2]
     assert predictions[:2] == [predictions[0], predictions[1]]
     assert predictions.scores == {}
-
-
-def test_fill_mask_is_flat_for_one_text(tiny_bert):
-    guesses = tiny_bert.fill_mask("the [MASK] of [MASK]", top_k=2)
-    assert len({guess.position for guess in guesses}) == 2
-    assert len(guesses) == 4
-    assert tiny_bert.fill_mask(["the [MASK] of [MASK]"], top_k=2) == [guesses]
 
 
 def test_save_and_load(tiny_bert, tiny_classifier, tmp_path):

@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from absl import flags
 from helpers import FakeTokenizer, assert_same_arrays, train_batches
 from stores import make_store
 
@@ -13,8 +12,6 @@ from bert_jax.batches import loader
 from bert_jax.config import Phase, TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.text.store import Corpus
-
-flags.FLAGS.mark_as_parsed()  # Grain reads a flag
 
 # CRC-32 of batches by (pairs, packing): of steps 0, 17, 30 and 39, then the first of evaluation.
 # They were recorded at commit 239187a; a run that began with that code resumes with this one.

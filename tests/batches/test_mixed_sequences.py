@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from absl import flags
 from helpers import FakeTokenizer, train_batches
 from stores import check_pure, make_store
 
@@ -15,7 +14,6 @@ from bert_jax.config import DataConfig, Phase, TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.text.store import Corpus, TokenStore
 
-flags.FLAGS.mark_as_parsed()  # Grain reads a flag
 KINDS = {
     "nsp": {"pairs": "nsp"},
     "packed": {"pairs": "sop", "packing": True},

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from absl import flags
 from helpers import FakeTokenizer, assert_same_arrays, refused, train_batches
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from bert_jax.config.schedule import Stage
 from bert_jax.config.validation import validate
 from bert_jax.text.store import Corpus, TokenStore
 
-flags.FLAGS.mark_as_parsed()  # Grain reads a flag
 LENGTH = 128
 
 

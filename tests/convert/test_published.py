@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.special import softmax
 
 import bert_jax
 from bert_jax.text import builtin
@@ -75,30 +74,3 @@ def test_sentence_transformers(sentences, tmp_path):
     bert.export(tmp_path / "exported")
     again = library.SentenceTransformer(str(tmp_path / "exported"), device="cpu")
     np.testing.assert_array_equal(again.encode(texts), expected)
-
-
-def test_attention_of_a_text():
-    view = bert_jax.load(FOLDER).attention(TEXT)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
-    model = transformers.AutoModel.from_pretrained(FOLDER, attn_implementation="eager")
-    found = {}
-    for index, layer in enumerate(model.encoder.layer):
-        for name in ("query", "key"):
-
-            def hook(module, inputs, output, place=(index, name)):
-                found[place] = output[0].unflatten(-1, (12, 32)).transpose(0, 1)
-
-            getattr(layer.attention.self, name).register_forward_hook(hook)
-    row = tokenizer(TEXT, return_tensors="pt")
-    with torch.no_grad():
-        output = model(**row, output_attentions=True)
-    assert view.tokens == tokenizer.convert_ids_to_tokens(row["input_ids"][0])
-    maps = torch.cat(output.attentions).numpy()
-    assert view.maps.shape == maps.shape == (6, 12, len(view.tokens), len(view.tokens))
-    np.testing.assert_allclose(view.maps, maps, rtol=0, atol=1e-5)
-    for (index, name), value in found.items():
-        actual = {"query": view.queries, "key": view.keys}[name][index]
-        assert np.abs(value).mean() > 0.3
-        np.testing.assert_allclose(actual, value, rtol=0, atol=1e-5)
-    scores = view.queries.astype(float) @ view.keys.astype(float).swapaxes(2, 3) / np.sqrt(32)
-    np.testing.assert_allclose(softmax(scores, -1), view.maps, rtol=0, atol=1e-6)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from helpers import LENGTH, VOCAB, batch, model_config
+from helpers import LENGTH, VOCAB, batch, model_config, random_arrays
 from scipy.special import erf, softmax
 
 from bert_jax.config import ModelConfig
@@ -16,18 +16,8 @@ from bert_jax.models.bert import BertModel
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
 
 
-def random_params(model: BertForPreTraining, seed: int = 0):
-    """Values of size about 1, so that an error would show."""
-    shapes = jax.eval_shape(lambda k: nn.unbox(model.init_params(k)), jax.random.key(0))
-    generator = np.random.default_rng(seed)
-
-    def value(path, shape):
-        scale = 0.5 if len(shape.shape) == 1 else shape.shape[0] ** -0.5
-        if "embeddings" in path[-1].key:
-            scale = 1.0
-        return generator.normal(size=shape.shape) * scale + (path[-1].key == "scale")
-
-    return jax.tree.map_with_path(lambda p, s: value(p, s).astype(np.float32), shapes)
+def random_params(model: BertForPreTraining):
+    return jax.device_get(random_arrays(model.init_params))
 
 
 def inputs_of(rows) -> list[np.ndarray]:
