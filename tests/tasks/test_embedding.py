@@ -163,10 +163,8 @@ def test_scores_of_similarity():
 def test_built_in_pairs():
     """What functions do, and their signatures; no module is in both splits."""
     train, held_out = builtin.described("train"), builtin.described("eval")
-    assert ("Remove this file or link.", "pathlib.Path.unlink(self, missing_ok=False)") in [
-        *train,
-        *held_out,
-    ]
+    does = "Converts a finite Decimal instance to a rational number, exactly."
+    assert (does, "fractions.Fraction.from_decimal(cls, dec)") in [*train, *held_out]
     assert len(train) > 3 * len(held_out) > 1500
     assert not set(train) & set(held_out)
     with pytest.raises(UserError, match="no such split"):
