@@ -90,5 +90,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
-            return getattr(importlib.import_module(f"bert_jax.{module}"), name)
+            from bert_jax import console
+
+            with console.logging_kept():  # Orbax logs when it is imported
+                return getattr(importlib.import_module(f"bert_jax.{module}"), name)
     raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")

@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import dataclasses
 import enum
+import logging
 import os
 import shlex
 import sys
@@ -77,6 +78,22 @@ def show(text: str = "", level: Level = Level.PROGRESS) -> None:
 def warn(text: str) -> None:
     """Print a warning, with its label in colour on a terminal."""
     show(f"{coloured('warning', 33, sys.stdout)}    {text}", Level.RESULTS)
+
+
+@contextlib.contextmanager
+def logging_kept() -> Iterator[None]:
+    """Leave the application's logging as it is, whatever libraries log through absl."""
+    # absl calls logging.basicConfig where the root logger has no handler. With Python's last
+    # resort as its handler, all is printed as it is without one.
+    root, handler = logging.getLogger(), logging.lastResort
+    if root.handlers or handler is None:
+        yield
+        return
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
 
 
 def coloured(text: str, colour: int, stream: TextIO) -> str:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +60,14 @@ changed = [name for name in before if before[name] != after[name]]
 print(json.dumps([changed, "bert_jax.commands.process" in sys.modules, flags.FLAGS.workdir]))
 """
 
+# Prints the handlers of an application that has not set up its logging, after it loads a model.
+LOGGING = """
+import logging, sys
+import bert_jax
+bert_jax.load(sys.argv[1]).save(sys.argv[2])
+print(logging.root.handlers, logging.root.level == logging.WARNING)
+"""
+
 
 @pytest.fixture
 def compiled_shapes(monkeypatch) -> set:
@@ -93,6 +102,13 @@ def test_importing_and_loading_change_nothing_of_the_process(tiny_run):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[], False, "elsewhere"]
+
+
+def test_an_application_without_handlers_is_given_none(tiny_run, tmp_path):
+    """Orbax's libraries would add one, and its own would then print each line twice."""
+    command = [sys.executable, "-c", LOGGING, str(tiny_run.checkpoint), str(tmp_path / "saved")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[] True\n"), done.stderr
 
 
 def test_tokenize(tiny_bert):
@@ -312,6 +328,37 @@ def test_settings_that_do_not_exist(tiny_config, tiny_finetuning_config, tiny_ru
             bert_jax.pretrain(wrong, tmp_path / "run")
     with refused("config is of the class TrainConfig, not FinetuneConfig"):
         bert_jax.finetune(tiny_config, tiny_run.checkpoint, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda config, tuning, bert: bert_jax.load(""), "path is empty"),
+        (lambda config, tuning, bert: bert_jax.pretrain(config, ""), "path is empty"),
+        (lambda config, tuning, bert: bert_jax.pretrain(config, "x", init=""), "path is empty"),
+        (lambda config, tuning, bert: bert_jax.pretrain(config, "x", fork=""), "path is empty"),
+        (lambda config, tuning, bert: bert_jax.finetune(tuning, "", "x"), "path is empty"),
+        (lambda config, tuning, bert: bert_jax.finetune(tuning, bert, ""), "path is empty"),
+        (lambda config, tuning, bert: bert_jax.recipe(None), "recipe is None; give one"),
+        (lambda config, tuning, bert: bert_jax.recipe(""), "recipe is ''; give one"),
+        (lambda config, tuning, bert: bert.export("x", head="y"), "head=y does not fit a bert"),
+        (
+            lambda config, tuning, bert: bert_jax.pretrain(with_phase(config, {"start": 0.5}), "x"),
+            r"phases\[0\] is of the class dict, not Phase",
+        ),
+    ],
+)
+def test_arguments_that_do_not_exist(
+    call, message, tiny_config, tiny_finetuning_config, tiny_bert, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        call(tiny_config, tiny_finetuning_config, tiny_bert)
+    assert not list(tmp_path.iterdir())
+
+
+def with_phase(config: bert_jax.TrainConfig, phase: Any) -> bert_jax.TrainConfig:
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, phases=(phase,)))
 
 
 def test_quiet_runs_print_and_draw_nothing_and_install_nothing(

@@ -1,6 +1,7 @@
 """Flags that several commands share: `--config=RECIPE --config.FIELD=VALUE`, and those of hosts."""
 
 import argparse
+import math
 import re
 import typing
 from collections.abc import Callable, Sequence
@@ -94,6 +95,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see `{self.prog} --help`")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Refuse an empty value, as of an unset shell variable; of texts, their command does."""
+        flag = "/".join(action.option_strings) or action.metavar
+        if "" in arg_strings and action.type is None:
+            raise UserError(f"{flag} is empty; give a value, or leave it out")
+        return super()._get_values(action, arg_strings)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print, and raise an error of the output, which argparse ignores."""
+        print(message, end="", file=file)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -199,5 +211,13 @@ def add_run(parser: Parser, init: str | None, help: str) -> None:
         add("--coordinator_address", metavar="HOST:PORT", help="of process 0"),
         add("--num_processes", type=int, metavar="N", help="processes of the run"),
         add("--process_id", type=int, metavar="I", help="of this process, from 0"),
-        add("--connect_timeout", type=float, default=120.0, metavar="SECONDS", help=wait),
+        add("--connect_timeout", type=seconds, default=120.0, metavar="SECONDS", help=wait),
     ]
+
+
+def seconds(text: str) -> float:
+    """Return the time that `--connect_timeout` names."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise UserError(f"--connect_timeout {text} is no time; give seconds above 0")
+    return value

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from bert_jax import console
 from bert_jax.commands.flags import Recipe
 from bert_jax.commands.memory import keep_host_memory
-from bert_jax.errors import CommandError, TextWarning
+from bert_jax.errors import CommandError, TextWarning, UserError, first_line
 from bert_jax.storage import cache, paths
 
 if TYPE_CHECKING:
@@ -42,22 +42,49 @@ def run(command: Callable[[], None], name: str) -> None:
     # 700, looking through them again and again is an eighth of the time that a short run takes.
     gc.set_threshold(20_000, 10, 10)
     quiet_libraries()
-    # Text of any script is printed on any terminal, and names that are not UTF-8.
-    sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    if sys.stderr is None:  # it is closed; files that are opened must not have its number
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
         signal.signal(signal.SIGINT, partial(_interrupt, name))
     try:
-        command()
+        _check_process()
+        # Text of any script is printed on any terminal, and names that are not UTF-8.
+        sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore
+        _run_and_flush(command)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
     except (CommandError, KeyboardInterrupt) as error:
         end_process(name, error)
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         sys.stderr.close()
         sys.exit(1)
-    except Exception:
+    except Exception as error:
+        if not _interrupts and isinstance(error, OSError):  # such as a full disk
+            words = filter(None, (error.filename, error.strerror or first_line(error)))
+            reason = f"{': '.join(map(str, words))}; --verbose shows the origin"
+            end_process(name, CommandError(reason))
         if not _interrupts:
             raise
         end_process(name, KeyboardInterrupt())  # of which a library has made another error
+
+
+def _check_process() -> None:
+    """Refuse to run without an output or a working directory, of which libraries have errors."""
+    if sys.stdout is None:
+        raise UserError("standard output is closed; redirect it to a file or to /dev/null")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the working directory was deleted; change to another one") from None
+
+
+def _run_and_flush(command: Callable[[], None]) -> None:
+    """Run a command, which may exit; an output that cannot be written is an error of it."""
+    try:
+        command()
+    except SystemExit:  # after help
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
 
 
 _interrupts: list[int] = []  # the signals that have raised KeyboardInterrupt
@@ -79,7 +106,8 @@ def end_process(name: str, error: CommandError | KeyboardInterrupt) -> None:
     if _shows_origin:
         traceback.print_exception(error)
     print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
+    with contextlib.suppress(AttributeError, OSError):  # it is closed, or its disk is full
+        sys.stdout.flush()
     os._exit(getattr(error, "exit_code", 130))
 
 

@@ -38,6 +38,8 @@ def recipe(name: str) -> Any:
 
 def find(name: str) -> tuple[Path, str]:
     """Return the file of a recipe, and what follows a colon in its name."""
+    if not isinstance(name, str) or not name:
+        raise UserError(f"the name of a recipe is {name!r}; give one such as 'tiny', or a file")
     stem, _, argument = name.partition(":")
     if os.path.isfile(_FOLDER / f"{stem}.py"):
         return _FOLDER / f"{stem}.py", argument

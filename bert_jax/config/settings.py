@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from bert_jax.errors import UserError, nearest
 
 _LIMIT = 2**32
+_EMPTY = "none"  # on the command line, where an empty value may be an unset shell variable
 
 
 class Range(NamedTuple):
@@ -194,12 +195,16 @@ def check_class(config: Any, cls: type, name: str = "config") -> None:
     """Refuse a config of another class, or one that holds something else than its settings."""
     if not isinstance(config, cls):
         raise UserError(
-            f"{name} is of the class {type(config).__name__}, not {cls.__name__}; "
-            "bert_jax.recipe(NAME) returns a config to be changed"
+            f"{name} is of the class {type(config).__name__}, not {cls.__name__}; write "
+            f"{cls.__name__}(…), or change a config that bert_jax.recipe(NAME) returns"
         )
     for group, hint in typing.get_type_hints(cls).items():
+        value, item = getattr(config, group, ()), next(iter(typing.get_args(hint)), None)
         if dataclasses.is_dataclass(hint):
-            check_class(getattr(config, group), typing.cast(type, hint), f"{name}.{group}")
+            check_class(value, typing.cast(type, hint), f"{name}.{group}")
+        elif dataclasses.is_dataclass(item) and isinstance(value, tuple | list):
+            for index, each in enumerate(value):
+                check_class(each, typing.cast(type, item), f"{name}.{group}[{index}]")
 
 
 def to_json(config: Any) -> str:
@@ -264,6 +269,10 @@ def override(config: Any, name: str, text: str | None) -> None:
         if hint is not bool:
             raise UserError(f"--config.{name} needs a value: --config.{name}=VALUE")
         text = "True"
+    if hint is str and text in ("", _EMPTY):
+        if not text:
+            raise UserError(f"--config.{name} is empty; give a value, or {_EMPTY} for no value")
+        text = ""
     try:
         value = _from_json(hint, _parse(hint, text), f"--config.{name}")
     except (ValueError, KeyError, SyntaxError, TypeError) as error:

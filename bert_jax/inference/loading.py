@@ -50,12 +50,13 @@ def load_model(path: str | AnyPath) -> LoadedModel:
     """Return the content of a checkpoint; `bert_jax.load` says of which."""
     if hub.is_name(path):
         return dataclasses.replace(load_model(hub.fetch(str(path))), source=str(path))
+    path = paths.as_path(path)
     for module, is_its in (
         (google, google.is_google),
         (sentence_transformers, sentence_transformers.is_sentence_transformers),
         (huggingface, huggingface.is_huggingface),
     ):
-        if not paths.is_remote(path) and is_its(path := Path(path)):
+        if isinstance(path, Path) and is_its(path):
             config, converted, tokenizer = module.load(path)
             modules = names.module_names(converted.params)
             longest = min(converted.max_length, config.max_position_embeddings)

@@ -29,7 +29,7 @@ from bert_jax.runs import origin, report
 from bert_jax.runs import workdir as workdirs
 from bert_jax.runs.seed import Examples, Program, Run, train_seed
 from bert_jax.runs.workdir import Workdir
-from bert_jax.storage import replacement
+from bert_jax.storage import paths, replacement
 from bert_jax.tasks import task_class
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_same_head, load_datasets
@@ -64,7 +64,7 @@ class FinetuningResult:
 
 
 def finetune(
-    config: FinetuneConfig, init: str | Path, workdir: str | Path, *, quiet: bool = False
+    config: FinetuneConfig, init: str | Path | Bert, workdir: str | Path, *, quiet: bool = False
 ) -> FinetuningResult:
     """Fine-tune a model for a task, with one seed or several, or resume.
 
@@ -72,7 +72,7 @@ def finetune(
       config: every setting of the run; `bert_jax.recipe("finetune/classification")` returns one.
         Of `config.model`, its dtype, remat, scan_layers and attention count, and dropouts that
         differ from their defaults; the rest is that of `init`.
-      init: the checkpoint to fine-tune.
+      init: the checkpoint to fine-tune, or a model.
       workdir: folder of results, predictions, checkpoints and pictures. A run that is there
         resumes.
       quiet: whether to print nothing and draw nothing.
@@ -87,25 +87,27 @@ def finetune(
     >>> result.bert.task.labels
     ('first', 'second')
     """
-    with console.output(Level.NOTHING if quiet else Level.PROGRESS):
+    with console.output(Level.NOTHING if quiet else Level.PROGRESS), console.logging_kept():
+        paths.check_named(workdir)
         return train(start(config, init, Path(workdir)))
 
 
 def start(
     config: FinetuneConfig,
-    init: str | Path,
+    init: str | Path | Bert,
     workdir: Path,
     model_fields: Iterable[str] | None = None,
     recipe: str = "",
 ) -> Run:
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     settings.check_class(config, FinetuneConfig)
-    initial = load(init)
+    workdirs.check_path(workdir)
+    found = workdirs.read(workdir, FinetuneConfig)
+    initial = init if isinstance(init, Bert) else load(init)
+    init_name = str(initial.source or "a model") if isinstance(init, Bert) else str(init)
     if initial.task and initial.task.kind == config.task.kind:
         task = task_class(config.task.kind).continued(config.task, initial.task)
         config = dataclasses.replace(config, task=task)
-    workdirs.check_path(workdir)
-    found = workdirs.read(workdir, FinetuneConfig)
     chosen = origin.resolve(
         config,
         found,
@@ -113,7 +115,7 @@ def start(
         bert=initial,
         model_fields=model_fields,
         source=initial.config,
-        init=str(init),
+        init=init_name,
     )
     _report_if_finished(chosen, workdir)
     mesh, microbatches = meshes.make_mesh(chosen.parallel), chosen.optimizer.microbatches
@@ -130,7 +132,7 @@ def start(
         settings=chosen,
         config=config,
         workdir=workdir,
-        init=str(init),
+        init=init_name,
         recipe=recipe,
         params=initial.params if head else {"bert": initial.params["bert"]},
         tokenizer=initial.tokenizer,

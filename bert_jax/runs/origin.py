@@ -70,10 +70,10 @@ def find(
     model_fields: Iterable[str] | None,
 ) -> Origin:
     """Return how a run begins, or refuse settings, a workdir or a checkpoint that do not fit."""
-    if init and fork:
+    if init is not None and fork is not None:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
-    bert = load(init) if init else None
-    if fork and not workdir.config:
+    bert = None if init is None else load(init)
+    if fork is not None and not workdir.config:
         return _find_fork(config, workdir, find_fork(fork))
     config = resolve(
         config,
@@ -82,7 +82,7 @@ def find(
         bert=bert,
         model_fields=model_fields,
         source=bert and bert.config,
-        init=init and str(init),
+        init=None if init is None else str(init),
     )
     if bert:
         weights = {"the content of --init": checkpoint.checksum(bert.params)}
@@ -165,7 +165,7 @@ def own_config(path: AnyPath, fork: str | AnyPath | None = None) -> TrainConfig 
     """Return the config of the run that owns a workdir, or of what it forks; None without."""
     with remote.reading(path):
         own = workdirs.read(path, TrainConfig).config
-    return read_fork_config(find_fork(fork)) if fork and not own else own
+    return own if own or fork is None else read_fork_config(find_fork(fork))
 
 
 def find_fork(fork: str | AnyPath) -> AnyPath:

@@ -119,7 +119,7 @@ def pretrain(
     >>> result.bert
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
-    with console.output(Level.NOTHING if quiet else Level.PROGRESS):
+    with console.output(Level.NOTHING if quiet else Level.PROGRESS), console.logging_kept():
         return train(start(config, paths.as_path(workdir), init, fork=fork))
 
 

@@ -16,7 +16,7 @@ from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.storage import mirror, paths
 from bert_jax.storage.json_files import read_json
-from bert_jax.storage.locks import locked
+from bert_jax.storage.locks import check_unlocked, locked
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
@@ -62,8 +62,11 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
     """Read a workdir of pretraining or fine-tuning, as the class of its config says.
 
     Raises:
-      UserError: a file of it is damaged, or it is of something else than such a run.
+      UserError: a process uses it, a file of it is damaged, or it is of something else than such a
+        run.
     """
+    if not paths.is_remote(path):
+        check_unlocked(Path(path))
     workdir = Workdir(Path(path), mirror.address(path), None, (), None, {})
     config_path, text_path = path / "config.json", path / _TEXT
     if not paths.exists(config_path):

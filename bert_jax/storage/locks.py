@@ -2,6 +2,8 @@
 
 import contextlib
 import fcntl
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,19 +20,40 @@ def locked(folder: Path, *, waits: bool = False) -> Iterator[None]:
     Where another process has the lock, wait for it if `waits`; UserError otherwise.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / NAME).open("ab") as file:
+    with (folder / NAME).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BlockingIOError:
             if not waits:
-                raise UserError(
-                    f"{folder} is in use by another process; "
-                    "wait until that ends, or choose another"
-                ) from error
+                raise _in_use(folder) from None
             with console.working(f"waiting for the process that uses {folder}"):
                 fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:  # some network file systems have no locks
             console.warn(
                 f"{folder} cannot be locked ({error.strerror}); run one command on it at a time"
             )
+        with contextlib.suppress(OSError):  # a full disk; the name is for messages alone
+            file.truncate(0)
+            print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
         yield
+
+
+def check_unlocked(folder: Path) -> None:
+    """Refuse a folder that another process has locked; make nothing."""
+    with contextlib.suppress(OSError), (folder / NAME).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(folder) from None
+
+
+def _in_use(folder: Path) -> UserError:
+    """Return the error that names the process which has locked a folder."""
+    try:
+        holder = (folder / NAME).read_text().strip()
+    except (OSError, ValueError):
+        holder = ""
+    return UserError(
+        f"{folder} is in use by {holder or 'another process'}; wait until that ends, or choose "
+        "another"
+    )

@@ -28,7 +28,8 @@ def is_remote(path: str | PurePath) -> bool:
 
 
 def as_path(name: "str | AnyPath") -> AnyPath:
-    """Return the path of a name; UserError for a URL that is not gs://BUCKET/FOLDER."""
+    """Return the path of a name; UserError for "" and for a URL that is not gs://BUCKET/FOLDER."""
+    check_named(name)
     if not is_remote(name):
         return Path(name)
     url = re.sub(":/(?!/)", "://", str(name), count=1).rstrip("/")  # a Path has one slash
@@ -42,6 +43,12 @@ def as_path(name: "str | AnyPath") -> AnyPath:
     from etils import epath
 
     return epath.Path(url)
+
+
+def check_named(name: "str | AnyPath") -> None:
+    """Refuse "", which pathlib takes for the working directory."""
+    if not str(name):
+        raise UserError("a path is empty; give the name of a file or a folder")
 
 
 def absolute(path: AnyPath) -> AnyPath:

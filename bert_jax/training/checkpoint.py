@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import orbax.checkpoint as ocp
 from flax import traverse_util
 from orbax.checkpoint import checkpoint_managers
 
+from bert_jax import console
 from bert_jax.config import CheckpointConfig, FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
 from bert_jax.errors import CommandError, TrainingError, UserError, first_line
@@ -72,7 +74,13 @@ class Checkpoints:
         held_out: dict[str, float] | None,  # the scores of this step, if it was evaluated
         sums: Sums | None = None,  # the metrics of the steps that are not logged yet
     ) -> None:
-        """Start writing a checkpoint, unless this step has one."""
+        """Start writing a checkpoint, unless this step has one.
+
+        Raises:
+          FileNotFoundError: the folder was moved or deleted; Orbax would make another.
+        """
+        if not (paths.is_remote(self.folder) or self.folder.is_dir()):
+            raise FileNotFoundError(errno.ENOENT, "it was moved or deleted", str(self.folder))
         if hosts.broadcast_from_main(lambda: step in self._manager.all_steps()):
             return
         self._remove_deleted()
@@ -261,7 +269,8 @@ def read_params(checkpoint: AnyPath, like: Any, optional: Sequence[str] = ()) ->
 def _writing(folder: AnyPath) -> Iterator[None]:
     """Raise any error of writing checkpoints as a TrainingError."""
     try:
-        yield
+        with console.logging_kept():
+            yield
     except CommandError:
         raise
     except Exception as error:  # TensorStore and Orbax raise nearly every kind
@@ -294,7 +303,8 @@ def _without_warnings() -> Iterator[None]:
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        yield
+        with console.logging_kept():
+            yield
     finally:
         log.setLevel(level)
 

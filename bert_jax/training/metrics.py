@@ -124,7 +124,8 @@ class Writer:
     def draw(self, interval: float = 30.0) -> None:
         """Draw the run so far, unless that was done in the last `interval` seconds."""
         is_recent = time.monotonic() - self._plotted < interval
-        if self.records and self._draws and not is_recent and console.shows(console.Level.RESULTS):
+        draws = self._draws and self._folder.is_dir() and console.shows(console.Level.RESULTS)
+        if self.records and draws and not is_recent:
             with self._dropping_on_error(CURVES):
                 path = self._folder / CURVES
                 curves.draw(

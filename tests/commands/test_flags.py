@@ -14,6 +14,11 @@ def test_fields_are_set_in_each_of_three_forms():
     assert recipe.model_fields == ["remat"]
 
 
+def test_none_stands_for_no_value():
+    squad = read_config("finetune/squad", ["--config.data.eval=none"], FinetuneConfig).config
+    assert squad.data.eval == ""
+
+
 @pytest.mark.parametrize(
     ("recipe", "name"),
     [("finetune/squad", "squad"), ("finetune/glue:mrpc", "glue-mrpc")],
@@ -29,6 +34,8 @@ def test_a_run_is_named_after_its_recipe(recipe, name):
         ("tiny", ["now"], "'now' is not a flag; fields are set by --config.FIELD=VALUE"),
         ("tiny", ["--wrokdir=x"], "'--wrokdir=x' is not a flag"),
         ("tiny", ["--config.steps", "--config.seed=1"], "--config.steps needs a value"),
+        ("tiny", ["--config.data.source="], "--config.data.source is empty; give a value"),
+        ("tiny", ["--config.tokenizer.path", ""], "--config.tokenizer.path is empty; give"),
     ],
 )
 def test_mistakes(recipe, words, message):

@@ -35,6 +35,28 @@ def test_help(command, bert_jax_main, capsys, monkeypatch):
     assert ran
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["pretrain", "--init="], "--init"),
+        (["pretrain", "--fork=", "--workdir=x"], "--fork"),
+        (["finetune", "--workdir", ""], "--workdir"),
+        (["finetune", "--config="], "--config"),
+        (["embed", "", "file"], "CHECKPOINT"),
+        (["embed", "x", "file", "--output="], "--output"),
+        (["index", "x", "", "--output=y"], "FILE"),
+        (["export", "x", ""], "DST"),
+        (["search", "x", "query", "--checkpoint="], "--checkpoint"),
+        (["prepare", "source", "store", "--tokenizer="], "--tokenizer"),
+        (["benchmark", "--profile="], "--profile"),
+    ],
+)
+def test_an_empty_value_is_refused(bert_jax_main, words, name):
+    """It may be an unset variable of the shell."""
+    with pytest.raises(UserError, match=f"^{name} is empty; "):
+        bert_jax_main(*words)
+
+
 def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
     for words, text in (
         (

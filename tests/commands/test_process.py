@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -117,6 +118,30 @@ def test_an_error_ends_with_its_line_and_exit_code(error, code, capsys, ends):
     process.run(command, "bert-jax export")
     assert ends == [code]
     assert capsys.readouterr().err == "bert-jax export: something is wrong; mend it\n"
+
+
+@pytest.mark.parametrize(
+    ("shell", "message"),
+    [
+        ("{} --help >&-", "standard output is closed; "),
+        ("{} --help >/dev/full", "No space left on device; "),
+        ("{} pretrain --help-all >/dev/full", "No space left on device; "),
+        ("mkdir gone; cd gone; rmdir ../gone; {} --help", "the working directory was deleted; "),
+        ("{} pretrain --connect_timeout=nan", "--connect_timeout nan is no time; "),
+        ("{} pretrain --connect_timeout=-1", "--connect_timeout -1 is no time; "),
+    ],
+)
+def test_a_process_that_cannot_print_or_wait_ends_with_a_line(shell, message, tmp_path):
+    program = f"{sys.executable} -c 'from bert_jax.commands.main import main; main()'"
+    done = subprocess.run(
+        ["bash", "-c", shell.format(program)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert re.fullmatch(rf"bert-jax( pretrain)?: {re.escape(message)}.*\n", done.stderr)
 
 
 def test_garbage_is_collected_less_often(ends):

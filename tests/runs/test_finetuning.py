@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -80,7 +81,12 @@ def flags(task: Path, *changes: str) -> list[str]:
 
 
 def finetune(
-    task: Path, workdir: Path, *changes: str, init="", recipe="finetune/classification", **options
+    task: Path,
+    workdir: Path,
+    *changes: str,
+    init: Any = "",
+    recipe="finetune/classification",
+    **options,
 ) -> FinetuningResult:
     config = read_config(recipe, flags(task, *changes), FinetuneConfig).config
     return bert_jax.finetune(config, init or task / "init", workdir, **options)
@@ -288,7 +294,7 @@ def test_the_head_of_another_task_is_refused(finished, task, tmp_path, capsys):
     with pytest.raises(UserError, match="the order counts"):
         finetune(task, tmp_path / "run", f"--config.task.labels={labels}", init=workdir)
     assert not list(tmp_path.iterdir())
-    finetune(task, tmp_path / "run", "--config.epochs=1.0", init=workdir)
+    finetune(task, tmp_path / "run", "--config.epochs=1.0", init=bert_jax.load(workdir))
     assert "randomly initialized: none" in capsys.readouterr().out
     first = next(r for r in records(tmp_path / "run/seed-0") if r["split"] == "train")
     assert first["accuracy"] > 0.8

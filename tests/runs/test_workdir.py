@@ -1,6 +1,7 @@
 """The workdir of a run: whose it is, and what the run resumes with."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -78,8 +79,15 @@ def test_a_workdir_has_one_run_at_a_time(tmp_path):
     folder = tmp_path / "run"
     with workdir.hold(folder):
         other = workdir.hold(folder)
-        with pytest.raises(UserError, match=r"run is in use by another process"):
+        held = rf"run is in use by process {os.getpid()} on {socket.gethostname()};"
+        with pytest.raises(UserError, match=held):
             other.__enter__()
+        (folder / "config.json").write_text("{")  # half-written
+        for kind in (TrainConfig, FinetuneConfig):
+            with pytest.raises(UserError, match=held):
+                workdir.read(folder, kind)
+    (folder / "config.json").unlink()
+    assert workdir.read(folder, TrainConfig).config is None
     with workdir.hold(folder):
         pass
 

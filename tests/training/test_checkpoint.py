@@ -1,5 +1,6 @@
 """Checkpoints: which are kept, what each holds, and errors of those that cannot be read."""
 
+import errno
 import gc
 import logging
 import shutil
@@ -92,17 +93,22 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_no_half(tmp_path, toke
 
 
 def test_a_write_that_fails(tmp_path, tokenizer, monkeypatch):
-    # Orbax's threads wait for the folder that cannot be made, for minutes after the tests' end.
-    timeout = "orbax.checkpoint._src.multihost.multihost.coordination_timeout"
-    monkeypatch.setattr(timeout, lambda: 1)
-    folder = tmp_path / "checkpoints"
-    checkpoints = opened(folder, tokenizer)
-    folder.rmdir()
-    folder.write_text("")
-    wrong = pytest.raises(TrainingError, match=r"checkpoints cannot be written")
-    # What fails in the background is raised at the next call.
-    with wrong, closing(checkpoints):
-        checkpoints.save(10, state_at(10), TrainConfig(), None)
+    def fill_disk(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with closing(opened(tmp_path, tokenizer)) as checkpoints:
+        monkeypatch.setattr(checkpoints._manager, "save", fill_disk)
+        with pytest.raises(TrainingError, match=r"cannot be written \(No space left on device\)"):
+            checkpoints.save(10, state_at(10), TrainConfig(), None)
+
+
+def test_a_folder_that_was_moved_is_not_made_again(tmp_path, tokenizer):
+    folder = tmp_path / "run/checkpoints"
+    with closing(opened(folder, tokenizer)) as checkpoints:
+        folder.parent.rename(tmp_path / "moved")
+        with pytest.raises(FileNotFoundError, match="moved or deleted"):
+            checkpoints.save(10, state_at(10), TrainConfig(), None)
+    assert not folder.parent.exists()
 
 
 def test_the_best_is_known_after_a_restart(tmp_path, tokenizer):
