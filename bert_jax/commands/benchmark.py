@@ -32,7 +32,8 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace, words: list[str]) -> None:
     if args.steps < 1 or not 0 < args.seconds < float("inf"):
         raise UserError("--steps and --seconds must be positive")
-    config, name, _ = read_config(args.config, words, TrainConfig)
+    recipe = read_config(args.config, words, TrainConfig)
+    config, name = recipe.config, recipe.name
     validate(config)
     count = len(config.data.phases) + 1
     if not 1 <= args.phase <= count:

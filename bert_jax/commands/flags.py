@@ -31,6 +31,7 @@ class Recipe(NamedTuple):
     config: Any
     name: str
     model_fields: Sequence[str]  # those of the model that the command line sets
+    fields: Sequence[str]  # all that it sets
 
 
 class Parser(argparse.ArgumentParser):
@@ -191,7 +192,8 @@ def read_config(recipe: str, words: Sequence[str], kind: type, own: Any = None) 
         if name.startswith("model."):
             names.append(name.removeprefix("model."))
     settings.override_all(config, values)
-    return Recipe(config, "-".join(filter(None, (path.stem, argument))), names)
+    fields = [name for name, _ in values]
+    return Recipe(config, "-".join(filter(None, (path.stem, argument))), names, fields)
 
 
 def add_data_dir(parser: argparse.ArgumentParser) -> argparse.Action:

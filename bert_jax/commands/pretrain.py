@@ -8,17 +8,18 @@ continues from the weights, the shape and the tokenizer of another model; heads 
 randomly initialized. `--fork` begins a new run from the whole state of another one, the optimizer's
 included, with its config unless `--config` names a recipe. The workdir may be gs://BUCKET/FOLDER.
 
-On several hosts the same command is started on each, with a workdir that all of them share. On a
-TPU pod, under Slurm and in Kubernetes they find each other; elsewhere four flags of `--help-all`
-say who they are.
+On several hosts the same command is started on each, with a workdir that all of them share;
+docs/machines.md says how they find each other.
 """
 
 import argparse
+import math
 
+from bert_jax import console
 from bert_jax.commands import process
-from bert_jax.commands.flags import Parser, add_config, add_run, read_config
+from bert_jax.commands.flags import Parser, Recipe, add_config, add_run, read_config
 from bert_jax.config import TrainConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage import paths
 from bert_jax.storage.paths import CHECKPOINT
 
@@ -31,6 +32,8 @@ def add_arguments(parser: Parser) -> None:
     add_run(parser, None, f"{CHECKPOINT}, to continue from")
     what = "a workdir whose run to continue in another workdir, from its last checkpoint or STEP"
     parser.add_argument("--fork", metavar="RUN[@STEP]", help=what)
+    what = "train for about so long: a step is timed, and sets the steps, the batch and the size"
+    parser.add_argument("--minutes", type=float, metavar="M", help=what)
 
 
 def run(args: argparse.Namespace, words: list[str]) -> None:
@@ -42,4 +45,42 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
 
         own = origin.own_config(paths.as_path(args.workdir), args.fork)
     recipe = read_config(args.config or _DEFAULT, words, TrainConfig, own)
+    if args.minutes is not None:
+        _check_minutes(args, recipe)
+        own = own or _config_of_run(recipe.name, args.workdir)
+        if own:  # so that the same command resumes
+            console.show("minutes    are those of the run, which resumes with its own steps")
+            args.minutes = None
+            recipe = read_config(args.config or _DEFAULT, words, TrainConfig, own)
     process.train("pretrain", args, recipe._replace(name="") if own else recipe)
+
+
+def _check_minutes(args: argparse.Namespace, recipe: Recipe) -> None:
+    """Refuse minutes that are none, or beside what else says how long a run is."""
+    refuse(
+        not 0 < args.minutes < math.inf,
+        f"--minutes={args.minutes:g} is no time",
+        fix="give a positive number of minutes",
+    )
+    refuse(
+        "steps" in recipe.fields,
+        "--minutes and --config.steps both say how long to train",
+        fix="give one of them",
+    )
+    refuse(
+        args.fork,
+        "--minutes begins a schedule of its own, and --fork continues that of another run",
+        fix="give --config.steps instead",
+    )
+    refuse(
+        args.num_processes and args.num_processes > 1,
+        "--minutes times a step on one host",
+        fix="give --config.steps on several",
+    )
+
+
+def _config_of_run(name: str, workdir: str | None) -> TrainConfig | None:
+    """Return the config of the run that has a workdir, by default that of a recipe's name."""
+    from bert_jax.runs import origin  # late, as it imports JAX
+
+    return origin.own_config(paths.as_path(workdir or f"runs/{name}"))

@@ -30,6 +30,7 @@ from bert_jax.storage import cache, paths
 
 if TYPE_CHECKING:
     from bert_jax.bert import Bert
+    from bert_jax.config import TrainConfig
 
 _CACHE = "jax_compilation_cache_dir"
 # What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
@@ -136,11 +137,28 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         if "fork" in args:  # of pretraining alone
             options["fork"] = args.fork
         with contextlib.nullcontext() if hosts.is_main() else console.quiet():
-            run = module.start(recipe.config, workdir=workdir, **options)
+            config = recipe.config
+            if minutes := getattr(args, "minutes", None):
+                config = _fit(recipe, minutes, keeps_size=bool(args.init))
+            run = module.start(config, workdir=workdir, **options)
             with stop_signals(args.parser.prog) as reason:
                 module.train(run, reason)
 
     hosts.run(connected)
+
+
+def _fit(recipe: Recipe, minutes: float, *, keeps_size: bool) -> "TrainConfig":
+    """Return the config of a recipe for so many minutes, with all that the command line sets."""
+    from bert_jax.config.validation import validate
+    from bert_jax.planning import time_budget
+
+    validate(recipe.config)
+    return time_budget.fit(
+        recipe.config,
+        minutes,
+        keeps_size=keeps_size or bool(recipe.model_fields),
+        keeps_batch="data.batch_size" in recipe.fields,
+    )
 
 
 def load_checkpoint(path: str) -> "Bert":

@@ -1,0 +1,111 @@
+"""Fit a run into minutes: the steps, and a smaller batch and model where those would be too few."""
+
+import dataclasses
+import statistics
+
+import jax
+import numpy as np
+
+from bert_jax import console
+from bert_jax.config import TrainConfig
+from bert_jax.config.schedule import Stage, make_schedule
+from bert_jax.console import duration
+from bert_jax.distributed.mesh import shard_batch
+from bert_jax.errors import UserError
+from bert_jax.objectives import make_objective
+from bert_jax.planning import synthetic
+from bert_jax.planning.benchmark import take_steps
+from bert_jax.training.setup import set_up
+
+_STEPS, _SECONDS = 10, 5.0  # that are timed, at most
+_FEWEST = 2000  # steps, below which a small batch or model learns more
+_SMALLEST_BATCH, _SMALLEST_SIZE = 16, 128
+_EVALUATIONS, _LOGS = 5, 20  # of a run
+_EVALUATED = 50  # sequences that are trained on for each held-out one
+
+
+def fit(config: TrainConfig, minutes: float, *, keeps_size: bool, keeps_batch: bool) -> TrainConfig:
+    """Return a config that trains for about so many minutes on the devices of this host.
+
+    Some steps are timed on random sequences. Where there is time for fewer than 2,000, the batch is
+    halved, and then the width of the model. The time includes compilation, and not the
+    preparation of the text.
+
+    Args:
+      keeps_size: whether the model keeps its size.
+      keeps_batch: whether the batch keeps its size.
+
+    Raises:
+      UserError: the minutes are too few to compile the step.
+    """
+    while True:
+        seconds, compile_seconds = _measure(config)
+        steps = int((60 * minutes - compile_seconds) / seconds)
+        if steps >= _FEWEST:
+            break
+        if not keeps_batch and config.data.batch_size >= 2 * _SMALLEST_BATCH:
+            halvings = np.log2(_FEWEST / max(steps, 1))
+            config = _smaller_batch(config, int(np.ceil(halvings)))
+        elif not keeps_size and config.model.hidden_size >= 2 * _SMALLEST_SIZE:
+            config = _narrower(config)
+        else:
+            break
+    if steps < 1:
+        raise UserError(
+            f"--minutes={minutes:g} is too short: compiling takes {duration(compile_seconds)} here "
+            f"and a step {duration(seconds)}; give more"
+        )
+    evaluated_every, logged_every = -(-steps // _EVALUATIONS), -(-steps // _LOGS)
+    console.show(f"minutes    {minutes:g}, which are {steps:,} steps of {1e3 * seconds:,.0f} ms")
+    return dataclasses.replace(
+        config,
+        steps=steps,
+        log_every=logged_every,
+        eval_every=evaluated_every,
+        eval_rows=min(config.eval_rows, max(1, steps * config.data.batch_size // _EVALUATED)),
+        checkpoint=dataclasses.replace(config.checkpoint, every=evaluated_every),
+    )
+
+
+def _measure(config: TrainConfig) -> tuple[float, float]:
+    """Return the mean seconds of a step of the run, and those that compilation takes."""
+    schedule = make_schedule(config)
+    total = compiling = 0.0
+    for stage in schedule.stages:
+        step_seconds, compile_seconds = _measure_stage(config, stage)
+        total += step_seconds * (stage.end - stage.first_step)
+        compiling += compile_seconds
+    return total / schedule.steps, compiling
+
+
+def _measure_stage(config: TrainConfig, stage: Stage) -> tuple[float, float]:
+    """Return the median seconds of a step of a stage, and those of the first, which compiles it."""
+    config = synthetic.resolve(config, jax.devices()[0])
+    mesh = synthetic.make_checked_mesh(config, stage, jax.devices())
+    with console.working(f"timing steps of {stage.batch_size} × {stage.max_length}"):
+        setup = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
+        step = synthetic.train_step(setup, config, stage)
+        batch = shard_batch(mesh, synthetic.random_batch(config, stage))
+        state, first = take_steps(step, setup.new_state(), batch, 1, _SECONDS)
+        _, times = take_steps(step, state, batch, _STEPS, _SECONDS)
+    return statistics.median(times), float(first[0])
+
+
+def _smaller_batch(config: TrainConfig, halvings: int) -> TrainConfig:
+    """Return a config whose batches are halved so often, as far as they are large enough."""
+    size = config.data.batch_size
+    while halvings > 0 and size >= 2 * _SMALLEST_BATCH and size % 2 == 0:
+        size, halvings = size // 2, halvings - 1
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=size))
+
+
+def _narrower(config: TrainConfig) -> TrainConfig:
+    """Return a config with a model of half the width, with heads of the same size."""
+    model = config.model
+    narrow = dataclasses.replace(
+        model,
+        hidden_size=model.hidden_size // 2,
+        intermediate_size=model.intermediate_size // 2,
+        num_attention_heads=max(1, model.num_attention_heads // 2),
+    )
+    return dataclasses.replace(config, model=narrow)

@@ -1,0 +1,67 @@
+"""`pretrain --minutes`: as many steps as the time has, of a smaller model where it is short."""
+
+import pytest
+from helpers import model_config, refused
+
+from bert_jax import DataConfig, TrainConfig
+from bert_jax.config import OptimizerConfig
+from bert_jax.planning import time_budget
+
+
+@pytest.fixture
+def config():
+    return TrainConfig(
+        model=model_config(hidden_size=512, intermediate_size=2048, num_attention_heads=8),
+        data=DataConfig(max_length=32, batch_size=64),
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+    )
+
+
+def use_speed(monkeypatch, speed: float) -> None:
+    """Let a step take as long as its sequences and the width of its model say."""
+
+    def measure(config):
+        return config.data.batch_size * config.model.hidden_size / speed, 6.0
+
+    monkeypatch.setattr(time_budget, "_measure", measure)
+
+
+@pytest.mark.parametrize(
+    ("speed", "batch_size", "hidden_size"),
+    [
+        (1e6, 64, 512),  # 54 s of 33 ms
+        (5e5, 32, 512),
+        (2.6e5, 16, 512),
+        (2e5, 16, 256),
+        (1e2, 16, 128),  # no smaller
+    ],
+)
+def test_the_run_takes_the_minutes(config, speed, batch_size, hidden_size, monkeypatch):
+    use_speed(monkeypatch, speed)
+    minutes = 2 * 64 * 512 * 1000 / 60 / 1e6 + 0.1  # for 2,000 steps at the highest speed
+    fitted = time_budget.fit(config, minutes, keeps_size=False, keeps_batch=False)
+    assert (fitted.data.batch_size, fitted.model.hidden_size) == (batch_size, hidden_size)
+    assert fitted.model.hidden_size // fitted.model.num_attention_heads == 64
+    seconds = 6.0 + fitted.steps * batch_size * hidden_size / speed
+    assert seconds == pytest.approx(60 * minutes, rel=0.01) or fitted.steps < 100
+    assert 0 < fitted.eval_every <= fitted.steps
+    assert fitted.checkpoint.every == fitted.eval_every
+
+
+def test_what_the_user_has_set_is_kept(config, monkeypatch):
+    use_speed(monkeypatch, 1e4)
+    fitted = time_budget.fit(config, 1.0, keeps_size=True, keeps_batch=True)
+    assert fitted.model == config.model
+    assert fitted.data == config.data
+
+
+def test_too_short(config, monkeypatch):
+    use_speed(monkeypatch, 1e6)
+    with refused("--minutes=0.1 is too short", "compiling takes 6.0 s"):
+        time_budget.fit(config, 0.1, keeps_size=False, keeps_batch=False)
+
+
+def test_steps_are_timed(config):
+    small = TrainConfig(model=model_config(), data=DataConfig(max_length=32, batch_size=16))
+    fitted = time_budget.fit(small, 1.0, keeps_size=False, keeps_batch=False)
+    assert fitted.steps > 100
