@@ -447,9 +447,10 @@ def test_a_fine_tuning_beside_pytorchs(tmp_path, monkeypatch):
     folder, batches = tmp_path / "init", []
     with warnings.catch_warnings(action="ignore"):
         reference = write_model("modernbert", folder, 3, "ForSequenceClassification", **LABELS)
-    generator, lines = np.random.default_rng(0), ["sentence\tlabel", "it rains\tmaybe"]
+    # Of two padded lengths, each of which is compiled.
+    generator, lines = np.random.default_rng(0), ["sentence\tlabel", f"{WORDS}\tmaybe"]
     for _ in range(95):
-        words = generator.choice(WORDS.split(), generator.integers(4, 30))
+        words = generator.choice(WORDS.split(), generator.integers(15, 30))
         lines.append(f"{' '.join(words)}\t{'yes' if 'fox' in words else 'no'}")
     for name, part in (("train", lines), ("dev", lines[:32])):
         (tmp_path / f"{name}.tsv").write_text("\n".join(part) + "\n")
