@@ -599,10 +599,19 @@ def test_a_config_that_is_not_an_object(text, folder):
     refuses_to_load(folder, "config.json")
 
 
-def test_a_vocabulary_of_another_size(folder):
+def test_a_config_without_sizes(folder):
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    refuses_to_load(folder, "has no vocab_size")
+
+
+def test_a_vocabulary_that_does_not_fit(folder):
     tokens = (folder / "vocab.txt").read_text()
     (folder / "vocab.txt").write_text(tokens + "more\n")
     refuses_to_load(folder, "22 tokens", "21 embeddings")
+    (folder / "vocab.txt").write_text(tokens.replace("quick", "brown"))
+    refuses_to_load(folder, "the token 'brown' twice")
+    (folder / "vocab.txt").write_text(tokens.replace("[SEP]", "[X]"))
+    refuses_to_load(folder, "the vocabulary has no [SEP]")
     (folder / "vocab.txt").unlink()
     refuses_to_load(folder, "vocab.txt")
 

@@ -56,6 +56,14 @@ SHAPES = {
 }
 
 
+CLASSES = {
+    "bert": ("Bert", "ForPreTraining"),
+    "roberta": ("Roberta", "ForMaskedLM"),
+    "electra": ("Electra", "ForPreTraining"),
+    "modernbert": ("ModernBert", "ForMaskedLM"),
+}
+
+
 def write_model(kind: str, folder, seed: int = 0, head: str = "", **values):
     """Writes a directory of random weights, large enough that all numbers are of size about 1."""
     torch.manual_seed(seed)
@@ -69,34 +77,21 @@ def write_model(kind: str, folder, seed: int = 0, head: str = "", **values):
         **SHAPES[kind],
     )
     if kind == "roberta":
-        config = transformers.RobertaConfig(
-            **{**sizes, "max_position_embeddings": 33, "pad_token_id": 0, "type_vocab_size": 1}
-            | values
-        )
-        model = getattr(transformers, f"Roberta{head or 'ForMaskedLM'}")(config)
+        sizes |= dict(max_position_embeddings=33, pad_token_id=0, type_vocab_size=1)
     elif kind == "modernbert":
         del sizes["hidden_dropout_prob"], sizes["attention_probs_dropout_prob"]
         values.pop("type_vocab_size", None)
-        special_ids = dict(pad_token_id=0, cls_token_id=2, bos_token_id=2)
-        special_ids |= dict(sep_token_id=3, eos_token_id=3)
-        kind = "gelu_new" if head else "gelu"
-        activations = dict(hidden_activation=kind, classifier_activation=kind)
-        # A window of three tokens to either side; the rows have up to seventeen.
-        config = transformers.ModernBertConfig(
-            **sizes,
-            **special_ids,
-            **activations,
-            local_attention=7,  # as 6: it is halved
-            global_rope_theta=1000.0,
-            **values,
+        sizes |= dict(
+            pad_token_id=0, cls_token_id=2, bos_token_id=2, sep_token_id=3, eos_token_id=3
         )
-        model = getattr(transformers, f"ModernBert{head or 'ForMaskedLM'}")(config)
-    elif kind == "electra":
-        config = transformers.ElectraConfig(**{**sizes, **values})
-        model = getattr(transformers, f"Electra{head or 'ForPreTraining'}")(config)
-    else:
-        config = transformers.BertConfig(**sizes, **values)
-        model = getattr(transformers, f"Bert{head or 'ForPreTraining'}")(config)
+        sizes |= dict.fromkeys(
+            ("hidden_activation", "classifier_activation"), "gelu_new" if head else "gelu"
+        )
+        # A window of three tokens to either side, as 6: it is halved. Rows have up to seventeen.
+        sizes |= dict(local_attention=7, global_rope_theta=1000.0)
+    prefix, own_head = CLASSES[kind.split()[0]]
+    config = getattr(transformers, f"{prefix}Config")(**sizes | values)
+    model = getattr(transformers, f"{prefix}{head or own_head}")(config)
     with torch.no_grad():
         for name, value in model.named_parameters():
             scale = value.shape[-1] ** -0.5 if value.ndim == 2 else 0.3

@@ -221,14 +221,21 @@ def test_unsupported_settings_are_refused(name, content, key_words, tmp_path):
         bert_jax.load(folder)
 
 
-@pytest.mark.parametrize("content", [None, "[{"])
-@pytest.mark.parametrize("name", ["modules.json", POOLING_CONFIG, "2_Dense/model.safetensors"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("modules.json", "[{"),
+        (POOLING_CONFIG, "[{"),
+        (POOLING_CONFIG, None),
+        ("2_Dense/model.safetensors", None),
+        ("config.json", None),
+    ],
+)
 def test_missing_and_damaged_files_are_refused(name, content, tmp_path):
     path = write(tmp_path / "model", dense=DENSE) / name
-    if content is None and name != "modules.json":  # without which it is another format
-        path.unlink()
-    else:
-        path.write_text("[{")
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
     with refused(*name.split("/")):
         bert_jax.load(tmp_path / "model")
 

@@ -171,23 +171,19 @@ def test_built_in_pairs():
         builtin.described("test")
 
 
-def finetune(tiny_run, workdir, train, **fields):
-    embedding = EmbeddingConfig(**fields)
-    config = FinetuneConfig(
-        epochs=8.0,
-        task=EmbeddingTaskConfig(embedding=embedding),
-        data=DataFiles(train=str(train), eval=str(train), text="q,p", max_length=16, batch_size=8),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
-    )
-    return bert_jax.finetune(config, tiny_run.checkpoint, workdir, quiet=True)
-
-
 def test_a_run(tmp_path, tiny_run):
     """It learns which words belong together, and is loaded with what it was made by."""
     words = ["token", "model", "layer", "head", "river", "bank", "reads", "sees", "small"]
     pairs = [f"the {a}\ta {b} of {b}" for a, b in zip(words, words[1:] + words[:1], strict=True)]
     (tmp_path / "pairs.tsv").write_text("\n".join(["q\tp", *pairs]) + "\n")
-    result = finetune(tiny_run, tmp_path / "run", tmp_path / "pairs.tsv", dimensions=(8, 16))
+    train = str(tmp_path / "pairs.tsv")
+    config = FinetuneConfig(
+        epochs=8.0,
+        task=EmbeddingTaskConfig(embedding=EmbeddingConfig(dimensions=(8, 16))),
+        data=DataFiles(train=train, eval=train, text="q,p", max_length=16, batch_size=8),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
+    )
+    result = bert_jax.finetune(config, tiny_run.checkpoint, tmp_path / "run", quiet=True)
     rows = {row["name"]: row["scores"]["ndcg@10"] for row in result.comparison}
     assert {"before training", "BM25", "TF-IDF"} <= set(rows)
     assert rows["seed 0"] > rows["before training"] + 0.1
