@@ -102,7 +102,7 @@ class TrainBatches:
             pairs = [kind for kind in sequences.parts if isinstance(kind, SentencePairs)]
             if pairs:
                 means = np.average(list(map(packing.statistics, pairs)), 0, sequences.weights)
-                result[pairs[0].length] = packing.PairStatistics(*means.tolist())
+                result[pairs[0].length] = packing.PairStatistics._make(means.tolist())
         return result
 
 

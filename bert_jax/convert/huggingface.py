@@ -129,12 +129,13 @@ def save(
     if companion:
         lost = tuple(name for name in dropped if name not in exchange.companion_modules)
         exported = dataclasses.replace(exported, dropped=lost)
+        other, other_params = companion
         if where == "alone":
-            config, params = companion
+            config, params = other, other_params
         else:
             folder = path / COMPANION_FOLDER
             folder.mkdir()
-            save(*companion, tokenizer, folder, head="masked-lm")
+            save(other, other_params, tokenizer, folder, head="masked-lm")
     values = config_json.write_config(config, architecture, tokenizer, task)
     tensors = dict(names.to_foreign(params, dropped, config.model_type))
     if positions.embeddings:

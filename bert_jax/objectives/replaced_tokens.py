@@ -336,6 +336,6 @@ def _detection(
         "precision": (hits, found & is_token),
     }
     return {
-        f"rtd_{name}": WeightedSum(*(x.sum(dtype=jnp.float32) for x in pair))
-        for name, pair in sums.items()
+        f"rtd_{name}": WeightedSum(total.sum(dtype=jnp.float32), weight.sum(dtype=jnp.float32))
+        for name, (total, weight) in sums.items()
     } | {TOKENS: WeightedSum(is_token.sum(dtype=jnp.float32), jnp.float32(is_token.size))}

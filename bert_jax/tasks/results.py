@@ -41,7 +41,8 @@ def comparison(
         rows.append(_row("before training", untrained))
     if random or task.is_headless:
         held_out = next(iter(datasets.evals.values()))
-        rows += [_row(*each) for each in task.baselines(datasets.train, held_out).items()]
+        baselines = task.baselines(datasets.train, held_out)
+        rows += [_row(name, scores) for name, scores in baselines.items()]
     model = rows[len(runs) if len(runs) > 1 else 0]["scores"]
     for row in rows[num_own:]:
         leads = [

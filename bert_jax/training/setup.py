@@ -46,7 +46,8 @@ def make_setup(
 ) -> Setup:
     """Return a model that has `init_params(key)`, its optimizer and their layout."""
     make = partial(_new_state, model, optimizer, seed)
-    return Setup(model, optimizer, seed, *make_layout(make, mesh, parallel))
+    abstract_state, layout = make_layout(make, mesh, parallel)
+    return Setup(model, optimizer, seed, abstract_state, layout)
 
 
 def _new_state(model: Any, optimizer: Any, seed: int, key: jax.Array) -> TrainState:

@@ -213,9 +213,10 @@ def of_text(
     is_truncated: bool,
 ) -> Patterns:
     """Return the patterns of one text's maps [layers, heads, L, L]."""
-    batch = input_ids[None], _roles(tokenizer, input_ids)[None], np.array([second_start])
-    totals = (np.asarray(x[0], float) for x in jax.jit(_sum)(maps[:, None], *batch))
-    return _patterns(model, 1, int(is_truncated), *totals)
+    roles, starts = _roles(tokenizer, input_ids)[None], np.array([second_start])
+    totals = jax.jit(_sum)(maps[:, None], input_ids[None], roles, starts)
+    sums, uniform, weights = (np.asarray(x[0], float) for x in totals)
+    return _patterns(model, 1, int(is_truncated), sums, uniform, weights)
 
 
 def _patterns(
