@@ -1,13 +1,13 @@
 """The user's view of a model: `bert = bert_jax.load(CHECKPOINT)` and what it can do."""
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import jax
 import numpy as np
+from tqdm import tqdm
 
 from bert_jax import console
 from bert_jax.config import FinetuneConfig, TrainConfig
@@ -16,13 +16,13 @@ from bert_jax.convert.huggingface import Exported
 from bert_jax.errors import UserError
 from bert_jax.inference.embeddings import TextEncoder
 from bert_jax.inference.hidden_states import encoder_output
-from bert_jax.inference.index import TextIndex
 from bert_jax.inference.loading import LoadedModel, load_model
 from bert_jax.inference.masked_lm import Guess, fill_masks
 from bert_jax.inference.predictions import Predictions, predict
 from bert_jax.inference.tokenization import prompt_of, text_list, tokenize, warn_truncated
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.heads import TaskModel
+from bert_jax.retrieval.search import normalize
 from bert_jax.storage.paths import AnyPath
 from bert_jax.storage.replacement import replacing
 from bert_jax.tasks import make_task
@@ -129,6 +129,10 @@ class Bert(LoadedModel):
         layer: int | Sequence[int] | None = None,
         pooling: str | None = None,
         prompt: str = "",
+        *,
+        batch_size: int | None = None,
+        normalize_embeddings: bool = False,
+        show_progress_bar: bool = False,
     ) -> Any:
         """Return embeddings of texts.
 
@@ -143,6 +147,10 @@ class Bert(LoadedModel):
             each token or word, as `embeddings.TextEncoder` says.
           prompt: "query" or "passage", to put the model's prompt of that name before each text, as
             part of it.
+          batch_size: texts of a batch at most, over all devices; None for as many as have about
+            4,096 tokens. The embeddings do not depend on it.
+          normalize_embeddings: make every vector one of unit length.
+          show_progress_bar: show on a terminal how far it is.
 
         Returns:
           [N, D] float32 for N texts; or a list of N arrays, [n, D], by token or word.
@@ -154,12 +162,16 @@ class Bert(LoadedModel):
         (2, 16)
         """
         texts = text_list(texts)
-        layers = [layer] if isinstance(layer, int) else layer
-        encoder, before = TextEncoder(self, layers, pooling), prompt_of(self, prompt)
-        embeddings = list(encoder(before + text for text in texts))
+        layers = layer if layer is None or isinstance(layer, Sequence) else [layer]
+        encoder = TextEncoder(self, layers, pooling, batch_size=batch_size)
+        before = prompt_of(self, prompt)
+        found = encoder(before + text for text in texts)
+        embeddings = list(tqdm(found, "Texts", len(texts), disable=not show_progress_bar))
         truncated = sum(embedding.is_truncated for embedding in embeddings)
         warn_truncated(truncated, len(texts), encoder.max_length)
         vectors = [embedding.vectors for embedding in embeddings]
+        if normalize_embeddings:
+            vectors = list(map(normalize, vectors))
         if pooling in ("tokens", "words"):
             return vectors
         return np.array(vectors, np.float32).reshape(len(texts), encoder.size)
@@ -361,33 +373,5 @@ def load(path: str | AnyPath) -> Bert:
     >>> load(path)
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
-    return _as_bert(load_model(path))
-
-
-def _as_bert(model: LoadedModel) -> Bert:
-    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    return Bert(**fields)
-
-
-class Index(TextIndex):
-    """The texts of files, to be searched by the meaning that a model gives them.
-
-    Attributes:
-      vectors: [N, D] float16 of unit length, memory-mapped.
-      num_truncated: how many of the N texts are longer than the model's positions.
-
-    >>> folder = getfixture("tmp_path")
-    >>> _ = (folder / "texts.txt").write_text("The river bank.\\nA model reads.\\n")
-    >>> bert = getfixture("tiny_bert")
-    >>> index = Index.build(bert, folder / "texts.txt", folder / "my.index")
-    >>> hit = index.search("The river bank.", top_k=1)[0]
-    >>> hit.text, hit.line, round(hit.score, 2)
-    ('The river bank.', 1, 1.0)
-    >>> len(index), index.vectors.shape
-    (2, (2, 16))
-    """
-
-    @functools.cached_property
-    def bert(self) -> Bert:
-        """The model that the index was built with."""
-        return self.model if isinstance(self.model, Bert) else _as_bert(self.model)
+    model = load_model(path)
+    return Bert(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)})

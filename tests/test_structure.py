@@ -13,6 +13,7 @@ LAYERS = (
     ("commands",),
     ("__init__",),
     ("runs",),
+    ("index",),
     ("bert",),
     ("viewer",),
     ("inference",),

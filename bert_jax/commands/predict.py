@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
     what = "as for fine-tuning, or tfds:NAME@SPLIT; a .txt with a text a line; - for stdin"
     add("file", metavar="FILE", nargs="?", help=what)
-    what = "a text to predict, in place of a FILE; two for a pair"
+    what = "texts to predict, in place of a FILE; the two of a pair"
     add("--text", metavar="TEXT", nargs="+", action="extend", type=texts.argument, help=what)
     what = "file to write, without its ending (predictions; of plain text, none)"
     add("--output", metavar="STEM", help=what)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         raise UserError("give a FILE, whose columns --columns names, or texts as --text; not both")
     if not os.access(Path(args.output or _STEM).absolute().parent, os.W_OK):
         raise UserError(f"--output {args.output} cannot be written there; make the folder first")
-    lines: Any = [("--text", "\t".join(args.text))] if args.text else None
+    lines: Any = None
     if args.file and (args.file == STDIN or file_type(args.file) == ".txt"):
         lines = texts.numbered(args.file)
     bert = process.load_checkpoint(args.checkpoint)
@@ -60,6 +60,9 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     task, data = make_task(bert.task), bert.data
     if not task.has_txt_lines and args.file and args.file != STDIN:
         lines = None
+    if args.text:
+        is_pair = "," in (args.columns or "") or not task.value_of_texts(args.text[:1], data)
+        lines = [("--text", text) for text in (["\t".join(args.text)] if is_pair else args.text)]
     predict = partial(bert.predict, text=args.columns, label=args.label)
 
     def predict_lines(some: Iterable[tuple[str, str]]) -> "Predictions":

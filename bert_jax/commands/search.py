@@ -29,10 +29,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.bert import Index, load
+    from bert_jax.index import Index
 
     process.cache_compiled_programs()
-    index = Index.load(args.index, load(args.checkpoint) if args.checkpoint else None)
+    index = Index.load(args.index, args.checkpoint)
     is_several = args.query == STDIN
     parts = texts.read_ahead(texts.numbered(STDIN)) if is_several else [[("", args.query)]]
     is_first = True

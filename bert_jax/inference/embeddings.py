@@ -16,6 +16,7 @@ from bert_jax.inference.runner import Arrays, apply, chunks
 from bert_jax.inference.tokenization import sequences_of, warn_unknown
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.encoder import Encoder
+from bert_jax.retrieval.search import check_count
 from bert_jax.tasks.embedding import BertForEmbedding
 from bert_jax.training import checkpoint
 
@@ -66,16 +67,21 @@ class TextEncoder:
         model: LoadedModel,
         layers: Sequence[int] | None = None,
         pooling: str | None = None,
+        *,
+        batch_size: int | None = None,
     ):
         is_own = layers is None and pooling is None and isinstance(model.model, BertForEmbedding)
         layers, pooling = (-1,) if layers is None else tuple(layers), pooling or "mean"
         if pooling not in POOLINGS:
             raise UserError(f"pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}")
         count = model.config.num_hidden_layers
-        if not layers or not all(-count - 1 <= layer <= count for layer in layers):
-            names = ", ".join(map(str, layers))
+        is_layer = range(-count - 1, count + 1).__contains__
+        if not layers or not all(map(is_layer, layers)):
+            names = ", ".join(map(repr, layers))
             raise UserError(f"layer is {names}; the model has layers 0 (embeddings) to {count}")
-        self._model, self._pooling = model, pooling
+        if batch_size is not None:
+            check_count(batch_size, "batch_size")
+        self._model, self._pooling, self._batch_size = model, pooling, batch_size
         self.max_length = model.config.max_position_embeddings
         self.size = model.config.hidden_size
         if is_own and isinstance(model.model, BertForEmbedding):
@@ -123,7 +129,7 @@ class TextEncoder:
         """Return the vector of each sequence, or those of its tokens but [CLS] and [SEP]."""
         vectors = [np.empty(0)] * len(token_ids)
         sequences = sequences_of(self._model, token_ids)
-        for indices, values in self._model.runner.run(self._step, sequences):
+        for indices, values in self._model.runner.run(self._step, sequences, self._batch_size):
             for index, value in zip(indices.tolist(), np.asarray(values), strict=False):
                 if self._pooling in _OF_TOKENS:
                     value = value[1 : len(token_ids[index]) - 1]

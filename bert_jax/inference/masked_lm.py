@@ -13,6 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Arrays, apply
 from bert_jax.inference.tokenization import sequences_of
+from bert_jax.retrieval.search import check_count
 
 _GUESSES_BY_LAYER = 5  # for a masked token, in the view of a text
 _POSITIONS_MULTIPLE = 16  # masked positions are padded, as each number of them compiles a program
@@ -51,8 +52,7 @@ def check_head(model: LoadedModel) -> None:
 def fill_masks(model: LoadedModel, token_ids: Sequence[int], top_k: int) -> list[Guess]:
     """Return what `Bert.fill_mask` does, for token ids without [CLS] and [SEP]."""
     check_head(model)
-    if top_k < 1:
-        raise UserError(f"top_k is {top_k}; it must be at least 1")
+    check_count(top_k, "top_k")
     tokenizer, longest = model.tokenizer, model.config.max_position_embeddings
     sequence = [tokenizer.cls_id, *token_ids, tokenizer.sep_id]
     if (count := len(sequence)) > longest:

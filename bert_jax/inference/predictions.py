@@ -16,9 +16,10 @@ from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Step, run_batches
-from bert_jax.inference.tokenization import warn_unknown
+from bert_jax.inference.tokenization import check_unicode, warn_unknown
 from bert_jax.models.architecture import num_token_types
 from bert_jax.models.heads import TaskModel
+from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_labels, read_examples
@@ -111,8 +112,7 @@ def predict(
     """Apply a fine-tuned model to examples of its task; see `Bert.predict`."""
     if model.task is None or not isinstance(model.model, TaskModel):
         raise UserError("the model has no head of a task; fine-tune it first")
-    if batch_size < 1:
-        raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+    check_count(batch_size, "batch_size")
     # Columns that are named are not those of GLUE's own files.
     config = dataclasses.replace(model.task, glue="") if text or label else model.task
     data = dataclasses.replace(
@@ -148,6 +148,9 @@ def _examples_of(task: Task, data: DataFiles, examples: Iterable[Any] | Path) ->
     ]
     if not result:
         raise UserError("there are no examples; give one or more")
+    for example in result:
+        for text in example.texts:
+            check_unicode(text, example.where)
     return result
 
 

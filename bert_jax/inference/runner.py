@@ -14,6 +14,7 @@ from bert_jax.batches import Batch
 from bert_jax.batches.buckets import FILL
 from bert_jax.distributed.fsdp import Collectives
 from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
+from bert_jax.errors import UserError
 
 # The lengths that sequences are padded to, then multiples of the last: each compiles a program.
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -92,6 +93,7 @@ class Runner:
     """The parameters of a model on all local devices, and the functions that are compiled there."""
 
     def __init__(self, params: Any):
+        _check_finite(params)
         mesh = make_mesh(devices=jax.local_devices())
         self.num_devices = mesh.size
         self._layout = replicated_layout(mesh)
@@ -119,9 +121,14 @@ class Runner:
             self._steps[name] = functools.partial(compiled, self._params)
         return self._steps[name]
 
-    def run(self, step: Step, inputs: Inputs) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yield the indices of some sequences and the outputs for them; see `run_batches`."""
-        return _run(step, inputs, _batches_of_tokens(inputs, self.num_devices))
+    def run(
+        self, step: Step, inputs: Inputs, batch_size: int | None = None
+    ) -> Iterator[tuple[np.ndarray, Any]]:
+        """Yield the indices of some sequences and the outputs for them; see `run_batches`.
+
+        A batch has `batch_size` sequences at most.
+        """
+        return _run(step, inputs, _batches_of_tokens(inputs, self.num_devices, batch_size))
 
     def call(self, step: Step, batch: Mapping[str, np.ndarray]) -> Any:
         """Return the outputs of one batch, of any size, as NumPy arrays."""
@@ -132,6 +139,19 @@ class Runner:
             for name, array in batch.items()
         }
         return jax.tree.map(lambda array: np.asarray(array)[:size], step(padded))
+
+
+def _check_finite(params: Any) -> None:
+    """Refuse parameters of which a model computes no numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        # The sum is as fast as a copy, and finite of finite numbers that do not overflow.
+        with np.errstate(all="ignore"):
+            is_finite = np.isfinite(np.sum(leaf)) or np.isfinite(leaf).all()
+        if not is_finite:
+            raise UserError(
+                f"the parameter {jax.tree_util.keystr(path)} has NaN or infinite numbers; take "
+                "another checkpoint, or train again with a lower learning rate"
+            )
 
 
 def apply(module: nn.Module, params: Any, batch: Mapping[str, Any], **options: Any) -> Any:
@@ -155,12 +175,15 @@ def run_batches(step: Step, inputs: Inputs, batch_size: int) -> Iterator[tuple[n
     return _run(step, inputs, batches)
 
 
-def _batches_of_tokens(inputs: Inputs, multiple: int) -> Iterator[tuple[np.ndarray, int]]:
+def _batches_of_tokens(
+    inputs: Inputs, multiple: int, batch_size: int | None
+) -> Iterator[tuple[np.ndarray, int]]:
     """Yield the indices of batches of about as many tokens each, and their padded sizes."""
     order, start = np.argsort(-inputs.lengths, kind="stable"), 0
     while start < len(order):
         length = padded_length(int(inputs.lengths[order[start]]), inputs.max_length)
-        indices = order[start : start + max(1, _BATCH_TOKENS // length)]
+        most = max(1, _BATCH_TOKENS // length)
+        indices = order[start : start + min(most, batch_size or most)]
         start += len(indices)
         # All batches of a length have one size, but for the very last.
         size = len(indices) if start < len(order) else 1 << (len(indices) - 1).bit_length()

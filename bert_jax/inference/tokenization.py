@@ -14,6 +14,7 @@ from bert_jax.errors import TextWarning, UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Sequences
 from bert_jax.models.architecture import num_token_types
+from bert_jax.retrieval.search import check_count
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.tasks.embedding import BertForEmbedding
 
@@ -34,11 +35,16 @@ def text_list(texts: Any, name: str = "texts") -> list[str]:
     for index, text in enumerate(result):
         if not isinstance(text, str):
             raise UserError(f"{name}[{index}] is {reprlib.repr(text)}; give a text, as a str")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # half of a surrogate pair
-            raise UserError(f"{name}[{index}] is not Unicode ({error}); correct it") from error
+        check_unicode(text, f"{name}[{index}]")
     return result
+
+
+def check_unicode(text: str, where: str) -> None:
+    """Refuse a text with half of a surrogate pair, which no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where} is not Unicode ({error}); correct it") from error
 
 
 def tokenize(
@@ -60,6 +66,7 @@ def tokenize(
         )
     longest = model.config.max_position_embeddings
     length = longest if max_length is None else max_length
+    check_count(length, "max_length")
     room = max_text_tokens(len(columns), model.config, length)
     if room < 1 or length > longest:
         raise UserError(f"max_length is {length}; it must leave room and be at most {longest}")

@@ -5,8 +5,10 @@ Shapes: N rows of D dimensions, Q queries, K results of each.
 
 import dataclasses
 import functools
+import numbers
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +41,7 @@ def top_k(matrix: np.ndarray, queries: np.ndarray, k: int) -> TopK:
     >>> found.indices.tolist(), found.scores.tolist()
     ([[2, 0]], [[1.0, 0.0]])
     """
-    check_k(k)
+    check_count(k, "top_k")
     count, size = matrix.shape
     cores = min(os.cpu_count() or 1, 1 + count * size * len(queries) // _THREAD)
     edges = [count * core // cores for core in range(cores + 1)]
@@ -72,10 +74,10 @@ def _search(matrix: np.ndarray, queries: np.ndarray, k: int, first: int, end: in
     return found
 
 
-def check_k(k: int) -> None:
-    """Refuse to search for no results."""
-    if k < 1:
-        raise UserError(f"top_k is {k}; ask for one result or more")
+def check_count(count: Any, name: str) -> None:
+    """Refuse an argument that is not a whole number of at least 1."""
+    if not isinstance(count, numbers.Integral) or int(count) < 1:
+        raise UserError(f"{name} is {count!r}; give a whole number, 1 or more")
 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:

@@ -46,6 +46,7 @@ def replacing(
         parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
             yield Path(folder) / path.name
+            check_replaceable(path, may_replace)  # as another process may have written it
             replace(Path(folder) / path.name, path)
     except (OSError, ValueError) as error:  # ValueError for a NUL byte in the path
         raise UserError(f"{path} cannot be written ({error}); choose another") from error

@@ -85,7 +85,7 @@ def test_a_checkpoint_that_has_moved(folder, tiny_run, tmp_path, bert_jax_main):
         ("search none bank", "none is no index; build one by bert-jax index CHECKPOINT FILES"),
         ("search my.index", "the following arguments are required: QUERY"),
         ("search my.index the bank", "'bank' is one word too many; put quotes around text"),
-        ("search my.index bank --top-k=0", "--top-k is 0; ask for one result or more"),
+        ("search my.index bank --top-k=0", "--top-k is 0; give a whole number"),
         ("search my.index bank --top-k=x", "argument --top-k: invalid int value: 'x'"),
     ],
 )

@@ -69,6 +69,8 @@ def test_predict_of_lines(tiny_finetuning, stdin, tmp_path, monkeypatch, bert_ja
     best = expected[0]
     printed = bert_jax_main("predict", workdir, "--text", LINES[0])
     assert printed.split(maxsplit=2)[1:] == [best["label"], f"{LINES[0]}\n"]
+    two = bert_jax_main("predict", workdir, "--text", *LINES[:2]).splitlines()
+    assert [line.split(maxsplit=2)[2] for line in two] == LINES[:2]
     assert not list(tmp_path.iterdir())
     (tmp_path / "a.txt").write_text("\n".join(LINES))
     bert_jax_main("predict", workdir, "a.txt", "--output=mine")
@@ -183,7 +185,7 @@ def test_a_tab_is_no_pair_of_a_task_with_one_text():
         ("predict RUN -", "stdin has no text; give one a line"),
         ("predict RUN none.txt", "none.txt does not exist; give a file with a text a line, or -"),
         ("predict RUN --text a\udcff", "'a\\udcff' is not UTF-8"),
-        ("predict RUN --text a b", "--text has 2 texts and the model was trained on 1 (sentence)"),
+        ("predict RUN --text a --columns=a,b b", "--text has 2 texts and the model was trained"),
         ("fill-mask RUN -", "stdin has no text"),
         ("fill-mask RUN a.tsv", "a.tsv is a file, and no text with [MASK]; give - < a.tsv"),
         ("embed RUN a.tsv", "one of the arguments --output --json is required"),

@@ -134,11 +134,66 @@ def test_long_texts_are_truncated_and_counted(bert):
         ({"layer": 3}, r"layers 0 .* to 2"),
         ({"layer": -4}, "layer"),
         ({"pooling": "sum"}, "pooling is 'sum'"),
+        ({"layer": "x"}, "layer is 'x'"),
+        ({"layer": 1.5}, "layer is 1.5"),
+        ({"batch_size": "x"}, "batch_size is 'x'; give a whole number"),
+        ({"prompt": "\ud800"}, "prompt is"),
     ],
 )
 def test_mistakes(bert, options, message):
     with pytest.raises(UserError, match=message):
         bert.encode("a", **options)
+
+
+def test_options_of_sentence_transformers(bert, capfd):
+    expected = bert.encode(TEXTS)
+    options = {"batch_size": 2, "normalize_embeddings": True, "show_progress_bar": True}
+    found = bert.encode(TEXTS, **options)
+    lengths = np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, expected / lengths, rtol=0, atol=2e-5)
+    assert "6/6" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda bert, text: bert.encode(text),
+        lambda bert, text: bert.tokenize(text),
+        lambda bert, text: bert.fill_mask(f"[MASK] {text}"),
+        lambda bert, text: bert.predict([text]),
+    ],
+)
+def test_half_of_a_surrogate_pair(tiny_classifier, call):
+    with pytest.raises(UserError, match="is not Unicode"):
+        call(tiny_classifier, "\ud800")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda bert: bert.tokenize("a", max_length="x"), "max_length is 'x'"),
+        (lambda bert: bert.fill_mask("[MASK]", top_k="x"), "top_k is 'x'"),
+    ],
+)
+def test_arguments_that_are_no_numbers(bert, call, message):
+    with pytest.raises(UserError, match=message):
+        call(bert)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda bert: bert.encode("a"),
+        lambda bert: bert.fill_mask("[MASK]"),
+        lambda bert: bert.attention("a bank"),
+    ],
+)
+def test_parameters_that_are_not_finite(bert, value, call):
+    params = jax.tree.map(np.array, bert.params)
+    params["bert"]["embeddings"]["word_embeddings"][0, 0] = value
+    with pytest.raises(UserError, match=r"word_embeddings.* has NaN or infinite numbers"):
+        call(dataclasses.replace(bert, params=params))
 
 
 def test_bfloat16_gives_float32(bert):

@@ -65,6 +65,8 @@ def test_batches_of_about_as_many_tokens(monkeypatch):
         assert len(values) % engine.num_devices == 0
     np.testing.assert_array_equal(found, [2 * n * (10 + i) for i, n in enumerate(sizes)])
     assert max(shapes) == 512 // 16
+    some = list(engine.run(step, sequences_of(sizes), 7))
+    assert max(len(indices) for indices, _ in some) == 7
     # Of one batch, and of a number that the devices do not divide.
     values = engine.call(step, sequences_of([3, 5, 1]).all())
     assert values.tolist() == [60, 110, 24]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tracemalloc
 
 import jax
@@ -10,10 +11,9 @@ import pytest
 from helpers import flip_bit
 
 import bert_jax
-from bert_jax import Hit, Index, UserError
-from bert_jax.inference import index, runner
+from bert_jax import Hit, Index, UserError, index
+from bert_jax.inference import runner
 from bert_jax.storage import json_files
-from bert_jax.storage.locks import locked
 from bert_jax.text import builtin
 
 WORDS = ["river", "bank", "token", "model", "layer", "head", "reads", "sees", "the", "small"]
@@ -130,11 +130,6 @@ def test_a_build_that_fails_leaves_nothing(tiny_bert, folder, monkeypatch):
             Index.build(tiny_bert, "texts.txt", "my.index")
     assert calls == [8, 8, 8]
     assert [path.name for path in folder.iterdir()] == ["texts.txt"]
-    # Nor is what a killed one left in the way.
-    (folder / "my.index.partial").mkdir()
-    (folder / "my.index.partial/vectors.npy").write_bytes(b"half")
-    Index.build(tiny_bert, "texts.txt", "my.index")
-    assert sorted(path.name for path in folder.iterdir()) == ["my.index", "texts.txt"]
 
 
 def test_memory_is_bounded(tiny_bert, folder, monkeypatch):
@@ -167,13 +162,10 @@ def test_memory_is_bounded(tiny_bert, folder, monkeypatch):
 )
 def test_damage(built, tiny_bert, tmp_path, change, message):
     made, _ = built
-    path = tmp_path / "my.index"
-    path.mkdir()
-    for file in made._path.iterdir():
-        (path / file.name).write_bytes(file.read_bytes())
+    path = shutil.copytree(made._path, tmp_path / "my.index")
     change(path)
     with pytest.raises(UserError, match=message):
-        Index.load(path, tiny_bert).search("the bank")
+        Index.load(path, tiny_bert)
 
 
 def edit(path, name: str) -> None:
@@ -223,20 +215,27 @@ def test_an_output_that_is_there(tiny_bert, folder):
     (folder / "my.index/notes.txt").touch()
     with pytest.raises(UserError, match="has other files too, and is not replaced"):
         Index.build(tiny_bert, "two.txt", "my.index", force=True)
-    (folder / "other.partial").mkdir()
-    (folder / "other.partial/notes.txt").touch()
-    with pytest.raises(UserError, match="is not empty and no unfinished index; remove it"):
-        Index.build(tiny_bert, "two.txt", "other")
-    with locked(folder / "busy.partial"), pytest.raises(UserError, match="in use by another"):
-        Index.build(tiny_bert, "two.txt", "busy")
 
 
-def test_embeddings_that_are_not_finite(tiny_bert, folder):
-    params = jax.tree.map(lambda x: x * np.nan, tiny_bert.params)
-    broken = bert_jax.Bert(tiny_bert.config, params, tiny_bert.tokenizer, tiny_bert.model)
-    with pytest.raises(UserError, match="not finite numbers; train it again"):
-        Index.build(broken, "texts.txt", "my.index")
-    Index.build(tiny_bert, "texts.txt", "my.index")  # of what was begun nothing is kept
+@pytest.mark.parametrize("force", [False, True])
+def test_another_process_that_is_first(tiny_bert, folder, monkeypatch, force):
+    """An index that was written meanwhile is replaced if that was asked for."""
+    (folder / "two.txt").write_text("bank\nhead\n")
+    embed, has_built = index._embed, []
+
+    def overtaken(encoder, texts):
+        if not has_built:
+            has_built.append(True)
+            Index.build(tiny_bert, "two.txt", "my.index")
+        return embed(encoder, texts)
+
+    monkeypatch.setattr(index, "_embed", overtaken)
+    if force:
+        assert len(Index.build(tiny_bert, "texts.txt", "my.index", force=True)) == 40
+    else:
+        with pytest.raises(UserError, match=r"my.index already exists"):
+            Index.build(tiny_bert, "texts.txt", "my.index")
+        assert len(Index.load("my.index")) == 2
 
 
 @pytest.mark.filterwarnings("ignore:.*unknown to the tokenizer")
@@ -245,19 +244,86 @@ def test_queries(built, tiny_bert):
     for query in ("", " \n", ["the bank", ""]):
         with pytest.raises(UserError, match=r"(the query|query 2 of 2) is empty; give a text"):
             made.search(query)
-    with pytest.raises(UserError, match="top_k is 0; ask for one result or more"):
+    with pytest.raises(UserError, match="top_k is 0; give a whole number"):
         made.search("the bank", top_k=0)
     with pytest.warns(UserWarning, match="1 of 1 texts are longer than the model's 32 tokens"):
         assert len(made.search("bank " * 100, 3)) == 3
     assert isinstance(made.search("größer 文字", 1)[0], Hit)
 
 
-def test_a_model_that_is_gone(built, tiny_bert, tmp_path):
-    made, _ = built
-    for name, message in ((str(tmp_path / "gone"), "cannot be loaded"), ("", "no checkpoint")):
-        record = made._record | {"checkpoint": name}
-        with pytest.raises(UserError, match=f"{message}.*; give .*model as --checkpoint"):
-            Index(made._path, record, None).search("the bank")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone", "cannot be loaded .*; give .*model as --checkpoint"),
+        ("", "no checkpoint; give its model: --checkpoint=CHECKPOINT"),
+        ("hf:google/bert", "--checkpoint=hf:google/bert, or Index.load"),
+    ],
+)
+def test_a_model_that_is_gone(built, tmp_path, name, message):
+    """None is downloaded without being told."""
+    path = shutil.copytree(built[0]._path, tmp_path / "copy")
+    rewrite(path / "index.json", checkpoint=name)
+    with pytest.raises(UserError, match=message):
+        Index.load(path).search("the bank")
+
+
+def test_a_list_of_texts(tiny_run, folder):
+    """Beside files, of a model by its path."""
+    made = Index.build(tiny_run.checkpoint, "texts.txt", "my.index", texts=["the bank", " ", "a"])
+    again = Index.load("my.index", str(tiny_run.checkpoint))
+    assert len(again) == len(made) == 42
+    found = {hit.number: (hit.file, hit.line, hit.text) for hit in again.search("the bank", 50)}
+    assert (found[40], found[41]) == (("texts", 1, "the bank"), ("texts", 3, "a"))
+    assert "texts:1, 'the bank')" in repr(again.search("the bank", 42))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda made: made.text(40), "number is 40; the index has 0 to 39"),
+        (lambda made: made.text(-1), "number is -1"),
+        (lambda made: made.text("1"), "number is '1'"),
+        (lambda made: made.search("the", top_k="3"), "top_k is '3'; give a whole number"),
+        (lambda made: made.search("\ud800"), "is not Unicode"),
+        (lambda made: Index.load(made._path, 3), "bert is 3; give a model, or the path"),
+        (lambda made: Index.load(made._path, "none"), "none"),
+        (lambda made: Index.build("none", "x", "y"), "x does not exist"),
+        (lambda made: Index.build(made.bert, output="y", texts=["\ud800"]), "is not Unicode"),
+        (lambda made: Index.build(made.bert, ["texts.txt"], "/"), "/ already exists"),
+        (lambda made: Index.build(made.bert, ["texts.txt"], "."), ". already exists"),
+        (lambda made: Index.load("."), ". is no index"),
+        (lambda made: Index.load("/"), "/ is no index"),
+    ],
+)
+def test_mistakes_of_arguments(built, folder, call, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        call(built[0])
+
+
+def content(made: Index) -> tuple[bytes, list[str]]:
+    return made.vectors.tobytes(), [made.text(number) for number in range(len(made))]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_flipped_bit_is_noticed(built, tmp_path, monkeypatch, large):
+    """Wherever it is, before a vector or a text is read."""
+    monkeypatch.setattr(index, "_LARGE", 0 if large else 1 << 30)
+    path = shutil.copytree(built[0]._path, tmp_path / "copy")
+    expected, generator = content(built[0]), np.random.default_rng(0)
+    refused = 0
+    for name in ("entries.npy", "vectors.npy", "texts.bin", "index.json"):
+        whole = (path / name).read_bytes()
+        for bit in generator.integers(0, 8 * min(len(whole), 1000), 100).tolist():
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            (path / name).write_bytes(flipped)
+            try:
+                assert content(Index.load(path)) == expected
+            except UserError:
+                refused += 1
+        (path / name).write_bytes(whole)
+    assert refused >= 380  # a blank of index.json, or its checksum's name, may differ
+    assert content(Index.load(path)) == expected
 
 
 def test_longer_texts_are_counted(tiny_bert, folder):

@@ -1,0 +1,384 @@
+"""An index: the embeddings of texts, in a folder, to search by meaning.
+
+`vectors.npy` is [N, D] float16, of unit length; `texts.bin` the N texts, one after the other;
+`entries.npy` [N, 3] int64: where each text ends there, its file and its line. `index.json` says
+which model and files they are of, the sizes and the checksums. The folder gets its name when all
+are written.
+"""
+
+import dataclasses
+import functools
+import os
+import reprlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self, overload
+
+import numpy as np
+
+from bert_jax import console
+from bert_jax.bert import Bert, load
+from bert_jax.convert import hub
+from bert_jax.errors import UserError, refuse
+from bert_jax.inference.embeddings import TextEncoder, embedding_identity
+from bert_jax.inference.runner import chunks
+from bert_jax.inference.tokenization import own_prompt, text_list, warn_truncated
+from bert_jax.retrieval import search
+from bert_jax.storage import checksums, daemon_thread, json_files
+from bert_jax.storage.paths import absolute, as_path
+from bert_jax.storage.replacement import replacing
+from bert_jax.text import builtin
+from bert_jax.text.files import existing
+from bert_jax.text.readers import read_records
+from bert_jax.text.records import reader
+
+_FORMAT = 1
+_RECORD, _FILES = "index.json", ("vectors.npy", "texts.bin", "entries.npy")
+_REMEDY = "remove the folder and build it again"
+_BUILTIN = "builtin"  # in place of a file: the functions of Python's library
+_LISTED = "texts"  # in place of a file's name: the texts of a list
+_LARGE = 1 << 30  # bytes of an index that is verified while it is open already
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Hit:
+    """A text that `Index.search` found.
+
+    Attributes:
+      text: the text as it was indexed.
+      score: the cosine of its embedding and that of the query, 1 for the same direction.
+      file, line: where it is from; the first line of a row of a table.
+      number: its number in the index, from 0: the row of `Index.vectors`.
+
+    >>> Hit("A river bank.", 0.5, "texts.txt", 3, number=2)
+    Hit(0.500, texts.txt:3, 'A river bank.')
+    """
+
+    text: str
+    score: float
+    file: str
+    line: int
+    number: int
+
+    def __repr__(self) -> str:
+        return f"Hit({self.score:.3f}, {self.file}:{self.line}, {reprlib.repr(self.text)})"
+
+
+class Index:
+    """Texts, to be searched by the meaning that a model gives them.
+
+    Attributes:
+      num_truncated: how many of the texts are longer than the model's positions.
+
+    >>> folder, bert = getfixture("tmp_path"), getfixture("tiny_bert")
+    >>> texts = ["The river bank.", "A model reads."]
+    >>> index = Index.build(bert, output=folder / "my.index", texts=texts)
+    >>> index
+    Index(my.index, 2 texts, vectors of 16)
+    >>> index.search("The river bank.", top_k=1)
+    [Hit(1.000, texts:1, 'The river bank.')]
+    """
+
+    def __init__(self, path: Path, record: dict[str, Any], bert: Bert | None):
+        identity = record["identity"]
+        self._path, self._identity, self._files = path, identity["model"], list(identity["files"])
+        self._count, self._checkpoint = int(identity["texts"]), str(record["checkpoint"])
+        self.num_truncated = int(record["truncated"])
+        sizes, recorded = record["bytes"], {name: record["checksums"][name] for name in _FILES}
+        for name in _FILES:
+            size = (path / name).stat().st_size if (path / name).exists() else 0
+            if size != sizes[name]:
+                raise UserError(
+                    f"{path / name} has {size} bytes instead of {sizes[name]}; {_REMEDY}"
+                )
+        self._verified = daemon_thread.start(functools.partial(_verify, path, recorded))
+        if sum(sizes[name] for name in _FILES) < _LARGE:
+            self._verified.result()
+        # Open from here on, as another index may get the name.
+        vectors, entries = map(_open_array, (path / "vectors.npy", path / "entries.npy"))
+        self._arrays = vectors, entries, np.memmap(path / "texts.bin", np.uint8, mode="r")
+        if bert is not None:
+            self.bert = self._checked(bert)
+
+    @classmethod
+    def build(
+        cls,
+        bert: Bert | str | Path,
+        files: str | Path | Sequence[str | Path] = (),
+        output: str | Path = "",
+        *,
+        texts: Sequence[str] = (),
+        column: str = "text",
+        force: bool = False,
+    ) -> Self:
+        """Embed texts, and write the index, all of it or nothing.
+
+        Args:
+          bert: the model, or its checkpoint. Texts that exceed its positions are truncated, and
+            counted.
+          files: with a text a line, or .tsv, .csv or .jsonl with a text in `column`; plain, .gz or
+            .xz. Empty lines and fields are skipped. "builtin": the functions of Python's library.
+          output: the folder, which must not exist.
+          texts: further texts; the `file` of their hits is "texts", and the first has line 1.
+          column: of the text in tables.
+          force: whether to replace an index that is there, and nothing else.
+
+        Raises:
+          UserError: there are no texts, or they cannot be read; or `output` exists or cannot be
+            written.
+        """
+        files = [str(file) for file in ([files] if isinstance(files, str | Path) else files)]
+        read = functools.partial(_read, files, text_list(texts), column)
+        with replacing(output, _is_index if force else None) as folder:
+            with console.working("reading", says_end=False):
+                count = sum(1 for _ in read())
+            names = [*files, *[_LISTED][: len(texts)]]
+            refuse(not count, f"{', '.join(names)}: no texts", fix="give files with a text a line")
+            folder.mkdir()
+            bert = _loaded(bert)
+            num_truncated = _write(bert, read(), count, folder)
+            paths = [folder / name for name in _FILES]
+            source = str(bert.source or "")
+            is_path = source and not hub.is_name(source)
+            record = {
+                "format": _FORMAT,
+                "identity": {
+                    "model": embedding_identity(bert),
+                    "files": names,
+                    "column": column,
+                    "texts": count,
+                },
+                "checkpoint": str(absolute(as_path(source))) if is_path else source,
+                "truncated": num_truncated,
+                "bytes": {path.name: path.stat().st_size for path in paths},
+                "checksums": checksums.of_files(folder, paths),
+            }
+            json_files.write_record(folder / _RECORD, record)
+        return cls.load(output, bert)
+
+    @classmethod
+    def load(cls, path: str | Path, bert: Bert | str | Path | None = None) -> Self:
+        """Open an index; its texts and vectors stay on disk.
+
+        Args:
+          path: the folder.
+          bert: the model that it was built with, or its checkpoint; by default the folder that the
+            index names is loaded for the first search.
+
+        Raises:
+          UserError: there is no index, or it is damaged, or of another model. The damage of one of
+            more than 1 GB is noticed when its texts or vectors are first read.
+        """
+        path, bert = Path(path), None if bert is None else _loaded(bert)
+        record_path = path / _RECORD
+        if not os.path.exists(record_path):
+            raise UserError(
+                f"{path} is no index; build one by bert-jax index CHECKPOINT FILES --output=INDEX"
+            )
+        record = json_files.read_json(record_path, _REMEDY)
+        if record.get("format") != _FORMAT:
+            raise UserError(f"{path} is of another version of this package; {_REMEDY}")
+        try:
+            with json_files.refusing_malformed(record_path, _REMEDY):
+                return cls(path, record, bert)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror or error})") from error
+
+    @overload
+    def search(self, query: str, top_k: int = 10) -> list[Hit]: ...  # pyright: ignore
+    @overload
+    def search(self, query: Sequence[str], top_k: int = 10) -> list[list[Hit]]: ...
+    def search(self, query: Any, top_k: int = 10) -> Any:
+        """Return the texts whose embeddings are nearest to that of a query, the nearest first.
+
+        Args:
+          query: one query or several. What exceeds the model's positions is truncated, with a
+            warning.
+          top_k: hits of each query; all texts where there are fewer.
+
+        Returns:
+          The hits of the query; a list of such for several. Of equal ones the first is first.
+
+        Raises:
+          UserError: a query is empty, `top_k` is less than 1, or the index is damaged or of another
+            model.
+        """
+        search.check_count(top_k, "top_k")
+        found = search.top_k(self.vectors, self.encode(query), top_k)
+        hits = [
+            [self._hit(int(number), float(score)) for number, score in zip(*each, strict=True)]
+            for each in zip(found.indices, found.scores, strict=True)
+        ]
+        return hits[0] if isinstance(query, str) else hits
+
+    def encode(self, queries: str | Sequence[str]) -> np.ndarray:
+        """Return the embeddings of queries, [Q, D] float32 of unit length.
+
+        What exceeds the model's positions is truncated, with a warning.
+
+        Raises:
+          UserError: a query is empty, or the index is of another model.
+        """
+        queries = text_list(queries, "queries")
+        for number, query in enumerate(queries, start=1):
+            if not query.strip():
+                which = f"query {number} of {len(queries)}" if len(queries) > 1 else "the query"
+                raise UserError(f"{which} is empty; give a text to search for")
+        encoder, prompt = TextEncoder(self.bert), own_prompt(self.bert, "query")
+        vectors, num_truncated = _embed(encoder, [prompt + query for query in queries])
+        warn_truncated(num_truncated, len(queries), encoder.max_length)
+        return vectors
+
+    def text(self, number: int) -> str:
+        """Return a text by its number in the index; UserError where there is none."""
+        if not isinstance(number, int | np.integer) or not 0 <= number < len(self):
+            raise UserError(f"number is {number!r}; the index has 0 to {len(self) - 1}")
+        _, entries, texts = self._read()
+        start = int(entries[number - 1, 0]) if number else 0
+        return texts[start : int(entries[number, 0])].tobytes().decode()
+
+    @property
+    def vectors(self) -> np.ndarray:
+        """The embeddings, [N, D] float16 of unit length, memory-mapped."""
+        return self._read()[0]
+
+    @functools.cached_property
+    def bert(self) -> Bert:
+        """The model that the index was built with."""
+        name = self._checkpoint
+        told = f"give its model: --checkpoint={name or 'CHECKPOINT'}, or Index.load(INDEX, MODEL)"
+        refuse(not name, f"{self._path} names no checkpoint", fix=told)
+        refuse(hub.is_name(name), f"{self._path} is of {name}, maybe a download", fix=told)
+        try:
+            bert = load(name)
+        except UserError as error:
+            raise UserError(
+                f"the checkpoint that {self._path} was built with cannot be loaded ({error}); "
+                "give the model as --checkpoint"
+            ) from error
+        return self._checked(bert)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        texts = console.counted(len(self), "text")
+        return f"Index({self._path.name}, {texts}, vectors of {self.vectors.shape[1]})"
+
+    def _read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the vectors, the entries and the texts, once they are known to be undamaged."""
+        self._verified.result()
+        return self._arrays
+
+    def _hit(self, number: int, score: float) -> Hit:
+        _, file, line = map(int, self._read()[1][number])
+        return Hit(self.text(number), score, self._files[file], line, number)
+
+    def _checked(self, bert: Bert) -> Bert:
+        if embedding_identity(bert) != self._identity:
+            built = self._checkpoint or "a model without a checkpoint"
+            raise UserError(
+                f"{self._path} is of another model, {built}; search with that, or build an index "
+                "with this one"
+            )
+        return bert
+
+
+def _loaded(bert: Any) -> Bert:
+    """Return a model, which may be given as its checkpoint."""
+    if isinstance(bert, str | Path):
+        return load(bert)
+    if not isinstance(bert, Bert):
+        raise UserError(f"bert is {reprlib.repr(bert)}; give a model, or the path of a checkpoint")
+    return bert
+
+
+def _verify(path: Path, recorded: dict[str, Any]) -> None:
+    try:
+        damage = checksums.find_damage(path, recorded)
+    except OSError as error:
+        damage = f"it cannot be read ({error})"
+    if damage:
+        raise UserError(f"{path}: {damage}; {_REMEDY}")
+
+
+def _open_array(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r")
+    except Exception as error:  # of the parser of Python, which reads the beginning of the file
+        raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from error
+
+
+class _Entry(NamedTuple):
+    text: str
+    file: int
+    line: int
+
+
+def _read(files: Sequence[str], texts: Sequence[str], column: str) -> Iterator[_Entry]:
+    """Yield the texts of files and of a list; UserError first if a file cannot be opened."""
+    for file in files:
+        if file != _BUILTIN:
+            existing(file, remedy="give files with a text a line, or tables")
+    listed = ((text, number) for number, text in enumerate(texts, start=1))
+    sources = [*(_read_file(file, column) for file in files), listed]
+    for number, source in enumerate(sources):
+        for text, line in source:
+            if text.strip():
+                yield _Entry(text, number, line)
+
+
+def _read_file(file: str, column: str) -> Iterator[tuple[str, int]]:
+    """Yield each text of a file, and its line."""
+    if file == _BUILTIN:
+        yield from ((text, number) for number, text in enumerate(builtin.functions(), start=1))
+        return
+    is_plain = reader(file) is None
+    for record in read_records(file, lines=True):
+        text = record.field("text" if is_plain else column, "column")
+        if not isinstance(text, str | None):
+            raise UserError(f"{record.where} has no text in {column!r}; set column to another")
+        yield text or "", record.line
+
+
+def _embed(encoder: TextEncoder, texts: Sequence[str]) -> tuple[np.ndarray, int]:
+    """Return the embeddings of texts, [N, D] of unit length, and how many were truncated."""
+    vectors, num_truncated = np.empty((len(texts), encoder.size), np.float32), 0
+    for index, embedding in enumerate(encoder(texts)):
+        vectors[index] = embedding.vectors
+        num_truncated += embedding.is_truncated
+    return search.normalize(vectors), num_truncated
+
+
+def _write(bert: Bert, read: Iterator[_Entry], count: int, folder: Path) -> int:
+    """Embed texts, and write the arrays of an index; return how many were truncated."""
+    encoder, prompt = TextEncoder(bert), own_prompt(bert, "passage")
+    done = end = num_truncated = 0
+    with (
+        (folder / "vectors.npy").open("wb") as vectors,
+        (folder / "entries.npy").open("wb") as entries,
+        (folder / "texts.bin").open("wb") as texts,
+        console.working("embedding"),
+    ):
+        _write_header(vectors, np.float16, (count, encoder.size))
+        _write_header(entries, np.int64, (count, 3))
+        for chunk in chunks(read, lambda entry: len(entry.text)):
+            embedded, truncated = _embed(encoder, [prompt + entry.text for entry in chunk])
+            vectors.write(embedded.astype(np.float16).tobytes())
+            for entry in chunk:
+                end += texts.write(entry.text.encode())
+                entries.write(np.array([end, entry.file, entry.line], np.int64).tobytes())
+            done, num_truncated = done + len(chunk), num_truncated + truncated
+            console.advance(done, count)
+    refuse(done != count, "a file was changed while it was read", fix="repeat the command")
+    return num_truncated
+
+
+def _write_header(file: BinaryIO, dtype: type, shape: tuple[int, int]) -> None:
+    """Write how an .npy file begins."""
+    described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "shape": shape}
+    np.lib.format.write_array_header_1_0(file, {**described, "fortran_order": False})
+
+
+def _is_index(path: Path) -> bool:
+    return os.path.exists(path / _RECORD) and {*os.listdir(path)} <= {_RECORD, *_FILES}
