@@ -141,6 +141,7 @@ def test_a_run_and_its_predictions(finished, folder, tmp_path, bert_jax_main):
     assert bert.attention("The river bank.").prediction == predicted
 
 
+@pytest.mark.parametrize("finished", ["wide_topics"], indirect=True)
 def test_an_interrupted_run_resumes_bit_equal(finished, folder, tiny_run, monkeypatch):
     kind, expected = finished
     score, scored = TASKS[kind].score, []
