@@ -238,12 +238,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
 
     with Writer(run.workdir.path, step, config, progress, baselines, objective.figures) as writer:
         with loop.training(
-            state,
-            stages,
-            loader.prefetch(batches, step),
-            checkpoints,
-            writer,
-            objective,
+            state, stages, loader.prefetch(batches, step), checkpoints, writer, objective
         ) as training:
             _take_steps(run, training, baselines, stop)
         scores = _final_scores(run, stages[-1], training.state)
