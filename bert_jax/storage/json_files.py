@@ -15,10 +15,11 @@ from bert_jax.storage.paths import AnyPath
 _CHECKSUM = "crc32c"
 
 
-def read_json(path: AnyPath, remedy: str, kind: type = dict) -> Any:
+def read_json(path: AnyPath, remedy: str, kind: type = dict, *, is_record: bool = False) -> Any:
     """Return the object of a JSON file, or its list; `remedy` is what to do if it is damaged.
 
-    An object that `write_record` wrote must agree with its checksum, which is not returned.
+    An object that `write_record` wrote must agree with its checksum, which is not returned; with
+    `is_record` it must have one.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -26,8 +27,8 @@ def read_json(path: AnyPath, remedy: str, kind: type = dict) -> Any:
             raise ValueError(f"it is not a JSON {'object' if kind is dict else kind.__name__}")
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); {remedy}") from error
-    if isinstance(values, dict) and _CHECKSUM in values:
-        recorded = values.pop(_CHECKSUM)
+    if isinstance(values, dict) and (is_record or _CHECKSUM in values):
+        recorded = values.pop(_CHECKSUM, None)
         if recorded != _checksum(values):
             raise UserError(f"{path} is damaged: its checksum does not agree; {remedy}")
     return values

@@ -38,9 +38,8 @@ def prepare_shards(
         raise UserError(
             f"--runner={runner} needs Apache Beam ({error}); pip install 'bert-jax[beam]'"
         ) from error
-    for path in Path(folder).glob("shards/[0-9]*-of-*[0-9]"):  # of a store on a disk
-        if not path.name.endswith(f"-of-{count:05d}"):
-            there = int(path.name.partition("-of-")[2])
+    for _, there in shards.numbered(Path(folder)).values():  # of a store on a disk
+        if there != count:
             raise UserError(
                 f"{folder} has shards of {there}, not of {count}; "
                 f"remove {folder}/shards, or give --shards={there}"

@@ -18,7 +18,7 @@ import numpy as np
 from bert_jax import console
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
-from bert_jax.storage import checksums, daemon_thread, json_files
+from bert_jax.storage import checksums, daemon_thread, json_files, locks
 from bert_jax.storage.locks import locked
 from bert_jax.text import store, tokenizer_loading, tokenizer_training
 from bert_jax.text.source import Shard, Source, merge_identities
@@ -46,7 +46,8 @@ def given_tokenizer(folder: Path) -> Tokenizer | None:
     """Return the tokenizer that a store was prepared with, if it was not trained for it."""
     path = folder / "store.json"
     record = store.read_record(path) if path.exists() else {}
-    is_given = "fingerprint" in record.get("identity", {}).get("tokenizer", {})
+    with json_files.refusing_malformed(path, store.REMEDY):
+        is_given = "fingerprint" in record.get("identity", {}).get("tokenizer", {})
     return tokenizer_loading.load(folder / "tokenizer") if is_given else None
 
 
@@ -74,7 +75,11 @@ def write(
     sources = open_sources(data, shard)
     vocab_size = vocab_size or DEFAULT_VOCAB_SIZE
     identity = _identity(sources, data.eval_fraction, tokenizer, vocab_size, is_whole=shard is None)
-    record = _read_progress(folder, identity)
+    try:
+        record = _read_progress(folder, identity)
+    except UserError:
+        locks.check_unlocked(folder)  # a process that writes other text is the first thing to say
+        raise
     if "vocab_size" in record:
         return
     try:
@@ -107,7 +112,8 @@ def write(
 
 def open_sources(data: DataConfig, shard: Shard | None = None) -> list[Source]:
     """Return the text of `data.source` and, if there is one, of `data.eval_source`."""
-    return [open_source(name, data, shard) for name in (data.source, data.eval_source) if name]
+    names = [data.source, data.eval_source] if data.eval_source else [data.source]
+    return [open_source(name, data, shard) for name in names]
 
 
 def training_sentences(
@@ -258,11 +264,10 @@ def _tokenize(
     json_files.write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
     path.unlink()
     seconds = time.monotonic() - start_time
-    millions = (progress[store.CHARACTERS[0]] - previous_characters) / 1e6
-    console.show(
-        f"prepared {source.name} ({source.form}): {num_documents:,} documents, "
-        f"{millions:.1f} million characters in {seconds:.1f} s ({millions / seconds:.1f} million/s)"
-    )
+    characters = progress[store.CHARACTERS[0]] - previous_characters
+    sizes = console.counted(num_documents, "document"), console.counted(characters, "character")
+    speed = f" in {seconds:.1f} s ({characters / seconds:,.0f} a second)" if seconds >= 1 else ""
+    console.show(f"prepared {source.name} ({source.form}): {', '.join(sizes)}{speed}")
 
 
 def check_text(record: Mapping[str, Any], name: str, kind: str) -> None:

@@ -32,7 +32,7 @@ _MOST_NAMED = 8  # missing shards in a message
 
 def parse(text: str) -> Shard:
     """Return the shard that `I/N` names; UserError if that is none."""
-    match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
+    match = re.fullmatch(r"([0-9]{1,5})/([0-9]{1,5})", text)
     number, count = map(int, match.groups()) if match else (0, 0)
     if number >= count:
         raise UserError(
@@ -115,17 +115,24 @@ def finish(folder: Path) -> None:
         raise UserError(f"{folder} cannot be written ({error}); choose another") from error
 
 
+def numbered(folder: Path) -> dict[Path, Shard]:
+    """Return the folders of the shards of a store in order, with their numbers; no other folder."""
+    names = re.compile(r"([0-9]{5})-of-([0-9]{5})")
+    found = ((path, names.fullmatch(path.name)) for path in sorted((folder / "shards").glob("*")))
+    return {path: (int(match[1]), int(match[2])) for path, match in found if match}
+
+
 def complete(folder: Path) -> list[Path]:
     """Return the folders of all shards in order; UserError if one is missing."""
-    paths = sorted((folder / "shards").glob("[0-9]*-of-*[0-9]"))
-    counts = sorted({int(path.name.partition("-of-")[2]) for path in paths})
+    found = numbered(folder)
+    counts = sorted({count for _, count in found.values()})
     if not counts:
         command = f"bert-jax prepare SOURCE {folder} --shard=0/N"
         raise UserError(f"{folder} has no shards; prepare them first: {command}")
     if len(counts) > 1:
-        found = " and of ".join(map(str, counts))
-        raise UserError(f"{folder}/shards has shards of {found}; remove those of one number")
-    complete = {int(path.name[:5]) for path in paths if (path / "store.json").exists()}
+        several = " and of ".join(map(str, counts))
+        raise UserError(f"{folder}/shards has shards of {several}; remove those of one number")
+    complete = {number for path, (number, _) in found.items() if (path / "store.json").exists()}
     missing = [number for number in range(counts[0]) if number not in complete]
     if missing:
         names = ", ".join(map(str, missing[:_MOST_NAMED])) + ", …" * (len(missing) > _MOST_NAMED)
@@ -133,12 +140,17 @@ def complete(folder: Path) -> list[Path]:
             f"{len(missing)} of {counts[0]} shards of {folder} are missing or unfinished: {names}; "
             f"repeat the command with --shard={missing[0]}/{counts[0]}"
         )
-    return paths
+    return [path for path, (number, count) in found.items() if number < count]
 
 
 def join(folder: Path) -> None:
     """Make one store of all shards in a folder, which this process has locked."""
     shards = {path: store.read_record(path / "store.json") for path in complete(folder)}
+    with json_files.refusing_malformed(folder / "shards/*/store.json", store.REMEDY):
+        _join_records(folder, shards)
+
+
+def _join_records(folder: Path, shards: dict[Path, dict[str, Any]]) -> None:
     identity = _merge_identities(shards)
     first, *_ = shards
     shutil.rmtree(folder / "tokenizer", ignore_errors=True)

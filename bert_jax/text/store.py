@@ -130,7 +130,8 @@ def has_record(folder: str | Path) -> bool:
 
 def is_store(path: str | Path) -> bool:
     """Return whether `path` is the folder of a store, or of shards that are not finished."""
-    return has_record(path) or os.path.isdir(os.path.join(path, "shards"))
+    # "" is no path: it would be the working directory.
+    return path != "" and (has_record(path) or os.path.isdir(os.path.join(path, "shards")))
 
 
 def is_only_store(path: Path) -> bool:
@@ -141,7 +142,8 @@ def is_only_store(path: Path) -> bool:
 
 def read_record(path: Path) -> dict[str, Any]:
     """Return the content of a `store.json` or a `progress.json`."""
-    return json_files.read_json(path, REMEDY)
+    # The progress of earlier versions had no checksum.
+    return json_files.read_json(path, REMEDY, is_record=path.name == "store.json")
 
 
 def unknown_share(record: Mapping[str, Any]) -> float:

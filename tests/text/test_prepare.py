@@ -379,6 +379,6 @@ def test_an_interruption_while_a_tokenizer_is_trained(data, tmp_path, monkeypatc
 
 
 def test_a_folder_that_another_process_prepares_is_refused(data, tmp_path):
-    with locked(tmp_path / "store"), pytest.raises(UserError, match="store is in use by another"):
+    with locked(tmp_path / "store"), pytest.raises(UserError, match="store is in use by process"):
         prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store")
     assert prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "store").tokenizer.vocab_size

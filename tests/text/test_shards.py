@@ -4,6 +4,8 @@ import dataclasses
 import gzip
 import json
 import os
+import random
+import shutil
 import time
 
 import numpy as np
@@ -23,8 +25,10 @@ from bert_jax.batches import loader
 from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import UserError
+from bert_jax.storage import json_files, locks
 from bert_jax.text import file_source, files, shards
 from bert_jax.text import prepare as prepare_lib
+from bert_jax.text import store as store_lib
 from bert_jax.text.prepare import prepare
 from bert_jax.text.sources import open_source
 from bert_jax.text.store import ShardedTokens, is_only_store, open_store
@@ -246,6 +250,83 @@ def test_a_finished_store_is_left_as_it_is(data, whole, tmp_path):
     path.unlink()
     with pytest.raises(UserError, match=r"tokens.bin has 0 bytes instead of"):
         open_store(folder)
+
+
+def test_other_folders_beside_shards_are_left_alone(data, whole, tmp_path):
+    names = ("00000-of-00003.bak", "00000-of-00003.bak2", "00000-of-00003x1", "00007-of-00003")
+    for name in names:
+        (tmp_path / "store/shards" / name).mkdir(parents=True)
+    assert write_shards(data, whole.tokenizer, tmp_path / "store", 3).fingerprint == (
+        whole.fingerprint
+    )
+
+
+def mutate(record: dict, generator: random.Random) -> None:
+    """Remove or replace one value of a JSON object, at any depth."""
+    places, nodes = [], [record]
+    for node in nodes:
+        keys = [*node] if isinstance(node, dict) else [*range(len(node))]
+        places += [(node, key) for key in keys]
+        nodes += [node[key] for key in keys if isinstance(node[key], dict | list)]
+    node, key = generator.choice(places)
+    value = generator.choice(["removed", None, -1, 2**70, 0.5, "x", [], {}, [1], {"a": 1}, True])
+    if value == "removed":
+        del node[key]
+    else:
+        node[key] = value
+
+
+def test_a_malformed_record_is_refused_or_makes_no_difference(data, whole, tmp_path):
+    """Of a shard or of a store; its checksum agrees."""
+    write_shards(data, whole.tokenizer, tmp_path / "joined", 2)
+    shutil.copytree(tmp_path / "joined", tmp_path / "shards")
+    (tmp_path / "shards/store.json").unlink()
+    generator, num_refused = random.Random(0), 0
+    for number in range(200):
+        is_joined = number % 2
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / ("joined" if is_joined else "shards"), folder)
+        path = folder / ("store.json" if is_joined else "shards/00000-of-00002/store.json")
+        mutate(record := store_lib.read_record(path), generator)
+        json_files.write_record(path, record)
+        try:
+            shards.finish(folder)
+            corpus = open_store(folder)
+            corpus.verify()
+        except UserError:
+            num_refused += 1
+            continue
+        for split in ("train", "eval"):
+            for name in ("tokens", "sentences", "documents"):
+                found, expected = (getattr(getattr(c, split), name)[:] for c in (corpus, whole))
+                np.testing.assert_array_equal(found, expected, str(record))
+    assert 50 < num_refused < 200
+
+
+def test_a_record_without_its_checksum_is_refused(data, whole, tmp_path):
+    path = tmp_path / "whole/store.json"
+    record = json.loads(path.read_text())
+    del record["crc32c"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"store.json is damaged: its checksum"):
+        open_store(tmp_path / "whole")
+
+
+def test_a_folder_in_use_is_not_said_to_be_of_other_text(data, whole, tmp_path):
+    other = dataclasses.replace(data, eval_fraction=0.2)
+    with (
+        locks.locked(tmp_path / "whole"),
+        pytest.raises(UserError, match=f"is in use by process {os.getpid()} on"),
+    ):
+        prepare(other, whole.tokenizer, 0, tmp_path / "whole")
+    with pytest.raises(UserError, match="was prepared from other"):
+        prepare(other, whole.tokenizer, 0, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("text", ["\u0660/\u0663", "1_0/20", " 1/3"])
+def test_other_digits_are_no_shard(text):
+    with pytest.raises(UserError, match="is no shard; give its number"):
+        shards.parse(text)
 
 
 def test_shards_of_two_numbers_are_refused(data, whole, tmp_path):
