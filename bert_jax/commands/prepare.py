@@ -6,9 +6,8 @@ The same command again resumes after an interruption. Any number of machines can
 
     bert-jax prepare 'text/*.txt' stores/mine --sample=1  # trains the tokenizer, on a gigabyte
     bert-jax prepare 'text/*.txt' stores/mine --shard=0/16  # and so on, to 15/16, in any order
-    bert-jax prepare --finish stores/mine
 
-A runner of Apache Beam does the last two, on its own machines; its options come after --:
+A runner of Apache Beam does the last, on its own machines; its options come after --:
 
     bert-jax prepare 'text/*.txt' stores/mine --runner=FlinkRunner -- --flink_master=HOST:PORT
 """
@@ -33,7 +32,6 @@ from bert_jax.storage import paths, replacement
 
 _KINDS = ("sentencepiece", "wordpiece", "byte_bpe")
 _FIELDS = ("eval_source", "eval_fraction", "text_field", "sentences")
-_FINISH = "bert-jax prepare --finish"
 _FLAGS = {
     **{f"data.{name}": f"--{name.replace('_', '-')}" for name in _FIELDS},
     "data.source": "SOURCE",
@@ -52,8 +50,8 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     text = "plain text, .jsonl, .csv, .tsv, or .gz or .xz of them"
     text = f"files, globs or URLs, comma separated ({text}), tfds:NAME or builtin"
-    source = add("source", metavar="SOURCE", help=text)
-    store = add("store", metavar="STORE", help="the folder to write, or for shards a URL")
+    add("source", metavar="SOURCE", help=text)
+    add("store", metavar="STORE", help="the folder to write, or for shards a URL")
     kinds = "sentencepiece, wordpiece or byte_bpe to train one on the text; or a SentencePiece"
     files = ".model, a BERT vocab.txt, a tokenizer.json, their folder, or a checkpoint"
     add("--tokenizer", default="sentencepiece", help=f"{kinds} {files} (sentencepiece)")
@@ -75,18 +73,13 @@ def add_arguments(parser: Parser) -> None:
     add("--shards", type=int, default=0, metavar="N", help=count)
     parser.others = "those of Apache Beam follow --"
 
-    class Finish(argparse.Action):
-        def __call__(self, parser: Any, namespace: Any, values: Any, *_: Any) -> None:
-            namespace.finish, source.required, store.required = values, False, False
-
-    add("--finish", action=Finish, metavar="STORE", help="make one store of all shards in STORE")
     add("--force", action="store_true", help="replace a store that is there, once this is whole")
 
 
 def run(args: argparse.Namespace, options: list[str]) -> None:
-    from bert_jax.text import mixture, shards, store
+    from bert_jax.text import mixture, shards
 
-    is_remote = paths.is_remote(args.finish or args.store)
+    is_remote = paths.is_remote(args.store)
     if args.runner and (args.shard or args.sample is not None):
         raise UserError("--runner prepares all shards; drop --shard and --sample")
     if args.force and (args.runner or is_remote or args.sample is not None):
@@ -95,18 +88,14 @@ def run(args: argparse.Namespace, options: list[str]) -> None:
         raise UserError("--shards and what follows -- are for Apache Beam; add --runner=RUNNER")
     if not 0 <= args.shards < 100_000:
         raise UserError(f"--shards={args.shards} is no number of shards; give 1 to 99999")
-    if is_remote and args.store and args.store.startswith(("http:", "https:", "file:")):
+    if is_remote and args.store.startswith(("http:", "https:", "file:")):
         raise UserError(f"{args.store} cannot be written; give a folder, or gs:// or s3://")
     if is_remote and not (args.runner or args.shard or args.sample is not None):
         raise UserError(
-            f"{args.finish or args.store} is not on a disk, where whole stores are written; "
+            f"{args.store} is not on a disk, where whole stores are written; "
             "prepare it by --sample and --shard or --runner, and train on it"
         )
-    if args.finish is not None:
-        shards.finish(Path(args.finish))
-        _report(args, args.finish, store.open_store(Path(args.finish)))
-        return
-    if mixture.parse(args.source or ""):
+    if mixture.parse(args.source):
         remedy = "prepare each text by itself, all with one --tokenizer=PATH"
         raise UserError(f"{args.source} is a mixture, which `bert-jax pretrain` makes; {remedy}")
     shard = shards.parse(args.shard) if args.shard else None
@@ -179,10 +168,12 @@ def _prepare(
     if corpus:
         _report(args, args.store, corpus)
         return ""
-    then = f"{_FINISH} {args.store}"
-    if paths.is_remote(args.store):
+    if paths.is_remote(args.store) or shards.missing(Path(args.store), shard[1]):
         then = _train_on(args.store)
-    return f"complete: shard {args.shard} of {args.store}; after all others: {then}"
+        return f"complete: shard {args.shard} of {args.store}; after all others: {then}"
+    shards.finish(Path(args.store))
+    _report(args, args.store, store.open_store(Path(args.store)))
+    return ""
 
 
 def _report(args: argparse.Namespace, name: str, corpus: Any) -> None:

@@ -36,18 +36,20 @@ def is_store(source: str) -> bool:
 def tokenizer_folder(source: str) -> Path:
     """Return the folder of a store's tokenizer; of a store at a URL, only that is copied."""
     if not paths.is_remote(source):
-        return Path(source) / "tokenizer"
-    with _copy_of(source) as (folder, files):
+        return folder(source) / "tokenizer"
+    with _copy_of(source) as (copy, files):
         folders = {name.rpartition("/")[0] for name in files}
         names = [name for name in folders if name.endswith("tokenizer")]
         name = min(names, key=len, default="tokenizer")  # shards may have one only in themselves
-        _copy(source, folder, {n: size for n, size in files.items() if n.startswith(f"{name}/")})
-    return folder / name
+        _copy(source, copy, {n: size for n, size in files.items() if n.startswith(f"{name}/")})
+    return copy / name
 
 
 def folder(source: str) -> Path:
     """Return the folder of a store; UserError if it cannot be copied, or shards are missing."""
     if not paths.is_remote(source):
+        if os.path.isdir(os.path.join(source, "shards")):
+            shards.finish(Path(source))
         return Path(source)
     with _copy_of(source) as (folder, files):
         if (folder / "store.json").exists():  # which is written last

@@ -1,4 +1,4 @@
-"""Shards of a store: each is prepared alone, on any machine, and `finish` makes one store of them.
+"""Shards of a store: each is prepared alone, on any machine; `finish` makes one store of them.
 
 STORE/shards/00002-of-00016 is the store of the third of sixteen runs of chunks. The finished store
 adds the tokenizer, the offsets of all sentences and documents, and as its manifest a `store.json`
@@ -109,8 +109,9 @@ def finish(folder: Path) -> None:
         return
     try:
         complete(folder)
-        with locked(folder):
-            join(folder)
+        with locked(folder, waits=True):
+            if not os.path.exists(folder / "store.json"):  # of another process meanwhile
+                join(folder)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error}); choose another") from error
 
@@ -120,6 +121,13 @@ def numbered(folder: Path) -> dict[Path, Shard]:
     names = re.compile(r"([0-9]{5})-of-([0-9]{5})")
     found = ((path, names.fullmatch(path.name)) for path in sorted((folder / "shards").glob("*")))
     return {path: (int(match[1]), int(match[2])) for path, match in found if match}
+
+
+def missing(folder: Path, count: int) -> list[int]:
+    """Return the numbers of the shards, of `count`, that are not complete."""
+    found = numbered(folder).items()
+    complete = {shard for path, shard in found if (path / "store.json").exists()}
+    return [number for number in range(count) if (number, count) not in complete]
 
 
 def complete(folder: Path) -> list[Path]:
@@ -132,13 +140,11 @@ def complete(folder: Path) -> list[Path]:
     if len(counts) > 1:
         several = " and of ".join(map(str, counts))
         raise UserError(f"{folder}/shards has shards of {several}; remove those of one number")
-    complete = {number for path, (number, _) in found.items() if (path / "store.json").exists()}
-    missing = [number for number in range(counts[0]) if number not in complete]
-    if missing:
-        names = ", ".join(map(str, missing[:_MOST_NAMED])) + ", …" * (len(missing) > _MOST_NAMED)
+    if left := missing(folder, counts[0]):
+        names = ", ".join(map(str, left[:_MOST_NAMED])) + ", …" * (len(left) > _MOST_NAMED)
         raise UserError(
-            f"{len(missing)} of {counts[0]} shards of {folder} are missing or unfinished: {names}; "
-            f"repeat the command with --shard={missing[0]}/{counts[0]}"
+            f"{len(left)} of {counts[0]} shards of {folder} are missing or unfinished: {names}; "
+            f"repeat the command with --shard={left[0]}/{counts[0]}"
         )
     return [path for path, (number, count) in found.items() if number < count]
 

@@ -158,7 +158,7 @@ def open_store(folder: Path) -> Corpus:
     if not path.exists():
         remedy = "repeat the command that was writing it"
         if (folder / "shards").is_dir():
-            remedy = f"prepare all shards, then: bert-jax prepare --finish={folder}"
+            remedy = "prepare all of its shards"
         raise UserError(f"{folder} is an unfinished store; {remedy}")
     record = read_record(path)
     tokenizer = tokenizer_loading.load(folder / "tokenizer")

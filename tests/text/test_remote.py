@@ -136,7 +136,6 @@ def test_a_remote_store_has_the_shards_of_one_on_a_disk(texts, memory, tmp_path,
     ("words", "message"),
     [
         (["SOURCE", "memory://bucket/store"], "is not on a disk, where whole stores are written"),
-        (["--finish", "memory://bucket/store"], "is not on a disk"),
         (["SOURCE", "memory://bucket/store", "--shard=1/2", "--force"], "--force replaces .* disk"),
         (["SOURCE", "https://host/store", "--shard=1/2"], "^https://host/store cannot be written"),
         (["SOURCE", "file:///store", "--shard=1/2"], "^file:///store cannot be written"),

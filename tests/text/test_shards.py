@@ -26,7 +26,7 @@ from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import UserError
 from bert_jax.storage import json_files, locks
-from bert_jax.text import file_source, files, shards
+from bert_jax.text import fetched, file_source, files, mixture, shards
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import store as store_lib
 from bert_jax.text.prepare import prepare
@@ -193,7 +193,7 @@ def test_missing_shards_are_refused(data, whole, tmp_path):
     refused(folder, r"1 of 3 shards .* unfinished: 1; .* --shard=1/3")
     with pytest.raises(UserError, match="not empty and not a store"):
         prepare(data, whole.tokenizer, 0, folder)
-    with pytest.raises(UserError, match=r"is an unfinished store; .* prepare --finish="):
+    with pytest.raises(UserError, match="is an unfinished store; prepare all of its shards"):
         prepare(DataConfig(source=str(folder)), TOKENIZER, 0, tmp_path / "none")
 
 
@@ -229,6 +229,18 @@ def test_a_damaged_shard_is_refused(data, whole, tmp_path, name, change, message
     path = tmp_path / "store/shards/00001-of-00002/train" / name
     path.write_bytes(change(path.read_bytes()))
     refused(tmp_path / "store", message)
+
+
+def test_shards_are_joined_when_they_are_first_read(data, whole, tmp_path):
+    folder = tmp_path / "store"
+    for number in range(3):
+        prepare_shard(data, whole.tokenizer, folder, number, 3)
+    corpus = mixture.read(TrainConfig(data=DataConfig(source=str(folder))), None, tmp_path / "run")
+    assert corpus.fingerprint == whole.fingerprint
+    (folder / "store.json").unlink()
+    (folder / "shards/00001-of-00003/store.json").unlink()
+    with pytest.raises(UserError, match=r"1 of 3 shards .* unfinished: 1; .* --shard=1/3"):
+        fetched.folder(str(folder))
 
 
 def test_a_finished_store_is_left_as_it_is(data, whole, tmp_path):
