@@ -165,8 +165,11 @@ class Bert(LoadedModel):
         layers = layer if layer is None or isinstance(layer, Sequence) else [layer]
         encoder = TextEncoder(self, layers, pooling, batch_size=batch_size)
         before = prompt_of(self, prompt)
-        found = encoder(before + text for text in texts)
-        embeddings = list(tqdm(found, "Texts", len(texts), disable=not show_progress_bar))
+        embeddings = []
+        with tqdm(total=len(texts), desc="Texts", disable=not show_progress_bar) as bar:
+            for embedding in encoder(before + text for text in texts):
+                embeddings.append(embedding)
+                bar.update()
         truncated = sum(embedding.is_truncated for embedding in embeddings)
         warn_truncated(truncated, len(texts), encoder.max_length)
         vectors = [embedding.vectors for embedding in embeddings]

@@ -30,8 +30,13 @@ class Recipe(NamedTuple):
 
     config: Any
     name: str
-    model_fields: Sequence[str]  # those of the model that the command line sets
-    fields: Sequence[str]  # all that it sets
+    fields: Sequence[str] = ()  # their dotted names
+
+    @property
+    def model_fields(self) -> list[str]:
+        """The fields of the model that the command line sets."""
+        model = "model."
+        return [name.removeprefix(model) for name in self.fields if name.startswith(model)]
 
 
 class Parser(argparse.ArgumentParser):
@@ -179,7 +184,6 @@ def read_config(recipe: str, words: Sequence[str], kind: type, own: Any = None) 
     config = own or recipes.recipe(recipe)
     if not isinstance(config, kind):
         raise UserError(f"recipe {path}: get_config() returns no {kind.__name__}")
-    names = [field.name for field in settings.fields(config.model)] if own else []
     rest, values = list(words), []
     while rest:
         word = rest.pop(0)
@@ -189,11 +193,11 @@ def read_config(recipe: str, words: Sequence[str], kind: type, own: Any = None) 
         if not equals and rest and not rest[0].startswith("--"):
             equals, value = "=", rest.pop(0)
         values.append((name, value if equals else None))
-        if name.startswith("model."):
-            names.append(name.removeprefix("model."))
     settings.override_all(config, values)
     fields = [name for name, _ in values]
-    return Recipe(config, "-".join(filter(None, (path.stem, argument))), names, fields)
+    if own:  # of which every field of the model is set
+        fields += [f"model.{field.name}" for field in settings.fields(config.model)]
+    return Recipe(config, "-".join(filter(None, (path.stem, argument))), fields)
 
 
 def add_data_dir(parser: argparse.ArgumentParser) -> argparse.Action:

@@ -59,7 +59,7 @@ def test_it_trains_reports_and_resumes(config, tmp_path, capsys):
     steps = [r["step"] for r in read_records(tmp_path / "run/metrics.jsonl")]
     assert steps == [1, 2, 2, 3, 4, 4]
     other = dataclasses.replace(config, objective="auto", steps=6)
-    with pytest.raises(UserError, match="by the objective moved_tokens"):
+    with pytest.raises(UserError, match="its objective is moved_tokens"):
         bert_jax.pretrain(other, tmp_path / "fork", fork=tmp_path / "run")
     config.steps = 6
     run = bert_jax.pretrain(config, tmp_path / "fork", fork=tmp_path / "run", quiet=True)

@@ -71,7 +71,7 @@ def test_text_of_a_result(measured):
 
 
 def run(monkeypatch, config: TrainConfig, *words: str) -> None:
-    monkeypatch.setattr(command, "read_config", lambda *_: Recipe(config, "small", ()))
+    monkeypatch.setattr(command, "read_config", lambda *_: Recipe(config, "small"))
     monkeypatch.setattr(command, "keep_host_memory", lambda: None)
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)

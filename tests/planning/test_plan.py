@@ -88,7 +88,7 @@ def run(monkeypatch, capsys):
     """Run the command with a small config, and return what it prints."""
 
     def run_with(*words: str) -> str:
-        recipe = Recipe(small_config(), "small", ())
+        recipe = Recipe(small_config(), "small")
         monkeypatch.setattr(command, "read_config", lambda *_: recipe)
         parser = argparse.ArgumentParser()
         command.add_arguments(parser)
