@@ -228,7 +228,12 @@ def test_mnli_has_two_sets_of_each_kind(task, tmp_path):
             first, _, second = text.partition(" ")
             lines.append(f"{i}\t{first}\t{second}" + f"\t{names[i % 3]}" * labelled)
         (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
-    changes = [SHORT, "--config.epochs=1.0", f"--config.data.train={folder}", "--config.data.eval=none"]
+    changes = [
+        SHORT,
+        "--config.epochs=1.0",
+        f"--config.data.train={folder}",
+        "--config.data.eval=none",
+    ]
     result = finetune(task, tmp_path / "run", *changes, recipe="finetune/glue:mnli", quiet=True)
     assert result.bert.task.labels == ("entailment", "neutral", "contradiction")
     assert list(result.scores) == ["matched", "mismatched", "test_matched", "test_mismatched"]
