@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import gzip
+import lzma
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -84,6 +86,13 @@ def check_gradients(actual: Mapping, expected: Mapping, *, zero: str = "self.key
         else:
             error = np.linalg.norm(value - gradient) / np.linalg.norm(gradient)
             assert error < 1e-5, (name, error)
+
+
+def write_file(path: Path, content: str | bytes) -> str:
+    """Write a file, compressed if its name ends with .gz or .xz, and return its name."""
+    content = content.encode() if isinstance(content, str) else content
+    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(content))
+    return str(path)
 
 
 def flip_bit(path: Path) -> None:
