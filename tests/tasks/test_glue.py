@@ -1,15 +1,10 @@
-"""GLUE's tasks, in its own files and as TensorFlow datasets: columns, labels, skipped records."""
+"""GLUE's tasks, in its own files and as datasets: columns, labels, skipped records."""
 
-import gzip
 import json
-import sys
-from typing import ClassVar
 
-import numpy as np
 import pytest
-from helpers import refused
+from helpers import refused, write_file
 
-from bert_jax.errors import UserError
 from bert_jax.tasks import glue
 from bert_jax.tasks.readers import Record
 
@@ -74,15 +69,14 @@ def values(records):
 @pytest.mark.parametrize("name", glue.LAYOUTS)
 def test_own_files(tmp_path, name):
     header, lines = training_file(name)
-    train, test = tmp_path / "train.tsv", tmp_path / "test.tsv.gz"
-    train.write_text(header + lines)
+    train = write_file(tmp_path / "train.tsv", header + lines)
     texts = ("E",) if name in SINGLE else ("E", "F")
     content = f"{FILES[name][3]}\n{FILES[name][4]}{'|'.join(texts)}\n"
-    test.write_bytes(gzip.compress(content.replace("|", "\t").encode()))
-    records = list(glue.read(name, str(train)))
+    test = write_file(tmp_path / "test.tsv.gz", content.replace("|", "\t"))
+    records = list(glue.read(name, train))
     assert values(records) == TRAIN[name]
     assert records[0].where == f"{train}:{2 if header else 1}"
-    assert values(glue.read(name, str(test))) == [(0, texts, None)]
+    assert values(glue.read(name, test)) == [(0, texts, None)]
 
 
 def test_tasks_are_those_of_the_benchmark():
@@ -143,145 +137,59 @@ def test_sources_in_a_folder(tmp_path, name):
     )
 
 
-def test_unknown_tasks():
-    names = "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli"
-    for call in (glue.layout, glue.task, glue.sources, lambda name: list(glue.read(name, "x.tsv"))):
-        with pytest.raises(UserError, match=r"^GLUE has no task 'sst'; did you mean sst2"):
-            call("sst")
-    with pytest.raises(UserError, match=f"choose one of {names}$"):
-        glue.layout("zzz")
+@pytest.mark.parametrize(
+    ("name", "skipped"),
+    [
+        ("qqp", "1\t2\t3\tHow\n or why?\tWho?\t1\n"),  # ragged
+        ("mnli", "9\t3\t3n\tg\tA\tB\tneutral\t-\n"),  # without an agreed label
+    ],
+)
+def test_lines_that_the_usual_readers_skip_have_no_fields(tmp_path, name, skipped):
+    header, lines = training_file(name)
+    path = write_file(tmp_path / "train.tsv", header + skipped + lines)
+    empty = [Record(f"{path}:{2 + number}", {}) for number in range(skipped.count("\n"))]
+    records = list(glue.read(name, path))
+    assert records[: len(empty)] == empty
+    assert values(records[len(empty) :]) == TRAIN[name]
 
 
-def test_ragged_lines_have_no_fields_where_the_usual_readers_skip_them(tmp_path):
-    header, lines = training_file("qqp")
-    path = tmp_path / "train.tsv"
-    path.write_text(f"{header}1\t2\t3\tHow\n or why?\tWho?\t1\n{lines}")
-    records = list(glue.read("qqp", str(path)))
-    assert records[:2] == [Record(f"{path}:2", {}), Record(f"{path}:3", {})]
-    assert values(records[2:]) == TRAIN["qqp"]
-    path.write_text("".join(training_file("rte")) + "2\tA\tB\n")
-    with pytest.raises(UserError, match=r"train\.tsv:4: 3 fields where the header has 4"):
-        list(glue.read("rte", str(path)))
-
-
-def test_examples_without_an_agreed_label_have_no_fields(tmp_path):
-    header, lines = training_file("mnli")
-    path = tmp_path / "dev_matched.tsv"
-    path.write_text(f"{header}9\t3\t3n\tg\tA\tB\tneutral\t-\n{lines}")
-    records = list(glue.read("mnli", str(path)))
-    assert records[0] == Record(f"{path}:2", {})
-    assert values(records[1:]) == TRAIN["mnli"]
+REVIEW, SCORE = "sentence\tlabel\nA\t", "sentence1\tsentence2\tscore\nA\tB\t"
 
 
 @pytest.mark.parametrize(
-    ("name", "label", "key_words"),
+    ("name", "content", "key_words"),
     [
-        ("sst2", "2", "it must be negative, positive, or its number"),
-        ("sst2", "0.5", "the label is '0.5'"),
-        ("sst2", "", "the label is ''"),
-        ("sst2", "nan", "the label is 'nan'"),
-        ("sst2", "Positive", "the label is 'Positive'"),
-        ("stsb", "5.1", "it must be a number from 0 to 5"),
-        ("stsb", "nan", "the label is 'nan'"),
-        ("stsb", "high", "the label is 'high'"),
+        ("sst2", f"{REVIEW}2\n", "2: the label is '2'; it must be negative, positive, or its"),
+        ("sst2", f"{REVIEW}\n", "2: the label is ''"),
+        ("sst2", f"{REVIEW}Positive\n", "2: the label is 'Positive'"),
+        ("stsb", f"{SCORE}5.1\n", "2: the label is '5.1'; it must be a number from 0 to 5"),
+        ("stsb", f"{SCORE}nan\n", "2: the label is 'nan'"),
+        ("cola", "a\t1\t\tb\na\t1\tb\n", "2: 3 fields where 4 are expected"),
+        ("rte", "".join(training_file("rte")) + "2\tA\tB\n", "4: 3 fields where the header has 4"),
+        ("qqp", "".join(training_file("rte")), "2 has no column 'question1', as qqp has"),
+        ("sst", REVIEW, "GLUE has no task 'sst'; did you mean sst2"),
+        ("zzz", REVIEW, "choose one of cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli"),
     ],
 )
-def test_labels_that_a_task_does_not_have(tmp_path, name, label, key_words):
-    task = glue.LAYOUTS[name]
-    values = dict.fromkeys(task.texts, "x") | {task.label: label}
-    (tmp_path / "a.tsv").write_text("\t".join(values) + "\n" + "\t".join(values.values()) + "\n")
-    with refused("a.tsv:2", key_words):
-        list(glue.read(name, str(tmp_path / "a.tsv")))
+def test_what_is_refused(tmp_path, name, content, key_words):
+    with refused(key_words):
+        list(glue.read(name, write_file(tmp_path / "a.tsv", content)))
 
 
-def test_a_file_of_another_task(tmp_path):
-    (tmp_path / "train.tsv").write_text("".join(training_file("rte")))
-    with refused("train.tsv:2 has no column 'question1'", "qqp"):
-        list(glue.read("qqp", str(tmp_path / "train.tsv")))
-    (tmp_path / "train.tsv").write_text("a\t1\t\tb\na\t1\tb\n")
-    with refused("train.tsv:2: 3 fields where 4 are expected"):
-        list(glue.read("cola", str(tmp_path / "train.tsv")))
-
-
-def test_hugging_face_files(tmp_path):
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_datasets_of_hugging_face_and_tensorflow(tmp_path, kind):
+    """Labels are numbers or names, and -1 or none where they are not known."""
     rows = [
-        {"premise": "A", "hypothesis": "B", "label": 2, "idx": 7},
-        {"premise": "C", "hypothesis": "D", "label": -1, "idx": 8},
+        {"premise": "A", "hypothesis": "B", "label": label, "idx": number}
+        for number, label in enumerate((2, "neutral", -1))
     ]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    expected = [(7, ("A", "B"), "contradiction"), (8, ("C", "D"), None)]
-    assert values(glue.read("mnli", str(tmp_path / "a.jsonl"))) == expected
     lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
-    (tmp_path / "a.csv").write_text("\n".join(lines))
-    assert values(glue.read("mnli", str(tmp_path / "a.csv"))) == expected
-    (tmp_path / "b.jsonl").write_text(json.dumps({**rows[0], "label": True}))
-    with pytest.raises(UserError, match="the label is True"):
-        list(glue.read("mnli", str(tmp_path / "b.jsonl")))
-
-
-def small_glue():
-    """Return a builder of small datasets, which TFDS then loads instead of downloading GLUE."""
-    import tensorflow_datasets as tfds
-    from tensorflow_datasets.core import registered
-
-    with registered.skip_registration():
-
-        class Glue(tfds.core.GeneratorBasedBuilder):
-            VERSION = tfds.core.Version("2.0.0")
-            BUILDER_CONFIGS: ClassVar = [tfds.core.BuilderConfig(name=n) for n in glue.LAYOUTS]
-
-            @property
-            def task(self):
-                return glue.LAYOUTS[self.builder_config.name]
-
-            def _info(self):
-                names = list(self.task.labels)
-                features = {name: tfds.features.Text() for name in self.task.fields}
-                features["label"] = tfds.features.ClassLabel(names=names) if names else np.float32
-                features["idx"] = np.int32
-                return tfds.core.DatasetInfo(
-                    builder=self, features=tfds.features.FeaturesDict(features)
-                )
-
-            def _split_generators(self, dl_manager):
-                labels = [0, len(self.task.labels) - 1] if self.task.labels else [0.0, 3.8]
-                parts = [f"_{part}" for part in self.task.parts] or [""]
-                splits = {"train": self._generate_examples(labels)}
-                splits |= {f"validation{part}": self._generate_examples(labels) for part in parts}
-                return splits | {f"test{part}": self._generate_examples([-1]) for part in parts}
-
-            def _generate_examples(self, labels):
-                for index, label in enumerate(labels):
-                    texts = (("First é.", "Second.")[index], "Other.")
-                    fields = dict(zip(self.task.fields, texts, strict=False))
-                    yield index, {**fields, "label": label, "idx": index}
-
-    return Glue
-
-
-def test_tfds_without_tensorflow(tmp_path, monkeypatch):
-    """GLUE's features under its own name, prepared on the spot with a few examples."""
-    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
-    for name in ("cola", "stsb", "mnli"):
-        builder = small_glue()(config=name, data_dir=str(tmp_path), file_format="array_record")
-        builder.download_and_prepare()
-
-    def read(name, source):
-        return sorted(values(glue.read(name, source)))
-
-    cola = glue.sources("cola")
-    assert read("cola", cola[0]) == [
-        (0, ("First é.",), "unacceptable"),
-        (1, ("Second.",), "acceptable"),
-    ]
-    assert read("cola", cola[2]["test"]) == [(0, ("First é.",), None)]
-    stsb = glue.sources("stsb")
-    assert read("stsb", stsb[0]) == [
-        (0, ("First é.", "Other."), 0.0),
-        (1, ("Second.", "Other."), pytest.approx(3.8)),
-    ]
-    assert read("stsb", stsb[2]["test"]) == [(0, ("First é.", "Other."), None)]
-    for source in glue.sources("mnli")[1].values():
-        assert [label for _, _, label in read("mnli", source)] == ["entailment", "contradiction"]
-    assert "tensorflow" not in sys.modules
-    assert not isinstance(read("stsb", stsb[0])[0][2], np.generic)
+    if kind == "jsonl":
+        lines = map(json.dumps, [*rows, {**rows[0], "label": None}, {**rows[0], "label": True}])
+    records = glue.read("mnli", write_file(tmp_path / f"a.{kind}", "\n".join(lines)))
+    for number, label in enumerate(("contradiction", "neutral", None)):
+        assert values([next(records)]) == [(number, ("A", "B"), label)]
+    if kind == "jsonl":
+        assert next(records).fields["label"] is None
+        with refused("the label is True"):
+            next(records)

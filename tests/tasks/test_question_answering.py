@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import model_config
+from helpers import model_config, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -259,16 +259,6 @@ def test_answers_are_those_of_an_exhaustive_search(words, length, stride, max_an
     assert backwards == predictions
 
 
-def test_padding_does_not_matter(tokenizer):
-    """Nor do tokens of the question, whatever their logits."""
-    reader = task(n_best=5)
-    features = reader.features([example([("fox", 4)])], tokenizer, MODEL, 32)
-    (logits,) = random_logits(features, 0)
-    expected = answer_all(reader, features, [logits])
-    logits[:, 1:6] = logits[:, -1] = 100
-    assert answer_all(reader, features, [logits]) == expected
-
-
 def test_no_answer_and_its_threshold(tokenizer):
     fox, none = example([("fox", 4)]), example([])
     features = task().features([fox, none], tokenizer, MODEL, 32)
@@ -300,23 +290,7 @@ def test_no_answer_and_its_threshold(tokenizer):
     assert reader.constant_score([fox, none, none]) == pytest.approx(2 / 3)
 
 
-def test_the_best_threshold_has_its_score(tokenizer):
-    generator = np.random.default_rng(0)
-    choices = [[("fox", 4)], [("lazy dog", 23)], []]
-    examples = [example(choices[i]) for i in generator.integers(0, 3, 40)]
-    reader = task(with_unanswerable=True)
-    features = reader.features(examples, tokenizer, MODEL, 32)
-    logits = random_logits(features, 5)
-    for values, label in zip(logits, features.labels, strict=True):
-        values[[0, 1], label] += 2
-    predictions = answer_all(reader, features, logits)
-    scores = reader.score(examples, predictions)
-    best = task(with_unanswerable=True, null_threshold=scores["best_f1_threshold"])
-    assert best.score(examples, predictions)["f1"] == pytest.approx(scores["best_f1"])
-    assert scores["best_f1"] > scores["f1"] > 0.3
-
-
-def test_the_files_of_predictions(tokenizer):
+def test_predictions_as_files_and_as_plain_values(tokenizer):
     reader = task(n_best=3, with_unanswerable=True)
     of_example = example([("fox", 4)])
     features = reader.features([of_example], tokenizer, MODEL, 32)
@@ -334,12 +308,21 @@ def test_the_files_of_predictions(tokenizer):
     ]
     weights = np.exp([4, 2, 2, 1])
     np.testing.assert_allclose([item["probability"] for item in listed], weights / weights.sum())
+    assert reader.to_json(of_example, predictions[0]) == {
+        "answer": "fox",
+        "probability": pytest.approx(weights[0] / weights.sum()),
+        "start": 4,
+        "end": 7,
+    }
+    withheld = task(n_best=3, with_unanswerable=True, null_threshold=-4.0)
+    assert withheld.to_json(of_example, predictions[0]) == {
+        "answer": "",
+        "probability": pytest.approx(weights[3] / weights.sum()),
+        "start": None,
+        "end": None,
+    }
     plain = task(n_best=3).files([of_example], predictions)[".nbest.json"]
-    assert [item["text"] for item in json.loads(plain)["q"]] == [
-        "fox",
-        "The fox",
-        "fox jump",
-    ]
+    assert [item["text"] for item in json.loads(plain)["q"]] == ["fox", "The fox", "fox jump"]
 
 
 def test_a_context_without_tokens_has_no_answer(tokenizer):
@@ -397,56 +380,32 @@ def test_an_answer_that_is_not_at_its_position_is_counted(tokenizer):
     assert reader.score(examples[:1], predictions[:1])["f1"] == 1.0  # by its text
 
 
-def test_records_as_examples():
-    asked = example([["fox", 4], ("dog", 28)], question="  Who? ")
-    assert asked.texts == ("Who?", CONTEXT)
-    assert asked.label == (("fox", 4), ("dog", 28))
-    assert (asked.id, asked.where) == ("q", "dev.json: q")
-    assert example(None).label is None
-    assert example([]).label == ()
-    second = task(with_unanswerable=True)
-    # A plausible answer is no answer.
-    impossible = record([("fox", 4)], is_impossible=True)
-    assert second.make_example(impossible).label == ()
-    for unanswerable in (impossible, record([]), record(None, is_impossible=True)):
-        with pytest.raises(UserError, match=r"dev\.json: q: .* set task\.with_unanswerable=True"):
-            task().make_example(unanswerable)
-    for name in ("question", "context"):
-        fields = {"question": "Who?", "context": CONTEXT, name: " \n"}
-        with pytest.raises(UserError, match=rf"^examples\[3\] has no {name}; "):
-            task().example_from(fields, 3, DataFiles())
-    with pytest.raises(UserError, match="an answer is '' at 0; give a text"):
-        task().make_example(record([("fox", 4), ("", 0)]))
-
-
 def test_examples_of_plain_values():
-    fields = {"question": QUESTION, "context": CONTEXT}
+    fields = {"question": f"  {QUESTION} ", "context": CONTEXT}
     asked = task().example_from(fields, 1, DataFiles())
     assert (asked.id, asked.texts, asked.label) == ("examples[1]", (QUESTION, CONTEXT), None)
-    answers = {"text": ["fox"], "answer_start": [4]}
-    labelled = task().example_from({**fields, "id": "q", "answers": answers}, 1, DataFiles())
-    assert (labelled.id, labelled.label) == ("q", (("fox", 4),))
     assert task().example_from((QUESTION, CONTEXT), 1, DataFiles()) == asked
-    for value in ("Who?", (QUESTION, CONTEXT, "x"), {"question": QUESTION}, {}, 3):
-        with pytest.raises(UserError, match=r"^examples\[1\]"):
-            task().example_from(value, 1, DataFiles())
+    answers = {"text": ["fox", "dog"], "answer_start": [4, 28]}
+    labelled = task().example_from({**fields, "id": "q", "answers": answers}, 1, DataFiles())
+    assert (labelled.id, labelled.label) == ("q", (("fox", 4), ("dog", 28)))
 
 
-def test_answers_as_plain_values(tokenizer):
-    asked = example([("fox", 4)])
-    features = task().features([asked], tokenizer, MODEL, 32)
-    logits = np.zeros((2, len(features.sequences[0])))
-    logits[[0, 1], [7, 7]] = 3  # "fox" with 6, and "no answer" with 4
-    logits[:, 0] = 2
-    for threshold, answer, span in ((0.0, "fox", (4, 7)), (-3.0, "", (None, None))):
-        reader = task(with_unanswerable=True, null_threshold=threshold)
-        (answers,) = answer_all(reader, features, [logits])
-        values = reader.to_json(asked, answers)
-        scores = np.exp([answers.null, *(candidate.score for candidate in answers.best)])
-        probability = (scores[1] if answer else scores[0]) / scores.sum()
-        assert values == {
-            "answer": answer,
-            "probability": pytest.approx(probability),
-            "start": span[0],
-            "end": span[1],
-        }
+ASKED = {"question": "Who?", "context": CONTEXT}
+
+
+@pytest.mark.parametrize(
+    ("value", "key_words"),
+    [
+        ({**ASKED, "answers": []}, "set task.with_unanswerable=True"),
+        ({**ASKED, "is_impossible": True}, "set task.with_unanswerable=True"),
+        ({**ASKED, "question": " \n"}, "has no question; "),
+        ({**ASKED, "context": " \n"}, "has no context; "),
+        ({**ASKED, "answers": {"text": [""], "answer_start": [0]}}, "an answer is '' at 0; give"),
+        ("Who?", "give a question and a context"),
+        (("Who?", CONTEXT, "x"), "give a question and a context"),
+        ({}, "give a question and a context"),
+    ],
+)
+def test_values_that_are_refused(value, key_words):
+    with refused("examples[3]", key_words):
+        task().example_from(value, 3, DataFiles())
