@@ -6,8 +6,10 @@ from texts import CHUNK_BYTES
 from bert_jax.text import file_source, prepare
 
 
-@pytest.fixture
-def small_chunks(monkeypatch):
+@pytest.fixture(scope="module")
+def small_chunks():
     """Divide a text of some kilobytes as one of many chunks and batches is."""
-    monkeypatch.setattr(file_source, "_CHUNK_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 400)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_source, "_CHUNK_BYTES", CHUNK_BYTES)
+        patch.setattr(prepare, "_BATCH_CHARACTERS", 400)
+        yield

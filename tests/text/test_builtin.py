@@ -2,10 +2,9 @@
 
 import collections
 
-import pytest
+from helpers import refused
 
 from bert_jax.config import DataConfig
-from bert_jax.errors import UserError
 from bert_jax.text import builtin
 from bert_jax.text.sources import open_source
 
@@ -30,18 +29,11 @@ def test_both_splits_have_all_areas_and_no_text_is_in_both():
     assert len(set(texts)) == len(texts)
     assert all(len(text) >= 20 and text == " ".join(text.split()) for text in texts)
     sizes = [collections.Counter(area for _, area in split) for split in (train, held_out)]
+    with refused("builtin@test: no such split"):
+        builtin.docstring_areas("test")
     assert set(sizes[0]) == set(sizes[1]) == set(builtin._MODULES)
     for area, size in sizes[1].items():
         assert 0.1 < size / (size + sizes[0][area]) <= 0.2, area
-
-
-def test_split_is_by_file_and_takes_what_fits_into_a_fifth():
-    sizes = collections.Counter({("text", f"re/{n}.py"): 10 for n in range(10)})
-    sizes |= {("graphics", "turtle.py"): 90, ("graphics", "colorsys.py"): 10}
-    held_out = builtin._held_out(sizes)
-    assert len(held_out) == 3  # two of the ten, whichever
-    assert "colorsys.py" in held_out
-    assert builtin._held_out(collections.Counter(dict(reversed(sizes.items())))) == held_out
 
 
 def test_duplicates_and_docstrings_of_two_areas(monkeypatch):
@@ -60,18 +52,6 @@ def test_duplicates_and_docstrings_of_two_areas(monkeypatch):
     assert (first, "text") in train
     assert held_out == [("Compile a pattern to use it.", "text")]
     assert len(train) == 1 + 8 + 9  # without `both`, which two areas have, and the short one
-
-
-def test_order_and_content_are_the_same_each_time(monkeypatch):
-    files = builtin._files()[::20]
-    monkeypatch.setattr(builtin, "_files", lambda: files)
-    monkeypatch.setattr(builtin, "_library", builtin._library.__wrapped__)  # without its cache
-    assert builtin.docstring_areas("train") == builtin.docstring_areas("train") != []
-
-
-def test_another_split_is_refused():
-    with pytest.raises(UserError, match="builtin@test: no such split"):
-        builtin.docstring_areas("test")
 
 
 def test_docstrings_wherever_a_statement_may_stand():

@@ -25,19 +25,26 @@ from bert_jax.text.store import open_store
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
-@pytest.fixture
-def there(tmp_path, monkeypatch):
-    """A file system with a whole store, and two of three shards of the same text."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_text(tmp_path / "a.txt", make_documents(60))
-    data = DataConfig(source=str(tmp_path / "a.txt"), eval_fraction=0.1)
-    tokenizer = prepare(data, TOKENIZER, VOCAB_SIZE, tmp_path / "first").tokenizer
-    prepare(data, tokenizer, 0, tmp_path / "one")
+@pytest.fixture(scope="module")
+def here(small_chunks, tmp_path_factory):
+    """A folder of a whole store, and of three shards of the same text."""
+    folder = tmp_path_factory.mktemp("here")
+    write_text(folder / "a.txt", make_documents(60))
+    data = DataConfig(source=str(folder / "a.txt"), eval_fraction=0.1)
+    tokenizer = prepare(data, TOKENIZER, VOCAB_SIZE, folder / "first").tokenizer
+    prepare(data, tokenizer, 0, folder / "one")
     for number in range(3):
-        prepare_shard(data, tokenizer, tmp_path / "three", number, 3)
+        prepare_shard(data, tokenizer, folder / "three", number, 3)
+    return folder
+
+
+@pytest.fixture
+def there(here, tmp_path, monkeypatch):
+    """A file system with the same stores."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     system = fsspec.filesystem("memory")
     for name in ("one", "three"):
-        system.put(str(tmp_path / name), f"/bucket/{name}", recursive=True)
+        system.put(str(here / name), f"/bucket/{name}", recursive=True)
     system.pipe_file("/bucket/one/notes.txt", b"of somebody")
     yield system
     system.rm("/bucket", recursive=True)
@@ -54,8 +61,8 @@ def read(source: str, folder) -> mixture.Corpus:
 
 
 @pytest.mark.parametrize("name", ["one", "three"])  # which has no manifest
-def test_it_is_copied_once(there, name, tmp_path, monkeypatch):
-    expected = open_store(tmp_path / "one")
+def test_it_is_copied_once(here, there, name, tmp_path, monkeypatch):
+    expected = open_store(here / "one")
     url = f"memory://bucket/{name}"
     assert mixture.is_prepared(url)
     if name == "one":
@@ -66,7 +73,7 @@ def test_it_is_copied_once(there, name, tmp_path, monkeypatch):
     assert not list((tmp_path / "cache").rglob("notes.txt"))
     monkeypatch.setattr(remote, "fetch_files", None)  # nothing is copied again
     assert_same_stores(read(url, tmp_path / "run"), expected)
-    a, b = read(f"{url}@1,{tmp_path}/one@3", tmp_path / "run").parts
+    a, b = read(f"{url}@1,{here}/one@3", tmp_path / "run").parts
     assert (a.weight, b.weight) == (0.25, 0.75)
     assert a.fingerprint == b.fingerprint
 
@@ -84,7 +91,7 @@ def copied(monkeypatch):
     return names
 
 
-def test_a_copy_that_was_killed_continues(there, copied, tmp_path):
+def test_a_copy_that_was_killed_continues(here, there, copied):
     """With the files that are missing, and those that are not whole."""
     folder = fetched.folder("memory://bucket/one")
     (folder / "store.json").unlink()
@@ -92,7 +99,7 @@ def test_a_copy_that_was_killed_continues(there, copied, tmp_path):
     (folder / "eval/documents.bin").unlink()
     copied.clear()
     copy = open_store(fetched.folder("memory://bucket/one/"))
-    assert_same_stores(copy, open_store(tmp_path / "one"))
+    assert_same_stores(copy, open_store(here / "one"))
     assert {*copied} == {"train/tokens.bin", "eval/documents.bin"}
 
 
@@ -113,10 +120,10 @@ def test_a_store_that_has_changed_is_copied_anew(there):
     assert fetched.folder("memory://bucket/three") != shards
 
 
-def test_a_long_name_and_a_tokenizer_that_only_shards_have(there, tmp_path):
+def test_a_long_name_and_a_tokenizer_that_only_shards_have(here, there, tmp_path):
     name = "語" * 80
     there.copy("/bucket/three", f"/bucket/{name}", recursive=True)
-    url, expected = f"memory://bucket/{name}", open_store(tmp_path / "one")
+    url, expected = f"memory://bucket/{name}", open_store(here / "one")
     assert mixture.resolve_vocab_size(config_of(url), None) == expected.tokenizer.vocab_size
     assert not list((tmp_path / "cache").rglob("tokens.bin"))
     assert_same_stores(read(url, tmp_path / "run"), expected)

@@ -1,5 +1,6 @@
 """Text on remote file systems is the text of the same files on a disk; errors are one line."""
 
+import functools
 import gzip
 import http.server
 import importlib.util
@@ -69,9 +70,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(texts):
-    def handler(*args):
-        return Handler(*args, directory=str(texts))
-
+    handler = functools.partial(Handler, directory=str(texts))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"

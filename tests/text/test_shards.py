@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +26,8 @@ from bert_jax.batches import loader
 from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import UserError
-from bert_jax.storage import json_files, locks
-from bert_jax.text import fetched, file_source, files, mixture, shards
+from bert_jax.storage import json_files
+from bert_jax.text import file_source, files, mixture, shards
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import store as store_lib
 from bert_jax.text.prepare import prepare
@@ -36,23 +37,29 @@ from bert_jax.text.store import ShardedTokens, is_only_store, open_store
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
-@pytest.fixture
-def data(tmp_path):
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
     """A text of three files, two of which are divided; one has a chunk's end in its last line."""
+    folder = tmp_path_factory.mktemp("text")
     for name, number in (("a.txt", 90), ("b.txt", 3), ("c.txt", 70)):
-        write_text(tmp_path / name, make_documents(number))
-    return DataConfig(source=str(tmp_path / "*.txt"), eval_fraction=0.1)
+        write_text(folder / name, make_documents(number))
+    return DataConfig(source=str(folder / "*.txt"), eval_fraction=0.1)
 
 
-@pytest.fixture
-def whole(data, tmp_path):
-    prepare(data, TOKENIZER, 60, tmp_path / "first")
-    return prepare(data, open_store(tmp_path / "first").tokenizer, 0, tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole(data, small_chunks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    tokenizer = prepare(data, TOKENIZER, 60, folder / "first").tokenizer
+    return prepare(data, tokenizer, 0, folder / "whole")
+
+
+def prepare_shards(data, tokenizer, folder, count: int, numbers) -> None:
+    for number in numbers:
+        prepare_shard(data, tokenizer, folder, number, count)
 
 
 def write_shards(data, tokenizer, folder, count: int):
-    for number in reversed(range(count)):  # in any order
-        prepare_shard(data, tokenizer, folder, number, count)
+    prepare_shards(data, tokenizer, folder, count, reversed(range(count)))  # in any order
     shards.finish(folder)
     return open_store(folder)
 
@@ -188,8 +195,7 @@ def refused(folder, message: str) -> None:
 def test_missing_shards_are_refused(data, whole, tmp_path):
     folder = tmp_path / "store"
     refused(folder, "has no shards; prepare them first: bert-jax prepare")
-    for number in (0, 2):
-        prepare_shard(data, whole.tokenizer, folder, number, 3)
+    prepare_shards(data, whole.tokenizer, folder, 3, (0, 2))
     refused(folder, r"1 of 3 shards .* unfinished: 1; .* --shard=1/3")
     with pytest.raises(UserError, match="not empty and not a store"):
         prepare(data, whole.tokenizer, 0, folder)
@@ -206,10 +212,9 @@ def test_missing_shards_are_refused(data, whole, tmp_path):
 )
 def test_a_shard_of_other_settings_is_refused(data, whole, tmp_path, monkeypatch, changes, message):
     """Each shard is complete by itself."""
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(Path(data.source).parent)
     folder, other = tmp_path / "store", tmp_path / "other"
-    for number in (0, 2):
-        prepare_shard(data, whole.tokenizer, folder, number, 3)
+    prepare_shards(data, whole.tokenizer, folder, 3, (0, 2))
     prepare_shard(dataclasses.replace(data, **changes), whole.tokenizer, other, 1, 3)
     os.rename(other / "shards/00001-of-00003", folder / "shards/00001-of-00003")
     refused(folder, message)
@@ -224,23 +229,20 @@ def test_a_shard_of_other_settings_is_refused(data, whole, tmp_path, monkeypatch
     ],
 )
 def test_a_damaged_shard_is_refused(data, whole, tmp_path, name, change, message):
-    for number in range(2):
-        prepare_shard(data, whole.tokenizer, tmp_path / "store", number, 2)
+    prepare_shards(data, whole.tokenizer, tmp_path / "store", 2, range(2))
     path = tmp_path / "store/shards/00001-of-00002/train" / name
     path.write_bytes(change(path.read_bytes()))
     refused(tmp_path / "store", message)
 
 
 def test_shards_are_joined_when_they_are_first_read(data, whole, tmp_path):
+    """Other folders beside them are left alone."""
     folder = tmp_path / "store"
-    for number in range(3):
-        prepare_shard(data, whole.tokenizer, folder, number, 3)
+    for name in ("00000-of-00003.bak", "00000-of-00003x1", "00007-of-00003"):
+        (folder / "shards" / name).mkdir(parents=True)
+    prepare_shards(data, whole.tokenizer, folder, 3, range(3))
     corpus = mixture.read(TrainConfig(data=DataConfig(source=str(folder))), None, tmp_path / "run")
     assert corpus.fingerprint == whole.fingerprint
-    (folder / "store.json").unlink()
-    (folder / "shards/00001-of-00003/store.json").unlink()
-    with pytest.raises(UserError, match=r"1 of 3 shards .* unfinished: 1; .* --shard=1/3"):
-        fetched.folder(str(folder))
 
 
 def test_a_finished_store_is_left_as_it_is(data, whole, tmp_path):
@@ -264,15 +266,6 @@ def test_a_finished_store_is_left_as_it_is(data, whole, tmp_path):
         open_store(folder)
 
 
-def test_other_folders_beside_shards_are_left_alone(data, whole, tmp_path):
-    names = ("00000-of-00003.bak", "00000-of-00003.bak2", "00000-of-00003x1", "00007-of-00003")
-    for name in names:
-        (tmp_path / "store/shards" / name).mkdir(parents=True)
-    assert write_shards(data, whole.tokenizer, tmp_path / "store", 3).fingerprint == (
-        whole.fingerprint
-    )
-
-
 def mutate(record: dict, generator: random.Random) -> None:
     """Remove or replace one value of a JSON object, at any depth."""
     places, nodes = [], [record]
@@ -294,7 +287,7 @@ def test_a_malformed_record_is_refused_or_makes_no_difference(data, whole, tmp_p
     shutil.copytree(tmp_path / "joined", tmp_path / "shards")
     (tmp_path / "shards/store.json").unlink()
     generator, num_refused = random.Random(0), 0
-    for number in range(200):
+    for number in range(100):
         is_joined = number % 2
         folder = tmp_path / str(number)
         shutil.copytree(tmp_path / ("joined" if is_joined else "shards"), folder)
@@ -312,27 +305,7 @@ def test_a_malformed_record_is_refused_or_makes_no_difference(data, whole, tmp_p
             for name in ("tokens", "sentences", "documents"):
                 found, expected = (getattr(getattr(c, split), name)[:] for c in (corpus, whole))
                 np.testing.assert_array_equal(found, expected, str(record))
-    assert 50 < num_refused < 200
-
-
-def test_a_record_without_its_checksum_is_refused(data, whole, tmp_path):
-    path = tmp_path / "whole/store.json"
-    record = json.loads(path.read_text())
-    del record["crc32c"]
-    path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match=r"store.json is damaged: its checksum"):
-        open_store(tmp_path / "whole")
-
-
-def test_a_folder_in_use_is_not_said_to_be_of_other_text(data, whole, tmp_path):
-    other = dataclasses.replace(data, eval_fraction=0.2)
-    with (
-        locks.locked(tmp_path / "whole"),
-        pytest.raises(UserError, match=f"is in use by process {os.getpid()} on"),
-    ):
-        prepare(other, whole.tokenizer, 0, tmp_path / "whole")
-    with pytest.raises(UserError, match="was prepared from other"):
-        prepare(other, whole.tokenizer, 0, tmp_path / "whole")
+    assert 25 < num_refused < 100
 
 
 @pytest.mark.parametrize("text", ["\u0660/\u0663", "1_0/20", " 1/3"])
@@ -345,12 +318,6 @@ def test_shards_of_two_numbers_are_refused(data, whole, tmp_path):
     for number, count in ((2, 3), (2, 4)):
         prepare_shard(data, whole.tokenizer, tmp_path / "store", number, count)
     refused(tmp_path / "store", "has shards of 3 and of 4; remove those of one number")
-
-
-def test_sources_that_cannot_be_divided():
-    for name in ("builtin", "tfds:glue"):
-        with pytest.raises(UserError, match=f"{name} cannot be divided into shards"):
-            open_source(name, DataConfig(), (0, 3))
 
 
 def test_held_out_files_are_divided_too(data, whole, tmp_path):

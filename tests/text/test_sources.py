@@ -45,6 +45,7 @@ WRAPPED = "\n\n".join([textwrap.fill(PROSE, 40)] * 2)
     [
         (PARAGRAPHS, "auto", DOCUMENTS),
         (PARAGRAPHS, "lines", [[" ".join(document)] for document in DOCUMENTS]),
+        ("ab\nba\n\nab ba", "documents", [["ab"], ["ba"], ["ab ba"]]),
         ("One sentence\nhere. Another one\nthere.\n", "split", DOCUMENTS[:1]),
         (WRAPPED, "auto", [[*PROSE.strip().replace(". ", ".\n").split("\n")]] * 2),
         # Lines without punctuation, such as proteins: nothing is joined.

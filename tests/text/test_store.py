@@ -54,6 +54,7 @@ def test_damage_of_unchanged_size_is_detected(folder, split, name):
     [
         ("tokenizer/tokenizer.json", '"##a"', '"##c"', r"tokenizer/tokenizer.json has changed"),
         ("store.json", "0.1", "0.2", r"store.json is damaged: its checksum does not agree"),
+        ("store.json", '"crc32c"', '"crc"', r"store.json is damaged: its checksum"),
     ],
 )
 def test_changes_of_the_tokenizer_and_the_record_are_detected(folder, name, old, new, message):
@@ -72,12 +73,9 @@ def write_record(folder, record) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"splits": 7},
         {"splits": {"train": {}}},
         {"vocab_size": "13"},
-        {"vocab_size": None},
         {"identity": None},
-        {"checksums": []},
         {"checksums": {}},
         {"checksums": {"train/tokens.bin": "a"}},
     ],

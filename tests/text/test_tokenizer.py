@@ -207,7 +207,7 @@ def test_survives_disk_and_json(any_tokenizer, tmp_path):
 def test_training_is_reproducible():
     for kind, size in (("wordpiece", 80), ("sentencepiece", 80), ("byte_bpe", 320)):
         config = TokenizerConfig(kind=kind)
-        first, *others = (tokenizer_training.train(SENTENCES, config, size) for _ in range(3))
+        first, *others = (tokenizer_training.train(SENTENCES, config, size) for _ in range(2))
         assert {other.fingerprint for other in others} == {first.fingerprint}
 
 
@@ -226,19 +226,6 @@ def test_byte_level_gives_any_text_back(text):
     ids = tokenizer.encode([text])[0]
     assert tokenizer.unk_id not in ids
     assert tokenizer.decode(ids) == (text if text[:1] in ("", " ") else f" {text}")
-
-
-def test_case():
-    lower, cased = byte_level_of(lowercase=True), byte_level_of(lowercase=False)
-    texts = ["The ÉCOLE reads", "the école reads"]
-    first, second = lower.encode(texts)
-    assert first == second
-    assert lower.decode(first) == " the école reads"
-    first, second = cased.encode(texts)
-    assert first != second
-    config = TokenizerConfig(model_type="bpe", lowercase=False)
-    cased = tokenizer_training.train(SENTENCES, config, 80)
-    assert cased.decode(cased.encode(["The encoder"])[0]) == "The encoder"
 
 
 def test_byte_level_words():
@@ -376,13 +363,6 @@ def test_a_vocabulary_larger_than_the_text_can_fill_shrinks(kind):
     assert all(tokenizer.unk_id not in ids for ids in tokenizer.encode(SENTENCES[:4]))
     with pytest.raises(UserError, match="no text"):
         tokenizer_training.train([], TokenizerConfig(kind=kind), 100)
-
-
-def test_vocabulary_must_fit_the_model(unigram):
-    tokenizer_lib.check_vocab_size(unigram, 80)
-    tokenizer_lib.check_vocab_size(unigram, 128)
-    with pytest.raises(UserError, match=r"model\.vocab_size 79"):
-        tokenizer_lib.check_vocab_size(unigram, 79)
 
 
 def test_the_sample_is_uniform():
