@@ -1,15 +1,13 @@
 """The datasets of a run: splits, labels, several files by name, and refusals."""
 
 import dataclasses
-import json
 
 import pytest
+from helpers import refused, write_file
 
 from bert_jax import console
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
-from bert_jax.config.fields import TASKS
 from bert_jax.errors import UserError
-from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.datasets import Datasets, check_same_head, load_datasets, parse_sources
@@ -32,12 +30,6 @@ def config(train, *, task=None, **data) -> FinetuneConfig:
     return FinetuneConfig(task=task or TaskConfig(), data=DataFiles(train=train, **data))
 
 
-def refusal(*args, **kwargs):
-    with pytest.raises(UserError) as error:
-        load_datasets(*args, **kwargs)
-    return str(error.value)
-
-
 def lines(examples):
     return [int(example.where.rpartition(":")[2]) for example in examples]
 
@@ -58,18 +50,11 @@ def test_held_out_examples(table):
     assert load_datasets(again)[1] == sets
 
 
-def test_at_least_one_example_is_held_out_and_one_is_not(table):
-    _, sets = load_datasets(config(table("a.tsv", "ab"), eval_fraction=0.01))
-    assert (len(sets.train), len(sets.evals["eval"])) == (1, 1)
-    path = table("a.tsv", "a")
-    assert refusal(config(path)) == f"{path} has too few examples to train on"
-
-
-def test_a_label_that_is_only_held_out_is_known(table):
-    """Held-out examples are drawn at random, so the labels are those of all training examples."""
-    task, sets = load_datasets(config(table("a.tsv", "dcba"), eval_fraction=0.5))
+def test_at_least_one_example_is_held_out(table):
+    """They are drawn at random, so the labels are those of all training examples."""
+    task, sets = load_datasets(config(table("a.tsv", "dcba"), eval_fraction=0.01))
+    assert (len(sets.train), len(sets.evals["eval"])) == (3, 1)
     assert task.labels == ("a", "b", "c", "d")
-    assert len(sets.train) == 2
 
 
 def test_several_files_by_name(table):
@@ -113,45 +98,54 @@ def test_where_labels_come_from(table):
     assert task.labels == task.config.labels == chosen
 
 
-def test_labels_of_no_output(table):
-    train, dev = table("a.tsv", "ab"), table("b.tsv", "abbc")
-    for settings, labels in (
-        (config(train, eval=dev), ()),
-        (config(train, eval=train, test=dev), ()),
-        (config(dev, eval=train), ("a", "b")),
-        (config(dev, eval=train, task=TaskConfig(labels=("a", "b"))), ()),
-    ):
-        message = refusal(settings, labels)
-        assert message.startswith(f"{dev}:5: the label 'c' is none of those of the training data")
-        assert "head: a, b;" in message
+TAGS, AB = TaskConfig("token_classification"), TaskConfig(labels=("a", "b"))
+UNKNOWN, HEAD = "the label 'c' is none of those of the training data", "head: a, b;"
 
 
-def test_a_tag_of_no_output(tmp_path):
-    train, dev = tmp_path / "a.conll", tmp_path / "b.conll"
-    train.write_text("The O\nfox B-PER\n")
-    dev.write_text("The O\n\nThe O\nfox B-LOC\n")
-    task = TaskConfig("token_classification")
-    message = refusal(config(str(train), eval=str(dev), task=task))
-    assert message.startswith(f"{dev}:3, word 2 of the sentence ('fox'): the label 'B-LOC' is none")
-    assert load_datasets(config(str(train), eval=str(train), task=task))[0].labels == ("O", "B-PER")
-
-
-def test_missing_data(table, tmp_path):
-    train, empty = table("a.tsv", "ab"), table("b.tsv", "")
-    assert refusal(config("")).startswith("data.train is empty; give")
-    assert refusal(config(empty)).startswith(f"{empty} has no examples; ")
-    assert refusal(config(train, eval=empty)).startswith(f"{empty} has no examples; ")
-    missing = str(tmp_path / "no.tsv")
-    assert refusal(config(train, test=missing)).startswith(f"{missing} does not exist; ")
-    some = table("c.tsv", ["a", ""])
-    for settings in (config(some), config(train, eval=some)):
-        assert refusal(settings).startswith(f"{some}:3 has no label; ")
-    unknown = config(missing, task=TaskConfig(metrics=("bleu",)))
-    assert refusal(unknown).startswith("task.metrics has 'bleu'")
-    (tmp_path / "train.tsv").write_text("index\tsentence1\tsentence2\tgold_label\n0\tA\tB\t-\n")
-    (tmp_path / "dev_matched.tsv").touch()
-    mnli = config(str(tmp_path), task=TaskConfig(glue="mnli"))
-    assert refusal(mnli) == f"{tmp_path}/train.tsv has no examples; give a file that has"
+@pytest.mark.parametrize(
+    ("sources", "others", "key_words"),
+    [
+        ({"train": ""}, {}, ["data.train is empty; give"]),
+        ({"train": "empty.tsv"}, {}, ["empty.tsv has no examples; "]),
+        ({"train": "ab.tsv", "eval": "empty.tsv"}, {}, ["empty.tsv has no examples; "]),
+        ({"train": "one.tsv"}, {}, ["one.tsv has too few examples to train on"]),
+        ({"train": "ab.tsv", "test": "no.tsv"}, {}, ["no.tsv does not exist; "]),
+        ({"train": "some.tsv"}, {}, ["some.tsv:3 has no label; "]),
+        ({"train": "ab.tsv", "eval": "some.tsv"}, {}, ["some.tsv:3 has no label; "]),
+        ({"train": "no.tsv"}, {"task": TaskConfig(metrics=("bleu",))}, ["task.metrics has 'bleu'"]),
+        (
+            {"train": "ab.tsv"},
+            {"task": TaskConfig("question_answering")},
+            ["task.kind is 'question_answering'", "write Question"],
+        ),
+        ({"train": "."}, {"task": TaskConfig(glue="mnli")}, ["./train.tsv has no examples; give"]),
+        ({"train": "ab.tsv", "eval": "abbc.tsv"}, {}, ["abbc.tsv:5: ", UNKNOWN, HEAD]),
+        ({"train": "ab.tsv", "eval": "ab.tsv", "test": "abbc.tsv"}, {}, ["abbc.tsv:5: ", UNKNOWN]),
+        (
+            {"train": "abbc.tsv", "eval": "ab.tsv"},
+            {"labels": ("a", "b")},
+            ["abbc.tsv:5: ", UNKNOWN, HEAD],
+        ),
+        ({"train": "abbc.tsv", "eval": "ab.tsv"}, {"task": AB}, ["abbc.tsv:5: ", UNKNOWN, HEAD]),
+        (
+            {"train": "per.conll", "eval": "loc.conll"},
+            {"task": TAGS},
+            ["loc.conll:3, word 2 of the sentence ('fox'): the label 'B-LOC' is none"],
+        ),
+    ],
+)
+def test_what_is_refused(table, tmp_path, monkeypatch, sources, others, key_words):
+    monkeypatch.chdir(tmp_path)
+    for name, labels in (("empty", ""), ("one", "a"), ("ab", "ab"), ("abbc", "abbc")):
+        table(f"{name}.tsv", labels)
+    table("some.tsv", ["a", ""])
+    write_file(tmp_path / "per.conll", "The O\nfox B-PER\n")
+    write_file(tmp_path / "loc.conll", "The O\n\nThe O\nfox B-LOC\n")
+    write_file(tmp_path / "train.tsv", "index\tsentence1\tsentence2\tgold_label\n0\tA\tB\t-\n")
+    write_file(tmp_path / "dev_matched.tsv", "")
+    settings = config(**sources, task=others.get("task"))
+    with refused(*key_words):
+        load_datasets(settings, others.get("labels", ()))
 
 
 def test_named_sources(tmp_path, monkeypatch):
@@ -168,15 +162,6 @@ def test_named_sources(tmp_path, monkeypatch):
     (tmp_path / "lang=en").mkdir()
     (tmp_path / "lang=en" / "a.tsv").touch()
     assert parse_sources("lang=en/a.tsv", "eval") == {"eval": "lang=en/a.tsv"}
-
-
-def test_make_task():
-    for kind in TASKS:
-        task = make_task(task_class(kind).settings(kind=kind, labels=("a", "b")))
-        assert type(task) is task_class(kind)
-        assert task.labels == ("a", "b")
-    with pytest.raises(UserError, match=r"task\.kind is 'question_answering', .* write Question"):
-        make_task(TaskConfig("question_answering"))
 
 
 def test_an_initial_head_must_fit():
@@ -207,31 +192,11 @@ def test_fingerprint():
         ([("y", "b"), ("x", "a")], base[1]),
         (base[0], [("z", "b")]),
         (base[0], [("Z", "a")]),
+        (base[0], [("z", 0.5)]),  # labels are numbers, tags, or answers with their positions
+        (base[0], [("z", ("O", "B-X"))]),
+        (base[0], [("z", (("fox", 4),))]),
         ([("x", "a")], [("y", "b"), ("z", "a")]),
         ([*base[0], ("z", "a")], []),
     ]
     others = [sets(*each).fingerprint() for each in changed]
     assert len({fingerprint, *others}) == len(changed) + 1
-
-
-def test_a_fingerprint_of_every_kind_of_task(tmp_path):
-    """Labels are strings, numbers, tags, and answers with their positions."""
-    question = {"id": "q", "question": "Who?", "context": "The fox", "is_impossible": False}
-    answers = {"text": ["fox"], "answer_start": [4]}
-    choices = {"a": "A", "b": "B", "c": "C", "d": "D", "label": "1"}
-    files = {
-        "question_answering": {**question, "answers": answers},
-        "multiple_choice": choices,
-        "regression": {"a": "A", "label": 2.5},
-        "token_classification": {"a": ["A", "b"], "label": ["O", "B-X"]},
-    }
-    prints = set()
-    for kind, row in files.items():
-        path = tmp_path / f"{kind}.jsonl"
-        path.write_text(json.dumps(row))
-        text = "a,b,c,d" if kind == "multiple_choice" else "a"
-        settings = config(
-            str(path), eval=str(path), text=text, task=task_class(kind).settings(kind=kind)
-        )
-        prints.add(load_datasets(settings)[1].fingerprint())
-    assert len(prints) == 4

@@ -61,16 +61,10 @@ def test_each_choice_is_a_pair_of_context_and_ending(wordpiece):
     assert features.labels == [1, NO_LABEL]
     assert features.example_indices == [0, 1]
     assert (features.choices, features.truncated, len(features)) == (2, 0, 2)
-
-
-def test_each_choice_is_truncated_by_itself(wordpiece):
-    texts = ("The fox jumps.", "The dog", "jumped", "over the lazy fox")
-    features = task("0", "1").features([Example(None, "a:1", texts, "1")] * 2, wordpiece, MODEL, 12)
-    assert [sequence.tolist() for sequence in features.sequences[:2]] == [
-        [2, 5, 6, 7, 8, 15, 3, 5, 12, 7, 9, 3],
-        [2, 5, 6, 7, 8, 15, 3, 5, 12, 10, 5, 3],
-    ]
-    assert features.truncated == 2
+    shorter = task("0", "1").features(examples, wordpiece, MODEL, 12)
+    assert shorter.sequences[0].tolist() == [*context, 5, 12, 7, 9, 3]
+    assert shorter.sequences[1].tolist() == [*context, 5, 12, 10, 5, 3]  # by itself
+    assert shorter.truncated == 1
 
 
 @pytest.mark.parametrize("label", ["4", "-2", "1.0", "first", " 1"])
@@ -92,7 +86,6 @@ COLUMNS = "sent1,sent2,ending0,ending1"
         ({}, "sent1,sent2,ending0", "has 3 texts"),
         ({"ending1": " "}, COLUMNS, "ending1 is empty"),
         ({"sent1": ""}, COLUMNS, "sent1 is empty"),
-        ({"ending0": None}, COLUMNS, "ending0 is empty"),
         ({"sent2": 3}, COLUMNS, "sent2 is empty"),
     ],
 )
