@@ -17,7 +17,6 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.embedding import Embedding, EmbeddingTaskConfig
-from bert_jax.text import builtin
 
 COLUMNS = DataFiles(text="query,passage")
 
@@ -158,17 +157,6 @@ def test_scores_of_similarity():
     scores = task(loss="cosent").score(examples, list(vectors))
     assert scores["spearman"] == pytest.approx(stats.spearmanr(labels, cosines)[0])
     assert scores["pearson"] == pytest.approx(stats.pearsonr(labels, cosines)[0])
-
-
-def test_built_in_pairs():
-    """What functions do, and their signatures; no module is in both splits."""
-    train, held_out = builtin.described("train"), builtin.described("eval")
-    does = "Converts a finite Decimal instance to a rational number, exactly."
-    assert (does, "fractions.Fraction.from_decimal(cls, dec)") in [*train, *held_out]
-    assert len(train) > 3 * len(held_out) > 1500
-    assert not set(train) & set(held_out)
-    with pytest.raises(UserError, match="no such split"):
-        builtin.described("test")
 
 
 def test_a_run(tmp_path, tiny_run):

@@ -29,11 +29,24 @@ def test_both_splits_have_all_areas_and_no_text_is_in_both():
     assert len(set(texts)) == len(texts)
     assert all(len(text) >= 20 and text == " ".join(text.split()) for text in texts)
     sizes = [collections.Counter(area for _, area in split) for split in (train, held_out)]
-    with refused("builtin@test: no such split"):
-        builtin.docstring_areas("test")
+    for read in (builtin.docstring_areas, builtin.described):
+        with refused("builtin@test: no such split"):
+            read("test")
     assert set(sizes[0]) == set(sizes[1]) == set(builtin._MODULES)
     for area, size in sizes[1].items():
         assert 0.1 < size / (size + sizes[0][area]) <= 0.2, area
+
+
+def test_pairs_of_what_functions_do_and_their_signatures(monkeypatch):
+    """No module is in both splits. Of every fifth file, which are parsed twice."""
+    files = builtin._files()
+    chosen = [file for i, file in enumerate(files) if i % 5 == 0 or file[0] == "fractions.py"]
+    monkeypatch.setattr(builtin, "_files", lambda: chosen)
+    train, held_out = builtin.described("train"), builtin.described("eval")
+    does = "Converts a finite Decimal instance to a rational number, exactly."
+    assert (does, "fractions.Fraction.from_decimal(cls, dec)") in [*train, *held_out]
+    assert len(train) > 3 * len(held_out) > 300
+    assert not set(train) & set(held_out)
 
 
 def test_duplicates_and_docstrings_of_two_areas(monkeypatch):

@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import json_files
 from bert_jax.text import store as store_lib
 from bert_jax.text.prepare import prepare
-from bert_jax.text.store import Corpus, is_store, open_store
+from bert_jax.text.store import Corpus, open_store
 
 
 @pytest.fixture
@@ -22,12 +22,6 @@ def folder(tmp_path):
     data = DataConfig(source=str(tmp_path / "text.txt"), eval_fraction=0.1)
     prepare(data, TOKENIZER, 13, tmp_path / "store")
     return tmp_path / "store"
-
-
-def test_counts_of_documents_and_sentences(folder):
-    assert is_store(folder)
-    corpus = open_store(folder)
-    assert (corpus.train.num_documents, corpus.train.num_sentences) == (18, 36)
 
 
 @pytest.mark.parametrize("name", ["train/tokens.bin", "eval/documents.bin", "store.json"])
