@@ -177,7 +177,7 @@ def answered_contexts(draw):
     return context, (context[begin:end], begin)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     answered_contexts(),
     st.sampled_from(["wordpiece", "sentencepiece", "byte_bpe"]),

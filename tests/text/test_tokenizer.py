@@ -127,7 +127,7 @@ ALPHABET = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(ALPHABET, max_size=60))
 def test_wordpiece_is_the_published_algorithm_on_random_text(text):
     check_agreement(_published(), text)
@@ -217,7 +217,7 @@ def byte_level_of(*, lowercase: bool):
     return tokenizer_training.train(SENTENCES, config, 300)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60) | st.text(ALPHABET, max_size=60))
 def test_byte_level_gives_any_text_back(text):
     """With the space before the first word that it adds."""
