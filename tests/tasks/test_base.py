@@ -1,4 +1,4 @@
-"""Building sequences and truncating texts, against Google's own loop."""
+"""Sequences and truncation, against Google's own loop; metrics, heads and plain values."""
 
 import dataclasses
 
@@ -8,10 +8,10 @@ from helpers import FakeTokenizer, model_config, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.config import TaskConfig
+from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.config.fields import TASKS
 from bert_jax.config.settings import from_dict
-from bert_jax.tasks import make_task, task_class
+from bert_jax.tasks import glue, make_task, task_class
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.question_answering import QuestionAnsweringConfig
@@ -113,3 +113,68 @@ def test_settings_of_version_0_2_0_are_read_by_each_kind():
             assert read[name] == every[name]
         assert read.get("embedding", {"dense": 32})["dense"] == 32
         assert read.keys() - {"kind", "glue", "labels", "metrics"} <= every.keys()
+
+
+CLASSES = make_task(TaskConfig("classification", labels=("a", "b")))
+NUMBERS = make_task(TaskConfig("regression"))
+MNLI = make_task(glue.task("mnli"))
+TAGS = make_task(TaskConfig("token_classification", labels=("O", "B-X")))
+CHOICES = make_task(TaskConfig("multiple_choice", labels=("0", "1")))
+ANSWERS = make_task(QuestionAnsweringConfig())
+PAIR, FOUR = {"text": "a,b", "label": "y"}, {"text": "a,b,c,d", "label": "y"}
+WORDS = {"text": "tokens", "label": "ner_tags"}
+SWAG = {"context": "A", "start": "b", "choices": ("c", "d")}
+ASKED = {"question": " Who? ", "context": "The fox and the dog."}
+FOUND = {"text": ["fox", "dog"], "answer_start": [4, 16]}
+
+
+@pytest.mark.parametrize(
+    ("task", "value", "columns", "texts", "label"),
+    [
+        (CLASSES, "A fox", {}, ("A fox",), None),
+        (CLASSES, ["A fox"], {}, ("A fox",), None),
+        (CLASSES, ("A fox", "a dog"), {}, ("A fox", "a dog"), None),
+        (CLASSES, {"sentence": "A fox", "label": "a", "other": 3}, {}, ("A fox",), "a"),
+        (CLASSES, {"a": "A", "b": "B", "y": "b", "id": 7}, PAIR, ("A", "B"), "b"),
+        (NUMBERS, {"sentence": "A fox", "label": 2.5}, {}, ("A fox",), 2.5),
+        (MNLI, {"premise": "A", "hypothesis": "B"}, PAIR, ("A", "B"), None),
+        (TAGS, ["The", "fox"], {}, ("The", "fox"), None),
+        (TAGS, {"sentence": ("The", "fox")}, {}, ("The", "fox"), None),
+        (TAGS, {"tokens": ["a"], "ner_tags": ["O"]}, WORDS, ("a",), ("O",)),
+        (CHOICES, SWAG, {}, ("A", "b", "c", "d"), None),
+        (CHOICES, {"context": "A", "choices": ["c", "d"]}, {}, ("A", "", "c", "d"), None),
+        (CHOICES, dict(zip("abcdy", "ABCD1", strict=True)), FOUR, ("A", "B", "C", "D"), "1"),
+        (ANSWERS, tuple(ASKED.values()), {}, ("Who?", ASKED["context"]), None),
+        (
+            ANSWERS,
+            {**ASKED, "id": 7, "answers": FOUND},
+            {},
+            ("Who?", ASKED["context"]),
+            (("fox", 4), ("dog", 16)),
+        ),
+    ],
+)
+def test_examples_of_plain_values(task, value, columns, texts, label):
+    example = task.example_from(value, 3, DataFiles(**columns))
+    assert (example.where, example.texts, example.label) == ("examples[3]", texts, label)
+    name = value.get("id") if isinstance(value, dict) else None
+    assert example.id == (str(name or example.where) if task is ANSWERS else name)
+
+
+@pytest.mark.parametrize(
+    ("task", "value"),
+    [
+        *((CLASSES, value) for value in (3, [], ("a", "b", "c"), {}, b"ab", " ", ["a", 3])),
+        (MNLI, {"a": "A", "b": "B"}),
+        *((TAGS, value) for value in (3, [], "The fox", ["fox", ""], {}, {"sentence": "The fox"})),
+        *((CHOICES, {**SWAG, "choices": value}) for value in (["a"], "ab", ["a", "b", "c"])),
+        *((CHOICES, value) for value in ({**SWAG, "context": ""}, "The fox", {})),
+        *(
+            (ANSWERS, value)
+            for value in (3, "Who?", ("Who?", "A fox.", "x"), {"question": "?"}, {})
+        ),
+    ],
+)
+def test_values_of_another_form_are_refused(task, value):
+    with refused("examples[3]"):
+        task.example_from(value, 3, DataFiles())

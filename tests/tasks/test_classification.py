@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from bert_jax import console
 from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
-from bert_jax.errors import UserError
-from bert_jax.tasks import glue
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification, Regression
 from bert_jax.tasks.datasets import read_examples
@@ -297,37 +295,3 @@ def test_the_docstrings_of_the_library(monkeypatch):
     assert read("builtin") == [train]
     assert read("builtin@train") == [dataclasses.replace(train, where="builtin@train #0")]
     assert read("builtin@eval")[0].label == "numbers"
-
-
-@pytest.mark.parametrize(
-    ("value", "texts"),
-    [
-        ("A fox", ("A fox",)),
-        (("A fox", "a dog"), ("A fox", "a dog")),
-        (["A fox"], ("A fox",)),
-        ({"sentence": "A fox", "label": "a", "other": 3}, ("A fox",)),
-    ],
-)
-def test_examples_of_plain_values(value, texts):
-    for task in (classes("a", "b"), numbers()):
-        if isinstance(value, dict) and task.num_outputs:
-            value = {**value, "label": 2.5}
-        example = task.example_from(value, 3, DataFiles())
-        assert (example.id, example.where, example.texts) == (None, "examples[3]", texts)
-
-
-def test_examples_of_dicts_have_the_columns_of_the_data():
-    data = DataFiles(text="a,b", label="y")
-    example = classes("x").example_from({"a": "A", "b": "B", "y": "x", "id": 7}, 0, data)
-    assert (example.id, example.texts, example.label) == (7, ("A", "B"), "x")
-    task = Classification(glue.task("mnli"))
-    example = task.example_from({"premise": "A", "hypothesis": "B"}, 0, data)
-    assert (example.texts, example.label) == (("A", "B"), None)
-    with pytest.raises(UserError, match=r"^examples\[2\] has no column 'premise'"):
-        task.example_from({"a": "A", "b": "B"}, 2, data)
-
-
-@pytest.mark.parametrize("value", [3, [], ("a", "b", "c"), {}, b"ab", " ", ["a", 3]])
-def test_values_of_another_form_are_refused(value):
-    with refused("examples[5]"):
-        classes("a", "b").example_from(value, 5, DataFiles())

@@ -122,18 +122,3 @@ def test_predictions():
         (0, "2", "2"),
         ("x", "3", "0"),
     ]
-
-
-def test_examples_of_plain_values():
-    chooser, data = task("0", "1"), DataFiles(text="sent1,sent2,ending0,ending1")
-    texts = ("The fox jumps.", "The dog", "jumped", "is lazy")
-    fields = {"context": texts[0], "start": texts[1], "choices": texts[2:]}
-    assert chooser.example_from(fields, 1, DataFiles()).texts == texts
-    assert chooser.example_from({**fields, "start": ""}, 1, DataFiles()).texts[1] == ""
-    columns = dict(zip(data.text.split(","), texts, strict=True))
-    assert chooser.example_from({**columns, "label": 1}, 1, data).label == "1"
-    wrong = [{**fields, "choices": ["a"]}, {**fields, "choices": "ab"}, {**fields, "context": ""}]
-    wrong += [{**fields, "choices": ["a", "b", "c"]}, "The fox", {}, columns]
-    for value in wrong:
-        with pytest.raises(UserError, match=r"^examples\[1\]"):
-            chooser.example_from(value, 1, DataFiles())

@@ -380,16 +380,6 @@ def test_an_answer_that_is_not_at_its_position_is_counted(tokenizer):
     assert reader.score(examples[:1], predictions[:1])["f1"] == 1.0  # by its text
 
 
-def test_examples_of_plain_values():
-    fields = {"question": f"  {QUESTION} ", "context": CONTEXT}
-    asked = task().example_from(fields, 1, DataFiles())
-    assert (asked.id, asked.texts, asked.label) == ("examples[1]", (QUESTION, CONTEXT), None)
-    assert task().example_from((QUESTION, CONTEXT), 1, DataFiles()) == asked
-    answers = {"text": ["fox", "dog"], "answer_start": [4, 28]}
-    labelled = task().example_from({**fields, "id": "q", "answers": answers}, 1, DataFiles())
-    assert (labelled.id, labelled.label) == ("q", (("fox", 4), ("dog", 28)))
-
-
 ASKED = {"question": "Who?", "context": CONTEXT}
 
 
@@ -401,9 +391,6 @@ ASKED = {"question": "Who?", "context": CONTEXT}
         ({**ASKED, "question": " \n"}, "has no question; "),
         ({**ASKED, "context": " \n"}, "has no context; "),
         ({**ASKED, "answers": {"text": [""], "answer_start": [0]}}, "an answer is '' at 0; give"),
-        ("Who?", "give a question and a context"),
-        (("Who?", CONTEXT, "x"), "give a question and a context"),
-        ({}, "give a question and a context"),
     ],
 )
 def test_values_that_are_refused(value, key_words):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, TaskConfig
-from bert_jax.errors import UserError
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
@@ -283,19 +282,3 @@ def test_words_and_tags_that_are_refused(tmp_path, words, tags, key_words):
     path.write_text(json.dumps({"w": words, "t": tags}))
     with refused(f"{path}:1", key_words):
         read(path, text="w", label="t")
-
-
-def test_examples_of_plain_values():
-    tagger = task(*BIO)
-    for value in (["The", "fox"], ("The", "fox"), {"sentence": ["The", "fox"]}):
-        example = tagger.example_from(value, 1, DataFiles())
-        assert (example.where, example.texts, example.label) == (
-            "examples[1]",
-            ("The", "fox"),
-            None,
-        )
-    data = DataFiles(text="tokens", label="ner_tags")
-    assert tagger.example_from({"tokens": ["a"], "ner_tags": ["O"]}, 0, data).label == ("O",)
-    for value in ("The fox", 3, [], ["fox", ""], {}, {"tokens": "The fox"}):
-        with pytest.raises(UserError, match=r"^examples\[2\]"):
-            tagger.example_from(value, 2, data)

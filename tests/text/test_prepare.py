@@ -66,6 +66,8 @@ def test_holds_the_text(data, tmp_path):
 
 def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
     folder = tmp_path / "store"
+    with locked(folder), pytest.raises(UserError, match="store is in use by process"):
+        prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     tokenizer = prepare(data, TOKENIZER, VOCAB_SIZE, folder).tokenizer
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*.bin")}
     prepare(data, TOKENIZER, VOCAB_SIZE, folder)
