@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import FakeTokenizer, model_config, refused
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import DataFiles, TaskConfig
@@ -32,6 +32,7 @@ def google_truncate_seq_pair(tokens_a, tokens_b, max_length):
             tokens_b.pop()
 
 
+@settings(deadline=None)
 @given(TOKENS, TOKENS, st.integers(0, 70))
 def test_pairs_are_truncated_as_google_does(first, second, room):
     expected = [list(first), list(second)]
@@ -39,6 +40,7 @@ def test_pairs_are_truncated_as_google_does(first, second, room):
     assert truncate([first, second], room) == expected
 
 
+@settings(deadline=None)
 @given(TOKENS, st.integers(0, 40))
 def test_one_text_keeps_its_start(text, room):
     assert truncate([text], room) == [text[:room]]
@@ -62,6 +64,7 @@ def test_sequences_by_hand(name, texts, expected, second):
     assert second_start == second
 
 
+@settings(deadline=None)
 @given(st.lists(TOKENS, min_size=1, max_size=2), st.sampled_from([*MODELS]), st.integers(8, 70))
 def test_a_truncated_sequence_has_exactly_the_maximum_length(texts, name, max_length):
     truncated = truncate(texts, max_text_tokens(len(texts), MODELS[name], max_length))

@@ -83,6 +83,7 @@ def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
     with pytest.raises(UserError, match="other text"):
         prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*.bin")} == before
+    assert prepare_lib.given_tokenizer(folder) is None  # it was trained for the store
     # A store is a source of its own, whatever happened to the text.
     for same in (TOKENIZER, tokenizer):
         assert prepare(DataConfig(source=str(folder)), same, 0, tmp_path / "no").train
