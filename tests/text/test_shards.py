@@ -325,7 +325,8 @@ def test_held_out_files_are_divided_too(data, whole, tmp_path):
     data = DataConfig(source=data.source, eval_source=str(tmp_path / "held.text"))
     expected = prepare(data, whole.tokenizer, 0, tmp_path / "expected")
     given = prepare_lib.given_tokenizer(tmp_path / "expected")
-    assert given and given.fingerprint == whole.tokenizer.fingerprint
+    assert given
+    assert given.fingerprint == whole.tokenizer.fingerprint
     corpus = write_shards(data, whole.tokenizer, tmp_path / "store", 3)
     assert corpus.fingerprint == expected.fingerprint
     assert corpus.eval.num_documents == 30
