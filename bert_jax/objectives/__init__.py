@@ -2,7 +2,7 @@
 
 from flax import linen as nn
 
-from bert_jax.config import DataConfig, ModelConfig, TrainConfig
+from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.objectives.base import Pretraining
 from bert_jax.objectives.masked_lm import MaskedLM
@@ -38,6 +38,7 @@ def make_objective(config: TrainConfig) -> Pretraining:
 
 def pretraining_model(config: ModelConfig, *, pairs: bool) -> nn.Module:
     """Return an encoder with the heads that it is pretrained with, on pairs of texts or without."""
-    data = DataConfig(pairs="nsp" if pairs else "none")
-    run = TrainConfig(model=config, data=data)
+    run = TrainConfig(model=config)
+    if not pairs:
+        run.data.pairs = "none"
     return OBJECTIVES[objective_name(run)].make_model(run)

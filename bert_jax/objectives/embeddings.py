@@ -38,10 +38,6 @@ class EmbeddingObjective(PredictionObjective):
 
     embedding: EmbeddingConfig
 
-    def apply(self, params: Any, batch: Batch, dropout_key: Array | None, *inputs: Any) -> Any:
-        packing = {name: batch[name] for name in ("position_ids", "segment_starts")}
-        return super().apply(params, batch, dropout_key, *inputs, **packing)
-
     def weights(self, batch: Batch) -> Weights:
         is_example = _is_example(_by_example(batch["labels"]))
         return {"loss": is_example.sum(dtype=jnp.float32)}
@@ -123,11 +119,6 @@ def _metrics(config: EmbeddingConfig, own: _Shard, every: _Shard) -> Metrics:
     """Return the metrics of a device's own examples, beside those of every device."""
     (vectors, labels), (all_vectors, all_labels) = own, every
     weight = _is_example(labels).sum(dtype=jnp.float32)
-    if labels.ndim == 3:  # a teacher's vectors
-        wanted = jnp.where(jnp.isnan(labels), 0.0, normalized(labels))
-        is_example = _is_example(labels)[:, None, None]
-        errors = jnp.where(is_example, normalized(vectors) - wanted, 0.0)
-        return {"loss": WeightedSum(jnp.square(errors).sum(-1).mean(-1).sum(), weight)}
     sizes: Sequence[int] = config.dimensions or (vectors.shape[-1],)
     total, metrics = jnp.float32(0), {}
     for size in sizes:

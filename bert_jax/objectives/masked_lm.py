@@ -3,7 +3,6 @@
 Shape letters are those of `models.bert`.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,22 +45,28 @@ class MaskedLMOutput:
 class MaskedLMHead(nn.Module):
     """Scores of every token of the vocabulary, by the product with its embedding.
 
-    Source: `get_masked_lm_output` in google-research/bert `run_pretraining.py`. An encoder that has
-    a dense layer for all its heads needs no `transform`.
+    Source: `get_masked_lm_output` in google-research/bert `run_pretraining.py`.
+
+    Attributes:
+      config: of the encoder.
+      dense: the name of the dense layer; "" for an encoder that has one for all its heads.
+      activation: of the dense layer; "" for `config.hidden_act`.
     """
 
     config: ModelConfig
-    has_transform: bool = True
+    dense: str = "transform"
+    activation: str = ""
 
     @nn.compact
     def __call__(
-        self, hidden: Float[Array, "B P D"], word_embeddings: Float[Array, "V D"]
+        self, hidden: Float[Array, "B P D"], word_embeddings: Float[Array, "V E"]
     ) -> Float[Array, "B P V"]:
         """Return float32 logits."""
         c = self.config
-        if self.has_transform:
-            shape, axes = (c.hidden_size, c.hidden_size), ("embed", "hidden")
-            hidden = ACTIVATIONS[c.hidden_act](Dense(c, shape, axes, name="transform")(hidden))
+        if self.dense:
+            shape = c.hidden_size, architecture(c).embedding_size(c)
+            hidden = Dense(c, shape, ("embed", "hidden"), name=self.dense)(hidden)
+            hidden = ACTIVATIONS[self.activation or c.hidden_act](hidden)
             hidden = LayerNorm(c, name="layer_norm")(hidden)
         bias = param(self, "bias", nn.initializers.zeros, (c.vocab_size,), ("vocab",))
         return jnp.add(logits_from_embeddings(hidden, word_embeddings), bias)
@@ -77,7 +82,7 @@ class BertForMaskedLM(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.bert = make_encoder(c, add_pooling_layer=self.add_pooling_layer)
-        self.mlm_head = MaskedLMHead(c, has_transform=not self.bert.has_own_transform)
+        self.mlm_head = MaskedLMHead(c, "" if self.bert.has_own_transform else "transform")
 
     def __call__(
         self,
@@ -108,19 +113,19 @@ class BertForMaskedLM(nn.Module):
         return self.init(key, ids, ids, ids, ids)["params"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class MaskedLM(Pretraining):
     """The cross-entropy of masked tokens."""
 
     @property
     def description(self) -> str:
-        """The objective in words."""
         return "masked language modelling (MLM)"
 
     @property
     def figures(self) -> Sequence[Figure]:
-        """What a run reports."""
-        return masked_lm_figures()
+        return (
+            Figure("mlm_loss", "MLM loss", "z.3f", "unigram entropy", "nats"),
+            Figure("mlm_accuracy", "MLM accuracy", ".1%", "most frequent token"),
+        )
 
     @classmethod
     def is_default(cls, config: TrainConfig) -> bool:
@@ -163,8 +168,7 @@ class MaskedLM(Pretraining):
     ) -> tuple[Float[Array, ""], dict[str, WeightedSum], Any]:
         """Return the share of the MLM loss, its metrics, and the output of the model."""
         predictions = batch["predictions"]
-        packing = {name: batch.get(name) for name in ("position_ids", "segment_starts")}
-        output = self.apply(params, batch, dropout_key, predictions.positions, **packing)
+        output = self.apply(params, batch, dropout_key, positions=predictions.positions)
         metrics = cross_entropy("mlm_", output.mlm_logits, predictions.labels, predictions.weights)
         if dropout_key is None:  # in evaluations
             metrics["hidden_similarity"] = hidden_similarity(output.hidden, predictions.weights)
@@ -173,27 +177,15 @@ class MaskedLM(Pretraining):
         return metrics["mlm_loss"].total / (weights["mlm"] + _WEIGHT_FLOOR), metrics, output
 
     def baselines(self, corpus: Corpus, stage: Stage) -> dict[str, float]:
-        return unigram_baselines(corpus)
-
-
-def masked_lm_figures() -> tuple[Figure, ...]:
-    """Return the figures of an MLM head."""
-    return (
-        Figure("mlm_loss", "MLM loss", "z.3f", "unigram entropy", "nats"),
-        Figure("mlm_accuracy", "MLM accuracy", ".1%", "most frequent token"),
-    )
+        """Return the scores of guessing tokens by their frequency in the held-out text."""
+        shares: Any = sum(part.weight * _unigrams(part) for part in corpus.parts)
+        return {"mlm_loss": float(special.entr(shares).sum()), "mlm_accuracy": float(shares.max())}
 
 
 def masked_lm_flops(config: ModelConfig, stage: Stage) -> float:
     """Return the operations of an MLM head for a sequence, forward and backward."""
     embedded = architecture(config).embedding_size(config)
     return 6.0 * stage.max_predictions * embedded * (config.hidden_size + config.vocab_size)
-
-
-def unigram_baselines(corpus: Corpus) -> dict[str, float]:
-    """Return the MLM scores of guessing tokens by their frequency in the held-out text."""
-    shares: Any = sum(part.weight * _unigrams(part) for part in corpus.parts)
-    return {"mlm_loss": float(special.entr(shares).sum()), "mlm_accuracy": float(shares.max())}
 
 
 def _unigrams(corpus: Corpus) -> Any:

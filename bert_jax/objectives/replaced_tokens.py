@@ -26,39 +26,22 @@ from bert_jax.models.electra import (
     ElectraConfig,
     ElectraLayers,
     ElectraModel,
-    embedding_size,
     generator_config,
 )
 from bert_jax.models.encoder import gather_positions
-from bert_jax.models.layers import (
-    ACTIVATIONS,
-    Dense,
-    DropoutKey,
-    LayerNorm,
-    param,
-    random_bits,
+from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey, random_bits
+from bert_jax.objectives.base import cross_entropy, hidden_similarity
+from bert_jax.objectives.masked_lm import (
+    MaskedLM,
+    MaskedLMHead,
+    MaskedLMOutput,
+    masked_lm_flops,
 )
-from bert_jax.models.matmul import logits_from_embeddings
-from bert_jax.objectives.base import Pretraining, cross_entropy, hidden_similarity
-from bert_jax.objectives.masked_lm import masked_lm_figures, masked_lm_flops, unigram_baselines
-from bert_jax.text.store import Corpus
 from bert_jax.training.objective import TOKENS, Batch, Figure, Metrics, WeightedSum, Weights
 
 _RTD_WEIGHT = 50.0  # of the RTD loss in the sum; `disc_weight` in `configure_pretraining.py`
 _BLOCK = 128  # tokens of the vocabulary that are drawn from together
-_HEAD_ACTIVATION = ACTIVATIONS["gelu"]  # of the generator's head, whatever `hidden_act`
 _ORIGINAL = "every token is original"
-
-
-@struct.dataclass
-class GeneratorOutput:
-    """The output of the generator.
-
-    Attributes:
-      mlm_logits: of each predicted position, [B, P, V], in float32.
-    """
-
-    mlm_logits: Any
 
 
 @struct.dataclass
@@ -72,24 +55,6 @@ class DiscriminatorOutput:
 
     rtd_logits: Any
     hidden: Any
-
-
-class GeneratorHead(nn.Module):
-    """Scores of every token of the vocabulary, by the product with its embedding."""
-
-    config: ElectraConfig
-
-    @nn.compact
-    def __call__(
-        self, hidden: Float[Array, "B P D"], word_embeddings: Float[Array, "V E"]
-    ) -> Float[Array, "B P V"]:
-        """Return float32 logits."""
-        c = self.config
-        shape, axes = (c.hidden_size, embedding_size(c)), ("embed", "hidden")
-        hidden = _HEAD_ACTIVATION(Dense(c, shape, axes, name="dense")(hidden))
-        hidden = LayerNorm(c, name="layer_norm")(hidden)
-        bias = param(self, "bias", nn.initializers.zeros, (c.vocab_size,), ("vocab",))
-        return jnp.add(logits_from_embeddings(hidden, word_embeddings), bias)
 
 
 class DiscriminatorHead(nn.Module):
@@ -120,7 +85,8 @@ class ElectraForPreTraining(nn.Module):
         self.bert = ElectraModel(c, add_pooling_layer=False)
         own = generator_config(c)
         self.generator = ElectraLayers(own) if own else None
-        self.generator_head = GeneratorHead(own or c)
+        # Its activation is the same whatever `hidden_act`.
+        self.generator_head = MaskedLMHead(own or c, dense="dense", activation="gelu")
         self.discriminator_head = DiscriminatorHead(c)
 
     def __call__(
@@ -130,14 +96,14 @@ class ElectraForPreTraining(nn.Module):
         attention_mask: Int[Array, "B L"],
         positions: Int[Array, "B P"],
         dropout_key: DropoutKey | None = None,
-    ) -> GeneratorOutput:
+    ) -> MaskedLMOutput:
         """Return the generator's logits of `positions`; see `BertModel`."""
         # Other keys than those of `discriminate`.
         key = dropout_key and dropout_key.fold(self.config.num_hidden_layers + 1)
         embedded = self.bert.embed(input_ids, token_type_ids, key)
         output = (self.generator or self.bert).encode(embedded, AttentionMask(attention_mask), key)
         hidden = gather_positions(output.last_hidden_state, positions)
-        return GeneratorOutput(self.mlm_logits(hidden))
+        return MaskedLMOutput(self.mlm_logits(hidden), hidden)
 
     def mlm_logits(self, hidden: Float[Array, "B P D"]) -> Float[Array, "B P V"]:
         """Return the score of every token for the generator's hidden states, in float32."""
@@ -167,20 +133,17 @@ class ElectraForPreTraining(nn.Module):
         return self.init(key, method=run)["params"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ReplacedTokens(Pretraining):
+class ReplacedTokens(MaskedLM):
     """The masked LM of a generator, and which of its samples a discriminator finds."""
 
     @property
     def description(self) -> str:
-        """The objective in words."""
         return "replaced token detection (RTD)"
 
     @property
     def figures(self) -> Sequence[Figure]:
-        """What a run reports."""
         return (
-            *masked_lm_figures(),
+            *super().figures,
             Figure("rtd_loss", "RTD loss", "z.3f", "entropy of replaced or not", "nats"),
             Figure("rtd_accuracy", "RTD accuracy", ".1%", _ORIGINAL),
             Figure("rtd_recall", "RTD recall", ".1%", _ORIGINAL),
@@ -188,7 +151,6 @@ class ReplacedTokens(Pretraining):
 
     @property
     def loss_weights(self) -> Mapping[str, float]:
-        """The weight of each loss in the sum that is minimized, where it is not 1."""
         return {"rtd_loss": _RTD_WEIGHT}
 
     @classmethod
@@ -225,12 +187,10 @@ class ReplacedTokens(Pretraining):
 
     @property
     def encoders(self) -> Mapping[str, ModelConfig]:
-        """The encoders that a step runs, by name."""
         model = self.config.model
         return {"model": model, "generator": generator_config(model) or model}
 
     def head_flops(self, stage: Stage) -> float:
-        """Return the operations of the heads for a sequence, forward and backward."""
         size, generator = self.config.model.hidden_size, self.encoders["generator"]
         discriminator = 6.0 * stage.max_length * (size**2 + size)
         return discriminator + masked_lm_flops(generator, stage)
@@ -249,18 +209,20 @@ class ReplacedTokens(Pretraining):
 
     def weights(self, batch: Batch) -> Weights:
         is_token = (batch["attention_mask"] > 0).astype(jnp.float32)
-        return {"mlm": batch["predictions"].weights.sum(), "rtd": is_token.sum()}
+        return {**super().weights(batch), "rtd": is_token.sum()}
 
     def loss(
         self, params: Any, batch: Batch, weights: Weights, dropout_key: Array | None
     ) -> tuple[Float[Array, ""], Metrics]:
         predictions = batch["predictions"]
-        output = self.apply(params, batch, dropout_key, predictions.positions)
+        positions = predictions.positions
+        output = self.apply(params, batch, dropout_key, positions=positions)
         metrics = cross_entropy("mlm_", output.mlm_logits, predictions.labels, predictions.weights)
         input_ids, is_replaced = self._replace(batch, output.mlm_logits)
         corrupted = {**batch, "input_ids": input_ids}
-        inputs = corrupted, dropout_key, predictions.positions
-        output = self.apply(params, *inputs, method="discriminate")
+        output = self.apply(
+            params, corrupted, dropout_key, positions=positions, method="discriminate"
+        )
         metrics |= _detection(output.rtd_logits, is_replaced, batch["attention_mask"] > 0)
         if dropout_key is None:  # in evaluations
             metrics["hidden_similarity"] = hidden_similarity(output.hidden, predictions.weights)
@@ -283,9 +245,6 @@ class ReplacedTokens(Pretraining):
         replaced = input_ids.at[where].set(sampled.astype(input_ids.dtype), mode="drop")
         differs = jnp.zeros(input_ids.shape, bool)
         return replaced, differs.at[where].set(sampled != predictions.labels, mode="drop")
-
-    def baselines(self, corpus: Corpus, stage: Stage) -> dict[str, float]:
-        return unigram_baselines(corpus)
 
     def moving_baselines(self, scores: Mapping[str, float]) -> dict[str, float]:
         """Return the scores of calling every token original, and the entropy of replaced or not.

@@ -3,7 +3,6 @@
 Source: Devlin et al. 2019, and of SOP Lan et al. 2020 (ALBERT).
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from bert_jax.models.architecture import architecture
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.layers import Dense
 from bert_jax.objectives.base import cross_entropy
-from bert_jax.objectives.masked_lm import BertForMaskedLM, MaskedLM
+from bert_jax.objectives.masked_lm import BertForMaskedLM, MaskedLM, MaskedLMOutput
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus
 from bert_jax.training.objective import Batch, Figure, Metrics, Weights
@@ -32,17 +31,13 @@ _ONE_LABEL = 0.8  # the share of the more frequent label above which labels have
 
 
 @struct.dataclass
-class PreTrainingOutput:
-    """The output of the model, in float32.
+class PreTrainingOutput(MaskedLMOutput):
+    """The output of the model.
 
     Attributes:
-      mlm_logits: of each predicted position, [B, P, V].
-      hidden: the last hidden state of each predicted position, [B, P, D].
-      nsp_logits: [B, 2], or [B, T, 2] of packed sequences.
+      nsp_logits: [B, 2], or [B, T, 2] of packed sequences, in float32.
     """
 
-    mlm_logits: Any
-    hidden: Any
     nsp_logits: Any
 
 
@@ -61,19 +56,16 @@ class BertForPreTraining(BertForMaskedLM):
         return PreTrainingOutput(self.mlm_logits(hidden), hidden, nsp_logits)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class SentencePairs(MaskedLM):
     """Masked LM, and whether the second text of a pair follows the first."""
 
     @property
     def description(self) -> str:
-        """The objective in words."""
         names = {"nsp": "next sentence prediction (NSP)", "sop": "sentence order prediction (SOP)"}
         return f"{super().description} and {names[self.config.data.pairs]}"
 
     @property
     def figures(self) -> Sequence[Figure]:
-        """What a run reports."""
         name = self.config.data.pairs.upper()
         return (
             *super().figures,

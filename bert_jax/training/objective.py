@@ -30,6 +30,10 @@ class WeightedSum:
 # The metric whose total is the number of tokens without padding, and whose mean is their share.
 TOKENS = "token_share"
 
+# The arrays of a batch that an encoder takes; only packed sequences have the last two.
+_ENCODER_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+_ENCODER_INPUTS += ("position_ids", "segment_starts")
+
 Batch = Mapping[str, Any]
 Metrics = Mapping[str, WeightedSum]
 Weights = Mapping[str, Float[Array, ""]]
@@ -76,14 +80,14 @@ class Objective(abc.ABC):
         """The weight of each loss in the sum that is minimized, where it is not 1."""
         return {}
 
-    def apply(
-        self, params: Any, batch: Batch, dropout_key: Array | None, *inputs: Any, **packing: Any
-    ) -> Any:
-        """Return the model's output for a batch; without a key, without dropout."""
-        names = ("input_ids", "token_type_ids", "attention_mask")
+    def apply(self, params: Any, batch: Batch, dropout_key: Array | None, **arguments: Any) -> Any:
+        """Return the model's output for a batch; without a key, without dropout.
+
+        `arguments` are those that the model takes beside the inputs of an encoder.
+        """
+        inputs = {name: batch[name] for name in _ENCODER_INPUTS if name in batch}
         key = None if dropout_key is None else DropoutKey(dropout_key, batch["index"])
-        arguments = (*(batch[name] for name in names), *inputs, key)
-        return self.model.apply({"params": params}, *arguments, **packing)
+        return self.model.apply({"params": params}, dropout_key=key, **{**inputs, **arguments})
 
     def prepare(self, key: Array, batch: Batch) -> Batch:
         """Return the loader's batch as `loss` takes it, with everything random drawn."""

@@ -121,7 +121,7 @@ def our_loss(ours, batch):
     weights = objective.weights(batch)
 
     def loss(params):
-        output = objective.apply(params, batch, None, batch["predictions"].positions)
+        output = objective.apply(params, batch, None, positions=batch["predictions"].positions)
         return objective.loss(params, batch, weights, None)[0], objective._replace(
             batch, output.mlm_logits
         )
