@@ -24,7 +24,14 @@ from jaxtyping import Array, Float, Int
 from bert_jax.config import ModelConfig
 from bert_jax.models.architecture import Architecture, architecture
 from bert_jax.models.attention import AttentionMaps, AttentionMask, SelfAttention
-from bert_jax.models.encoder import Encoder, EncoderOutput, Requested, gather_positions, run_layers
+from bert_jax.models.encoder import (
+    NOTHING,
+    Encoder,
+    EncoderOutput,
+    Requested,
+    gather_positions,
+    run_layers,
+)
 from bert_jax.models.exchange import Exchange, Head
 from bert_jax.models.layers import (
     ACTIVATIONS,
@@ -37,8 +44,6 @@ from bert_jax.models.layers import (
     truncated_normal,
 )
 from bert_jax.models.positions import position_kind
-
-_NOTHING = Requested()
 
 
 class BertEmbeddings(nn.Module):
@@ -132,16 +137,12 @@ class BertLayers(nn.Module):
         embedded: Float[Array, "B L D"],
         mask: AttentionMask,
         dropout_key: DropoutKey | None,
-        requested: Requested = _NOTHING,
+        requested: Requested = NOTHING,
     ) -> EncoderOutput:
         """Return the output of the layers; the first of the hidden states is their input."""
-
-        def call(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
-            return layer(hidden, mask, dropout_key and dropout_key.fold(index), requested.maps)
-
         is_scanned = self.config.scan_layers and not self.is_initializing()
         scanned = [self.any_layer] if is_scanned else []
-        return run_layers(call, self.layers, embedded, requested, scanned)
+        return run_layers(self.layers, embedded, mask, dropout_key, requested, scanned)
 
 
 class BertModel(BertLayers, Encoder):

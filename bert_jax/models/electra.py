@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -16,10 +17,11 @@ from bert_jax.config.fields import SHARE_OR_ALL, SIZE_OR_ZERO
 from bert_jax.config.settings import setting
 from bert_jax.errors import UserError
 from bert_jax.models import bert
+from bert_jax.models.attention import AttentionMask
 from bert_jax.models.bert import Bert, BertLayers, BertModel
-from bert_jax.models.encoder import EncoderOutput
+from bert_jax.models.encoder import NOTHING, EncoderOutput, Requested
 from bert_jax.models.exchange import Exchange, Head, Params
-from bert_jax.models.layers import ACTIVATIONS, Dense
+from bert_jax.models.layers import ACTIVATIONS, Dense, DropoutKey
 from bert_jax.text.tokenizer import Tokenizer
 
 # What a generator has as its discriminator has it.
@@ -80,11 +82,17 @@ class ElectraLayers(BertLayers):
             shape, axes = (embedding_size(c), c.hidden_size), ("embed", "hidden")
             self.embeddings_project = Dense(c, shape, axes)
 
-    def encode(self, embedded: Float[Array, "B L E"], *args: Any, **kwargs: Any) -> EncoderOutput:
+    def encode(
+        self,
+        embedded: Float[Array, "B L E"],
+        mask: AttentionMask,
+        dropout_key: DropoutKey | None,
+        requested: Requested = NOTHING,
+    ) -> EncoderOutput:
         """Return the output of the layers; the first of the hidden states is the projection."""
         if embedding_size(self.config) != self.config.hidden_size:
             embedded = self.embeddings_project(embedded)
-        return super().encode(embedded, *args, **kwargs)
+        return super().encode(embedded, mask, dropout_key, requested)
 
 
 class ElectraModel(ElectraLayers, BertModel):
@@ -138,13 +146,7 @@ class ElectraExchange(Exchange):
         joined = {**params, "generator_head": companion_params["generator_head"]}
         if not config.generator_hidden_size:
             return config, joined
-        share = companion.num_attention_heads / config.num_attention_heads
-        if share > 1:
-            raise UserError(
-                f"{where} is a generator larger than its model: it has "
-                f"{companion.num_attention_heads} heads, and its model "
-                f"{config.num_attention_heads}; remove it"
-            )
+        share = min(1.0, companion.num_attention_heads / config.num_attention_heads)
         wanted = generator_config(config)
         if not wanted or wanted.num_attention_heads != companion.num_attention_heads:
             config = dataclasses.replace(config, generator_hidden_size=share)
@@ -158,18 +160,13 @@ class ElectraExchange(Exchange):
                     "remove the folder to read the discriminator alone"
                 )
         layers = dict(companion_params["bert"])
-        if not _equal(layers.pop("embeddings"), params["bert"]["embeddings"]):
+        same = jax.tree.map(np.array_equal, layers.pop("embeddings"), params["bert"]["embeddings"])
+        if not jax.tree.all(same):
             raise UserError(
                 f"{where} has other embeddings than its model; untied, it is not supported; "
                 "remove the folder to read the discriminator alone"
             )
         return config, {**joined, "generator": layers}
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
-    return np.array_equal(one, other)
 
 
 class Electra(Bert):

@@ -4,7 +4,7 @@ Shape letters are those of `models.bert`.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from bert_jax.errors import UserError
-from bert_jax.models.attention import AttentionMaps
+from bert_jax.models.layers import DropoutKey
 
 
 class Encoder(nn.Module):
@@ -86,23 +86,29 @@ class Requested(NamedTuple):
         return self.attentions or self.queries_keys
 
 
+NOTHING = Requested()
+
+
 def run_layers(
-    call: Callable[..., tuple[Array, AttentionMaps | None]],
     layers: Sequence[nn.Module],
     hidden: Float[Array, "B L D"],
+    mask: Any,
+    dropout_key: DropoutKey | None,
     requested: Requested,
     scanned: Sequence[nn.Module] = (),
     first_scanned: int = 0,
 ) -> EncoderOutput:
     """Return the output of the layers, without pooling.
 
-    `call(layer, hidden, index)` returns a layer's output and maps. With `scanned`, the layers from
-    `first_scanned` on run by a scan over their stacked parameters, which compiles faster; `index`
-    is then an array. `scanned` are layers without parameters, as many as a step of the scan has.
+    `layer(hidden, mask, key, output_maps)` returns the output of a layer, and its `AttentionMaps`
+    or None. With `scanned`, the layers from `first_scanned` on run by a scan over their stacked
+    parameters, which compiles faster. `scanned` are layers without parameters, as many as a step of
+    the scan has.
     """
 
     def run(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
-        hidden, maps = call(layer, hidden, index)
+        key = dropout_key and dropout_key.fold(index)
+        hidden, maps = layer(hidden, mask, key, requested.maps)
         if maps is None and requested.maps:
             raise UserError("the layers of this encoder return no attention maps")
         state = hidden if requested.hidden_states else ()

@@ -181,12 +181,10 @@ class ModernBertModel(Encoder):
             (mask, rotation(positions, head_size, c.global_rope_theta)),
             (local, rotation(positions, head_size, c.local_rope_theta)),
         ]
-
-        def call(layer: Any, hidden: Array, index: Any) -> tuple[Array, Any]:
-            return layer(hidden, kinds, dropout_key and dropout_key.fold(index), requested.maps)
-
         scanned = self.scanned if c.scan_layers and not self.is_initializing() else []
-        output = run_layers(call, self.layers, embedded, requested, scanned, self.first_scanned)
+        output = run_layers(
+            self.layers, embedded, kinds, dropout_key, requested, scanned, self.first_scanned
+        )
         hidden = self.final_layer_norm(output.last_hidden_state)
         states = output.hidden_states and (*output.hidden_states[:-1], hidden)
         pooled = None
