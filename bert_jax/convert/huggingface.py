@@ -71,14 +71,11 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     config = config_json.read_config(values, str(file))
     task = config_json.read_task(values, config, str(file))
     architecture = config_json.architecture(values)
-    weights = open_weights(path)
-    standard = partial(
-        names.standard_name,
-        architecture=architecture if task else "",
-        model_type=config.model_type,
-    )
-    tensors = {standard(name): read for name, read in weights.items()}
     exchange = names.exchange_of(config.model_type)
+    tensors = {
+        exchange.standard_name(name, architecture if task else ""): read
+        for name, read in open_weights(path).items()
+    }
     first = exchange.first_position(values)
     if first and _POSITIONS in tensors:
         read_positions = tensors[_POSITIONS]
@@ -144,8 +141,7 @@ def save(
     if first := exchange.first_position(values):
         tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((first, 0), (0, 0)))
     tensors = {
-        names.name_in_class(name, architecture, config.model_type): tensor
-        for name, tensor in tensors.items()
+        exchange.name_in_class(name, architecture): tensor for name, tensor in tensors.items()
     }
     (path / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     write_weights(path, tensors)

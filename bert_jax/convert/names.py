@@ -28,10 +28,8 @@ from bert_jax.models.heads import TaskModel
 from bert_jax.objectives import pretraining_model
 from bert_jax.tasks import make_task
 
-_LEAVES = {"kernel": "weight", "scale": "weight", "embeddings": "weight", "bias": "bias"}
-# Modules that a pretrained checkpoint may lack; it must have all others.
-OPTIONAL_MODULES = ("bert/pooler", "bert/head", "mlm_head", "nsp_head", "generator")
-OPTIONAL_MODULES += ("generator_head", "discriminator_head")
+# Modules of an encoder that a checkpoint may lack, as it may lack any head of pretraining.
+OPTIONAL_MODULES = ("bert/pooler", "bert/head")
 
 _FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -48,49 +46,6 @@ class Converted:
     task: TaskConfig | None = None
     # Tokens of a sequence of the task, at most; the default is of google-research `run_squad.py`.
     max_length: int = 384
-
-
-def standard_name(name: str, architecture: str = "", model_type: str = "bert") -> str:
-    """Return the standard name of a tensor in a file of some class of `transformers`."""
-    exchange = exchange_of(model_type)
-    prefixes = {**exchange.class_prefixes.get(architecture, {}), **exchange.prefixes}
-    for prefix, standard in prefixes.items():
-        if name.startswith(prefix):
-            name = standard + name.removeprefix(prefix)
-            break
-    if name.startswith(tuple(exchange.encoder_parts)):
-        name = exchange.encoder + name
-    for other, standard in exchange.renamed.items():
-        name = name.replace(other, standard)
-    return name
-
-
-def name_in_class(name: str, architecture: str, model_type: str) -> str:
-    """Return the name in a class of `transformers` of the tensor with this standard name."""
-    exchange = exchange_of(model_type)
-    if architecture.endswith("Model"):  # an encoder alone has no prefix of its own
-        return name.removeprefix(exchange.encoder)
-    prefixes = {**exchange.class_prefixes.get(architecture, {}), **exchange.prefixes}
-    for prefix, standard in prefixes.items():
-        if name.startswith(standard):
-            return prefix + name.removeprefix(standard)
-    return name
-
-
-def foreign_name(path: str, model_type: str = "bert") -> str:
-    """Return the standard name of a parameter, such as "bert/layer_0/up/kernel"."""
-    exchange = exchange_of(model_type)
-    module, leaf = path.rsplit("/", 1)
-    layer = re.fullmatch(r"bert/layer_(\d+)/(.*)", module)
-    name = exchange.layer_modules.get(layer[2]) if layer else exchange.modules.get(module)
-    if name is None:
-        raise UserError(
-            f"the module {module} has no name in files of transformers; leave out the class of "
-            "transformers of a task of your own that has it"
-        )
-    name = f"{exchange.layers}{layer[1]}.{name}" if layer else name
-    leaf = exchange.words if leaf == "word_embeddings" else leaf
-    return f"{name}.{_LEAVES.get(leaf, f'{leaf}.weight')}"
 
 
 def exchange_of(model_type: str) -> Exchange:
@@ -142,14 +97,14 @@ def to_foreign(
     params: Mapping[str, Any], dropped: Sequence[str] = (), model_type: str = "bert"
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the tensors by standard name, sorted, without the modules `dropped`."""
-    flat: Any = traverse_util.flatten_dict(params, sep="/")
+    exchange, flat = exchange_of(model_type), _flatten(params)
     prefixes = tuple(f"{module}/" for module in dropped)
-    paths = {foreign_name(p, model_type): p for p in flat if not f"{p}/".startswith(prefixes)}
+    paths = {exchange.name_of(p): p for p in flat if not f"{p}/".startswith(prefixes)}
     arrays = ((name, np.asarray(flat[path])) for name, path in sorted(paths.items()))
     kernels = (
         (name, value.T if paths[name].endswith("/kernel") else value) for name, value in arrays
     )
-    yield from _stacked(kernels, exchange_of(model_type).stacked)
+    yield from _stacked(kernels, exchange.stacked)
 
 
 def from_foreign(
@@ -163,83 +118,78 @@ def from_foreign(
 
     `architecture` is the class of `transformers` whose names the messages have.
     """
-    in_file = partial(name_in_class, architecture=architecture, model_type=config.model_type)
-    standard = exchange_of(config.model_type)
-    prefix, foreign = (
-        re.escape(standard.layers),
-        partial(foreign_name, model_type=config.model_type),
-    )
+    exchange = exchange_of(config.model_type)
+    prefix = re.escape(exchange.layers)
     layers = {m[1] for n in tensors if (m := re.match(rf"{prefix}(\d+)\.", n))}
     if len(layers) != config.num_hidden_layers:  # checked before that many layers are made
         raise UserError(
             f"{where} has {len(layers)} layers of BERT and its config {config.num_hidden_layers}; "
             "fetch both from the same source"
         )
-    tensors = _unstacked(tensors, standard.stacked)
+    tensors = _unstacked(tensors, exchange.stacked)
     # A pooler is read, too, of an architecture that is pretrained without one.
-    has_pooler = "bert/pooler" in standard.modules
-    model: Any = pretraining_model(config, pairs=has_pooler)
-    if task:
-        model = make_task(task).model(config)
+    has_pooler = "bert/pooler" in exchange.modules
+    model = make_task(task).model(config) if task else pretraining_model(config, pairs=has_pooler)
     # A generator is a checkpoint of its own.
-    shapes = {p: x for p, x in _param_shapes(model).items() if not p.startswith("generator/")}
-    paths_present = [path for path in shapes if foreign(path) in tensors]
-    prefixes = () if task else tuple(f"{module}/" for module in OPTIONAL_MODULES)
-    absent = tuple(p for p in prefixes if not any(path.startswith(p) for path in paths_present))
+    shapes = {name: x for name, x in _param_shapes(model).items() if name != "generator"}
+    optional = () if task else module_names(shapes)
+    names = {path: exchange.name_of(path) for path in _flatten(shapes)}
+    present = tuple(path for path, name in names.items() if name in tensors)
+    absent = tuple(
+        f"{module}/"
+        for module in optional
+        if not any(path.startswith(f"{module}/") for path in present)
+    )
+    in_file = partial(exchange.name_in_class, architecture=architecture)
     params: dict[str, Any] = {}
-    for path, expected in shapes.items():
+    for path, expected in _flatten(shapes).items():
         if path.startswith(absent):
             continue
-        transposed = path.endswith("/kernel")
+        name, transposed = names[path], path.endswith("/kernel")
         shape = expected.shape[::-1] if transposed else expected.shape
-        value = read_tensor(tensors, foreign(path), shape, where, in_file)
+        value = read_tensor(tensors, name, shape, where, in_file(name))
         # Copied at once, so that only one tensor is in memory twice.
         params[path] = jnp.asarray(value.T if transposed else value)
-    used = {foreign(path) for path in params}
-    if standard.decoder in tensors and not {"mlm_head/bias", "generator_head/bias"}.isdisjoint(
-        params
-    ):
-        path = "bert/embeddings/word_embeddings"
-        shape = params[path].shape
-        decoder = read_tensor(tensors, standard.decoder, shape, where, in_file)
-        if not np.array_equal(decoder, params[path]):
+    decoder, words = exchange.decoder, "bert/embeddings/word_embeddings"
+    if decoder in tensors and not task:
+        value = read_tensor(tensors, decoder, params[words].shape, where, in_file(decoder))
+        if not np.array_equal(value, params[words]):
             raise UserError(
-                f"{where}: {in_file(standard.decoder)} differs from {in_file(foreign(path))}; only "
-                "models whose output embeddings are their input embeddings are read"
+                f"{where}: {in_file(decoder)} differs from {in_file(names[words])}; only models "
+                "whose output embeddings are their input embeddings are read"
             )
-    unused = sorted(set(tensors) - used - {standard.decoder})
+    unused = sorted(set(tensors) - {names[path] for path in params} - {decoder})
     return Converted(traverse_util.unflatten_dict(params, sep="/"), unused, task)
 
 
 def stored_shapes(model: nn.Module) -> tuple[Any, Sequence[str]]:
     """Return the shapes of a checkpoint's parameters, and the modules that it may lack."""
+    shapes = _param_shapes(model)
+    if not isinstance(model, TaskModel):
+        return shapes, sorted(module_names(shapes))
+    if not model.keeps_pooler:
+        return shapes, ()
     key, ids = jax.random.key(0), jnp.zeros((1, 1), jnp.int32)
-    shapes: Any = jax.eval_shape(model.init_params, key)
-    optional: Sequence[str] = () if isinstance(model, TaskModel) else OPTIONAL_MODULES
-    if isinstance(model, TaskModel) and model.keeps_pooler:
-        encoder = make_encoder(model.config, add_pooling_layer=True)
-        whole: Any = jax.eval_shape(encoder.init, key, ids, ids, ids)
-        shapes, optional = {**shapes, "bert": whole["params"]}, ("bert/pooler", "bert/head")
-    return nn.unbox(shapes), optional
+    encoder = make_encoder(model.config, add_pooling_layer=True)
+    whole: Any = jax.eval_shape(encoder.init, key, ids, ids, ids)
+    return {**shapes, "bert": nn.unbox(whole["params"])}, OPTIONAL_MODULES
 
 
-def _param_shapes(model: nn.Module) -> Mapping[str, Any]:
-    shapes: Any = jax.eval_shape(model.init_params, jax.random.key(0))
-    return traverse_util.flatten_dict(nn.unbox(shapes), sep="/")
+def _param_shapes(model: Any) -> Mapping[str, Any]:
+    return nn.unbox(jax.eval_shape(model.init_params, jax.random.key(0)))
+
+
+def _flatten(params: Mapping[str, Any]) -> dict[str, Any]:
+    return traverse_util.flatten_dict(params, sep="/")  # pyright: ignore
 
 
 def read_tensor(
-    tensors: Tensors,
-    name: str,
-    shape: tuple[int, ...],
-    where: str,
-    in_file: Callable[[str], str] = str,
+    tensors: Tensors, name: str, shape: tuple[int, ...], where: str, shown: str
 ) -> np.ndarray:
     """Return a tensor in float32; refuse one of another shape, or not of floating point.
 
-    `in_file` returns the name that messages have of a tensor.
+    `shown` is the name that messages have of it.
     """
-    shown = in_file(name)
     if name not in tensors:
         raise UserError(f"{where} has no {shown}; fetch it again, or the config that goes with it")
     tensor = tensors[name]()

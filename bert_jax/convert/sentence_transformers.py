@@ -152,7 +152,7 @@ def _read_dense(folder: Path, inputs: int) -> tuple[dict[str, Any], dict[str, An
     if not values.get("bias", True):
         tensors = {**tensors, "linear.bias": lambda: np.zeros(size, np.float32)}
     kernel, bias = (
-        names.read_tensor(tensors, f"linear.{leaf}", shape, str(folder))
+        names.read_tensor(tensors, name := f"linear.{leaf}", shape, str(folder), name)
         for leaf, shape in shapes.items()
     )
     params = {"kernel": jnp.asarray(kernel.T), "bias": jnp.asarray(bias)}

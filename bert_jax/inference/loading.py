@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +77,12 @@ def _make_model(
     config: ModelConfig,
     task: TaskConfig | None,
     probe: str = "",
-    modules: Iterable[str] = names.OPTIONAL_MODULES,
+    modules: Collection[str] | None = None,
 ) -> nn.Module:
-    """Return the module whose parameters a checkpoint has, which has some optional modules."""
+    """Return the module whose parameters a checkpoint has, or all that it may have."""
     if task:
         return make_task(task).model(config, probe)
-    has_pairs = {"bert/pooler", "nsp_head"} <= set(modules)
+    has_pairs = modules is None or {"bert/pooler", "nsp_head"} <= {*modules}
     return pretraining_model(config, pairs=has_pairs)
 
 

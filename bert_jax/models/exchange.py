@@ -1,6 +1,7 @@
 """How an architecture is written by `transformers`: its classes, tensors and `config.json`."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 # The folder of a model's companion, beside the files of the model.
 COMPANION_FOLDER = "generator"
+_LEAVES = {"kernel": "weight", "scale": "weight", "embeddings": "weight", "bias": "bias"}
 
 Params = Mapping[str, Any]
 
@@ -80,6 +82,44 @@ class Exchange:
     others: Sequence[str] = ()
     not_written: Sequence[str] = ()
     companion_modules: Sequence[str] = ()
+
+    def standard_name(self, name: str, architecture: str = "") -> str:
+        """Return the standard name of a tensor in a file of some class of `transformers`."""
+        for prefix, standard in self._prefixes(architecture).items():
+            if name.startswith(prefix):
+                name = standard + name.removeprefix(prefix)
+                break
+        if name.startswith(tuple(self.encoder_parts)):
+            name = self.encoder + name
+        for other, standard in self.renamed.items():
+            name = name.replace(other, standard)
+        return name
+
+    def name_in_class(self, name: str, architecture: str) -> str:
+        """Return the name in a class of `transformers` of the tensor with this standard name."""
+        if architecture.endswith("Model"):  # an encoder alone has no prefix of its own
+            return name.removeprefix(self.encoder)
+        for prefix, standard in self._prefixes(architecture).items():
+            if name.startswith(standard):
+                return prefix + name.removeprefix(standard)
+        return name
+
+    def _prefixes(self, architecture: str) -> dict[str, str]:
+        return {**self.class_prefixes.get(architecture, {}), **self.prefixes}
+
+    def name_of(self, path: str) -> str:
+        """Return the standard name of a parameter, such as "bert/layer_0/up/kernel"."""
+        module, leaf = path.rsplit("/", 1)
+        layer = re.fullmatch(r"bert/layer_(\d+)/(.*)", module)
+        name = self.layer_modules.get(layer[2]) if layer else self.modules.get(module)
+        if name is None:
+            raise UserError(
+                f"the module {module} has no name in files of transformers; leave out the class of "
+                "transformers of a task of your own that has it"
+            )
+        name = f"{self.layers}{layer[1]}.{name}" if layer else name
+        leaf = self.words if leaf == "word_embeddings" else leaf
+        return f"{name}.{_LEAVES.get(leaf, f'{leaf}.weight')}"
 
     def first_position(self, values: Mapping[str, Any]) -> int:
         """Return which position embedding is that of the first token, by `config.json`."""

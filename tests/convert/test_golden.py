@@ -105,10 +105,9 @@ def test_loss_and_every_gradient(golden):
     loss, gradients = run(bert.params)
     assert float(loss) == pytest.approx(golden.expected["loss"].item(), rel=1e-5)
     actual = dict(names.to_foreign(gradients, model_type=bert.config.model_type))
+    exchange = names.exchange_of(bert.config.model_type)
     gradients_by_name = {
-        names.standard_name(
-            name.removeprefix("gradient/"), model_type=bert.config.model_type
-        ): value
+        exchange.standard_name(name.removeprefix("gradient/")): value
         for name, value in golden.expected.items()
         if name.startswith("gradient/")
     }

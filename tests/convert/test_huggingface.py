@@ -277,7 +277,7 @@ def either(request):
 def fine_tuned(bert, task: TaskConfig, probe: str = "") -> bert_jax.Bert:
     """The same shape, with random parameters and a task's head."""
     model = make_task(task).model(bert.config, probe)
-    shapes = traverse_util.unflatten_dict(names._param_shapes(model), sep="/")  # traced once
+    shapes = names._param_shapes(model)  # traced once
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes)
     return dataclasses.replace(bert, model=model, params=params, task=task)
@@ -674,4 +674,4 @@ def test_an_empty_directory(tmp_path):
 @pytest.mark.parametrize("path", ["pair_head/kernel", "bert/layer_0/adapter/kernel"])
 def test_a_module_that_no_class_has_is_refused_by_name(path):
     with refused(path.rpartition("/")[0]):
-        names.foreign_name(path)
+        names.exchange_of("bert").name_of(path)

@@ -145,12 +145,12 @@ def reference_loss(reference, small, batch, replaced, differs):
 def tensors_of(reference, small):
     """The parameters of both by our path, each once."""
     found = {
-        names.standard_name(name, model_type="electra"): value
+        ARCHITECTURE.exchange.standard_name(name): value
         for name, value in reference.named_parameters()
     }
     for name, value in small.named_parameters():
         if not name.startswith(("electra.embeddings.", "generator_lm_head.weight")):
-            found["generator/" + names.standard_name(name, model_type="electra")] = value
+            found["generator/" + ARCHITECTURE.exchange.standard_name(name)] = value
     return found
 
 
