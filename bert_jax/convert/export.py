@@ -11,9 +11,6 @@ from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.base import Task
 from bert_jax.text.tokenizer import Tokenizer
 
-# The function that writes a directory of each library, as `Task.library` names it.
-SAVE = {"transformers": huggingface.save, "sentence-transformers": sentence_transformers.save}
-
 
 def export(
     path: str | Path,
@@ -32,15 +29,18 @@ def export(
 
     The arguments are those of `Bert.export`, and fields of `Bert`.
     """
-    library = task.library if task and head is None else "transformers"
+    is_of_embeddings = task and head is None and task.library == sentence_transformers.LIBRARY
     max_length = config.max_position_embeddings
-    if library != "transformers":  # the directory says how a text is truncated
+    if is_of_embeddings:  # the directory says how a text is truncated
         max_length = min(data.max_length, max_length)
     name = str(path).removeprefix("hf:") if hub.is_name(path) else Path(path).name
     with hub.destination(path, force=force, private=private) as folder:
-        exported = SAVE[library](
-            config, params, tokenizer, folder, head=head, task=task, max_length=max_length
-        )
+        if is_of_embeddings:
+            exported = sentence_transformers.save(
+                config, params, tokenizer, folder, task=task, max_length=max_length
+            )
+        else:
+            exported = huggingface.save(config, params, tokenizer, folder, head=head, task=task)
         model_card.write(
             folder,
             name=name,

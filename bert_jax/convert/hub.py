@@ -174,7 +174,6 @@ def _parse(name: str) -> tuple[str, str | None]:
 @contextlib.contextmanager
 def _errors_of(name: str, done: str) -> Iterator[None]:
     """Raise what goes wrong with the hub as a UserError; show no warnings and bars of its own."""
-    from huggingface_hub import constants, errors
     from huggingface_hub import utils as hub
 
     log = logging.getLogger("huggingface_hub")
@@ -186,39 +185,38 @@ def _errors_of(name: str, done: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except errors.GatedRepoError as error:
-        raise UserError(
-            f"{name} is gated; ask for access at {address(name)}, and {_LOG_IN}"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(
-            f"{name} does not exist, or is private; check the name, or {_LOG_IN}"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise UserError(
-            f"{name} does not exist, but the model does; give a branch, a tag or a commit after "
-            "the @"
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        if constants.HF_HUB_OFFLINE:
-            raise UserError(
-                f"{name} is not in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set; unset it "
-                "to download the model"
-            ) from error
-        raise UserError(
-            f"{name} is not in {constants.HF_HUB_CACHE}, and {constants.ENDPOINT} cannot be "
-            f"reached ({_reason(error.__cause__ or error)}); check the connection, and repeat"
-        ) from error
     except Exception as error:  # of the clients of HTTP and of Xet, which raise nearly every kind
-        response = getattr(error, "response", None)
-        remedy = _LOG_IN if getattr(response, "status_code", 0) in (401, 403) else "repeat it"
-        if isinstance(error, OSError) and error.errno:
-            remedy = "fix that, or set HF_HOME to another folder"
-        raise UserError(f"{name} cannot be {done} ({_reason(error)}); {remedy}") from error
+        raise UserError(f"{name} {_sentence(error, name, done)}") from error
     finally:
         log.setLevel(level)
         if is_silenced:
             hub.enable_progress_bars()
+
+
+def _sentence(error: Exception, name: str, done: str) -> str:
+    """Return what is wrong, and what to do."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return f"is gated; ask for access at {address(name)}, and {_LOG_IN}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"does not exist, or is private; check the name, or {_LOG_IN}"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "does not exist, but the model does; give a branch, a tag or a commit after the @"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        is_absent = f"is not in {constants.HF_HUB_CACHE}, and"
+        if constants.HF_HUB_OFFLINE:
+            return f"{is_absent} HF_HUB_OFFLINE is set; unset it to download the model"
+        reason = _reason(error.__cause__ or error)
+        return (
+            f"{is_absent} {constants.ENDPOINT} cannot be reached ({reason}); check the connection, "
+            "and repeat"
+        )
+    response = getattr(error, "response", None)
+    remedy = _LOG_IN if getattr(response, "status_code", 0) in (401, 403) else "repeat it"
+    if isinstance(error, OSError) and error.errno:
+        remedy = "fix that, or set HF_HOME to another folder"
+    return f"cannot be {done} ({_reason(error)}); {remedy}"
 
 
 def _reason(error: BaseException) -> str:

@@ -99,14 +99,12 @@ def save(
     *,
     head: str | None = None,
     task: Task | None = None,
-    max_length: int | None = None,
 ) -> Exported:
     """Write a checkpoint that `transformers` loads.
 
     Args:
       head: one of `Exchange.heads`; None for the class of the task, or for the first that fits.
       task: the task whose head the model has.
-      max_length: not kept: a model of `transformers` truncates nothing.
     """
     positions = position_kind(config)
     if positions.scores:

@@ -8,6 +8,7 @@ from typing import Any
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.console import counted
 from bert_jax.convert.huggingface import Exported
+from bert_jax.convert.sentence_transformers import LIBRARY
 from bert_jax.objectives import make_objective
 from bert_jax.storage import json_files
 from bert_jax.storage.paths import AnyPath
@@ -15,7 +16,6 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
-_SENTENCE_TRANSFORMERS = "sentence-transformers"
 _MAX_LABELS = 20
 _REMEDY = "move it away"  # what to do with damaged results
 
@@ -39,8 +39,8 @@ def write(
     task, guesses = exported.task, exported.architecture.endswith(("ForPreTraining", "ForMaskedLM"))
     pipeline = "fill-mask" if guesses else "feature-extraction"
     tags = ["bert-jax", "jax", config.model_type]
-    if exported.library == _SENTENCE_TRANSFORMERS:
-        tags += [_SENTENCE_TRANSFORMERS, "feature-extraction"]
+    if exported.library == LIBRARY:
+        tags += [LIBRARY, "feature-extraction"]
     header = ModelCardData(
         library_name=exported.library,
         pipeline_tag=(task.pipeline_tag if task else pipeline) or None,
@@ -170,7 +170,7 @@ def _ours(name: str, exported: Exported, data: DataFiles) -> str:
 def _theirs(repository: str, exported: Exported, data: DataFiles) -> str:
     """Return code that loads and uses the model with the library that it is exported for."""
     name, address = exported.architecture, json.dumps(repository)
-    if exported.library == _SENTENCE_TRANSFORMERS:
+    if exported.library == LIBRARY:
         loaded = f"from sentence_transformers import {name}\n\nmodel = {name}({address})\n"
     else:
         loaded = f"from transformers import AutoTokenizer, {name}\n\n"

@@ -25,6 +25,7 @@ from bert_jax.tasks.embedding import EmbeddingTaskConfig
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
+LIBRARY = "sentence-transformers"
 _MODULES, _CONFIG, _TOKENIZER = "modules.json", "config.json", "tokenizer_config.json"
 _TRANSFORMER, _SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
@@ -200,12 +201,11 @@ def save(
     tokenizer: Tokenizer,
     path: Path,
     *,
-    head: str | None = None,
-    task: Task | None = None,
+    task: Task,
     max_length: int,
 ) -> Exported:
     """Write a directory that `sentence-transformers` loads."""
-    own = task.config if task else None
+    own = task.config
     embedding = own.embedding if isinstance(own, EmbeddingTaskConfig) else EmbeddingConfig()
     encoder = {"bert": params["bert"]}
     exported = huggingface.save(config, encoder, tokenizer, path, head="none")
@@ -243,9 +243,7 @@ def save(
     _write(path / _TRANSFORMER, settings)
     prompts = {"query": embedding.query_prompt, "document": embedding.passage_prompt}
     _write(path / _SETTINGS, {"prompts": prompts, "similarity_fn_name": "cosine"})
-    return Exported(
-        "SentenceTransformer", exported.dropped, (), size, task, "sentence-transformers"
-    )
+    return Exported("SentenceTransformer", exported.dropped, (), size, task, LIBRARY)
 
 
 def _write(file: Path, values: Any) -> None:

@@ -195,7 +195,7 @@ def _map_over_tensor(
     )
 
 
-def _map_over_heads(kernel: Kernel, shared: int) -> Kernel:
+def _map_over_heads(kernel: Kernel) -> Kernel:
     """Return a kernel that each device runs for its own heads: XLA cannot partition one."""
     axes = jax.sharding.get_abstract_mesh().auto_axes
     if not axes:
@@ -203,7 +203,7 @@ def _map_over_heads(kernel: Kernel, shared: int) -> Kernel:
     heads = P(None, None, axes)
     return jax.shard_map(
         kernel,
-        in_specs=(heads, heads, heads, *([P()] * shared)),
+        in_specs=(heads, heads, heads, P()),
         out_specs=heads,
         axis_names=set(axes),
         check_vma=False,

@@ -41,7 +41,7 @@ def fused_attention(
         kernel = partial(splash_attention, head_size=head_size, window=window)
         shared = segment_ids
     query, key, value = projected
-    return target().map_over_heads(kernel, 1)(query, key, value, shared)
+    return target().map_over_heads(kernel)(query, key, value, shared)
 
 
 def splash_attention(

@@ -166,7 +166,7 @@ def apply_dropout(
     if key is None or rate == 0.0:
         return x
     bits = random_bits(key.key, key.indices, x.shape[1:], bounds, first)
-    return drop_elements(x, bits, rate)
+    return jnp.where(bits >= jnp.uint32(round(rate * 2**32)), x / (1.0 - rate), 0.0)
 
 
 def random_bits(
@@ -182,7 +182,9 @@ def random_bits(
     close first words would have shifted copies of the same bits. `bounds` and `first_position` are
     as in `apply_dropout`.
     """
-    first, second = sequence_keys(key, indices)
+    words = jax.random.key_data(key)
+    first = _mix(_mix(indices.astype(jnp.uint32) + words[0]) ^ words[1])
+    second = _mix(first + jnp.uint32(0x9E3779B9))
     first += jnp.uint32(first_position)
     counter = jnp.zeros((), jnp.uint32)
     for axis, size in enumerate(shape):
@@ -190,26 +192,7 @@ def random_bits(
         offset = jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         counter = counter + offset if size > 1 else counter
     expand = (..., *(None,) * len(shape))
-    return hash_counter(counter, first[expand], second[expand])
-
-
-def sequence_keys(
-    key: Array, indices: Int[Array, "B"]
-) -> tuple[UInt32[Array, "B"], UInt32[Array, "B"]]:
-    """Return the two key words of each sequence."""
-    words = jax.random.key_data(key)
-    first = _mix(_mix(indices.astype(jnp.uint32) + words[0]) ^ words[1])
-    return first, _mix(first + jnp.uint32(0x9E3779B9))
-
-
-def hash_counter(counter: Array, first: Array, second: Array) -> Array:
-    """Return the bits of a position, given as a uint32 counter, under the key words."""
-    return _mix(_mix(counter + first) ^ second)
-
-
-def drop_elements(x: Array, bits: Array, rate: float) -> Array:
-    """Return `x` after dropout by these bits."""
-    return jnp.where(bits >= jnp.uint32(round(rate * 2**32)), x / (1.0 - rate), 0.0)
+    return _mix(_mix(counter + first[expand]) ^ second[expand])
 
 
 def _mix(x: UInt32[Array, "*any"]) -> UInt32[Array, "*any"]:

@@ -11,22 +11,18 @@ from jaxtyping import Array
 Kernel = Callable[..., Array]
 
 
-def _on_one_device(kernel: Kernel, shared: int) -> Kernel:
-    return kernel
-
-
 @dataclasses.dataclass(frozen=True)
 class Target:
     """The devices that a model is traced for.
 
     Attributes:
       platform: "cpu", "gpu" or "tpu".
-      map_over_heads: from a kernel of arrays [B, L, D], heads side by side, and of `shared` arrays
-        that all heads need, the kernel that each device runs for its own heads.
+      map_over_heads: from a kernel of queries, keys and values [B, L, D], heads side by side, and
+        of an array that all heads need, the kernel that each device runs for its own heads.
     """
 
     platform: str
-    map_over_heads: Callable[[Kernel, int], Kernel] = _on_one_device
+    map_over_heads: Callable[[Kernel], Kernel] = lambda kernel: kernel
 
 
 _TARGET: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)

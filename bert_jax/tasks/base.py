@@ -49,7 +49,7 @@ class Task(abc.ABC):
     # "ForTokenClassification". A task without one exports its encoder alone.
     transformers_class: ClassVar[str] = ""
     problem_type: ClassVar[str] = ""  # in `config.json`, where several tasks share a class
-    library: ClassVar[str] = "transformers"  # a key of `convert.export.SAVE`
+    library: ClassVar[str] = "transformers"  # that its exports are for
     pipeline_tag: ClassVar[str] = ""  # the hub's name of the kind of task
     known_metrics: Sequence[str]
     default_metrics: Sequence[str]
@@ -142,9 +142,9 @@ class Task(abc.ABC):
         """Return what the model of this task is trained by."""
         return LabelsObjective(model)
 
-    @abc.abstractmethod
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the prediction of an example from a feature's logits, and `before` from others."""
+        return logits.copy()  # a view would keep the batch
 
     @abc.abstractmethod
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
@@ -217,13 +217,18 @@ class Task(abc.ABC):
         """Return sentences for the card of an export: what a prediction is."""
         return ""
 
+    def example_code(self, data: DataFiles) -> tuple[str, str]:
+        """Return Python code of an example for `predict`, and for a tokenizer of `transformers`."""
+        return '"A text."', '"A text."'
+
     def python_code(self, data: DataFiles) -> str:
         """Return Python code for the card of an export, which uses `bert`."""
-        return 'print(bert.predict(["A text."])[0])'
+        return f"print(bert.predict([{self.example_code(data)[0]}])[0])"
 
     def library_code(self, data: DataFiles) -> str:
         """Return Python code for the card, which uses the `tokenizer` and `model` of `library`."""
-        return 'inputs = tokenizer("A text.", return_tensors="pt")\noutputs = model(**inputs)'
+        texts = self.example_code(data)[1]
+        return f'inputs = tokenizer({texts}, return_tensors="pt")\noutputs = model(**inputs)'
 
     def mean_score(self, scores: Mapping[str, float]) -> float:
         """Return the mean of `metrics` among the scores."""

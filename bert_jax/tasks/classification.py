@@ -1,6 +1,5 @@
 """Classification and regression of texts and pairs of texts."""
 
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,9 +31,6 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
 
 _MAX_VALUE = float(np.finfo(np.float32).max)
-
-_TEXT, _PAIR = '"A text."', '("A text.", "Another.")'  # examples, as code
-_MISSING = "Glyph .* missing from font"  # of matplotlib
 
 
 class BertForSequenceClassification(TaskModel):
@@ -79,14 +75,10 @@ class TextTask(Task):
         columns = glue.text_columns(self.config, data)
         return texts if not columns or len(columns) == len(texts) else None
 
-    def python_code(self, data: DataFiles) -> str:
-        is_pair = len(glue.text_columns(self.config, data)) == 2
-        return f"print(bert.predict([{_PAIR if is_pair else _TEXT}])[0])"
-
-    def library_code(self, data: DataFiles) -> str:
-        is_pair = len(glue.text_columns(self.config, data)) == 2
-        texts = _PAIR.strip("()") if is_pair else _TEXT
-        return f'inputs = tokenizer({texts}, return_tensors="pt")\noutputs = model(**inputs)'
+    def example_code(self, data: DataFiles) -> tuple[str, str]:
+        if len(glue.text_columns(self.config, data)) != 2:
+            return super().example_code(data)
+        return '("A text.", "Another.")', '"A text.", "Another."'
 
     def example_from(self, value: Any, index: int | str, data: DataFiles) -> Example:
         example = super().example_from(value, index, data)
@@ -105,9 +97,7 @@ class TextTask(Task):
         texts, label, where = record.fields["texts"], record.fields["label"], record.where
         if not 1 <= len(texts) <= 2:
             raise UserError(f"data.text names {len(texts)} columns; one text or two are classified")
-        for text in texts:
-            if not isinstance(text, str) or not text.strip():
-                raise UserError(f"{where}: a text is {text!r}; fill it in or remove the line")
+        readers.check_texts(texts, where)
         label = label.strip() if isinstance(label, str) else label
         label = None if label is None or label == "" else self.read_label(label, where)
         return Example(record.fields.get("id"), where, texts, label)
@@ -157,9 +147,6 @@ class Classification(TextTask):
         labels = super().transformers_labels(values, where)
         is_regression = not values.get("problem_type") and labels is not None and len(labels) == 1
         return None if is_regression else labels
-
-    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
-        return logits.copy()  # a view would keep the batch
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return accuracy, Matthews's correlation and F1 of the second class of two, or all."""
@@ -229,14 +216,10 @@ class Classification(TextTask):
             ax=figure.subplots(),
         )
         temporary = path.with_suffix(".tmp")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.filterwarnings("always", _MISSING)
+        with warnings.catch_warnings():
+            # Letters that matplotlib's font lacks are drawn as boxes.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
             figure.savefig(temporary, format="png", dpi=120)
-        missing = [re.match(_MISSING, str(each.message)) for each in caught]
-        for other in (each for each, match in zip(caught, missing, strict=True) if not match):
-            warnings.warn(other.message, other.category, stacklevel=1)
-        if any(missing):
-            console.show(f"{path} has boxes for letters of labels that matplotlib's font lacks")
         temporary.replace(path)
 
 

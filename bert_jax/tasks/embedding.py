@@ -85,9 +85,10 @@ class BertForEmbedding(TaskModel):
         segment_starts: Int[Array, "B C"] | None = None,
     ) -> Float[Array, "B C I"]:
         """Return float32 vectors of the C texts that a sequence is packed of, or of its one."""
-        inputs = input_ids, token_type_ids, attention_mask, dropout_key
-        hidden = self.bert(*inputs, position_ids=position_ids).last_hidden_state
-        hidden = hidden.astype(jnp.float32)
+        output = self.bert(
+            input_ids, token_type_ids, attention_mask, dropout_key, position_ids=position_ids
+        )
+        hidden = output.last_hidden_state.astype(jnp.float32)
         if segment_starts is None:
             segment_starts = jnp.zeros((len(input_ids), 1), jnp.int32)
         numbers = jnp.arange(1, 1 + segment_starts.shape[1])
@@ -258,9 +259,7 @@ class Embedding(Task):
         texts, where = record.fields["texts"], record.where
         if len(texts) < 2:
             raise UserError(f"{where} has one text; name two columns or more in data.text")
-        for text in texts:
-            if not isinstance(text, str) or not text.strip():
-                raise UserError(f"{where}: a text is {text!r}; fill it in or remove the line")
+        readers.check_texts(texts, where)
         label: float | None = _IS_PAIR
         if "score" in record.fields:
             label = self._score(record.fields["score"], where)
@@ -299,9 +298,6 @@ class Embedding(Task):
             features.add(index, label, (sequences[number] for number in own))
         features.truncated = sum(len(tokens) > room for tokens in encoded)
         return features
-
-    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
-        return logits.copy()  # a view would keep the batch
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return the correlations of cosines and scores, or how well passages are found."""

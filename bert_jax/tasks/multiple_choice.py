@@ -29,8 +29,13 @@ class BertForMultipleChoice(TaskModel):
         if dropout_key:
             indices = dropout_key.indices[:, None] * choices + jnp.arange(choices)
             dropout_key = DropoutKey(dropout_key.key, indices.reshape(-1))
-        inputs = (x.reshape(-1, length) for x in (input_ids, token_type_ids, attention_mask))
-        return super().__call__(*inputs, dropout_key=dropout_key).reshape(batch, choices)
+        logits = super().__call__(
+            input_ids=input_ids.reshape(-1, length),
+            token_type_ids=token_type_ids.reshape(-1, length),
+            attention_mask=attention_mask.reshape(-1, length),
+            dropout_key=dropout_key,
+        )
+        return logits.reshape(batch, choices)
 
 
 class MultipleChoice(Classification):
@@ -54,15 +59,14 @@ class MultipleChoice(Classification):
     def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
         return None
 
-    def python_code(self, data: DataFiles) -> str:
+    def example_code(self, data: DataFiles) -> tuple[str, str]:
         example = {"context": "A text.", "choices": ["One end.", "Another."]}
-        return f"print(bert.predict([{json.dumps(example)}])[0])"
+        return json.dumps(example), '["A text."] * 2, ["One end.", "Another."], padding=True'
 
     def library_code(self, data: DataFiles) -> str:
-        texts = '["A text."] * 2, ["One end.", "Another."], padding=True'
-        inputs = f'inputs = tokenizer({texts}, return_tensors="pt")\n'
-        inputs += "inputs = {key: value[None] for key, value in inputs.items()}\n"
-        return f"{inputs}outputs = model(**inputs)"
+        as_choices = "inputs = {key: value[None] for key, value in inputs.items()}"
+        inputs, outputs = super().library_code(data).split("\n")
+        return f"{inputs}\n{as_choices}\n{outputs}"
 
     @classmethod
     def transformers_labels(cls, values: Mapping[str, Any], where: str) -> Sequence[str] | None:

@@ -133,13 +133,9 @@ class QuestionAnswering(Task):
     def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
         return self.plain_fields(texts)
 
-    def python_code(self, data: DataFiles) -> str:
+    def example_code(self, data: DataFiles) -> tuple[str, str]:
         example = {"question": "Which text?", "context": "A text."}
-        return f"print(bert.predict([{json.dumps(example)}])[0])"
-
-    def library_code(self, data: DataFiles) -> str:
-        inputs = 'inputs = tokenizer("Which text?", "A text.", return_tensors="pt")'
-        return f"{inputs}\noutputs = model(**inputs)"
+        return json.dumps(example), '"Which text?", "A text."'
 
     def make_example(self, record: Record) -> Example:
         fields, where = record.fields, record.where

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bert_jax.errors import UserError
@@ -85,6 +85,13 @@ def _items(value: Any, key: str, where: str, separator: str = ".") -> list[tuple
     if not isinstance(items, list):
         raise UserError(f"{where} has no list {key!r}; SQuAD's form is data > paragraphs > qas")
     return [(f"{where}{separator}{key}[{i}]", item) for i, item in enumerate(items)]
+
+
+def check_texts(texts: Iterable[Any], where: str) -> None:
+    """Refuse a text of an example that is none, or empty."""
+    for text in texts:
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{where}: a text is {text!r}; fill it in or remove the line")
 
 
 def text_field(fields: Mapping[str, Any], name: str, where: str) -> str:

@@ -57,8 +57,8 @@ class TokenClassification(Task):
     def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
         return " ".join(texts).split()
 
-    def python_code(self, data: DataFiles) -> str:
-        return 'print(bert.predict([["A", "text"]])[0])'
+    def example_code(self, data: DataFiles) -> tuple[str, str]:
+        return '["A", "text"]', '"A text."'
 
     def make_example(self, record: Record) -> Example | None:
         words, tags, where = record.fields["tokens"], record.fields["tags"], record.where
