@@ -15,7 +15,7 @@ class Architecture:
     Attributes:
       encoder: the module, which is called as `models.bert.BertModel` is.
       settings: the class of its config.
-      has_nsp: whether it may be pretrained on pairs of texts.
+      pretrains_on_pairs: whether it may be pretrained on pairs of texts.
       rotates: whether it takes the kinds of position that rotate queries and keys, and no others.
       exchange: its names in files of `transformers`; None where it is not exported.
       separators: how many [SEP] are between the two texts of a pair.
@@ -24,7 +24,7 @@ class Architecture:
 
     encoder: ClassVar[type[Encoder]]
     settings: ClassVar[type[ModelConfig]] = ModelConfig
-    has_nsp: ClassVar[bool] = False
+    pretrains_on_pairs: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
     separators: ClassVar[int] = 1
     has_pair_types: ClassVar[bool] = True

@@ -259,7 +259,7 @@ class Bert(Architecture):
     """BERT, and what the architectures with its layers share."""
 
     encoder = BertModel
-    has_nsp = True
+    pretrains_on_pairs = True
     exchange: ClassVar[Exchange | None] = EXCHANGE
 
     def encoder_flops(self, config: Any, length: int) -> float:

@@ -174,9 +174,11 @@ class Electra(Bert):
 
     encoder = ElectraModel
     settings = ElectraConfig
-    has_nsp = False
-    exchange = ElectraExchange(
+    pretrains_on_pairs = False
+    exchange = ElectraExchange.like(
+        bert.EXCHANGE,
         class_prefix="Electra",
+        others=(),
         modules={
             **bert.EXCHANGE.modules,
             "bert/embeddings_project": "bert.embeddings_project",
@@ -186,8 +188,6 @@ class Electra(Bert):
             "discriminator_head/dense": "discriminator_predictions.dense",
             "discriminator_head/output": "discriminator_predictions.dense_prediction",
         },
-        layers=bert.EXCHANGE.layers,
-        layer_modules=bert.EXCHANGE.layer_modules,
         decoder="generator_lm_head.weight",
         heads={
             "pretraining": Head("ForPreTraining", ("discriminator_head",), companion="beside"),
@@ -195,7 +195,6 @@ class Electra(Bert):
             "none": Head("Model"),
         },
         encoder_parts=(*bert.EXCHANGE.encoder_parts, "embeddings_project."),
-        renamed=bert.EXCHANGE.renamed,
         prefixes={"electra.": "bert."},
         class_prefixes={
             "ElectraForSequenceClassification": {

@@ -83,6 +83,11 @@ class Exchange:
     not_written: Sequence[str] = ()
     companion_modules: Sequence[str] = ()
 
+    @classmethod
+    def like(cls, other: "Exchange", **changes: Any) -> "Exchange":
+        """Return the names of `other`, but for some."""
+        return cls(**{**vars(other), **changes})
+
     def standard_name(self, name: str, architecture: str = "") -> str:
         """Return the standard name of a tensor in a file of some class of `transformers`."""
         for prefix, standard in self._prefixes(architecture).items():

@@ -224,15 +224,14 @@ class ModernBertExchange(Exchange):
 
     def read_fields(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return the values of a `config.json` by our names; refuse what is not supported."""
-        same = {"classifier_activation": "hidden_activation", "embedding_dropout": "mlp_dropout"}
-        of_head = {"classifier_activation": "gelu", "hidden_activation": "gelu", "mlp_dropout": 0.0}
-        whole = {**of_head, **values}
-        switches = {name: whole[other] for name, other in same.items()}
-        check_switches(whole, {**self.switches, **switches}, where)
-        result = {self.config_names.get(name, name): value for name, value in values.items()}
-        defaults = {"layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.0}
-        defaults["attention_probs_dropout_prob"] = 0.0
-        result = {**defaults, **result, "type_vocab_size": 1, "position_embedding_type": "rotary"}
+        # A model has one activation and one dropout of hidden states.
+        same = {
+            "classifier_activation": values.get("hidden_activation", "gelu"),
+            "embedding_dropout": values.get("mlp_dropout", 0.0),
+        }
+        check_switches({"classifier_activation": "gelu", **values}, same, where)
+        result = super().read_fields(values, where)
+        result |= {"type_vocab_size": 1, "position_embedding_type": "rotary"}
         if (kinds := values.get("layer_types")) is not None:  # the newer form
             result["global_attn_every_n_layers"] = _global_every(kinds, values, where)
         if isinstance(window := values.get("local_attention"), int):
@@ -243,8 +242,8 @@ class ModernBertExchange(Exchange):
             plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": None}
             if not isinstance(rope, dict) or {**plain, **rope, "rope_theta": None} != plain:
                 raise UserError(f"{where} has rope_parameters {rope!r}; only rope_theta is read")
-            default = getattr(ModernBertConfig(), field)
-            result[field] = rope.get("rope_theta", values.get(field, default))
+            result.setdefault(field, getattr(ModernBertConfig(), field))
+            result |= {field: rope["rope_theta"]} if "rope_theta" in rope else {}
         if result["local_rope_theta"] is None:  # then it is that of all layers
             result["local_rope_theta"] = result["global_rope_theta"]
         return result

@@ -30,24 +30,20 @@ class RobertaExchange(Exchange):
 
 
 class Roberta(Bert):
-    """RoBERTa: its texts are joined by two separators, and it has no NSP head.
+    """RoBERTa: its texts are joined by two separators, and it is pretrained without pairs.
 
     Both texts of a pair have token type 0, whatever `type_vocab_size` is. Source: the tokenizers of
     `transformers`, `RobertaTokenizer.create_token_type_ids_from_sequences`.
     """
 
-    has_nsp = False
+    pretrains_on_pairs = False
     separators = 2
     has_pair_types = False
-    exchange = RobertaExchange(
+    exchange = RobertaExchange.like(
+        bert.EXCHANGE,
         class_prefix="Roberta",
-        modules=bert.EXCHANGE.modules,
-        layers=bert.EXCHANGE.layers,
-        layer_modules=bert.EXCHANGE.layer_modules,
-        decoder=bert.EXCHANGE.decoder,
         heads={name: bert.EXCHANGE.heads[name] for name in ("masked-lm", "none")},
-        encoder_parts=bert.EXCHANGE.encoder_parts,
-        renamed=bert.EXCHANGE.renamed,
+        others=(),
         prefixes={
             "lm_head.dense.": "cls.predictions.transform.dense.",
             "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",

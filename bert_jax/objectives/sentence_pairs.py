@@ -86,7 +86,7 @@ class SentencePairs(MaskedLM):
         pairs, model = config.data.pairs, config.model
         if pairs == "none":
             raise UserError("objective sentence_pairs needs data.pairs; set it to nsp or sop")
-        if not architecture(model).has_nsp:
+        if not architecture(model).pretrains_on_pairs:
             raise UserError(
                 f"data.pairs {pairs} needs a head that model.model_type {model.model_type} does "
                 "not have; set data.pairs to none"
