@@ -35,7 +35,7 @@ def export(
         max_length = min(data.max_length, max_length)
     name = str(path).removeprefix("hf:") if hub.is_name(path) else Path(path).name
     with hub.destination(path, force=force, private=private) as folder:
-        if is_of_embeddings:
+        if task and is_of_embeddings:
             exported = sentence_transformers.save(
                 config, params, tokenizer, folder, task=task, max_length=max_length
             )
