@@ -1,17 +1,16 @@
 """An index: what it finds, what it keeps, and its mistakes."""
 
 import json
-import re
 import shutil
 import tracemalloc
 
 import jax
 import numpy as np
 import pytest
-from helpers import flip_bit
+from helpers import refused
 
 import bert_jax
-from bert_jax import Hit, Index, UserError, index
+from bert_jax import Index, UserError, index
 from bert_jax.inference import runner
 from bert_jax.storage import json_files
 from bert_jax.text import builtin
@@ -55,6 +54,8 @@ def test_hits_are_those_of_all_cosines(built, tiny_bert):
         np.testing.assert_allclose([hit.score for hit in found], scores[order], atol=1e-5)
     assert made.search(queries[0], 7) == hits[0]
     assert len(made.search("bank", 1000)) == len(made) == 40
+    with pytest.warns(UserWarning, match="1 of 1 texts are longer than the model's 32 tokens"):
+        assert len(made.search("bank " * 100, 3)) == 3
     assert made.search([]) == []
 
 
@@ -110,7 +111,7 @@ def test_a_model_of_another_folder_is_the_same_if_its_parameters_are(built, tiny
     assert Index.load(made._path, copy).search("the", 3) == made.search("the", 3)
     params = jax.tree.map(lambda x: x * 1.001, tiny_bert.params)
     other = bert_jax.Bert(tiny_bert.config, params, tiny_bert.tokenizer, tiny_bert.model)
-    with pytest.raises(UserError, match=r"my.index is of another model, .*; search with that"):
+    with refused("my.index is of another model"):
         Index.load(made._path, other)
 
 
@@ -147,30 +148,21 @@ def test_memory_is_bounded(tiny_bert, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key_words"),
     [
         (lambda p: (p / "vectors.npy").write_bytes(b"x"), "vectors.npy has 1 bytes instead of"),
         (lambda p: (p / "texts.bin").unlink(), "texts.bin has 0 bytes instead of"),
-        (lambda p: flip_bit(p / "vectors.npy"), "vectors.npy has changed since it was written"),
-        (lambda p: flip_bit(p / "texts.bin"), "texts.bin has changed since it was written"),
         (lambda p: (p / "index.json").write_text("{"), "index.json cannot be read"),
-        (lambda p: edit(p / "index.json", "truncated"), "its checksum does not agree"),
         (lambda p: rewrite(p / "index.json", bytes=3), "index.json is damaged"),
         (lambda p: rewrite(p / "index.json", format=9), "is of another version"),
         (lambda p: (p / "index.json").unlink(), "is no index; build one by bert-jax index"),
     ],
 )
-def test_damage(built, tiny_bert, tmp_path, change, message):
-    made, _ = built
-    path = shutil.copytree(made._path, tmp_path / "my.index")
+def test_damage(built, tiny_bert, tmp_path, change, key_words):
+    path = shutil.copytree(built[0]._path, tmp_path / "my.index")
     change(path)
-    with pytest.raises(UserError, match=message):
+    with refused(key_words):
         Index.load(path, tiny_bert)
-
-
-def edit(path, name: str) -> None:
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | {name: 7}))
 
 
 def rewrite(path, **values) -> None:
@@ -178,43 +170,45 @@ def rewrite(path, **values) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "options", "message"),
+    ("files", "output", "key_words"),
     [
-        ([], {}, "no texts; give files with a text a line"),
-        (["empty.txt", "blank.txt"], {}, "empty.txt, blank.txt: no texts; give files"),
-        (["none.txt"], {}, "none.txt does not exist; give files with a text a line"),
-        (["."], {}, ". is a folder, not a file"),
-        (["latin.txt"], {}, "latin.txt: line 2 is not UTF-8 (byte 0xf6"),
-        (["a.tsv"], {}, "a.tsv:2 has no column 'text'; set column to one of id, txt; did you mean"),
-        (["a.tsv"], {"column": "id"}, "texts.txt already exists; choose another path"),
-        (["a.jsonl"], {}, "a.jsonl:1 has no text in 'text'; set column to another"),
-        (["texts.txt"], {}, "texts.txt already exists; choose another path, or --force to replace"),
-        (["texts.txt"], {"force": True}, "texts.txt is not what this writes"),
+        ([], "my.index", "no texts; give files with a text a line"),
+        (["blank.txt"], "my.index", "blank.txt: no texts; give files"),
+        (["none.txt"], "my.index", "none.txt does not exist; give files with a text a line"),
+        (["."], "my.index", ". is a folder, not a file"),
+        (["latin.txt"], "my.index", "latin.txt: line 2 is not UTF-8 (byte 0xf6"),
+        (["a.tsv"], "my.index", "a.tsv:2 has no column 'text'; set column to one of id, txt; did"),
+        (["a.jsonl"], "my.index", "a.jsonl:1 has no text in 'text'; set column to another"),
+        (["texts.txt"], "a.tsv", "a.tsv is not what this writes"),
     ],
 )
-def test_mistakes_of_building(tiny_bert, folder, files, options, message):
-    (folder / "empty.txt").touch()
+def test_mistakes_of_building(tiny_bert, folder, files, output, key_words):
     (folder / "blank.txt").write_text("\n \n")
     (folder / "latin.txt").write_bytes("ok\ngrößer".encode("latin-1"))
     (folder / "a.tsv").write_text("id\ttxt\n1\tthe bank\n")
     (folder / "a.jsonl").write_text('{"text": 3}\n')
     before = sorted(folder.iterdir())
-    output = "texts.txt" if "exists" in message or "not what" in message else "my.index"
-    with pytest.raises(UserError, match=re.escape(message)):
-        Index.build(tiny_bert, files, output, **options)
+    with refused(key_words):
+        Index.build(tiny_bert, files, output, force=True)
     assert sorted(folder.iterdir()) == before
 
 
-def test_an_output_that_is_there(tiny_bert, folder):
+def test_files_and_a_list_of_texts_replace_an_index(tiny_run, tiny_bert, folder):
+    """Where that is asked for, and of a model by its path."""
     first = Index.build(tiny_bert, "texts.txt", "my.index")
-    with pytest.raises(UserError, match="already exists"):
+    with refused("my.index already exists"):
         Index.build(tiny_bert, "texts.txt", "my.index")
-    (folder / "two.txt").write_text("bank\nhead\n")
-    assert len(Index.build(tiny_bert, "two.txt", "my.index", force=True)) == 2
+    texts = ["the bank", " ", "a", "bank " * 100]
+    made = Index.build(tiny_run.checkpoint, "texts.txt", "my.index", texts=texts, force=True)
     assert len(first.search("the", 50)) == 40  # which is open still
+    again = Index.load("my.index", str(tiny_run.checkpoint))
+    assert (len(again), len(made), made.num_truncated) == (43, 43, 1)
+    found = {hit.number: (hit.file, hit.line, hit.text) for hit in again.search("the bank", 50)}
+    assert (found[40], found[41]) == (("texts", 1, "the bank"), ("texts", 3, "a"))
+    assert "texts:1, 'the bank')" in repr(again.search("the bank", 42))
     (folder / "my.index/notes.txt").touch()
-    with pytest.raises(UserError, match="has other files too, and is not replaced"):
-        Index.build(tiny_bert, "two.txt", "my.index", force=True)
+    with refused("has other files too, and is not replaced"):
+        Index.build(tiny_bert, "texts.txt", "my.index", force=True)
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -233,70 +227,48 @@ def test_another_process_that_is_first(tiny_bert, folder, monkeypatch, force):
     if force:
         assert len(Index.build(tiny_bert, "texts.txt", "my.index", force=True)) == 40
     else:
-        with pytest.raises(UserError, match=r"my.index already exists"):
+        with refused("my.index already exists"):
             Index.build(tiny_bert, "texts.txt", "my.index")
         assert len(Index.load("my.index")) == 2
 
 
-@pytest.mark.filterwarnings("ignore:.*unknown to the tokenizer")
-def test_queries(built, tiny_bert):
-    made, _ = built
-    for query in ("", " \n", ["the bank", ""]):
-        with pytest.raises(UserError, match=r"(the query|query 2 of 2) is empty; give a text"):
-            made.search(query)
-    with pytest.raises(UserError, match="top_k is 0; give a whole number"):
-        made.search("the bank", top_k=0)
-    with pytest.warns(UserWarning, match="1 of 1 texts are longer than the model's 32 tokens"):
-        assert len(made.search("bank " * 100, 3)) == 3
-    assert isinstance(made.search("größer 文字", 1)[0], Hit)
-
-
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "key_words"),
     [
-        ("gone", "cannot be loaded .*; give .*model as --checkpoint"),
+        ("gone", "model as --checkpoint"),
         ("", "no checkpoint; give its model: --checkpoint=CHECKPOINT"),
         ("hf:google/bert", "--checkpoint=hf:google/bert, or Index.load"),
     ],
 )
-def test_a_model_that_is_gone(built, tmp_path, name, message):
+def test_a_model_that_is_gone(built, tmp_path, name, key_words):
     """None is downloaded without being told."""
     path = shutil.copytree(built[0]._path, tmp_path / "copy")
     rewrite(path / "index.json", checkpoint=name)
-    with pytest.raises(UserError, match=message):
+    with refused(key_words):
         Index.load(path).search("the bank")
 
 
-def test_a_list_of_texts(tiny_run, folder):
-    """Beside files, of a model by its path."""
-    made = Index.build(tiny_run.checkpoint, "texts.txt", "my.index", texts=["the bank", " ", "a"])
-    again = Index.load("my.index", str(tiny_run.checkpoint))
-    assert len(again) == len(made) == 42
-    found = {hit.number: (hit.file, hit.line, hit.text) for hit in again.search("the bank", 50)}
-    assert (found[40], found[41]) == (("texts", 1, "the bank"), ("texts", 3, "a"))
-    assert "texts:1, 'the bank')" in repr(again.search("the bank", 42))
-
-
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "key_words"),
     [
         (lambda made: made.text(40), "number is 40; the index has 0 to 39"),
         (lambda made: made.text(-1), "number is -1"),
         (lambda made: made.text("1"), "number is '1'"),
         (lambda made: made.search("the", top_k="3"), "top_k is '3'; give a whole number"),
+        (lambda made: made.search("the", top_k=0), "top_k is 0; give a whole number"),
+        (lambda made: made.search(" \n"), "the query is empty; give a text"),
+        (lambda made: made.search(["the bank", ""]), "query 2 of 2 is empty; give a text"),
         (lambda made: made.search("\ud800"), "is not Unicode"),
         (lambda made: Index.load(made._path, 3), "bert is 3; give a model, or the path"),
         (lambda made: Index.load(made._path, "none"), "none"),
         (lambda made: Index.build("none", "x", "y"), "x does not exist"),
         (lambda made: Index.build(made.bert, output="y", texts=["\ud800"]), "is not Unicode"),
         (lambda made: Index.build(made.bert, ["texts.txt"], "/"), "/ already exists"),
-        (lambda made: Index.build(made.bert, ["texts.txt"], "."), ". already exists"),
-        (lambda made: Index.load("."), ". is no index"),
         (lambda made: Index.load("/"), "/ is no index"),
     ],
 )
-def test_mistakes_of_arguments(built, folder, call, message):
-    with pytest.raises(UserError, match=re.escape(message)):
+def test_mistakes_of_arguments(built, folder, call, key_words):
+    with refused(key_words):
         call(built[0])
 
 
@@ -310,7 +282,7 @@ def test_a_flipped_bit_is_noticed(built, tmp_path, monkeypatch, large):
     monkeypatch.setattr(index, "_LARGE", 0 if large else 1 << 30)
     path = shutil.copytree(built[0]._path, tmp_path / "copy")
     expected, generator = content(built[0]), np.random.default_rng(0)
-    refused = 0
+    noticed = 0
     for name in ("entries.npy", "vectors.npy", "texts.bin", "index.json"):
         whole = (path / name).read_bytes()
         for bit in generator.integers(0, 8 * min(len(whole), 1000), 100).tolist():
@@ -320,12 +292,7 @@ def test_a_flipped_bit_is_noticed(built, tmp_path, monkeypatch, large):
             try:
                 assert content(Index.load(path)) == expected
             except UserError:
-                refused += 1
+                noticed += 1
         (path / name).write_bytes(whole)
-    assert refused >= 380  # a blank of index.json, or its checksum's name, may differ
+    assert noticed >= 380  # a blank of index.json, or its checksum's name, may differ
     assert content(Index.load(path)) == expected
-
-
-def test_longer_texts_are_counted(tiny_bert, folder):
-    (folder / "long.txt").write_text("bank\n" + "bank " * 100)
-    assert Index.build(tiny_bert, "long.txt", "my.index").num_truncated == 1

@@ -49,6 +49,7 @@ def test_batches_are_those_of_earlier_versions(pairs, packing, corpus):
     held_out = next(loader.eval_batches(corpus, Stage(64, 16), run.data, run.eval_rows))
     actual = [checksum(batch) for batch in (*(batches[s] for s in (0, 17, 30, 39)), held_out)]
     assert actual == CHECKSUMS[pairs, packing]
+    assert set(batches.statistics()) == (set() if pairs == "none" else {32, 64})
 
 
 def test_phases_change_length_and_batch(corpus):

@@ -105,20 +105,6 @@ def test_each_text_has_the_sequences_that_it_has_alone(kind):
     assert progress["epoch"] == pytest.approx(90 * SIZE / per_epoch)
 
 
-def test_an_epoch_of_a_text_has_every_sequence_once():
-    batches = train_batches(texts((0.6, 0.3, 0.1)), run_config("blocks"))
-    first = np.concatenate([batches[step]["input_ids"][:, 1] for step in range(200)])
-    blocks = [part.sequences_per_epoch for part in batches._stages[0][1].parts]
-    for number, per_epoch in enumerate(blocks):
-        found = first[first // APART == number]
-        assert len(found) > 2 * per_epoch
-        for epoch in range(2):
-            block = (found[epoch * per_epoch : (epoch + 1) * per_epoch] % APART) // (LENGTH - 2)
-            # Of blocks that begin at an offset of the epoch, few begin with a separator.
-            assert len({*block.tolist()}) == per_epoch
-            assert block.tolist() != sorted(block.tolist())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_depends_on_its_number_alone(kind):
     corpus, data = texts((0.7, 0.3)), run_config(kind).data

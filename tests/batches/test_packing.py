@@ -4,17 +4,15 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers import FakeTokenizer, assert_same_arrays, refused, train_batches
+from helpers import FakeTokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stores import make_store, unpack
 
 from bert_jax.batches import loader, packing, sentence_pairs
 from bert_jax.batches.shuffle import SEGMENTS, keyed_generator
-from bert_jax.config import DataConfig, Phase, TrainConfig
-from bert_jax.config.schedule import Stage
-from bert_jax.config.validation import validate
-from bert_jax.text.store import Corpus, TokenStore
+from bert_jax.config import DataConfig
+from bert_jax.text.store import TokenStore
 
 LENGTH = 128
 
@@ -126,27 +124,3 @@ def test_groups_have_as_many_sequences(store, monkeypatch):
             starts = chosen["first"][chosen["label"] != packing.NO_PAIR, 0]
             assert len(np.unique(starts)) == len(starts)
     pairs_of(sequences.batch(0, sequences.sequences_per_epoch))
-
-
-def test_a_run_resumes_anywhere_and_evaluates_sequences_that_are_not_packed(store):
-    """The held-out sequences are those of a run without packing."""
-    corpus = Corpus(FakeTokenizer(), store, make_store(20, seed=1))
-    config = TrainConfig(steps=12)
-    config.data.max_length, config.data.batch_size, config.data.packing = 32, 16, True
-    config.data.phases = (Phase(start=0.5, max_length=64, batch_size=8),)
-    batches = train_batches(corpus, config)
-    assert set(batches.statistics()) == {32, 64}
-    for step, batch in enumerate(loader.prefetch(batches, 4), start=4):
-        assert_same_arrays(batch, train_batches(corpus, config)[step])
-    stage = Stage(max_length=32, batch_size=16)
-    held_out = list(loader.eval_batches(corpus, stage, config.data, config.eval_rows))
-    config.data.packing = False
-    plain = loader.eval_batches(corpus, stage, config.data, config.eval_rows)
-    for one, other in zip(held_out, plain, strict=True):
-        assert_same_arrays(one, other)
-
-
-def test_full_blocks_are_not_packed():
-    config = TrainConfig(data=DataConfig(pairs="none", packing=True))
-    with refused("data.packing is for pairs"):
-        validate(config)

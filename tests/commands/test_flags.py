@@ -32,9 +32,7 @@ def test_a_run_is_named_after_its_recipe(recipe, name):
     [
         ("finetune/squad", [], "returns no TrainConfig"),
         ("tiny", ["now"], "'now' is not a flag; fields are set by --config.FIELD=VALUE"),
-        ("tiny", ["--wrokdir=x"], "'--wrokdir=x' is not a flag"),
         ("tiny", ["--config.steps", "--config.seed=1"], "--config.steps needs a value"),
-        ("tiny", ["--config.data.source="], "--config.data.source is empty; give a value"),
         ("tiny", ["--config.tokenizer.path", ""], "--config.tokenizer.path is empty; give"),
     ],
 )

@@ -39,15 +39,11 @@ def test_help(command, bert_jax_main, capsys, monkeypatch):
     ("words", "name"),
     [
         (["pretrain", "--init="], "--init"),
-        (["pretrain", "--fork=", "--workdir=x"], "--fork"),
         (["finetune", "--workdir", ""], "--workdir"),
         (["finetune", "--config="], "--config"),
         (["embed", "", "file"], "CHECKPOINT"),
-        (["embed", "x", "file", "--output="], "--output"),
         (["index", "x", "", "--output=y"], "FILE"),
-        (["export", "x", ""], "DST"),
         (["search", "x", "query", "--checkpoint="], "--checkpoint"),
-        (["prepare", "source", "store", "--tokenizer="], "--tokenizer"),
         (["benchmark", "--profile="], "--profile"),
     ],
 )
@@ -61,12 +57,9 @@ def test_help_lists_the_fields_of_a_recipe(bert_jax_main, capsys):
     for words, text in (
         (
             "pretrain --help-all",
-            "--config.model.hidden_size=128\n        width of the encoder (default",
+            "--config.model.hidden_size=128\n        width of the encoder (def",
         ),
-        (
-            "pretrain --help-all --config=small",
-            "--config.steps=50000\n        training steps (default",
-        ),
+        ("pretrain --help-all --config=small", "--config.steps=50000\n        training steps (def"),
         ("finetune --config finetune/squad --help-all", "task.kind=question_answering"),
     ):
         with pytest.raises(SystemExit):
@@ -89,7 +82,6 @@ def test_help_is_one_screen(command, bert_jax_main, capsys):
         ("pretrian", "'pretrian' is unknown; did you mean pretrain?"),
         ("zzz", "choose one of prepare, "),
         ("--vresion", "did you mean --version?"),
-        ("export a b --hed=none", "did you mean --head=none?"),
         ("export a b --head=maskedlm", "did you mean masked-lm?"),
         ("fill-mask runs/tiny a [MASK]", "'[MASK]' is one word too many"),
         ("export a", "DST; see `bert-jax export --help`"),
@@ -99,13 +91,14 @@ def test_help_is_one_screen(command, bert_jax_main, capsys):
         ("pretrain --zzz", "--help-all lists the flags"),
         ("pretrain --config.learning_rte=1", "did you mean --config.optimizer.learning_rate?"),
         ("pretrain --config.data.pairs=ns", "did you mean nsp?"),
-        ("finetune --config.task.kind=regresion", "did you mean regression?"),
         ("finetune --config=finetune/glue:mrcp", "did you mean mrpc?"),
         ("prepare builtin s --vocab-size=-1", "--vocab-size is -1"),
+        ("prepare t.csv s --vocab-size=9", "too small"),
+        ("prepare t.csv s --tokenizer=x.model", "x.model"),
+        ("fill-mask . a[MASK]", "holds no checkpoint"),
         ("prepare builtin s --eval-fraction=0", "--eval-fraction is 0"),
         ("prepare builtin s --tokenizer=wordpeice", "did you mean wordpiece?"),
         ("prepare t.csv s --text-field=txt", "--text-field to one of text, n; did you mean text?"),
-        ("prepare t.csv s --text-field=x", "--text-field to one of text, n; or add the line"),
         ("prepare a@1,b@2 s", "prepare each text by itself, all with one --tokenizer=PATH"),
     ],
 )
@@ -115,6 +108,7 @@ def test_a_mistake_of_the_command_line(words, key_words, bert_jax_main, tmp_path
     (tmp_path / "t.csv").write_text("text,n\na text,1\n")
     with refused(key_words):
         bert_jax_main(*words.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
 def test_commands_by_task(bert_jax_main):
@@ -172,19 +166,8 @@ def test_prepare_prints_a_command_that_works(tmp_path, monkeypatch, bert_jax_mai
     bert_jax_main(*command[1:], "--workdir=run", "--num_processes=1", *changes)
     saved = json.loads((tmp_path / "run/config.json").read_text())
     assert saved["model"]["vocab_size"] == 40
-    before = sorted(tmp_path.iterdir())
-    for words, message in (
-        (("prepare", "none.txt", "other"), "does not exist"),
-        (("prepare", "text.txt", "store"), "another tokenizer"),
-        (("prepare", "text.txt", "other", "--vocab-size=9"), "too small"),
-        (("prepare", "text.txt", "other", "--tokenizer=x.model"), "x.model"),
-        (("prepare", "text.txt", "other", "--eval-fraction=2"), "eval-fraction is 2.0"),
-        (("fill-mask", "none", "a [MASK]"), "does not exist"),
-        (("fill-mask", tmp_path, "a [MASK]"), "holds no checkpoint"),
-    ):
-        with refused(message):
-            bert_jax_main(*words)
-    assert sorted(tmp_path.iterdir()) == before
+    with refused("another tokenizer"):
+        bert_jax_main("prepare", "text.txt", "store")
 
 
 def test_prepare_replaces_only_a_store(tmp_path, monkeypatch, bert_jax_main):
@@ -243,12 +226,6 @@ def test_prepare_in_shards(tmp_path, monkeypatch, bert_jax_main):
     bert_jax_main(*words, "--tokenizer=byte_bpe", "--vocab-size=300", "--force")
     assert not (tmp_path / "store/shards").exists()
     refuse("store is a store without shards", *words, "--shard=0/3", "--tokenizer=store/tokenizer")
-
-
-def test_fill_mask_separates_the_masks(tiny_run, bert_jax_main):
-    printed = bert_jax_main("fill-mask", tiny_run.checkpoint, "the [MASK] of [MASK]", "--top-k=2")
-    first, second = printed.strip().split("\n\n")
-    assert (len(first.splitlines()), len(second.splitlines())) == (2, 2)
 
 
 def test_force_replaces_only_what_the_command_writes(tiny_run, tmp_path, bert_jax_main):

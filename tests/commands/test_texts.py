@@ -3,12 +3,12 @@
 import itertools
 import json
 import os
-import re
 import sys
 
 import command_lines
 import numpy as np
 import pytest
+from helpers import refused
 
 from bert_jax import DataFiles, TaskConfig, UserError
 from bert_jax.commands import texts
@@ -122,7 +122,6 @@ def test_json_is_in_letters_of_stdout(monkeypatch, capsys):
     [
         ("classification", "A film.", ("A film.",)),
         ("classification", "A man eats.\tSomeone eats.", ("A man eats.", "Someone eats.")),
-        ("regression", "A film.", ("A film.",)),
         ("token_classification", "Ann lives  in\tBonn", ("Ann", "lives", "in", "Bonn")),
         ("question_answering", "Who?\tAnn did.", ("Who?", "Ann did.")),
         ("question_answering", "Who?", "x:1 is 'Who?'; give a question and a context"),
@@ -138,7 +137,7 @@ def test_a_line_of_each_task(kind, line, inputs):
     if isinstance(inputs, tuple):
         assert read().texts == inputs
     else:
-        with pytest.raises(UserError, match=re.escape(inputs)):
+        with refused(inputs):
             read()
 
 
@@ -153,12 +152,7 @@ def test_a_line_of_each_task(kind, line, inputs):
             {"answer": "", "probability": 1.0},
             "100.0%  no answer",
         ),
-        (
-            "token_classification",
-            ("a", "b"),
-            {"tokens": ["a", "b"], "labels": ["O", "X"]},
-            "a/O b/X",
-        ),
+        ("token_classification", ("a", "b"), {"tokens": ["a", "b"], "labels": "OX"}, "a/O b/X"),
     ],
 )
 def test_a_prediction_for_a_reader(kind, inputs, result, line):
@@ -178,25 +172,22 @@ def test_a_tab_is_no_pair_of_a_task_with_one_text():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "key_words"),
     [
         ("predict RUN", "give a FILE, whose columns --columns names, or texts as --text; not both"),
-        ("predict RUN a.tsv --text x", "not both"),
         ("predict RUN -", "stdin has no text; give one a line"),
         ("predict RUN none.txt", "none.txt does not exist; give a file with a text a line, or -"),
         ("predict RUN --text a\udcff", "'a\\udcff' is not UTF-8"),
         ("predict RUN --text a --columns=a,b b", "--text has 2 texts and the model was trained"),
-        ("fill-mask RUN -", "stdin has no text"),
         ("fill-mask RUN a.tsv", "a.tsv is a file, and no text with [MASK]; give - < a.tsv"),
         ("embed RUN a.tsv", "one of the arguments --output --json is required"),
-        ("embed RUN - --json", "stdin has no text"),
         ("embed RUN none --json", "none does not exist"),
     ],
 )
-def test_mistakes(words, message, tiny_finetuning, stdin, tmp_path, monkeypatch, bert_jax_main):
+def test_mistakes(words, key_words, tiny_finetuning, stdin, tmp_path, monkeypatch, bert_jax_main):
     monkeypatch.chdir(tmp_path)
     stdin.close()
     (tmp_path / "a.tsv").write_text("sentence\nx\n")
     words = [tiny_finetuning.checkpoint if word == "RUN" else word for word in words.split()]
-    with pytest.raises(UserError, match=re.escape(message)):
+    with refused(key_words):
         bert_jax_main(*words)

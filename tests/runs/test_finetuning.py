@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from flax import linen as nn
-from helpers import model_config
+from helpers import model_config, refused
 from training_runs import (
     NUMBERS,
     assert_same_state,
@@ -192,13 +192,6 @@ def test_eight_devices_predict_what_one_does(script, task):
     np.testing.assert_allclose(*probabilities, atol=2e-6)
 
 
-def test_a_mistake_of_the_script_is_in_its_words(task, tmp_path, bert_jax_main):
-    command = [*script_flags(task, tmp_path / "run"), "--config.data.text=text"]
-    with pytest.raises(UserError, match=r"has no column 'text'; set --config\.data\.text to"):
-        bert_jax_main("finetune", *command, "--num_processes=1")
-    assert not list(tmp_path.iterdir())
-
-
 def test_several_seeds_and_degenerate_ones(task, tmp_path, capsys):
     changes = ["seeds=2", "compare=True", "epochs=1.0", "optimizer.learning_rate=1e-9"]
     finetune(task, tmp_path / "run", SHORT, *(f"--config.{change}" for change in changes))
@@ -262,16 +255,18 @@ def test_a_probe_leaves_the_encoder_as_it_is(task, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key_words"),
     [
-        ("--config.data.text=text", "has no column 'text'; set data.text"),
-        ("--config.data.batchsize=3", "batchsize"),
-        ("--config.data.batch_size=12", "not a multiple of the 8 devices"),
+        ("data.text=text", "has no column 'text'; set --config.data.text to"),
+        ("data.batch_size=12", "not a multiple of the 8 devices"),
     ],
 )
-def test_a_mistake_is_refused_before_anything_is_written(task, tmp_path, change, message):
-    with pytest.raises(UserError, match=message):
-        finetune(task, tmp_path / "run", change)
+def test_a_mistake_is_refused_before_anything_is_written(
+    task, tmp_path, bert_jax_main, change, key_words
+):
+    command = [*script_flags(task, tmp_path / "run"), f"--config.{change}", "--num_processes=1"]
+    with refused(key_words):
+        bert_jax_main("finetune", *command)
     assert not list(tmp_path.iterdir())
 
 
