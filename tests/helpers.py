@@ -4,20 +4,22 @@ import contextlib
 import dataclasses
 import gzip
 import lzma
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
 from bert_jax import Bert, DataFiles, load
 from bert_jax.batches.loader import TrainBatches
-from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import as_variant
+from bert_jax.distributed.mesh import Layout, compile_step, make_mesh
 from bert_jax.errors import UserError
 from bert_jax.objectives import OBJECTIVES, objective_name, pretraining_model
 from bert_jax.objectives.base import Pretraining
@@ -25,6 +27,9 @@ from bert_jax.objectives.masking import Masking
 from bert_jax.tasks import make_task, task_class
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.objective import Objective
+from bert_jax.training.setup import make_setup
+from bert_jax.training.step import TrainState, make_train_step
 
 LENGTH, PREDICTIONS, VOCAB = 32, 6, 100
 SPECIAL = (0, 2, 3, 4)
@@ -165,6 +170,31 @@ def untrained(bert: Bert, kind: str, labels: Sequence[str] = ()) -> Bert:
     model = make_task(task).model(bert.config, "")
     params = random_arrays(model.init_params)
     return Bert(bert.config, params, bert.tokenizer, model, task=task, data=data)
+
+
+def train(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    batches: Iterable[Mapping],
+    config: ParallelConfig | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    microbatches: int = 1,
+    params=None,
+) -> tuple[TrainState, list[dict], Layout]:
+    """Train on one device or some; return the state, the metrics of each step, and the layout."""
+    config = config or ParallelConfig()
+    mesh = make_mesh(config, jax.devices()[:1] if devices is None else devices)
+    setup = make_setup(objective.model, optimizer, 3, mesh, config)
+    state = setup.new_state()
+    if params is not None:
+        state = state.replace(params=jax.device_put(params, setup.layout.params))
+    train_step = make_train_step(objective, optimizer, microbatches)
+    step = compile_step(train_step, config.mode, setup.layout, ("state", "metrics"))
+    metrics = []
+    for batch in batches:
+        state, measured = step(state, batch)
+        metrics.append(jax.device_get(measured))
+    return jax.device_get(state), metrics, setup.layout
 
 
 class FakeTokenizer:

@@ -7,6 +7,7 @@ CPU in the place of that device, so that no test here is new on the day there is
 import functools
 from contextlib import closing
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +16,13 @@ import pytest
 from helpers import batch, model_config, objective, params
 
 from bert_jax.config import CheckpointConfig, ParallelConfig, TokenizerConfig, TrainConfig
-from bert_jax.distributed.mesh import compile_step, make_layout, make_mesh
+from bert_jax.distributed.mesh import make_mesh
 from bert_jax.models.attention import unsupported
 from bert_jax.models.layers import random_bits
 from bert_jax.text import tokenizer_training
 from bert_jax.training import checkpoint
-from bert_jax.training.step import init_state, make_train_step
+from bert_jax.training.setup import Setup, make_setup
+from bert_jax.training.step import init_state
 
 BFLOAT16 = ("bfloat16", 1e-2, 0.05)  # of which a step is 0.004
 WINDOWS = {  # a layer without a window, and one with
@@ -55,25 +57,22 @@ def initial(task):
     )
 
 
-def layout_of(device, task, optimizer):
-    """The abstract state, and how it is placed on a device."""
-    mesh = make_mesh(ParallelConfig(), [device])
-    return make_layout(lambda key: init_state(task.model.init_params(key), optimizer, 3), mesh)
+def setup_on(device, task, optimizer) -> Setup:
+    return make_setup(task.model, optimizer, 3, make_mesh(devices=[device]), ParallelConfig())
 
 
 @functools.cache
 def train(device, length=32, **model):
     """Return the losses of some steps, and the parameters after them."""
     task, optimizer = task_and_optimizer(length, **model)
-    _, layout = layout_of(device, task, optimizer)
-    state = jax.device_put(init_state(initial(task), optimizer, 3), layout.state)
-    train_step = make_train_step(task, optimizer)
-    step, losses = compile_step(train_step, "mesh", layout, ("state", "metrics")), []
+    batches = [batch(8, index, length) for index in range(3)]
     with jax.default_matmul_precision("highest"):  # an accelerator would round the operands
-        for index in range(3):
-            state, metrics = step(state, batch(8, index, length))
-            losses.append(float(metrics["mlm_loss"].total / metrics["mlm_loss"].weight))
-    return losses, jax.device_get(state.params)
+        state, metrics, _ = helpers.train(
+            task, optimizer, batches, devices=[device], params=initial(task)
+        )
+    return [
+        float(each["mlm_loss"].total / each["mlm_loss"].weight) for each in metrics
+    ], state.params
 
 
 def error(found, wanted, **model) -> float:
@@ -135,12 +134,12 @@ def test_a_checkpoint_moves_between_a_device_and_a_cpu(to_cpu, device, cpu, tmp_
     source, target = (device, cpu) if to_cpu else (cpu, device)
     task, optimizer = task_and_optimizer()
     state = init_state(params(task), optimizer, 3)
-    placed = jax.device_put(state, layout_of(source, task, optimizer)[1].state)
+    placed = jax.device_put(state, setup_on(source, task, optimizer).layout.state)
     tokenizer = tokenizer_training.train(["a few words"], TokenizerConfig(kind="wordpiece"), 25)
     settings = tmp_path, CheckpointConfig(), tokenizer, len
     with closing(checkpoint.Checkpoints(*settings)) as checkpoints:
         checkpoints.save(4, placed, TrainConfig(), None)
-    read = checkpoint.read_state(tmp_path / "4", layout_of(target, task, optimizer)[0])
+    read = checkpoint.read_state(tmp_path / "4", setup_on(target, task, optimizer).abstract_state)
     assert {x.device for x in jax.tree.leaves(read)} == {target}
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(read), jax.device_get(state))
     found = checkpoint.read_params(tmp_path / "4", state.params)  # onto the first device

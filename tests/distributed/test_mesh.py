@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.config import OptimizerConfig, ParallelConfig
 from bert_jax.config.schedule import make_rate_schedule
-from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
+from bert_jax.distributed.mesh import compile_step, make_mesh
 from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.step import init_state, make_eval_step, make_train_step
+from bert_jax.training.setup import make_setup
+from bert_jax.training.step import make_eval_step
 
 STEPS, SEQUENCES = 3, 16
 MODEL = {"num_attention_heads": 8, "vocab_size": 104}
@@ -41,26 +43,22 @@ def train(
     task = objective(num_hidden_layers=layers, **{**MODEL, **model})
     # The weight of an electra's discriminator is 50.
     optimizer = optax.sgd(0.1 if "model_type" not in model else 0.025)
-    mesh = make_mesh(config, jax.devices()[:devices])
-
-    def new_state(key):
-        return init_state(task.model.init_params(key), optimizer, seed=3)
-
-    _, layout = make_layout(new_state, mesh, config)
-    state = init_sharded(new_state, layout.state, jax.random.key(0))
-    state = state.replace(params=jax.device_put(initial_params(layers, **model), layout.params))
-    compiled = partial(compile_step, mode=config.mode, layout=layout)
-    train_step = make_train_step(task, optimizer, microbatches)
-    step = compiled(train_step, outputs=("state", "metrics"))
-    losses = []
-    for index in range(STEPS):
-        state, metrics = step(state, batch(SEQUENCES, seed=index))
-        losses.append(float(metrics["mlm_loss"].total / metrics["mlm_loss"].weight))
+    state, metrics, layout = helpers.train(
+        task,
+        optimizer,
+        [batch(SEQUENCES, seed=index) for index in range(STEPS)],
+        config,
+        jax.devices()[:devices],
+        microbatches,
+        initial_params(layers, **model),
+    )
+    losses = [float(each["mlm_loss"].total / each["mlm_loss"].weight) for each in metrics]
     evaluation = None
     if evaluates:
-        evaluate = compiled(make_eval_step(task), outputs="metrics")
-        evaluation = jax.device_get(evaluate(state.params, batch(SEQUENCES)))
-    return jax.device_get(state.params), losses, evaluation
+        evaluate = compile_step(make_eval_step(task), config.mode, layout, "metrics")
+        placed = jax.device_put(state.params, layout.params)
+        evaluation = jax.device_get(evaluate(placed, batch(SEQUENCES)))
+    return state.params, losses, evaluation
 
 
 def check_same(actual, expected, layers=1, **model):
@@ -86,7 +84,6 @@ def one_device():
 
 # Mesh and pmap, (data, fsdp, tensor), ZeRO stage, microbatches.
 LAYOUTS = {
-    "data": (ParallelConfig(), 8, 1),
     "fsdp": (ParallelConfig(data=1, fsdp=8), 8, 1),
     "tensor": (ParallelConfig(data=1, tensor=8), 8, 1),
     "all three": (ParallelConfig(data=2, fsdp=2, tensor=2), 8, 1),
@@ -96,10 +93,7 @@ LAYOUTS = {
 }
 
 
-# Of "data" alone test_train.py has a complete run.
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "data" else n for n in LAYOUTS]
-)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_agrees_with_one_device(one_device, name):
     """Dropout and masks included: both are keyed to the sequence, not to the device."""
     check_same(train(*LAYOUTS[name], evaluates=name in ("all three", "pmap")), one_device)
@@ -110,10 +104,8 @@ def test_an_update_of_whole_tensors_is_the_same_on_a_mesh():
     config = OptimizerConfig(
         name="stable_adamw", learning_rate=0.1, warmup_fraction=0.0, clip_norm=0.0
     )
-    optimizer, random = (
-        make_optimizer(config, make_rate_schedule(config, 9)),
-        np.random.default_rng(0),
-    )
+    optimizer = make_optimizer(config, make_rate_schedule(config, 9))
+    random = np.random.default_rng(0)
     matrices = random.normal(size=(4, 16, 8)).astype(np.float32)
 
     def update(params, opt_state, gradients):
@@ -148,13 +140,6 @@ def test_an_electra_agrees_with_one_device(layout, options):
     check_same(sharded, train(ParallelConfig(), 1, **ELECTRA), **ELECTRA)
 
 
-@pytest.mark.slow  # of an ELECTRA above, and with fused attention below
-def test_remat_and_scan_change_nothing():
-    plain = train(ParallelConfig(), 1, layers=2)
-    config = ParallelConfig(data=2, fsdp=2, tensor=2)
-    check_same(train(config, 8, layers=2, remat=True, scan_layers=True), plain, layers=2)
-
-
 def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():
     """It is rounded where it is read; its gradient, and the sum of it, are not."""
     task = objective(num_hidden_layers=1, dtype="bfloat16", hidden_size=64, **MODEL)
@@ -162,9 +147,7 @@ def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():
     results = []
     for config in (ParallelConfig(), ParallelConfig(data=1, fsdp=8)):
         mesh = make_mesh(config)
-        _, layout = make_layout(
-            lambda key: init_state(task.model.init_params(key), optax.sgd(1.0), 0), mesh, config
-        )
+        layout = make_setup(task.model, optax.sgd(1.0), 0, mesh, config).layout
 
         def embed(weights, batch, collectives):
             def run_shard(weights, _, batch):

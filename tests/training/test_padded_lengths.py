@@ -6,21 +6,15 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from helpers import FakeTokenizer, model_config
+from helpers import FakeTokenizer, model_config, train
 
 from bert_jax.batches.buckets import Batcher, BucketedBatches, Features
-from bert_jax.distributed.mesh import (
-    compile_step,
-    init_sharded,
-    make_layout,
-    make_mesh,
-    replicated_layout,
-)
+from bert_jax.distributed.mesh import compile_step, make_mesh, replicated_layout
 from bert_jax.objectives.labels import LabelsObjective
 from bert_jax.tasks.classification import BertForSequenceClassification
 from bert_jax.tasks.multiple_choice import BertForMultipleChoice
 from bert_jax.tasks.question_answering import BertForQuestionAnswering
-from bert_jax.training.step import PREDICT_OUTPUTS, init_state, make_predict_step, make_train_step
+from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step
 
 HEADS = {
     "regression": (BertForSequenceClassification, 1),
@@ -51,29 +45,20 @@ def batcher(kind: str) -> Batcher:
     return Batcher(features, FakeTokenizer(), 2, 32)
 
 
-def setting(kind: str):
+def objective(kind: str) -> LabelsObjective:
     module = HEADS[kind][0](MODEL, HEADS[kind][1])
-    objective = LabelsObjective(module, is_regression=kind == "regression")
-    optimizer = optax.sgd(0.5)
-
-    def new_state(key):
-        return init_state(module.init_params(key), optimizer, 7)
-
-    return objective, optimizer, new_state
+    return LabelsObjective(module, is_regression=kind == "regression")
 
 
 def trained(kind: str, batches, devices: int = 1):
     """Returns the parameters and the sums after a step for each batch."""
-    objective, optimizer, new_state = setting(kind)
-    mesh = make_mesh(devices=jax.devices()[:devices])
-    _, layout = make_layout(new_state, mesh)
-    state = init_sharded(new_state, layout.state, jax.random.key(0))
-    train_step = make_train_step(objective, optimizer)
-    step = compile_step(train_step, "mesh", layout, ("state", "metrics"))
-    sums = None
-    for batch in batches:
-        state, sums = step(state, batch)
-    return jax.device_get((state.params, sums))
+    places = jax.devices()[:devices]
+    state, metrics, _ = train(objective(kind), optax.sgd(0.5), batches, devices=places)
+    return state.params, metrics[-1]
+
+
+def params(objective: LabelsObjective):
+    return nn.unbox(jax.jit(objective.model.init_params)(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("kind", ["regression", "spans", "choices"])
@@ -96,13 +81,12 @@ def test_a_step_does_not_depend_on_the_padded_length(kind):
 
 def test_dropout_is_on_in_the_steps_compared():
     """Otherwise the test above would say nothing of it."""
-    examples, (objective, _, new_state) = batcher("choices"), setting("choices")
-    params = nn.unbox(jax.jit(new_state)(jax.random.key(0)).params)
-    batch = {**examples.batch(np.arange(8), 32), "index": np.arange(8)}
+    task = objective("choices")
+    batch = {**batcher("choices").batch(np.arange(8), 32), "index": np.arange(8)}
     batch = jax.tree.map(jnp.asarray, batch)
     keys = (None, jax.random.key(0), jax.random.key(1))
-    apply = jax.jit(objective.apply)
-    logits = [apply(params, batch, key) for key in keys]
+    apply, weights = jax.jit(task.apply), params(task)
+    logits = [apply(weights, batch, key) for key in keys]
     assert np.abs(logits[0] - logits[1]).max() > 1e-4
     assert np.abs(logits[1] - logits[2]).max() > 1e-4
 
@@ -119,14 +103,12 @@ def test_devices_agree():
 
 @pytest.mark.parametrize(("mode", "devices"), [("mesh", 1), ("mesh", 8), ("pmap", 8)])
 def test_predictions_come_in_order_whatever_the_devices(mode, devices):
-    objective, _, new_state = setting("spans")
-    params = nn.unbox(jax.jit(new_state)(jax.random.key(0)).params)
-    mesh = make_mesh(devices=jax.devices()[:devices])
-    layout = replicated_layout(mesh)
-    params = jax.device_put(params, layout.params) if mode == "mesh" else params
-    step = compile_step(make_predict_step(objective), mode, layout, PREDICT_OUTPUTS)
+    task = objective("spans")
+    weights, layout = params(task), replicated_layout(make_mesh(devices=jax.devices()[:devices]))
+    weights = jax.device_put(weights, layout.params) if mode == "mesh" else weights
+    step = compile_step(make_predict_step(task), mode, layout, PREDICT_OUTPUTS)
     batch = batcher("spans").batch(np.arange(16), 32)
-    wanted = jax.jit(objective.apply)(params, jax.tree.map(jnp.asarray, batch), None)
-    logits, sums = step(params, batch)
+    wanted = jax.jit(task.apply)(weights, jax.tree.map(jnp.asarray, batch), None)
+    logits, sums = step(weights, batch)
     np.testing.assert_allclose(logits, wanted, atol=1e-5)
     assert float(sums["loss"].weight) == (batch["labels"] >= 0).sum()
