@@ -45,7 +45,6 @@ def measure(found, cell, *rows):
         (40, {}, 64, [64, 32], "memory is full"),
         (1, {}, 4, [4, 2], "no batch fits in memory"),
         (9999, {64: 10.0, 128: 15.0, 256: 15.1}, 64, [64, 128, 256], "no faster"),
-        (9999, {}, 512, [512, 1024], "the largest batch asked for"),
         (9999, {}, 511, [510, 1020], "the largest batch asked for"),
     ],
 )
@@ -104,11 +103,8 @@ def test_how_a_part_ends_is_kept(found):
     assert found.read("bad")["cause"] == "ZeroDivisionError: division by zero"
     assert found.summary("slow").endswith("(its 0 s were over)")
     assert found.read("partial")["status"] == found.read("slow")["status"] == "out of time"
-    assert found.read("none") | {"seconds": 0} == {
-        "status": "skipped",
-        "cause": "PyTorch sees no such device",
-        "seconds": 0,
-    }
+    skipped = found.read("none")
+    assert (skipped["status"], skipped["cause"]) == ("skipped", "PyTorch sees no such device")
     assert found.read("broken")["cause"] == "ValueError('half a line')"
 
 
@@ -138,10 +134,9 @@ def test_the_forms_of_attention_that_a_platform_has(tmp_path):
 
     plain = [(*pair, "bfloat16, plain") for pair in device.PAIRS]
     assert set(forms("cpu")) == {*plain, ("base", 128, "float32, plain")}
-    assert ("large", 512, "bfloat16, fused, no attention dropout") in forms("gpu")
+    for platform in ("gpu", "tpu"):
+        assert ("large", 512, "bfloat16, fused, no attention dropout") in forms(platform)
     assert ("large", 512, "bfloat16, plain, no attention dropout") in forms("gpu")
-    assert ("modernbert_base", 2048, "bfloat16, fused") in forms("gpu")
-    assert ("large", 512, "bfloat16, fused, no attention dropout") in forms("tpu")
     assert forms("gpu")[0] == plain[0]
     assert forms("gpu")[-1] == ("modernbert_base", 128, "bfloat16, fused")
 

@@ -1,7 +1,5 @@
 """Every block of code in README.md, its neighbours and docs/: run, parsed, or listed with a reason.
 
-`python tests/test_docs.py` counts them.
-
 - python: the blocks of a page run in order, as one program, in a folder with small runs and files
   of the names that pages use. What they print is compared with the block of text that follows.
 - bash: each `bert-jax` command is parsed, with the fields that it sets. Those of `RUN` run too.
@@ -10,7 +8,6 @@
 - {directive}: Sphinx checks it.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -265,11 +262,6 @@ def test_code_runs(page, folder, small_runs, bert_jax_main, monkeypatch, capsys)
             assert_printed(capsys.readouterr().out, block, exact=PUBLISHED in text)
 
 
-def count() -> dict[str, int]:
-    """Return how many blocks there are of each kind."""
-    return dict(collections.Counter(kind(block) for block in BLOCKS).most_common())
-
-
 @functools.cache
 def package_words() -> set[str]:
     files = [*(ROOT / "bert_jax").rglob("*.py"), *(ROOT / "configs").rglob("*.py")]
@@ -347,8 +339,3 @@ def test_links_lead_somewhere(page):
             titles = re.findall(r"^#+ (.*)", linked.read_text(), re.M) if anchor else []
             slugs = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
             assert not anchor or anchor in slugs, target
-
-
-if __name__ == "__main__":
-    for name, number in count().items():
-        print(f"{number:4}  {name}")

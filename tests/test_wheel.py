@@ -1,5 +1,6 @@
 """The wheel: its contents, and the commands of it in an empty folder."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,6 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from training_runs import pretraining_flags
+
+from bert_jax import __version__
+from bert_jax.commands.main import COMMANDS as NAMES
 
 ROOT = Path(__file__).parents[1]
 # Several commands in one process, with one list of words after another.
@@ -57,11 +62,6 @@ def test_contents(wheel):
 
 
 def test_every_command_works_in_an_empty_folder(wheel, tmp_path, tiny_text):
-    import json
-
-    from bert_jax import __version__
-    from bert_jax.commands.main import COMMANDS as NAMES
-
     packages, folder = tmp_path / "packages", tmp_path / "empty"
     folder.mkdir()
     pip("install", "--no-deps", "--quiet", f"--target={packages}", str(wheel))
@@ -77,22 +77,11 @@ def test_every_command_works_in_an_empty_folder(wheel, tmp_path, tiny_text):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def flags(**fields: object) -> list[str]:
-        return [f"--config.{name.replace('__', '.')}={value}" for name, value in fields.items()]
-
-    small = flags(
-        steps=2,
-        model__vocab_size=64,
-        model__hidden_size=16,
-        model__num_hidden_layers=1,
-        model__intermediate_size=32,
-        data__source=tiny_text,
-        data__batch_size=8,
-        tokenizer__kind="wordpiece",
-    )
+    small = pretraining_flags(tiny_text, "--config.steps=2", "--config.tokenizer.kind=wordpiece")
     examples = "The river bank.\tfirst\nA model reads.\tsecond\n" * 14
     (folder / "train.tsv").write_text("sentence\tlabel\n" + examples)
-    task = flags(data__train="train.tsv", data__max_length=32, data__batch_size=8, epochs=1)
+    fields = {"data.train": "train.tsv", "data.max_length": 32, "data.batch_size": 8, "epochs": 1}
+    task = [f"--config.{name}={value}" for name, value in fields.items()]
     recipe = "--config=finetune/classification"
     words = [
         *([name, "--help"] for name in NAMES),

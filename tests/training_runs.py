@@ -26,6 +26,27 @@ def words(defaults: Mapping[str, Any], flags: Sequence[str]) -> list[str]:
     return [f"{name}={value}" for name, value in fields.items()]
 
 
+def pretraining_flags(source: Path | str, *changes: str) -> list[str]:
+    """Return the flags of a small run of the recipe `tiny`."""
+    config = {
+        "steps": 24,
+        "log_every": 4,
+        "eval_every": 12,
+        "model.vocab_size": 66,
+        "model.hidden_size": 16,
+        "model.num_hidden_layers": 1,
+        "model.intermediate_size": 32,
+        "model.max_position_embeddings": 32,
+        "data.source": source,
+        "data.max_length": 32,
+        "data.batch_size": 16,
+        "data.length_warmup_fraction": 0,
+        "optimizer.learning_rate": 3e-3,
+        "checkpoint.every": 6,
+    }
+    return words(config, changes)
+
+
 def start_script(name: str, cache: Path, *flags: str) -> subprocess.Popen:
     """Start `train.py` or `finetune.py` on one device, as a user whose cache is `cache`."""
     theirs = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")

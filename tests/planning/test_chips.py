@@ -30,15 +30,29 @@ def test_links_of_a_tpu(sizes, group, links):
 
 
 @pytest.mark.parametrize(
-    ("group", "expected"),
+    ("chip", "group", "expected"),
     [
-        (range(8), 450e9),
-        ((0, 8), 50e9),  # a card each
-        (range(16), 400e9),  # eight cards lead out of each node
+        ("h100", range(8), 450e9),
+        ("h100", (0, 8), 50e9),  # a card each
+        ("h100", range(16), 400e9),  # eight cards lead out of each node
+        ("rtx4090", range(4), 32e9),  # over PCIe, within a host and beyond it
+        ("rtx4090", range(16), 32e9),
     ],
 )
-def test_rate_of_gpus(group, expected):
-    assert ring_rate(CHIPS["h100"], group, []) == expected
+def test_rate_of_gpus(chip, group, expected):
+    assert ring_rate(CHIPS[chip], group, []) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "chip"),
+    [
+        ("NVIDIA H100 80GB HBM3", CHIPS["h100"]),
+        ("NVIDIA H100 PCIe", None),  # a similar one is not the same
+        ("NVIDIA GeForce RTX 4090", CHIPS["rtx4090"]),
+    ],
+)
+def test_chip_of_a_device(kind, chip):
+    assert chip_of(SimpleNamespace(device_kind=kind)) is chip
 
 
 def test_all_reduce_of_a_pod_is_what_google_states():
@@ -46,17 +60,3 @@ def test_all_reduce_of_a_pod_is_what_google_states():
     for name, total in (("v5e", 51.2e12), ("v6e", 102.4e12)):
         rate = ring_rate(CHIPS[name], range(256), slice_of(16, 16, 1))
         assert rate * 256 == pytest.approx(total)
-
-
-def test_a_similar_chip_is_not_the_same():
-    assert chip_of(SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3")) is CHIPS["h100"]
-    assert chip_of(SimpleNamespace(device_kind="NVIDIA H100 PCIe")) is None
-
-
-def test_cards_of_24_gb():
-    """What a card sends goes over PCIe, within a host and beyond it."""
-    card = chip_of(SimpleNamespace(device_kind="NVIDIA GeForce RTX 4090"))
-    assert card is CHIPS["rtx4090"]
-    assert not card.is_tpu
-    assert ring_rate(card, range(4), []) == ring_rate(card, range(16), []) == 32e9
-    assert card.memory == CHIPS["l4"].memory == 24e9

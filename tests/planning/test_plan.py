@@ -1,6 +1,5 @@
 """Plans: their figures, and the command."""
 
-import argparse
 import json
 
 import jax
@@ -10,7 +9,6 @@ from helpers import model_config
 from bert_jax.commands import plan as command
 from bert_jax.commands.flags import Recipe
 from bert_jax.config import DataConfig, ParallelConfig, Phase, TrainConfig
-from bert_jax.errors import UserError
 from bert_jax.planning import plan
 from bert_jax.planning.topology import read_topologies
 
@@ -78,37 +76,13 @@ def test_text(compiled):
     assert shown.count("at least") == shown.count("source:") == 1
 
 
-def test_a_mesh_that_does_not_divide():
-    with pytest.raises(UserError, match="does not make 8 devices"):
-        plan.make_plans(small_config(data=3), read_topologies("cpu:8"))
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command with a small config, and return what it prints."""
-
-    def run_with(*words: str) -> str:
-        recipe = Recipe(small_config(), "small")
-        monkeypatch.setattr(command, "read_config", lambda *_: recipe)
-        parser = argparse.ArgumentParser()
-        command.add_arguments(parser)
-        command.run(parser.parse_args(words), [])
-        return capsys.readouterr().out
-
-    return run_with
-
-
-def test_command(run, monkeypatch):
+def test_command(bert_jax_main, monkeypatch):
     """On a TPU's own compiler, if it is installed: the smallest slice."""
     pytest.importorskip("libtpu")
     monkeypatch.delenv("XLA_FLAGS")  # it does not know all of a CPU's
-    (made,) = json.loads(run("--topology=v5e:2x2", "--json"))
+    monkeypatch.setattr(command, "read_config", lambda *_: Recipe(small_config(), "small"))
+    (made,) = json.loads(bert_jax_main("plan", "--topology=v5e:2x2", "--json"))
     assert (made["devices"], made["mesh"]["data"], made["fits"]) == (4, 4, True)
     assert made["memory"]["parameters"] == 4 * made["parameters"]
     assert made["compiled_for"] == "v5e:2x2"
     assert 0 < made["mfu"] < 1
-
-
-def test_command_with_an_unknown_chip(run):
-    with pytest.raises(UserError, match="not a known chip"):
-        run("--topology=h99:2")

@@ -30,7 +30,6 @@ def use_speed(monkeypatch, speed: float) -> None:
     ("speed", "batch_size", "hidden_size"),
     [
         (1e6, 64, 512),  # 54 s of 33 ms
-        (5e5, 32, 512),
         (2.6e5, 16, 512),
         (2e5, 16, 256),
         (1e2, 16, 128),  # no smaller
@@ -48,20 +47,15 @@ def test_the_run_takes_the_minutes(config, speed, batch_size, hidden_size, monke
     assert fitted.checkpoint.every == fitted.eval_every
 
 
-def test_what_the_user_has_set_is_kept(config, monkeypatch):
+def test_what_the_user_has_set_is_kept_and_time_may_be_too_short(config, monkeypatch):
     use_speed(monkeypatch, 1e4)
     fitted = time_budget.fit(config, 1.0, keeps_size=True, keeps_batch=True)
-    assert fitted.model == config.model
-    assert fitted.data == config.data
-
-
-def test_too_short(config, monkeypatch):
-    use_speed(monkeypatch, 1e6)
+    assert (fitted.model, fitted.data) == (config.model, config.data)
     with refused("--minutes=0.1 is too short", "compiling takes 6.0 s"):
         time_budget.fit(config, 0.1, keeps_size=False, keeps_batch=False)
 
 
-def test_steps_are_timed(config):
+def test_steps_are_timed():
     small = TrainConfig(model=model_config(), data=DataConfig(max_length=32, batch_size=16))
     fitted = time_budget.fit(small, 1.0, keeps_size=False, keeps_batch=False)
     assert fitted.steps > 100

@@ -20,6 +20,7 @@ from training_runs import (
     ROOT,
     assert_same_state,
     contents,
+    pretraining_flags,
     records,
     run_script,
     start_script,
@@ -55,28 +56,8 @@ def store(tmp_path_factory) -> Path:
     return folder / "store"
 
 
-def flags(store: Path, *changes: str) -> list[str]:
-    config = {
-        "steps": STEPS,
-        "log_every": 4,
-        "eval_every": 12,
-        "model.vocab_size": 66,
-        "model.hidden_size": 16,
-        "model.num_hidden_layers": 1,
-        "model.intermediate_size": 32,
-        "model.max_position_embeddings": 32,
-        "data.source": store,
-        "data.max_length": 32,
-        "data.batch_size": 16,
-        "data.length_warmup_fraction": 0,
-        "optimizer.learning_rate": 3e-3,
-        "checkpoint.every": 6,
-    }
-    return words(config, changes)
-
-
 def recipe(store: Path, *changes: str, name: str = "tiny") -> Recipe:
-    return read_config(name, flags(store, *changes), TrainConfig)
+    return read_config(name, pretraining_flags(store, *changes), TrainConfig)
 
 
 def pretrain(store: Path, workdir: Path, *changes: str, **options) -> PretrainingResult:
@@ -97,7 +78,7 @@ def script(store, tmp_path_factory) -> tuple[Path, Path]:
     """An undisturbed run of `train.py` on one device: its workdir, and the user's cache."""
     folder = tmp_path_factory.mktemp("script")
     code, output, errors = run_script(
-        "train.py", folder, f"--workdir={folder / 'run'}", *flags(store)
+        "train.py", folder, f"--workdir={folder / 'run'}", *pretraining_flags(store)
     )
     assert (code, errors) == (0, "")
     assert "devices    1 ×" in output
@@ -203,7 +184,7 @@ def test_killed_at_random_moments_and_resumed_is_bit_equal(script, store, tmp_pa
     """SIGKILL, twice, at moments spread over the training; then to the end."""
     expected, cache = script
     workdir, draw = tmp_path / "run", random.Random(seed)
-    command = "train.py", cache, f"--workdir={workdir}", *flags(store)
+    command = "train.py", cache, f"--workdir={workdir}", *pretraining_flags(store)
     for _ in range(2):
         process = start_script(*command)
         wait_for_logs(process, 1 + draw.randrange(3))
@@ -219,7 +200,7 @@ def test_killed_at_random_moments_and_resumed_is_bit_equal(script, store, tmp_pa
 def test_sigterm_saves_and_exits_with_its_own_code(script, store, tmp_path):
     expected, cache = script
     workdir = tmp_path / "run"
-    command = flags(store, "--config.checkpoint.every=1000")
+    command = pretraining_flags(store, "--config.checkpoint.every=1000")
     process = start_script("train.py", cache, f"--workdir={workdir}", *command)
     wait_for_logs(process, 1)
     process.send_signal(signal.SIGTERM)
@@ -306,7 +287,7 @@ def test_modules_that_the_model_lacks_are_randomly_initialized(exported, store, 
 
 
 def test_the_shape_is_that_of_the_model_whatever_the_recipes(exported, store, tmp_path):
-    free = [word for word in flags(store) if ".model." not in word]
+    free = [word for word in pretraining_flags(store) if ".model." not in word]
     free.append("--config.model.hidden_dropout_prob=0.25")  # what is set by hand is kept
     config = read_config("tiny", free, TrainConfig)
     run = pretraining.start(

@@ -39,12 +39,8 @@ class Unfinished:
 def training_of(folder, train_step, evaluate, keep: int) -> Iterator[Training]:
     """Yield the training of twelve steps."""
     tokenizer = tokenizer_training.train(["a few words"] * 9, TokenizerConfig(kind="wordpiece"), 25)
-    checkpoints = Checkpoints(
-        folder / "checkpoints",
-        CheckpointConfig(keep=keep),
-        tokenizer,
-        lambda h: -h["loss"],
-    )
+    config, rank = CheckpointConfig(keep=keep), lambda scores: -scores["loss"]
+    checkpoints = Checkpoints(folder / "checkpoints", config, tokenizer, rank)
     state = TrainState(jnp.int32(0), {"w": jnp.ones(2)}, {}, jnp.zeros(2, jnp.uint32))
     stages = [Stage(STEPS, 4, 4, train_step, evaluate)]
     with (
@@ -86,14 +82,16 @@ def test_at_most_two_steps_are_in_flight(tmp_path):
     assert in_flight == [1] + [2] * (STEPS - 2)
 
 
-def test_the_best_is_kept_whatever_the_intervals(tmp_path):
-    losses = {3: 3.0, 6: 1.0, 9: 2.0, 12: 1.5}
-    assert train(tmp_path, losses, eval_every=3, save_every=5) == [6, 12]
-
-
-def test_the_best_is_kept_where_only_the_end_is_saved(tmp_path):
-    losses = {2: 3.0, 4: 2.0, 6: 5.0, 8: 4.0, 10: 3.0, 12: 2.5}
-    assert train(tmp_path, losses, eval_every=2, save_every=1000) == [4, 12]
+@pytest.mark.parametrize(
+    ("losses", "eval_every", "save_every", "kept"),
+    [
+        ([3.0, 1.0, 2.0, 1.5], 3, 5, [6, 12]),
+        ([3.0, 2.0, 5.0, 4.0, 3.0, 2.5], 2, 1000, [4, 12]),  # the end alone is due
+    ],
+)
+def test_the_best_is_kept_whatever_the_intervals(tmp_path, losses, eval_every, save_every, kept):
+    by_step = {eval_every * number: loss for number, loss in enumerate(losses, start=1)}
+    assert train(tmp_path, by_step, eval_every=eval_every, save_every=save_every) == kept
 
 
 def test_a_held_out_loss_that_is_not_finite_ends_the_run(tmp_path):

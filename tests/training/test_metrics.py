@@ -74,7 +74,7 @@ def test_pictures_on_a_full_disk_are_said_once(tmp_path, capsys, full, request):
 
 @pytest.mark.parametrize(
     "line",
-    [b"\xff", b"[]", b"3", b"{", b"", b"[" * 100_000, b'{"split": "train"}', b'{"step": 1}'],
+    [b"\xff", b"[]", b"", b"[" * 100_000, b'{"split": "train"}', b'{"step": 1}'],
 )
 def test_a_damaged_record_is_named(tmp_path, line):
     good = b'{"step": 1, "split": "train", "loss": 1.0}\n'

@@ -1,6 +1,5 @@
 """Optimizers against NumPy, and schedules against the published ones."""
 
-import dataclasses
 import math
 
 import jax
@@ -15,12 +14,7 @@ from bert_jax.config import OptimizerConfig, Phase, TrainConfig
 from bert_jax.config.schedule import make_rate_schedule, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.tasks.classification import BertForSequenceClassification
-from bert_jax.training.optimizer import (
-    decayed,
-    layer_rates,
-    make_optimizer,
-    rate_by_step,
-)
+from bert_jax.training.optimizer import decayed, layer_rates, make_optimizer, rate_by_step
 
 STEPS = 100
 
@@ -36,7 +30,7 @@ def test_agrees_with_numpy_for_a_hundred_steps():
     params = jax.tree.map(lambda x: x.astype(np.float32), params)
     expected = jax.tree.map(lambda x: x.astype(np.float64), params)
     m, v = (jax.tree.map(np.zeros_like, expected) for _ in range(2))
-    optimizer = make_optimizer(config, make_rate_schedule(config, STEPS))
+    optimizer = optimizer_of(config)
     state = optimizer.init(params)
     update = jax.jit(optimizer.update)
     for step in range(STEPS):
@@ -89,17 +83,13 @@ def test_schedules_by_their_formulas(warmup):
         )
         wanted = [2, 2, 1, 2 - math.sqrt(2), 2 - 2 * math.sqrt(199 / 200), 0]
         assert found == pytest.approx(wanted, abs=1e-6)
-        assert (found[0], found[1], found[-1]) == (2, 2, 0)
 
 
 def test_phases_with_learning_rates_of_their_own():
     """Warm-up and decay are those of the run; 0 is the rate of the optimizer."""
     config = TrainConfig(steps=100, optimizer=OptimizerConfig(learning_rate=2.0, schedule="wsd"))
-    config.data.phases = (
-        Phase(40, 128, 8),
-        Phase(60, 128, 8, learning_rate=0.5),
-        Phase(95, 128, 8),
-    )
+    own = Phase(60, 128, 8, learning_rate=0.5)
+    config.data.phases = (Phase(40, 128, 8), own, Phase(95, 128, 8))
     schedule = make_schedule(config)
     assert schedule.rate.peaks == ((0, 2.0), (60, 0.5), (95, 2.0))
     rate = rate_by_step(schedule.rate)
@@ -126,39 +116,13 @@ def test_shares_that_fill_a_run_exactly():
         ),
         ({"warmup_fraction": 200.0}, ["warmup_fraction is 200 of a run of 100 steps"]),
         ({"warmup_fraction": 1.5}, ["a share below 1 or a whole number of steps"]),
-        ({"decay_fraction": -0.1, "schedule": "wsd"}, ["a share below 1 or a whole number"]),
         ({"decay_fraction": 0.2}, ["decay_fraction does nothing", "schedule linear"]),
         ({"schedule": "trapezoid"}, ["optimizer.schedule is 'trapezoid'"]),
-        ({"name": "adanw"}, ["optimizer.name is 'adanw'; did you mean adamw"]),
     ],
 )
 def test_impossible_schedules_are_refused(fields, key_words):
     with refused(*key_words):
         validate(TrainConfig(steps=100, optimizer=OptimizerConfig(**fields)))
-
-
-def test_adamw_is_optax_own():
-    config = OptimizerConfig(name="adamw", warmup_fraction=0.0, clip_norm=1e9)
-    params = {"dense": {"kernel": np.ones((2, 2), np.float32), "bias": np.ones(2, np.float32)}}
-    plain = optax.adamw(
-        rate_by_step(make_rate_schedule(config, STEPS)),
-        b2=0.999,
-        eps=1e-6,
-        weight_decay=0.01,
-        mask=decayed,
-    )
-    results = []
-    for optimizer in (
-        make_optimizer(config, make_rate_schedule(config, STEPS)),
-        plain,
-    ):
-        state, moved = optimizer.init(params), params
-        for step in range(5):
-            grads = jax.tree.map(lambda x, s=step: x * (s + 1), params)
-            updates, state = optimizer.update(grads, state, moved)
-            moved = optax.apply_updates(moved, updates)
-        results.append(moved)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *results)
 
 
 SHAPES = {
@@ -179,17 +143,22 @@ def random_tree(seed: int, size: float = 1.0):
     return jax.tree.map(draw, SHAPES, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def run(config: OptimizerConfig, gradients, **options):
+def optimizer_of(config: OptimizerConfig, steps: int = STEPS, **options):
+    return make_optimizer(config, make_rate_schedule(config, steps), **options)
+
+
+def run_optimizer(optimizer: optax.GradientTransformation, gradients):
     """Return the parameters after one step for each tree of gradients."""
-    optimizer, params = (
-        make_optimizer(config, make_rate_schedule(config, STEPS), **options),
-        random_tree(0),
-    )
+    params = random_tree(0)
     state, update = optimizer.init(params), jax.jit(optimizer.update)
     for gradient in gradients:
         updates, state = update(gradient, state, params)
         params = optax.apply_updates(params, updates)
     return params
+
+
+def run(config: OptimizerConfig, gradients, **options):
+    return run_optimizer(optimizer_of(config, **options), gradients)
 
 
 def flatten(tree) -> dict[str, np.ndarray]:
@@ -199,6 +168,14 @@ def flatten(tree) -> dict[str, np.ndarray]:
 
 
 PLAIN = {"schedule": "constant", "warmup_fraction": 0.0, "clip_norm": 0.0, "weight_decay": 0.1}
+
+
+def test_adamw_is_optax_own():
+    config = OptimizerConfig(name="adamw", learning_rate=0.05, **PLAIN)
+    own = optax.adamw(0.05, b2=0.999, eps=1e-6, weight_decay=0.1, mask=decayed)
+    gradients = [random_tree(seed) for seed in range(1, 6)]
+    found, wanted = (run_optimizer(o, gradients) for o in (optimizer_of(config), own))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, wanted)
 
 
 def test_stable_adamw_agrees_with_numpy():
@@ -227,10 +204,7 @@ def test_stable_adamw_agrees_with_numpy():
 
 @pytest.mark.parametrize(
     ("kind", "highest"),
-    [
-        ("bert", {"bert/pooler"}),
-        ("modernbert", {"bert/final_layer_norm", "bert/head"}),
-    ],
+    [("bert", {"bert/pooler"}), ("modernbert", {"bert/final_layer_norm", "bert/head"})],
 )
 def test_each_layer_has_a_lower_rate_than_the_one_above(kind, highest):
     """Heads, and what is between them and the layers, are above all."""
@@ -263,10 +237,7 @@ def test_layers_and_probes_of_stable_adamw():
 
 def test_no_buffer_is_in_the_state_twice():
     """A state that had one could not be donated."""
-    config = dataclasses.replace(OptimizerConfig(), name="bert_adamw")
-    state = make_optimizer(config, make_rate_schedule(config, STEPS)).init(
-        {"kernel": jax.numpy.ones(4)}
-    )
+    state = optimizer_of(OptimizerConfig(name="bert_adamw")).init({"kernel": jax.numpy.ones(4)})
     pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
     assert len(set(pointers)) == len(pointers)
 
@@ -274,4 +245,4 @@ def test_no_buffer_is_in_the_state_twice():
 def test_more_steps_than_the_state_counts_are_refused():
     """Such as those of `--config.epochs=4e9`."""
     with refused("8,000,000,000 steps"):
-        make_optimizer(OptimizerConfig(), make_rate_schedule(OptimizerConfig(), 8_000_000_000))
+        optimizer_of(OptimizerConfig(), 8_000_000_000)
