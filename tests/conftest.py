@@ -105,6 +105,15 @@ def hub(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="session")
+def tokenizer():
+    """A tokenizer of three words, for what is written beside one."""
+    from bert_jax import TokenizerConfig
+    from bert_jax.text import tokenizer_training
+
+    return tokenizer_training.train(["a few words"] * 9, TokenizerConfig(kind="wordpiece"), 25)
+
+
+@pytest.fixture(scope="session")
 def tiny_text(tmp_path_factory):
     """A file of documents of short sentences."""
     import numpy as np

@@ -15,11 +15,10 @@ import optax
 import pytest
 from helpers import batch, model_config, objective, params
 
-from bert_jax.config import CheckpointConfig, ParallelConfig, TokenizerConfig, TrainConfig
+from bert_jax.config import CheckpointConfig, ParallelConfig, TrainConfig
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.models.attention import unsupported
 from bert_jax.models.layers import random_bits
-from bert_jax.text import tokenizer_training
 from bert_jax.training import checkpoint
 from bert_jax.training.setup import Setup, make_setup
 from bert_jax.training.step import init_state
@@ -130,12 +129,11 @@ def test_the_same_bits_are_drawn(device, cpu):
 
 
 @pytest.mark.parametrize("to_cpu", [True, False])
-def test_a_checkpoint_moves_between_a_device_and_a_cpu(to_cpu, device, cpu, tmp_path):
+def test_a_checkpoint_moves_between_a_device_and_a_cpu(to_cpu, device, cpu, tmp_path, tokenizer):
     source, target = (device, cpu) if to_cpu else (cpu, device)
     task, optimizer = task_and_optimizer()
     state = init_state(params(task), optimizer, 3)
     placed = jax.device_put(state, setup_on(source, task, optimizer).layout.state)
-    tokenizer = tokenizer_training.train(["a few words"], TokenizerConfig(kind="wordpiece"), 25)
     settings = tmp_path, CheckpointConfig(), tokenizer, len
     with closing(checkpoint.Checkpoints(*settings)) as checkpoints:
         checkpoints.save(4, placed, TrainConfig(), None)

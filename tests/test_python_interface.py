@@ -233,12 +233,17 @@ def test_predictions_of_plain_values(tiny_bert, kind, labels, values):
         bert.predict([3])
 
 
-def test_predictions_are_a_sequence(tiny_classifier):
-    predictions = tiny_classifier.predict(["The river.", "A bank.", "A model."])
+def test_predictions_are_a_sequence(tiny_classifier, tmp_path):
+    """Of any examples; one needs no list."""
+    predictions = tiny_classifier.predict(text for text in ["The river.", "A bank.", "A model."])
     assert len(predictions) == 3
     assert predictions[-1] == predictions[2]
     assert predictions[:2] == [predictions[0], predictions[1]]
     assert predictions.scores == {}
+    (expected,) = tiny_classifier.predict(["The river."])
+    for example in ("The river.", {"sentence": "The river."}):
+        assert list(tiny_classifier.predict(example)) == [expected]
+    assert [p.exists() for p in predictions.save(tmp_path / "new" / "folder" / "p")] == [True]
 
 
 def test_save_and_load(tiny_bert, tiny_classifier, tmp_path):
@@ -328,14 +333,6 @@ def test_settings_that_do_not_exist(tiny_config, tiny_finetuning_config):
         for group in (config, config.model, config.data, config.optimizer):
             with pytest.raises(AttributeError, match="has no attribute 'learnin_rate'"):
                 group.learnin_rate = 1e-5
-
-
-def test_one_example_needs_no_list(tiny_classifier, tmp_path):
-    (expected,) = tiny_classifier.predict(["The river."])
-    for example in ("The river.", {"sentence": "The river."}):
-        assert list(tiny_classifier.predict(example)) == [expected]
-    predictions = tiny_classifier.predict(text for text in ["The river.", "A bank."])
-    assert [p.exists() for p in predictions.save(tmp_path / "new" / "folder" / "p")] == [True]
 
 
 def test_quiet_runs_print_and_draw_nothing_and_install_nothing(

@@ -12,8 +12,13 @@ import jax
 import matplotlib
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
+
+from bert_jax import Interrupted, TrainConfig, console
+from bert_jax.runs import pretrain as pretraining
 
 ROOT = Path(__file__).parents[1]
+CACHE_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
@@ -49,8 +54,7 @@ def pretraining_flags(source: Path | str, *changes: str) -> list[str]:
 
 def start_script(name: str, cache: Path, *flags: str) -> subprocess.Popen:
     """Start `train.py` or `finetune.py` on one device, as a user whose cache is `cache`."""
-    theirs = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
-    environment = {k: v for k, v in os.environ.items() if k not in theirs}
+    environment = {k: v for k, v in os.environ.items() if k not in CACHE_VARIABLES}
     xla_flags = os.environ["XLA_FLAGS"].split()
     environment |= {
         "XLA_FLAGS": " ".join(flag for flag in xla_flags if "device_count" not in flag),
@@ -72,6 +76,14 @@ def run_script(name: str, cache: Path, *flags: str) -> tuple[int, str, str]:
     process = start_script(name, cache, *flags)
     output, errors = process.communicate(timeout=300)
     return process.returncode, output, errors
+
+
+def stop_after(steps: int, config: TrainConfig, workdir: Path) -> None:
+    """Begin a run that is asked to stop once it has done some steps."""
+    run = pretraining.start(config, workdir)
+    reasons = iter([""] * (steps - 1) + ["a test"])
+    with console.quiet(), pytest.raises(Interrupted):
+        pretraining.train(run, lambda: next(reasons))
 
 
 def wait_for_logs(process: subprocess.Popen, count: int) -> None:

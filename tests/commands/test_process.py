@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from training_runs import CACHE_VARIABLES
 
 from bert_jax.commands import main, memory, process
 from bert_jax.errors import HostLost, Interrupted, TrainingError, UserError
@@ -46,8 +47,7 @@ DAMAGED = ["damaged 2 False", "mended 2 True"] * 2
 
 def run(cache: Path, *words: Path) -> list[str]:
     """Returns what is printed, which must not be a warning."""
-    left_out = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
-    environment = {k: v for k, v in os.environ.items() if k not in left_out}
+    environment = {k: v for k, v in os.environ.items() if k not in CACHE_VARIABLES}
     done = subprocess.run(
         [sys.executable, "-W", "default", "-c", CODE, *map(str, words)],
         env={**environment, "XDG_CACHE_HOME": str(cache)},
@@ -127,9 +127,10 @@ def test_an_error_ends_with_its_line_and_exit_code(error, code, capsys, ends):
         ("{} --help >/dev/full", "No space left on device; "),
         ("mkdir gone; cd gone; rmdir ../gone; {} --help", "the working directory was deleted; "),
         ("{} pretrain --connect_timeout=nan", "--connect_timeout nan is no time; "),
+        ("{} prepare none.txt store", "data source none.txt does not exist; "),
     ],
 )
-def test_a_process_that_cannot_print_or_wait_ends_with_a_line(shell, message, tmp_path):
+def test_a_process_that_fails_ends_with_a_line(shell, message, tmp_path):
     program = f"{sys.executable} -c 'from bert_jax.commands.main import main; main()'"
     done = subprocess.run(
         ["bash", "-c", shell.format(program)],
@@ -139,7 +140,8 @@ def test_a_process_that_cannot_print_or_wait_ends_with_a_line(shell, message, tm
         text=True,
     )
     assert done.returncode != 0
-    assert re.fullmatch(rf"bert-jax( pretrain)?: {re.escape(message)}.*\n", done.stderr)
+    assert re.fullmatch(rf"bert-jax( \w+)?: {re.escape(message)}.*\n", done.stderr)
+    assert not list(tmp_path.iterdir())
 
 
 def test_garbage_is_collected_less_often(ends):

@@ -16,7 +16,6 @@ from bert_jax.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
-    TokenizerConfig,
     TrainConfig,
 )
 from bert_jax.config.schedule import make_rate_schedule
@@ -25,7 +24,6 @@ from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import check_divides, check_model, make_mesh
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.runs.origin import copy_params
-from bert_jax.text import tokenizer_training
 from bert_jax.training import checkpoint
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.optimizer import make_optimizer
@@ -157,11 +155,9 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused():
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(tmp_path_factory, tokenizer):
     """A checkpoint of random numbers, moments included, saved from 2 × 2 × 2 devices."""
     folder = tmp_path_factory.mktemp("saved")
-    text = ["some words of a text", "others"] * 9
-    tokenizer = tokenizer_training.train(text, TokenizerConfig(kind="wordpiece"), 40)
     like = make_sharded((2, 2, 2)).abstract_state
     generator = np.random.default_rng(0)
     numbers = jax.tree.map(
@@ -173,9 +169,10 @@ def saved(tmp_path_factory):
         like,
     )
     state = jax.tree.map(lambda value, x: jax.device_put(value, x.sharding), numbers, like)
-    with closing(Checkpoints(folder, CheckpointConfig(), tokenizer, lambda _: 0.0)) as checkpoints:
+    settings = folder, CheckpointConfig(), tokenizer, lambda _: 0.0
+    with closing(Checkpoints(*settings)) as checkpoints:
         checkpoints.save(7, state, TrainConfig(model=SIZES), None)
-    return folder, tokenizer, numbers
+    return folder, numbers
 
 
 @pytest.mark.parametrize(
@@ -183,7 +180,7 @@ def saved(tmp_path_factory):
     [((1, 1, 1), 3, 1), ((1, 8, 1), 3, 8), ((1, 8, 1), 1, 8), ((1, 1, 2), 3, 2), ((3, 1, 1), 3, 3)],
 )
 def test_restored_onto_another_mesh(saved, shape, zero, count):
-    folder, _, numbers = saved
+    folder, numbers = saved
     setup = make_sharded(shape, zero, count)
     state = checkpoint.read_state(folder / "7", setup.abstract_state)
     jax.tree.map(np.testing.assert_array_equal, state, numbers)
@@ -191,7 +188,7 @@ def test_restored_onto_another_mesh(saved, shape, zero, count):
 
 
 def test_loaded_exported_and_used_to_initialize_elsewhere(saved, tmp_path):
-    folder, _, numbers = saved
+    folder, numbers = saved
     bert = load(folder)
     jax.tree.map(np.testing.assert_array_equal, bert.params, numbers.params)
     bert.export(tmp_path / "exported")

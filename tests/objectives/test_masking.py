@@ -9,14 +9,28 @@ from scipy import stats
 MASK_ID = 4
 
 
+# Tokens that continue a word: half of the vocabulary.
+CONTINUES = np.arange(VOCAB) >= 50
+
+
+def draw(rows, *, seed: int = 0, continues: np.ndarray | None = None):
+    """Return the masked ids of sequences, and their predictions."""
+    names = ("input_ids", "attention_mask", "index")
+    mask = jax.jit(masking(continues))
+    return jax.device_get(mask(jax.random.key(seed), *(rows[name] for name in names)))
+
+
+def rows_of(ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Return sequences of token ids, of which 0 is padding."""
+    index = np.arange(len(ids), dtype=np.int32)
+    return {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int32), "index": index}
+
+
 @pytest.fixture(scope="module")
 def drawn():
     """Many sequences, as (batch, masked ids, predictions)."""
     rows = batch(2000)
-    masked, predictions = jax.jit(masking())(
-        jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["index"]
-    )
-    return rows, np.asarray(masked), jax.device_get(predictions)
+    return rows, *draw(rows)
 
 
 def test_counts_are_those_of_the_original(drawn):
@@ -71,26 +85,16 @@ def test_80_10_10(drawn):
 
 
 def test_a_sequence_of_padding_or_special_tokens_predicts_nothing():
-    ids = np.array([[0] * 32, [2, 3, 3, *[0] * 29]], np.int32)
-    _, predictions = jax.jit(masking())(
-        jax.random.key(0), ids, (ids > 0).astype(np.int32), np.arange(2, dtype=np.int32)
-    )
+    _, predictions = draw(rows_of(np.array([[0] * 32, [2, 3, 3, *[0] * 29]], np.int32)))
     assert predictions.weights.sum() == 0
 
 
 def test_masks_follow_the_index_and_the_key():
     rows = batch(16)
-    mask = jax.jit(masking())
-    whole, _ = mask(jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["index"])
+    (whole, _), (other, _) = draw(rows), draw(rows, seed=1)
     order = np.random.default_rng(0).permutation(16)[:8]
-    part, _ = mask(
-        jax.random.key(0),
-        rows["input_ids"][order],
-        rows["attention_mask"][order],
-        rows["index"][order],
-    )
+    part, _ = draw({name: value[order] for name, value in rows.items()})
     np.testing.assert_array_equal(part, whole[order])
-    other, _ = mask(jax.random.key(1), rows["input_ids"], rows["attention_mask"], rows["index"])
     several = rows["attention_mask"].sum(1) > 10  # of one prediction two keys may choose the same
     assert several.sum() >= 10
     assert (other != whole).any(axis=1)[several].all()
@@ -98,13 +102,8 @@ def test_masks_follow_the_index_and_the_key():
 
 def test_whole_words():
     """All tokens of a word are chosen or none, nearly as many as the count and no more."""
-    continues = np.zeros(VOCAB, bool)
-    continues[50:] = True
     rows = batch(1000)
-    _, predictions = jax.jit(masking(continues))(
-        jax.random.key(0), rows["input_ids"], rows["attention_mask"], rows["index"]
-    )
-    predictions = jax.device_get(predictions)
+    _, predictions = draw(rows, continues=CONTINUES)
     lengths = rows["attention_mask"].sum(1)
     limit = np.array([min(PREDICTIONS, max(1, round(0.15 * int(n)))) for n in lengths])
     taken = predictions.weights.sum(1)
@@ -114,19 +113,15 @@ def test_whole_words():
         ids = rows["input_ids"][row]
         chosen = set(predictions.positions[row][predictions.weights[row] > 0].tolist())
         for place in range(1, lengths[row]):
-            inside = ids[place] not in SPECIAL and continues[ids[place]]
+            inside = ids[place] not in SPECIAL and CONTINUES[ids[place]]
             if inside and ids[place - 1] not in SPECIAL:
                 assert (place in chosen) == (place - 1 in chosen)
 
 
 def test_whole_words_are_equally_likely():
     """A word's chance does not depend on its position: words of two tokens are chosen equally."""
-    continues = np.zeros(VOCAB, bool)
-    continues[50:] = True
     ids = np.tile(np.array([2, *[10, 60] * 14, 3, 0, 0], np.int32), (4000, 1))
-    _, predictions = jax.jit(masking(continues))(
-        jax.random.key(0), ids, (ids > 0).astype(np.int32), np.arange(4000, dtype=np.int32)
-    )
-    chosen = np.asarray(predictions.positions)[np.asarray(predictions.weights) > 0]
+    _, predictions = draw(rows_of(ids), continues=CONTINUES)
+    chosen = predictions.positions[predictions.weights > 0]
     counts = np.bincount(chosen, minlength=32)[1:29:2]
     assert stats.chisquare(counts).pvalue > 1e-3

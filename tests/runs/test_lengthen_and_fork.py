@@ -9,24 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training_runs import assert_same_state, read_state, without_speeds
+from training_runs import assert_same_state, read_state, stop_after, without_speeds
 
-from bert_jax import (
-    Interrupted,
-    OptimizerConfig,
-    Phase,
-    TrainConfig,
-    UserError,
-    console,
-    load,
-    pretrain,
-)
+from bert_jax import OptimizerConfig, Phase, TrainConfig, UserError, load, pretrain
 from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import as_variant, override
 from bert_jax.distributed import hosts
 from bert_jax.runs import origin, report
 from bert_jax.runs import pretrain as pretraining
-from bert_jax.training import optimizer
 
 STOPPED = 4
 
@@ -50,10 +40,7 @@ def with_phase(config: TrainConfig, start: float, max_length: int = 16, **fields
 def stopped(tiny_config, tmp_path_factory) -> Path:
     """The workdir of a run of 8 steps that was stopped where its warm-up ended."""
     workdir = tmp_path_factory.mktemp("stopped") / "run"
-    run = pretraining.start(changed(tiny_config, steps=8), workdir)
-    reasons = iter([""] * (STOPPED - 1) + ["a test"])
-    with console.quiet(), pytest.raises(Interrupted):
-        pretraining.train(run, lambda: next(reasons))
+    stop_after(STOPPED, changed(tiny_config, steps=8), workdir)
     return workdir
 
 
@@ -207,21 +194,6 @@ def plan(steps: int, decay: float = 100.0, **fields) -> TrainConfig:
     )
 
 
-def test_rates_of_a_run_that_is_lengthened_and_of_its_forks():
-    """Those of runs that were planned so, at every step; the step that ends a run would have 0."""
-
-    def rates(config):
-        return optimizer.rate_by_step(make_schedule(config).rate)(np.arange(1501)).tolist()
-
-    run, longer = rates(plan(1000)), rates(plan(1500))
-    assert run[:900] == longer[:900]
-    assert longer[10:1401] == [1.0] * 1391
-    for start in (10, 500, 900):
-        fork = rates(plan(start + 50, 50.0))
-        assert run[:start] == fork[:start]
-        assert (fork[start], fork[start + 50]) == (run[start], 0.0) == (1.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "step", "lines"),
     [
@@ -371,9 +343,7 @@ def test_a_length_warmup_that_is_done_keeps_its_steps(tiny_config, tmp_path):
 def test_a_run_cannot_end_in_its_length_warmup(tiny_config, tmp_path):
     config = changed(tiny_config, steps=12)
     config.data.length_warmup_fraction = 0.5
-    run = pretraining.start(config, tmp_path)
-    with console.quiet(), pytest.raises(Interrupted):
-        pretraining.train(run, lambda: "a test")
+    stop_after(1, config, tmp_path)
     config.steps = 4
     with pytest.raises(UserError, match=r"length_warmup_fraction 6\.0 is 6 steps, and must end"):
         pretrain(config, tmp_path, quiet=True)

@@ -9,9 +9,9 @@ import fake_bucket
 import jax
 import numpy as np
 import pytest
-from training_runs import without_speeds
+from training_runs import stop_after, without_speeds
 
-from bert_jax import Interrupted, UserError, console, load, pretrain
+from bert_jax import UserError, load, pretrain
 from bert_jax.config import TrainConfig
 from bert_jax.errors import TrainingError
 from bert_jax.runs import origin
@@ -60,10 +60,7 @@ def test_a_run_is_that_of_a_disk_and_resumes_on_another_machine(bucket, tiny_con
     config.steps, config.eval_every, config.model.num_hidden_layers = 8, 8, 1
     config.checkpoint.every, config.checkpoint.keep = 2, 1
     expected = pretrain(config, tmp_path / "run", quiet=True)
-    run = pretraining.start(config, paths.as_path("gs://bucket/run"))
-    asked = iter(range(8))
-    with console.quiet(), pytest.raises(Interrupted):
-        pretraining.train(run, lambda: "a test" if next(asked) == 4 else "")
+    stop_after(5, config, paths.as_path("gs://bucket/run"))
     kept = "config.json", "metrics.jsonl", "text.sha256", "tokenizer/tokenizer.json"
     assert {f"run/{name}" for name in kept} <= {*bucket.objects}
     assert not [name for name in bucket.objects if "/store/" in name or name.endswith(".lock")]

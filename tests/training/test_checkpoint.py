@@ -16,16 +16,11 @@ import pytest
 from helpers import flip_bit, refused
 
 from bert_jax.commands.process import quiet_libraries
-from bert_jax.config import CheckpointConfig, TokenizerConfig, TrainConfig
+from bert_jax.config import CheckpointConfig, TrainConfig
 from bert_jax.errors import TrainingError
-from bert_jax.text import tokenizer_loading, tokenizer_training
+from bert_jax.text import tokenizer_loading
 from bert_jax.training import checkpoint
 from bert_jax.training.step import init_state
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return tokenizer_training.train(["a few words"] * 9, TokenizerConfig(kind="wordpiece"), 25)
 
 
 def state_at(step: int):
@@ -129,9 +124,6 @@ def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path, tokenizer):
     wrong = {"dense": {"kernel": jax.ShapeDtypeStruct((4, 2), np.float32)}}
     with refused("5 cannot be read"):
         checkpoint.read_params(tmp_path / "5", wrong)
-    (tmp_path / "5/config/metadata").write_text("{")
-    with refused("5 cannot be read"):
-        checkpoint.read_json(tmp_path / "5", "config")
     shutil.rmtree(tmp_path / "5/state")
     with refused("holds no checkpoint"):
         checkpoint.find(tmp_path)

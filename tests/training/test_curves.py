@@ -77,12 +77,3 @@ def test_a_run_of_another_objective_with_a_baseline_that_moves(drawn):
     panels = {axes.get_title(): axes for axes in figure.axes}
     assert list(panels) == ["loss", "f1", "learning rate", "gradient norm"]
     assert [len(panels[name].lines) for name in ("loss", "f1")] == [2, 3]
-
-
-def test_the_end_table():
-    scores = {"mlm_loss": 1.5, "mlm_accuracy": 0.25, "matthews": 0.5, "sequences_per_second": 3.0}
-    assert curves.table(scores, BASELINES, TITLES).splitlines()[2:] == [
-        "| MLM loss (nats) | 1.500 | 6.000 |",
-        "| MLM accuracy | 25.0% | 5.0% |",
-        "| matthews | 0.500 |  |",
-    ]

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from bert_jax.config import CheckpointConfig, TokenizerConfig, TrainConfig
+from bert_jax.config import CheckpointConfig, TrainConfig
 from bert_jax.errors import TrainingError
 from bert_jax.objectives.labels import LabelsObjective
-from bert_jax.text import tokenizer_training
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.loop import Stage, Training, training
 from bert_jax.training.metrics import Writer
@@ -36,10 +35,9 @@ class Unfinished:
 
 
 @contextlib.contextmanager
-def training_of(folder, train_step, evaluate, keep: int) -> Iterator[Training]:
+def training_of(folder, tokenizer, train_step, evaluate) -> Iterator[Training]:
     """Yield the training of twelve steps."""
-    tokenizer = tokenizer_training.train(["a few words"] * 9, TokenizerConfig(kind="wordpiece"), 25)
-    config, rank = CheckpointConfig(keep=keep), lambda scores: -scores["loss"]
+    config, rank = CheckpointConfig(keep=1), lambda scores: -scores["loss"]
     checkpoints = Checkpoints(folder / "checkpoints", config, tokenizer, rank)
     state = TrainState(jnp.int32(0), {"w": jnp.ones(2)}, {}, jnp.zeros(2, jnp.uint32))
     stages = [Stage(STEPS, 4, 4, train_step, evaluate)]
@@ -51,7 +49,7 @@ def training_of(folder, train_step, evaluate, keep: int) -> Iterator[Training]:
 
 
 def train(
-    folder, losses: dict[int, float], keep: int = 1, *, eval_every: int, save_every: int
+    folder, tokenizer, losses: dict[int, float], *, eval_every: int, save_every: int
 ) -> list[int]:
     """Train for twelve steps with given held-out losses; return the steps of the checkpoints."""
 
@@ -62,19 +60,19 @@ def train(
     def evaluate(state):
         return {"loss": losses[int(state.step)], "sequences_per_second": 1.0}
 
-    with training_of(folder, train_step, evaluate, keep) as run:
+    with training_of(folder, tokenizer, train_step, evaluate) as run:
         for step in run.steps(log_every=5, eval_every=eval_every):
             if step.is_due(save_every) or step.is_best:
                 run.save(step, TrainConfig())
     return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
 
 
-def test_at_most_two_steps_are_in_flight(tmp_path):
+def test_at_most_two_steps_are_in_flight(tmp_path, tokenizer):
     def train_step(state, _):
         return state, {"loss": WeightedSum(Unfinished(), 1.0)}
 
     in_flight = []
-    with training_of(tmp_path, train_step, evaluate=len, keep=1) as run:
+    with training_of(tmp_path, tokenizer, train_step, evaluate=len) as run:
         for step in run.steps(log_every=1000, eval_every=1000):
             in_flight.append(len(Unfinished.steps))
             if step.number == STEPS - 1:
@@ -89,12 +87,15 @@ def test_at_most_two_steps_are_in_flight(tmp_path):
         ([3.0, 2.0, 5.0, 4.0, 3.0, 2.5], 2, 1000, [4, 12]),  # the end alone is due
     ],
 )
-def test_the_best_is_kept_whatever_the_intervals(tmp_path, losses, eval_every, save_every, kept):
+def test_the_best_is_kept_whatever_the_intervals(
+    tmp_path, tokenizer, losses, eval_every, save_every, kept
+):
     by_step = {eval_every * number: loss for number, loss in enumerate(losses, start=1)}
-    assert train(tmp_path, by_step, eval_every=eval_every, save_every=save_every) == kept
+    options = {"eval_every": eval_every, "save_every": save_every}
+    assert train(tmp_path, tokenizer, by_step, **options) == kept
 
 
-def test_a_held_out_loss_that_is_not_finite_ends_the_run(tmp_path):
+def test_a_held_out_loss_that_is_not_finite_ends_the_run(tmp_path, tokenizer):
     with pytest.raises(TrainingError, match=r"held-out loss is nan at step 6; .*checkpoints/3;"):
-        train(tmp_path, {3: 1.0, 6: math.nan}, eval_every=3, save_every=100)
+        train(tmp_path, tokenizer, {3: 1.0, 6: math.nan}, eval_every=3, save_every=100)
     assert '"step": 6' not in (tmp_path / "metrics.jsonl").read_text()
