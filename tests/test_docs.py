@@ -23,16 +23,12 @@ import command_lines
 import jax
 import pytest
 from fake_hub import TOKEN
-from flax import linen as nn
-from helpers import model_config
+from helpers import model_config, random_bert, untrained
 
 import bert_jax
-from bert_jax.bert import Bert
 from bert_jax.commands import main
-from bert_jax.config import FinetuneConfig, TaskConfig, TokenizerConfig, TrainConfig, settings
+from bert_jax.config import FinetuneConfig, TokenizerConfig, TrainConfig, settings
 from bert_jax.config.validation import validate, validate_finetuning
-from bert_jax.objectives.sentence_pairs import BertForPreTraining
-from bert_jax.tasks import make_task
 from bert_jax.text import builtin, tokenizer_training
 
 ROOT = Path(__file__).parents[1]
@@ -118,17 +114,13 @@ def files(tmp_path_factory) -> Path:
     (folder / "lines.txt").write_text("The [MASK] is open.\n")
     (folder / "new.tsv").write_text("sentence\nA cat.\n")
     (folder / "pairs.tsv").write_text("question\tanswer\nWho?\tA cat.\n")
-    task = TaskConfig(labels=("bad", "good"))
     config = model_config(vocab_size=64, max_position_embeddings=128, num_hidden_layers=1)
     tokenizer = tokenizer_training.train([sentences] * 9, TokenizerConfig(kind="wordpiece"), 64)
-    models = {"tiny": (BertForPreTraining(config), {})}
-    models["python"] = models["tiny"]  # of the tutorials
-    models["reviews"] = (make_task(task).model(config, ""), {"task": task})
-    for name, (model, options) in models.items():
-        params = nn.unbox(model.init_params(jax.random.key(0)))
-        bert = Bert(config, params, tokenizer, model, **options)
+    bert = random_bert(config, tokenizer)
+    for name in ("tiny", "python"):  # the second of the tutorials
         bert.save(folder / "runs" / name)
-    bert_jax.load(folder / "runs/tiny").export(folder / "huggingface")
+    untrained(bert, "classification", ("bad", "good")).save(folder / "runs/reviews")
+    bert.export(folder / "huggingface")
     return folder
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def layer(module: str) -> str:
     return module.split(".")[1]
 
 
+def libraries(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that statements import, each up to its first dot."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [getattr(node, "module", None) or "", *(x.name for x in node.names)]
+            found |= {name.partition(".")[0] for name in names}
+    return found
+
+
 def test_imports_point_down():
     wrong = [
         f"{module} imports {imported}"
@@ -89,13 +100,8 @@ def test_no_module_imports_itself_by_way_of_others():
 def test_what_takes_a_second_to_import_is_imported_where_it_is_used():
     """So that no command waits for what another one needs."""
     slow = {"sklearn", "matplotlib", "tensorboardX", "huggingface_hub", "tensorflow_datasets"}
-    found = []
     for path in ROOT.rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names = [getattr(node, "module", None) or "", *(x.name for x in node.names)]
-                found += [(path.name, n) for n in names if n.partition(".")[0] in slow]
-    assert not found
+        assert not libraries(ast.parse(path.read_text()).body) & slow, path
 
 
 @pytest.mark.parametrize(
@@ -108,13 +114,11 @@ def test_what_takes_a_second_to_import_is_imported_where_it_is_used():
     ],
 )
 def test_a_library_that_may_change_is_imported_in_one_module(library, modules):
-    found = set()
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names = [getattr(node, "module", None) or "", *(x.name for x in node.names)]
-                if library in {name.partition(".")[0] for name in names}:
-                    found.add(path.relative_to(ROOT).as_posix())
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        if library in libraries(ast.walk(ast.parse(path.read_text())))
+    }
     assert found == modules
 
 
