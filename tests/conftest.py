@@ -68,6 +68,16 @@ def ends_reads():
 
 
 @pytest.fixture
+def one_device(monkeypatch):
+    """JAX with the first device alone, for which a program compiles in half the time."""
+    import jax
+
+    first = jax.devices()[:1]
+    for name in ("devices", "local_devices"):
+        monkeypatch.setattr(jax, name, lambda: first)
+
+
+@pytest.fixture
 def bert_jax_main(monkeypatch, capsys):
     """`bert-jax` in this process: returns what it prints, and raises its errors."""
     from bert_jax.commands import main, memory, process

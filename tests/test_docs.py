@@ -20,7 +20,6 @@ import tomllib
 from pathlib import Path
 
 import command_lines
-import jax
 import pytest
 from fake_hub import TOKEN
 from helpers import model_config, random_bert, untrained
@@ -136,12 +135,9 @@ def folder(files, tmp_path, monkeypatch, hub) -> Path:
 
 
 @pytest.fixture
-def small_runs(tiny_config, tiny_finetuning_config, monkeypatch):
+def small_runs(tiny_config, tiny_finetuning_config, one_device, monkeypatch):
     """Makes runs of pages small: their config is checked, and a small one is trained."""
     pretrain, finetune = bert_jax.pretrain, bert_jax.finetune
-    first = jax.devices()[:1]  # a program for one device compiles in half the time
-    for name in ("devices", "local_devices"):
-        monkeypatch.setattr(jax, name, lambda: first)
 
     def small_pretrain(config, workdir, **options):
         validate(config)

@@ -23,12 +23,12 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 def words(defaults: Mapping[str, Any], flags: Sequence[str]) -> list[str]:
-    """Return flags that set each field once; `flags` win over the defaults."""
-    fields = {f"--config.{name}": f"{value}" for name, value in defaults.items()}
+    """Return flags that set each field once; `flags`, NAME=VALUE, win over the defaults."""
+    fields = {name: f"{value}" for name, value in defaults.items()}
     for flag in flags:
-        name, _, value = flag.partition("=")
+        name, _, value = flag.removeprefix("--config.").partition("=")
         fields[name] = value
-    return [f"{name}={value}" for name, value in fields.items()]
+    return [f"--config.{name}={value}" for name, value in fields.items()]
 
 
 def pretraining_flags(source: Path | str, *changes: str) -> list[str]:

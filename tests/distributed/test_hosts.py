@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from helpers import model_config, random_bert, refused
 from jax._src import distributed
-from training_runs import pretraining_flags, read_state, records, words
+from training_runs import pretraining_flags, read_state, records
 
 from bert_jax.commands import main as commands
 from bert_jax.config import DataConfig, TokenizerConfig
@@ -40,14 +40,8 @@ def store(tiny_text, tmp_path_factory) -> Path:
 
 
 def train(store: Path | str, workdir: Path | str) -> list[str]:
-    changes = {
-        "steps": STEPS,
-        "log_every": 1,
-        "eval_every": STEPS,
-        "checkpoint.every": 4,
-        "parallel.fsdp": 2,
-    }
-    flags = pretraining_flags(store, *words(changes, []))
+    changes = [f"steps={STEPS}", "log_every=1", f"eval_every={STEPS}", "checkpoint.every=4"]
+    flags = pretraining_flags(store, *changes, "parallel.fsdp=2")
     return [str(ROOT / "train.py"), f"--workdir={workdir}", *flags]
 
 
@@ -317,17 +311,11 @@ def test_fine_tuning_on_two_hosts(store, folder, monkeypatch):
     for name, count in (("train", 12), ("eval", 7)):
         lines = [f"{'river bank' if i % 2 else 'token'}\t{i % 2}\n" for i in range(count)]
         (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(lines))
-    settings = {
-        "data.train": "train.tsv",
-        "data.eval": "eval.tsv",
-        "data.max_length": 8,
-        "data.batch_size": 4,
-        "epochs": 1,
-        "optimizer.learning_rate": 0.01,
-    }
+    fields = ["data.train=train.tsv", "data.eval=eval.tsv", "data.max_length=8", "epochs=1"]
+    fields += ["data.batch_size=4", "optimizer.learning_rate=0.01"]
     recipe = ROOT / "configs/finetune/classification.py"
     command = [str(ROOT / "finetune.py"), f"--config={recipe}", "--init=init", "--workdir=run"]
-    command += [f"--config.{name}={value}" for name, value in settings.items()]
+    command += [f"--config.{field}" for field in fields]
     assert end(start(command, 1, folder, folder)) == ([0, 0], [[], []])
     words = ["bert-jax", "predict", "run", "eval.tsv", "--output=again"]
     monkeypatch.chdir(folder)

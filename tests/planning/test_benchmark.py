@@ -78,7 +78,7 @@ def run(monkeypatch, bert_jax_main):
     return run_with
 
 
-def test_no_text_is_needed(run):
+def test_no_text_is_needed(run, one_device):
     """The built-in text has fewer than the 30,522 tokens of the vocabulary."""
     config = TrainConfig(
         model=dataclasses.replace(model_config(num_hidden_layers=1), vocab_size=30522),

@@ -55,7 +55,9 @@ def test_what_the_user_has_set_is_kept_and_time_may_be_too_short(config, monkeyp
         time_budget.fit(config, 0.1, keeps_size=False, keeps_batch=False)
 
 
-def test_steps_are_timed():
-    small = TrainConfig(model=model_config(), data=DataConfig(max_length=32, batch_size=16))
+def test_steps_are_timed(one_device):
+    small = TrainConfig(
+        model=model_config(num_hidden_layers=1), data=DataConfig(max_length=32, batch_size=16)
+    )
     fitted = time_budget.fit(small, 1.0, keeps_size=False, keeps_batch=False)
     assert fitted.steps > 100

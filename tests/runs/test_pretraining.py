@@ -25,7 +25,6 @@ from training_runs import (
     start_script,
     wait_for_logs,
     without_speeds,
-    words,
 )
 
 import bert_jax
@@ -165,7 +164,7 @@ def test_a_finished_run_is_evaluated_from_its_checkpoint(finished, store, tmp_pa
     (copied / "metrics.jsonl").write_bytes(content[: len(content) // 2])
     same, other, again = (
         pretrain(store, copied, *changes, quiet=True).scores["mlm_loss"]
-        for changes in ([], ["--config.eval_rows=8"], ["--config.eval_rows=8"])
+        for changes in ([], ["eval_rows=8"], ["eval_rows=8"])
     )
     assert same == pytest.approx(records(finished[0])[-1]["mlm_loss"], rel=1e-6)
     assert same != other == again
@@ -192,7 +191,7 @@ def test_killed_at_random_moments_and_resumed_is_bit_equal(script, store, tmp_pa
 def test_sigterm_saves_and_exits_with_its_own_code(script, store, tmp_path):
     expected, cache = script
     workdir = tmp_path / "run"
-    command = pretraining_flags(store, "--config.checkpoint.every=1000")
+    command = pretraining_flags(store, "checkpoint.every=1000")
     process = start_script("train.py", cache, f"--workdir={workdir}", *command)
     wait_for_logs(process, 1)
     process.send_signal(signal.SIGTERM)
@@ -223,8 +222,7 @@ def test_phases_in_one_run(store, tmp_path):
         "    config.data.phases = (Phase(0.75, 32, 8, mask_fraction=0.5, learning_rate=1e-3),)\n"
         "    return config\n"
     )
-    changes = ["--config.data.max_length=16", "--config.checkpoint.keep=9"]
-    changes += ["--config.data.packing=True", "--config.eval_every=24"]
+    changes = "data.max_length=16", "checkpoint.keep=9", "data.packing=True", "eval_every=24"
     config = recipe(store, *changes, name=str(tmp_path / "recipe.py")).config
     bert_jax.pretrain(config, tmp_path / "whole", quiet=True)
     last = records(tmp_path / "whole")[-1]
@@ -256,7 +254,7 @@ def exported(finished, tmp_path_factory) -> Path:
 
 def test_a_run_continues_from_an_exported_model(finished, exported, store, tmp_path, capsys):
     """At a learning rate of next to nothing it evaluates as the run of the weights."""
-    changes = "--config.optimizer.learning_rate=1e-12", "--config.steps=4"
+    changes = "optimizer.learning_rate=1e-12", "steps=4"
     pretrain(store, tmp_path / "run", *changes, init=exported / "whole")
     printed = capsys.readouterr().out
     assert f"weights    {exported / 'whole'}; randomly initialized: none; dropped: none" in printed
@@ -266,7 +264,7 @@ def test_a_run_continues_from_an_exported_model(finished, exported, store, tmp_p
 
 
 def test_modules_that_the_model_lacks_are_randomly_initialized(exported, store, tmp_path, capsys):
-    changes = "--config.optimizer.learning_rate=1e-12", "--config.steps=4"
+    changes = "optimizer.learning_rate=1e-12", "steps=4"
     for _ in range(2):
         pretrain(store, tmp_path / "run", *changes, init=exported / "encoder")
     printed = capsys.readouterr().out
@@ -299,8 +297,7 @@ def test_a_mixture_of_texts(store, tmp_path, capsys):
     """Of a store and of plain text: what is printed and recorded, and which text resumes."""
     text, workdir = tmp_path / "more.txt", tmp_path / "run"
     text.write_text("\n\n".join(" ".join(NUMBERS[::-1][i % 7 :]) + "\nnine." for i in range(60)))
-    changes = [f"--config.data.source={store}@3,{text}@1", "--config.steps=8"]
-    changes += ["--config.data.length_warmup_fraction=0"]
+    changes = [f"data.source={store}@3,{text}@1", "steps=8"]
     scores = pretrain(store, workdir, *changes).scores
     printed = capsys.readouterr().out
     source = r"\nsource     {}: {}% of the sequences, {}, which is {} epochs? of [\d,]+ tokens\n"
@@ -316,29 +313,23 @@ def test_a_mixture_of_texts(store, tmp_path, capsys):
     assert held_out["mlm_loss"] == pytest.approx(0.75 * losses[0] + 0.25 * losses[1])
     assert losses[0] != losses[1]
 
-    corpus = pretraining.start(recipe(store, *changes, "--config.steps=9").config, workdir).corpus
+    corpus = pretraining.start(recipe(store, *changes, "steps=9").config, workdir).corpus
     assert corpus.fingerprint == (workdir / "text.sha256").read_text().strip()
     with pytest.raises(UserError, match=r"belongs to another config: data.source is"):
-        pretrain(store, workdir, *changes, f"--config.data.source={store}@2,{text}@1")
+        pretrain(store, workdir, *changes, f"data.source={store}@2,{text}@1")
     text.write_text(text.read_text() + "One.\n")
     with pytest.raises(UserError, match="store/1 was prepared from other text"):
-        pretrain(store, workdir, *changes, "--config.steps=9")
+        pretrain(store, workdir, *changes, "steps=9")
     shutil.rmtree(workdir / "store")
     with pytest.raises(UserError, match="was trained on other text"):
-        pretrain(store, workdir, *changes, "--config.steps=9")
+        pretrain(store, workdir, *changes, "steps=9")
 
 
 def test_the_roberta_recipe_at_a_tiny_size(tmp_path):
     """With a byte-level vocabulary trained on the text; exported, and loaded again."""
-    small = {
-        "model.vocab_size": 400,
-        "model.num_attention_heads": 2,
-        "model.dtype": "float32",
-        "optimizer.learning_rate": 1e-2,
-        "log_every": 24,
-        "eval_every": 24,
-    }
-    config = recipe(ROOT / "LICENSE", *words(small, []), name="roberta_base").config
+    small = ["model.vocab_size=400", "model.num_attention_heads=2", "model.dtype=float32"]
+    small += ["optimizer.learning_rate=1e-2", "log_every=24", "eval_every=24"]
+    config = recipe(ROOT / "LICENSE", *small, name="roberta_base").config
     bert = bert_jax.pretrain(config, tmp_path / "run", quiet=True).bert
     logged = records(tmp_path / "run")
     assert not any("nsp_loss" in record for record in logged)
@@ -361,7 +352,7 @@ def test_the_roberta_recipe_at_a_tiny_size(tmp_path):
 )
 def test_a_mistake_is_refused_before_anything_is_written(store, tmp_path, change, key_words):
     with refused(key_words):
-        pretraining.start(recipe(store, f"--config.{change}").config, tmp_path / "run")
+        pretraining.start(recipe(store, change).config, tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
@@ -393,50 +384,30 @@ def test_damage_on_disk(finished, store, tmp_path, damaged):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
-    changes = [
-        "optimizer.learning_rate=1e9",
-        "optimizer.warmup_fraction=0.5",
-        "checkpoint.every=1",
-    ]
+    changes = "optimizer.learning_rate=1e9", "optimizer.warmup_fraction=0.5", "checkpoint.every=1"
     with pytest.raises(TrainingError, match=r"at step .*the last good checkpoint is"):
-        pretrain(store, tmp_path / "run", *(f"--config.{change}" for change in changes))
+        pretrain(store, tmp_path / "run", *changes)
 
 
 def test_it_learns(store, tmp_path):
     """Where each word tells the next, most masked words can be told."""
-    changes = {
-        "steps": 200,
-        "log_every": 100,
-        "eval_every": 200,
-        "checkpoint.every": 200,
-        "data.max_length": 16,
-        "data.pairs": "none",
-        "optimizer.name": "adamw",
-        "optimizer.b2": 0.98,
-        "optimizer.learning_rate": 1e-2,
-        "model.initializer_range": 0.1,
-        "model.hidden_size": 32,
-        "model.position_embedding_type": "relative_key",
-    }
-    result = pretrain(store, tmp_path / "run", *words(changes, []), quiet=True)
+    changes = ["steps=200", "log_every=100", "eval_every=200", "checkpoint.every=200"]
+    changes += ["data.max_length=16", "data.pairs=none"]
+    changes += ["optimizer.name=adamw", "optimizer.b2=0.98", "optimizer.learning_rate=1e-2"]
+    changes += ["model.initializer_range=0.1", "model.hidden_size=32"]
+    changes += ["model.position_embedding_type=relative_key"]
+    result = pretrain(store, tmp_path / "run", *changes, quiet=True)
     assert result.scores["mlm_loss"] < 1.2  # of 2.3, the entropy of ten words
     assert result.bert.fill_mask("two three four [MASK] six seven")[0].token == "five"
-
-
-ELECTRA = {
-    "steps": 12,
-    "data.pairs": "none",
-    "model.model_type": "electra",
-    "model.hidden_size": 32,
-    "model.embedding_size": 16,
-}
 
 
 @pytest.mark.slow
 def test_an_electra_is_evaluated_and_resumes(store, tmp_path):
     """What its generator samples depends on the step alone."""
     run, again = tmp_path / "run", tmp_path / "again"
-    result = pretrain(store, run, *words(ELECTRA, []), quiet=True)
+    electra = ["model.model_type=electra", "model.hidden_size=32", "model.embedding_size=16"]
+    electra += ["data.pairs=none", "steps=12"]
+    result = pretrain(store, run, *electra, quiet=True)
     scores, baselines = result.scores, result.baselines
     assert baselines["rtd_accuracy"] == scores["rtd_accuracy_baseline"] > 0.8
     assert baselines["rtd_recall"] == 0
@@ -444,7 +415,7 @@ def test_an_electra_is_evaluated_and_resumes(store, tmp_path):
     assert result.bert.fill_mask("two three four [MASK] six seven")
     shutil.copytree(run, again)
     shutil.rmtree(again / "checkpoints/12")
-    pretrain(store, again, *words(ELECTRA, []), quiet=True)
+    pretrain(store, again, *electra, quiet=True)
     assert_same_state(run, again, 12)
     assert without_speeds(run)[-1] == without_speeds(again)[-1]
 
@@ -454,7 +425,7 @@ def test_letters_are_learned(tmp_path):
     random = np.random.default_rng(0)
     lines = ["".join(random.choice(list("ACGT"), 80, p=[0.7, 0.1, 0.1, 0.1])) for _ in range(100)]
     (tmp_path / "dna.txt").write_text("\n".join(lines))
-    changes = "--config.model.vocab_size=0", "--config.model.dtype=float32"
+    changes = "model.vocab_size=0", "model.dtype=float32"
     config = recipe(tmp_path / "dna.txt", *changes, name="letters").config
     for _ in range(2):  # and once more, where it resumes
         result = bert_jax.pretrain(config, tmp_path / "run", quiet=True)
