@@ -33,7 +33,6 @@ def test_of_a_cpu_by_its_instructions(flags, dtype, tmp_path, monkeypatch):
     [
         ("gpu", "7.5", "float32"),
         ("gpu", "9.0", "bfloat16"),
-        ("gpu", "12.0", "bfloat16"),
         ("gpu", "gfx942", "bfloat16"),
         ("tpu", "", "bfloat16"),
     ],
