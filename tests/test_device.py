@@ -69,9 +69,8 @@ def train(device, length=32, **model):
         state, metrics, _ = helpers.train(
             task, optimizer, batches, devices=[device], params=initial(task)
         )
-    return [
-        float(each["mlm_loss"].total / each["mlm_loss"].weight) for each in metrics
-    ], state.params
+    losses = [float(each["mlm_loss"].total / each["mlm_loss"].weight) for each in metrics]
+    return losses, state.params
 
 
 def error(found, wanted, **model) -> float:

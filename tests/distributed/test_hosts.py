@@ -159,9 +159,8 @@ def test_killed_stopped_and_resumed_elsewhere(store, folder, tmp_path):
         time.sleep(0.02)
     killed[1].process.send_signal(signal.SIGKILL)
     since = time.monotonic()
-    whole = start(
-        train(store, tmp_path / "whole"), 2, folder, folder
-    )  # while the heartbeat is awaited
+    # While the heartbeat is awaited.
+    whole = start(train(store, tmp_path / "whole"), 2, folder, folder)
     codes, lines = end(killed)
     assert codes == [-signal.SIGABRT, -signal.SIGKILL], lines
     assert time.monotonic() - since < HEARTBEAT + 10
