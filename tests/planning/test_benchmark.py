@@ -132,7 +132,7 @@ def step_of(seconds: float, total: float = 1.0):
 def test_times_of_steps_and_their_limit(steps, limit, least, most):
     _, seconds = benchmark.take_steps(step_of(0.02), None, {}, steps, limit)
     assert least <= len(seconds) <= most
-    assert seconds.sum() >= len(seconds) * 0.02 or least < 10
+    assert seconds.sum() >= least * 0.02
 
 
 def test_a_loss_that_is_not_finite():
