@@ -29,8 +29,7 @@ from bert_jax.storage.paths import absolute, as_path
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import builtin
 from bert_jax.text.files import existing
-from bert_jax.text.readers import read_records
-from bert_jax.text.records import reader
+from bert_jax.text.records import read_records, reader
 
 _FORMAT = 1
 _RECORD, _FILES = "index.json", ("vectors.npy", "texts.bin", "entries.npy")

@@ -108,7 +108,7 @@ def test_what_takes_a_second_to_import_is_imported_where_it_is_used():
     ("library", "modules"),
     [
         ("orbax", {"training/checkpoint.py"}),
-        ("tensorflow_datasets", {"text/tfds_rows.py"}),
+        ("tensorflow_datasets", {"text/records.py"}),
         ("torch", set()),
         ("transformers", set()),
     ],

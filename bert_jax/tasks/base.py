@@ -17,8 +17,7 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.models.architecture import architecture
 from bert_jax.models.heads import TaskModel
 from bert_jax.objectives.labels import LabelsObjective
-from bert_jax.text.readers import read_records
-from bert_jax.text.records import Record
+from bert_jax.text.records import Record, read_records
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
 

@@ -26,7 +26,7 @@ from bert_jax.tasks.classification import correlations
 from bert_jax.tasks.readers import Record
 from bert_jax.text import builtin
 from bert_jax.text.files import file_type
-from bert_jax.text.readers import read_records
+from bert_jax.text.records import read_records
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
 

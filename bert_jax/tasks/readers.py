@@ -8,8 +8,7 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.text.files import existing, file_type, read_lines
-from bert_jax.text.readers import read_records
-from bert_jax.text.records import Record, parse_json
+from bert_jax.text.records import Record, parse_json, read_records
 
 _REMEDY = "give a file, or tfds:NAME@SPLIT"
 

@@ -21,8 +21,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import checksums, daemon_thread, json_files, locks
 from bert_jax.storage.locks import locked
 from bert_jax.text import store, tokenizer_loading, tokenizer_training
-from bert_jax.text.source import Shard, Source, merge_identities
-from bert_jax.text.sources import open_source
+from bert_jax.text.sources import Shard, Source, merge_identities, open_source
 from bert_jax.text.tokenizer import Tokenizer
 
 DEFAULT_VOCAB_SIZE = 32_000  # of a tokenizer trained where model.vocab_size is 0

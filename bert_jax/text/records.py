@@ -1,19 +1,27 @@
-"""Records of JSON lines, tables and plain lines; a malformed one is an error with its line."""
+"""Records of tables, JSON lines, plain lines and datasets of TensorFlow.
+
+A malformed record is an error with its line. No other module imports TensorFlow Datasets.
+"""
 
 import csv
 import dataclasses
+import importlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert_jax.console import counted
-from bert_jax.errors import UserError, nearest
-from bert_jax.text.files import STDIN, file_type, line_name, read_lines
+from bert_jax.console import counted, show
+from bert_jax.errors import UserError, first_line, nearest
+from bert_jax.text.files import STDIN, existing, file_type, line_name, read_lines
 
 _TABLES = (".csv", ".tsv")
+_TFDS = "tfds:"
+# The groups of TFDS that have datasets for the tasks of this package.
+_GROUPS = ("question_answering", "summarization", "text", "translate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +58,40 @@ class Record:
             f"{self.where} has no column {name!r}; set {setting} to one of {columns}"
             f"{'; ' if hint else ''}{hint}"
         )
+
+
+def read_records(
+    source: str, columns: Sequence[str] = (), *, skips_ragged: bool = False, lines: bool = False
+) -> Iterator[Record]:
+    """Return the records of a file or of a dataset.
+
+    Args:
+      source: a .tsv, .csv or .jsonl, or .gz or .xz of it; or tfds:NAME@SPLIT.
+      columns: names for the fields of a table whose first row has none of these names.
+      skips_ragged: whether a row of a table with another number of fields is a record without
+        fields, rather than an error.
+      lines: whether any other file is plain text, whose records are {"text": LINE}.
+
+    Raises:
+      UserError: the source does not exist, or is of an unknown kind. A malformed record raises it
+        when it is read.
+
+    >>> path = getfixture("tmp_path") / "a.tsv"
+    >>> _ = path.write_text("text\\tlabel\\na river\\twater\\n")
+    >>> [record.fields for record in read_records(str(path))]
+    [{'text': 'a river', 'label': 'water'}]
+    """
+    if source.startswith(_TFDS):
+        if not source.partition("@")[2]:
+            raise UserError(f"{source} names no split; add one, such as {source.rstrip('@')}@train")
+        return read_dataset(source, open_dataset(source))
+    path = existing(source, remedy="give a file, or tfds:NAME@SPLIT")
+    read = reader(path) or (text_lines if lines else None)
+    if read is table_rows:
+        return table_rows(path, columns, skips_ragged=skips_ragged)
+    if read:
+        return read(path)
+    raise UserError(f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz")
 
 
 def reader(path: Path | str) -> Callable[..., Iterator[Record]] | None:
@@ -164,3 +206,59 @@ def _rows(path: Path | str) -> Iterator[tuple[int, list[str], int]]:
             number = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{path}:{number}: {error}; fix its quotes, or the line") from error
+
+
+def open_dataset(source: str) -> Any:
+    """Return the rows of `tfds:NAME[/CONFIG][:VERSION][@SPLIT]`, by default of "train"."""
+    # Imported in the function: it takes longer than all other imports of this module.
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import constants
+
+    for group in _GROUPS:  # whose older datasets TFDS knows once they are imported
+        importlib.import_module(f"tensorflow_datasets.{group}")
+    folder = os.environ.get("TFDS_DATA_DIR") or constants.DATA_DIR
+    dataset, _, split = source.removeprefix(_TFDS).partition("@")
+    try:
+        # Array records need no TensorFlow.
+        options: dict[str, Any] = {"file_format": "array_record"}
+        builder: Any = tfds.builder(dataset, data_dir=folder, **options)
+        if not builder.is_prepared():
+            show(f"preparing {source} in {folder}; without a network this fails after some minutes")
+        builder.download_and_prepare(**options)
+        rows = builder.as_data_source(split=split or "train")
+        if len(rows):
+            rows[0]  # raises if a file is missing or damaged
+    except Exception as error:  # of nearly every type
+        call = f"tfds.builder({dataset!r}, data_dir=DIR, file_format='array_record')"
+        raise UserError(
+            f"{source} cannot be read from {folder} ({first_line(error)}); check its name and its "
+            f"split, or prepare it on another machine, by {call}.download_and_prepare(), and copy "
+            "DIR; --data-dir or TFDS_DATA_DIR names another folder"
+        ) from error
+    return rows
+
+
+def read_dataset(source: str, rows: Any) -> Iterator[Record]:
+    """Yield the rows of a TensorFlow dataset; a class is its name, None for -1."""
+    for index in range(len(rows)):
+        where = f"{source} #{index}"
+        try:
+            fields = _named(plain_value(rows[index]), rows.dataset_info.features)
+        except Exception as error:  # TFDS raises nearly every kind for a file that is damaged
+            reason = " ".join(str(error).split()) or repr(error)
+            raise UserError(f"{where} cannot be read ({reason}); prepare it again") from error
+        yield Record(where, fields, index + 1)
+
+
+def _named(value: Any, feature: Any) -> Any:
+    from tensorflow_datasets import features
+
+    while isinstance(feature, features.Sequence):
+        feature = feature.feature
+    if isinstance(value, list):
+        return [_named(item, feature) for item in value]
+    if isinstance(value, dict):  # a sequence of dicts, too, is a dict of sequences in the file
+        return {name: _named(item, feature[name]) for name, item in value.items()}
+    if isinstance(feature, features.ClassLabel):
+        return None if value < 0 else feature.int2str(value)
+    return value

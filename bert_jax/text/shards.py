@@ -23,7 +23,7 @@ from bert_jax.storage import checksums, json_files, locks, paths, remote
 from bert_jax.storage.locks import locked
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import prepare, store, tokenizer_loading
-from bert_jax.text.source import Shard, merge_identities
+from bert_jax.text.sources import Shard, merge_identities
 from bert_jax.text.tokenizer import Tokenizer
 
 _BLOCK = 1 << 20  # number of offsets that are copied at once

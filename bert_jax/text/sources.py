@@ -1,11 +1,235 @@
-"""The sources of text, by the beginning of their names; any other name is that of files."""
+"""The sources of text: files, TensorFlow datasets and built-in text, as documents of sentences.
+
+Files are one text, which is divided into chunks of 64 MiB. No document spans two chunks, so that
+the shards of a text have the documents of the whole.
+"""
+
+import abc
+import bisect
+import glob
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text.builtin_source import BuiltinSource
-from bert_jax.text.file_source import FileSource
-from bert_jax.text.source import Shard, Source
-from bert_jax.text.tfds_source import TfdsSource
+from bert_jax.storage import paths, remote
+from bert_jax.text import builtin, files, records, sentences
+from bert_jax.text.files import read_lines
+from bert_jax.text.records import Record
+
+# Do not change it: the documents of a larger text, and which are held out, depend on it.
+_CHUNK_BYTES = 1 << 26
+# Within which a chunk starts after a blank line, as documents do, rather than at any line.
+_BLANK_LINE_WITHIN = 1 << 20
+_BLOCK_BYTES = 1 << 20
+_Path = Path | str  # a URL is a str
+
+Shard = tuple[int, int]  # its number, from 0, and the number of shards
+
+
+class Source(abc.ABC):
+    """Documents that can be read any number of times.
+
+    A text of several chunks can be divided into shards, each of which reads some of the chunks.
+
+    Attributes:
+      name: of the text, for messages.
+      chunks: those that this reads; the documents of one do not depend on the others.
+      form: how documents are found in the text, for messages.
+      size: the amount of work, in bytes, records or per cent.
+      position: how much of it the current reading has done.
+      is_divisible: whether there are shards of such a text.
+    """
+
+    name: str
+    chunks: range = range(1)
+    form: str = "split into sentences"
+    size: int = 1
+    position: int = 0
+    is_divisible: bool = False
+
+    def __init__(self, name: str, data: DataConfig, shard: Shard | None = None):
+        """Open the text that `data.source` names, or a shard of it; UserError if that fails."""
+        self.name = name
+
+    @abc.abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return JSON that is equal if, and only if, the text is."""
+
+    @abc.abstractmethod
+    def texts(self, chunk: int = 0) -> Iterator[list[str]]:
+        """Yield the documents of a chunk as lists of sentences, of any size."""
+
+    def documents(self, chunks: Iterable[int] | None = None) -> Iterator[list[str]]:
+        """Yield documents as lists of sentences, both of bounded size, none of them empty."""
+        chunks = self.chunks if chunks is None else chunks
+        for text in itertools.chain.from_iterable(map(self.texts, chunks)):
+            document = [part for s in text for part in sentences.split_long_sentence(s)]
+            for start in range(0, len(document), sentences.MAX_DOCUMENT_SENTENCES):
+                yield document[start : start + sentences.MAX_DOCUMENT_SENTENCES]
+
+
+class FileSource(Source):
+    """Files of plain text, or of records with a document in `text_field`; or .gz or .xz of them."""
+
+    is_divisible = True
+
+    def __init__(self, name: str, data: DataConfig, shard: Shard | None = None):
+        self.name = name
+        found = _expand(name)
+        self.paths, self._states = [path for path, _ in found], dict(found)
+        # Where each file starts in the text, and where the last one ends.
+        self._starts = [0, *itertools.accumulate(self._states[path][0] for path in self.paths)]
+        self._num_chunks = max(1, -(-self._starts[-1] // _CHUNK_BYTES))
+        number, count = shard or (0, 1)
+        first, end = (n * self._num_chunks // count for n in (number, number + 1))
+        self.chunks = range(first, end)
+        self._start = min(first * _CHUNK_BYTES, self._starts[-1])
+        self.size = min(end * _CHUNK_BYTES, self._starts[-1]) - self._start
+        self._text_field = data.text_field
+        self._split = data.sentences == "split"
+        self._is_document = data.sentences == "documents"  # each line
+        if data.sentences == "auto":
+            self._split = sentences.is_prose(self._first_lines())
+        if not self._split and any(records.reader(path) is None for path in self.paths):
+            self.form = f"one {'document' if self._is_document else 'sentence'} a line"
+
+    def _first_lines(self) -> list[str]:
+        paths = (path for path in self.paths if records.reader(path) is not records.table_rows)
+        lines = (line for path in paths for line, _ in read_lines(path) if line)
+        # Their beginnings, to bound the memory.
+        return [s[: sentences.MAX_SENTENCE_CHARACTERS] for s in itertools.islice(lines, 1000)]
+
+    def identity(self) -> dict[str, Any]:
+        """Return a digest of each file of a text of one chunk, or of each chunk of a larger one."""
+        settings: dict[str, Any] = {"text_field": self._text_field, "split": self._split}
+        settings |= {"lines": "documents"} if self._is_document else {}
+        if self._num_chunks == 1:
+            digests = []
+            for path in self.paths:
+                with files.open_file(path) as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                digests.append({"bytes": self._check_unchanged(path), "sha256": digest})
+            return {"files": digests, **settings}
+        layout = {"bytes": self._starts[-1], "starts": _digest_json(self._starts)}
+        digests = [self._chunk_sha256(chunk) for chunk in self.chunks]
+        return {**layout, "chunk_bytes": _CHUNK_BYTES, "sha256": digests, **settings}
+
+    def _chunk_sha256(self, chunk: int) -> str:
+        digest = hashlib.sha256()
+        for path, _, start, end in self._sections(chunk):
+            self._check_unchanged(path)
+            digest.update(b"%d\n" % (left := end - start))
+            with files.open_file(path) as file:
+                file.seek(start)
+                while left and (block := file.read(min(left, _BLOCK_BYTES))):
+                    digest.update(block)
+                    left -= len(block)
+            self._check_unchanged(path)
+        return digest.hexdigest()
+
+    def texts(self, chunk: int = 0) -> Iterator[list[str]]:
+        for path, file_start, start, end in self._sections(chunk):
+            self._check_unchanged(path)
+            if reader := records.reader(path):
+                rows = reader(path) if reader is records.table_rows else reader(path, start, end)
+                read = ((_record_sentences(r, self._text_field), r.position) for r in rows)
+            else:
+                read = self._plain(path, start, end)
+            for document, position in read:
+                self.position = min(max(file_start + position - self._start, 0), self.size)
+                yield document
+            self._check_unchanged(path)
+
+    def _sections(self, chunk: int) -> Iterator[tuple[_Path, int, int, int]]:
+        """Yield the files of a chunk: where each starts in the text, and its bytes in the chunk."""
+        low, high = chunk * _CHUNK_BYTES, (chunk + 1) * _CHUNK_BYTES
+        first = bisect.bisect_left(self._starts, low)
+        for index in range(max(0, first - 1), len(self.paths)):
+            path, file_start = self.paths[index], self._starts[index]
+            if file_start >= high:
+                break
+            if Path(path).suffix in files.OPENERS or records.reader(path) is records.table_rows:
+                # It can only be read from its beginning, and is in the chunk of its first byte.
+                start, end = 0, self._states[path][0] if file_start >= low else 0
+            else:
+                start, end = (self._line_start(path, at - file_start) for at in (low, high))
+            if start < end:
+                yield path, file_start, start, end
+
+    def _line_start(self, path: _Path, offset: int) -> int:
+        size = self._states[path][0]
+        if not 0 < offset < size:
+            return min(max(offset, 0), size)
+        is_plain = not self._is_document and records.reader(path) is None
+        blank_within = min(_BLANK_LINE_WITHIN, _CHUNK_BYTES) if is_plain else 0
+        return files.line_start(path, offset, blank_within)
+
+    def _check_unchanged(self, path: _Path) -> int:
+        """Return the size of a file, which must be the same in every reading of it."""
+        known, found = self._states[path], _state(path)
+        if found[: len(known)] != known:  # of a URL, only the size is known before it is read
+            raise UserError(f"{path} was changed while it was read; repeat the command")
+        self._states[path] = found
+        return found[0]
+
+    def _plain(self, path: _Path, start: int, end: int) -> Iterator[tuple[list[str], int]]:
+        lines: list[str] = []
+        characters = 0
+        for line, position in itertools.chain(read_lines(path, start, end), [("", end)]):
+            if line:
+                lines.append(line)
+                characters += len(line)
+            is_full = (
+                self._is_document
+                or len(lines) == sentences.MAX_DOCUMENT_SENTENCES
+                or characters > sentences.MAX_DOCUMENT_CHARACTERS
+            )
+            if lines and (not line or is_full):
+                yield sentences.split_sentences(" ".join(lines)) if self._split else lines, position
+                lines, characters = [], 0
+
+
+class TfdsSource(Source):
+    """The text field of a TensorFlow dataset, `tfds:NAME[/CONFIG][:VERSION][@SPLIT]`."""
+
+    def __init__(self, name: str, data: DataConfig, shard: Shard | None = None):
+        self.name, self._text_field = name, data.text_field
+        self._rows = records.open_dataset(name)
+        self.size = len(self._rows)
+
+    def identity(self) -> dict[str, Any]:
+        dataset, split = self._rows.dataset_info.full_name, self.name.partition("@")[2]
+        return {"tfds": dataset, "split": split, "rows": self.size}
+
+    def texts(self, chunk: int = 0) -> Iterator[list[str]]:
+        for record in records.read_dataset(self.name, self._rows):
+            self.position = record.position
+            yield _record_sentences(record, self._text_field)
+
+
+class BuiltinSource(Source):
+    """Python's language reference and the docstrings of its standard library."""
+
+    size = 100  # per cent: the number of texts is unknown before they are read
+
+    def __init__(self, name: str, data: DataConfig, shard: Shard | None = None):
+        self.name = "the documentation of Python's standard library"
+
+    def identity(self) -> dict[str, Any]:
+        return {"builtin": builtin.fingerprint()}
+
+    def texts(self, chunk: int = 0) -> Iterator[list[str]]:
+        texts = builtin.documents()
+        for number, text in enumerate(texts, start=1):
+            self.position = self.size * number // len(texts)
+            yield sentences.split_text(text)
+
 
 # A name is one of these, or one of these with ":" and what the source makes of the rest.
 SOURCES: dict[str, type[Source]] = {"builtin": BuiltinSource, "tfds": TfdsSource}
@@ -19,3 +243,57 @@ def open_source(name: str, data: DataConfig, shard: Shard | None = None) -> Sour
             f"{name} cannot be divided into shards, as files can; drop --shard or --runner"
         )
     return source(name, data, shard)
+
+
+def merge_identities(shards: Sequence[Any]) -> Any:
+    """Return the identity of a text from those of all its shards in order; None if they differ."""
+    digests, common = [], []
+    for identity in shards:
+        if isinstance(identity, dict) and "chunk_bytes" in identity:
+            digests += identity["sha256"]
+            identity = {**identity, "sha256": None}
+        common.append(identity)
+    if any(identity != common[0] for identity in common):
+        return None
+    return {**common[0], "sha256": _digest_json(digests)} if digests else common[0]
+
+
+def _record_sentences(record: Record, text_field: str) -> list[str]:
+    """Return the sentences of a field of a record; UserError if it has no text."""
+    text = record.field(text_field, "data.text_field")
+    if not isinstance(text, str):
+        raise UserError(f"{record.where} has no text in {text_field!r}; set data.text_field")
+    return sentences.split_text(text)
+
+
+def _expand(patterns: str) -> list[tuple[_Path, remote.State]]:
+    expanded: list[tuple[_Path, remote.State]] = []
+    for pattern in filter(None, map(str.strip, patterns.split(","))):
+        if paths.is_remote(pattern):
+            expanded += remote.find(pattern)
+            continue
+        name = os.path.expanduser(pattern)
+        # A name that exists is no pattern, even with brackets in it.
+        exists = os.path.lexists(name)
+        matches = [name] if exists else sorted(glob.glob(name, recursive=True))
+        found = [match for match in matches if exists or not os.path.isdir(match)]
+        for file in found or [name]:
+            name = f"data source {file}"
+            files.check_readable(file, name, "give files or a glob 'text/*.txt'")
+            expanded.append((Path(file), _state(Path(file))))
+    if not expanded:
+        raise UserError("data.source is empty; give files, a glob, tfds:NAME or builtin")
+    return expanded
+
+
+def _state(path: _Path) -> remote.State:
+    if isinstance(path, str):
+        return remote.state(path)
+    with files.open_file(path) as file:
+        found = os.fstat(file.fileno())
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _digest_json(value: Any) -> str:
+    """Return the SHA-256 of a value of JSON."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -15,7 +15,7 @@ from bert_jax.tasks import make_task, readers, task_class
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.question_answering import QuestionAnswering, QuestionAnsweringConfig
-from bert_jax.text.readers import read_records
+from bert_jax.text.records import read_records
 
 READERS = [read_records, readers.conll, readers.squad]
 

@@ -30,9 +30,9 @@ def apache_beam():
 SITE = f"""
 import os
 from bert_jax.storage import json_files
-from bert_jax.text import file_source, prepare
+from bert_jax.text import sources, prepare
 
-file_source._CHUNK_BYTES = {CHUNK_BYTES}
+sources._CHUNK_BYTES = {CHUNK_BYTES}
 prepare._BATCH_CHARACTERS = 400
 write = json_files.write_record
 

@@ -13,8 +13,7 @@ import bert_jax
 from bert_jax.commands import main
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text.source import Shard, Source
-from bert_jax.text.sources import SOURCES
+from bert_jax.text.sources import SOURCES, Shard, Source
 from bert_jax.text.store import open_store
 
 LETTERS = list("acgt")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from bert_jax.commands import process
 from bert_jax.config import DataConfig
-from bert_jax.text.readers import read_records
-from bert_jax.text.records import Record
+from bert_jax.text.records import Record, read_records
 from bert_jax.text.sources import open_source
 
 

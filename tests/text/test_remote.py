@@ -24,7 +24,7 @@ from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
 from bert_jax.runs import workdir
 from bert_jax.storage import remote
-from bert_jax.text import fetched, file_source
+from bert_jax.text import fetched, sources
 from bert_jax.text.sources import open_source
 from bert_jax.text.store import open_store
 
@@ -151,7 +151,7 @@ def test_a_remote_workdir_is_refused(tmp_path, monkeypatch):
 def test_text_of_a_web_server(texts, server, monkeypatch):
     with pytest.raises(UserError, match=r"a.txt cannot be read .*support range requests"):
         open_source(f"{server}/a.txt", DataConfig()).identity()
-    monkeypatch.setattr(file_source, "_CHUNK_BYTES", 1 << 26)  # which are one request each
+    monkeypatch.setattr(sources, "_CHUNK_BYTES", 1 << 26)  # which are one request each
     name = ",".join(f"{server}/{path.name}" for path in sorted(texts.iterdir()))
     found, expected = open_source(name, DataConfig()), open_source(f"{texts}/*", DataConfig())
     assert list(found.documents()) == list(expected.documents())

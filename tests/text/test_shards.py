@@ -27,7 +27,7 @@ from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
 from bert_jax.errors import UserError
 from bert_jax.storage import json_files
-from bert_jax.text import file_source, files, mixture, shards
+from bert_jax.text import files, mixture, shards, sources
 from bert_jax.text import prepare as prepare_lib
 from bert_jax.text import store as store_lib
 from bert_jax.text.prepare import prepare
@@ -129,7 +129,7 @@ def test_every_form_of_text_is_divided_into_the_documents_that_it_has(tmp_path, 
         assert [d for part in parts for d in part.documents()] == expected
         assert sum(part.size for part in parts) == source.size
         assert max(part.position - part.size for part in parts) <= 0
-    monkeypatch.setattr(file_source, "_CHUNK_BYTES", 1 << 26)
+    monkeypatch.setattr(sources, "_CHUNK_BYTES", 1 << 26)
     assert list(open_source(data.source, data).documents()) == expected
 
 

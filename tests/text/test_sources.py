@@ -12,7 +12,7 @@ from helpers import refused, write_file
 
 from bert_jax.config import DataConfig
 from bert_jax.errors import UserError
-from bert_jax.text import file_source
+from bert_jax.text import sources
 from bert_jax.text.sentences import MAX_SENTENCE_CHARACTERS
 from bert_jax.text.sources import open_source
 
@@ -82,9 +82,7 @@ def test_a_line_of_ten_megabytes_is_cut(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl.gz", "a.csv"])
 def test_a_line_that_is_too_long_is_refused_before_it_is_read(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(
-        file_source.read_lines, "__kwdefaults__", {"strip": True, "longest": 1 << 20}
-    )
+    monkeypatch.setattr(sources.read_lines, "__kwdefaults__", {"strip": True, "longest": 1 << 20})
     content = b"x" * (1 << 24)
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     tracemalloc.start()
