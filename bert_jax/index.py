@@ -85,12 +85,8 @@ class Index:
         self.num_truncated = int(record["truncated"])
         sizes, recorded = record["bytes"], {name: record["checksums"][name] for name in _FILES}
         for name in _FILES:
-            size = (path / name).stat().st_size if (path / name).exists() else 0
-            if size != sizes[name]:
-                raise UserError(
-                    f"{path / name} has {size} bytes instead of {sizes[name]}; {_REMEDY}"
-                )
-        self._verified = daemon_thread.start(functools.partial(_verify, path, recorded))
+            checksums.check_size(path / name, sizes[name], _REMEDY)
+        self._verified = daemon_thread.start(lambda: checksums.check(path, recorded, _REMEDY))
         if sum(sizes[name] for name in _FILES) < _LARGE:
             self._verified.result()
         # Open from here on, as another index may get the name.
@@ -290,15 +286,6 @@ def _loaded(bert: Any) -> Bert:
     if not isinstance(bert, Bert):
         raise UserError(f"bert is {reprlib.repr(bert)}; give a model, or the path of a checkpoint")
     return bert
-
-
-def _verify(path: Path, recorded: dict[str, Any]) -> None:
-    try:
-        damage = checksums.find_damage(path, recorded)
-    except OSError as error:
-        damage = f"it cannot be read ({error})"
-    if damage:
-        raise UserError(f"{path}: {damage}; {_REMEDY}")
 
 
 def _open_array(path: Path) -> np.ndarray:

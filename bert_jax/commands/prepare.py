@@ -149,7 +149,7 @@ def _prepare(
         _report(args, args.store, store.open_store(folder))
         return ""
     folder = shards.shard_folder(folder, shard) if shard else folder
-    is_replaced = args.force and os.path.lexists(folder) and not store.is_store(args.source)
+    is_replaced = args.force and os.path.lexists(folder)
     if is_replaced and not store.is_only_store(folder):
         raise UserError(
             f"{folder} is not a store, or has other files too, and is not replaced; "

@@ -1,4 +1,4 @@
-"""CRC-32C of files: notice damage that leaves a file's size as it was."""
+"""Sizes and CRC-32C of files, which tell whether they are damaged."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import google_crc32c
 
+from bert_jax.errors import UserError
 from bert_jax.storage.paths import AnyPath
 
 _BLOCK_BYTES = 1 << 20  # google_crc32c keeps the interpreter's lock, here for 0.1 ms
@@ -14,6 +15,23 @@ _BLOCK_BYTES = 1 << 20  # google_crc32c keeps the interpreter's lock, here for 0
 def of_files(folder: Path, paths: Iterable[Path]) -> dict[str, int]:
     """Return the CRC-32C of files of a folder, by their paths in it."""
     return {path.relative_to(folder).as_posix(): _of_file(path) for path in paths}
+
+
+def check_size(path: Path, size: int, remedy: str) -> None:
+    """Refuse a file that differs in size from the record."""
+    found = path.stat().st_size if path.exists() else 0
+    if found != size:
+        raise UserError(f"{path} has {found} bytes instead of {size}; {remedy}")
+
+
+def check(folder: AnyPath, recorded: Mapping[str, Any], remedy: str) -> None:
+    """Refuse a file that cannot be read, or whose CRC-32C differs from the recorded one."""
+    try:
+        damage = find_damage(folder, recorded)
+    except OSError as error:
+        damage = f"it cannot be read ({error})"
+    if damage:
+        raise UserError(f"{folder}: {damage}; {remedy}")
 
 
 def find_damage(folder: AnyPath, recorded: Mapping[str, Any]) -> str:

@@ -103,7 +103,7 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
     for each in data.values():  # so that a missing file is found before the long work
         prepare.open_sources(each)
     folders = _folders(names, folder, is_mixture=bool(weights))
-    corpora = {name: prepare.open_given(folders[name], tokenizer) for name in stores}
+    corpora = {name: _open_given(folders[name], tokenizer) for name in stores}
     for name in stores:
         tokenizer = corpora[stores[0]].tokenizer
         if corpora[name].tokenizer.fingerprint != tokenizer.fingerprint:
@@ -118,6 +118,18 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
     for name, each in data.items():
         corpora[name] = prepare.prepare(each, tokenizer, vocab_size, folders[name])
     return _mix(weights, corpora)
+
+
+def _open_given(folder: Path, tokenizer: Tokenizer | TokenizerConfig) -> Corpus:
+    """Open a store that is a text of the run; a tokenizer that was loaded must be its own."""
+    corpus = store.open_store(folder)
+    if isinstance(tokenizer, Tokenizer) and tokenizer.fingerprint != corpus.tokenizer.fingerprint:
+        raise UserError(
+            f"the tokenizer of tokenizer.path, --init or --fork is not the one that {folder} was "
+            "prepared with; drop that flag, or: "
+            "bert-jax prepare SOURCE STORE --tokenizer=CHECKPOINT"
+        )
+    return corpus
 
 
 def _folders(names: Sequence[str], folder: Path, *, is_mixture: bool) -> dict[str, Path]:

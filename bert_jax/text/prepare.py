@@ -54,8 +54,6 @@ def prepare(
     data: DataConfig, tokenizer: Tokenizer | TokenizerConfig, vocab_size: int, folder: Path
 ) -> store.Corpus:
     """Return the store of `data.source`, written to `folder` where that has not been done."""
-    if store.is_store(data.source):
-        return open_given(Path(data.source), tokenizer)
     write(data, tokenizer, vocab_size, folder)
     return store.open_store(folder)
 
@@ -134,18 +132,6 @@ def train_tokenizer(
     if (size := tokenizer.vocab_size) < vocab_size:
         console.show(f"vocabulary {size:,} tokens; the text has too little for more")
     return tokenizer
-
-
-def open_given(folder: Path, tokenizer: Tokenizer | TokenizerConfig) -> store.Corpus:
-    """Open a store that is `data.source`; a tokenizer that was loaded must be its own."""
-    corpus = store.open_store(folder)
-    if isinstance(tokenizer, Tokenizer) and tokenizer.fingerprint != corpus.tokenizer.fingerprint:
-        raise UserError(
-            f"the tokenizer of tokenizer.path, --init or --fork is not the one that {folder} was "
-            "prepared with; drop that flag, or: "
-            "bert-jax prepare SOURCE STORE --tokenizer=CHECKPOINT"
-        )
-    return corpus
 
 
 def _identity(
@@ -231,8 +217,7 @@ def _tokenize(
         batches = _batches(itertools.islice(documents, progress["documents"], None))
         splits, sums = progress["splits"], progress["checksums"]
         of_tokenizer = {name: x for name, x in sums.items() if name.startswith("tokenizer/")}
-        if damage := checksums.find_damage(folder, of_tokenizer):
-            raise UserError(f"{folder}: {damage}; {store.REMEDY}")
+        checksums.check(folder, of_tokenizer, store.REMEDY)
         for name in ("train", "eval"):
             splits[name] = _open_split(folder / name, splits.get(name), dtype)
             if f"{name}/tokens.bin" not in sums:  # it is new

@@ -159,18 +159,17 @@ def join(folder: Path) -> None:
 def _join_records(folder: Path, shards: dict[Path, dict[str, Any]]) -> None:
     identity = _merge_identities(shards)
     first, *_ = shards
+    sums = {name: x for name, x in shards[first]["checksums"].items() if "tokenizer/" in name}
+    checksums.check(first, sums, store.REMEDY)
     shutil.rmtree(folder / "tokenizer", ignore_errors=True)
     shutil.copytree(first / "tokenizer", folder / "tokenizer")
-    sums = {name: x for name, x in shards[first]["checksums"].items() if "tokenizer/" in name}
-    if damage := checksums.find_damage(folder, sums):
-        raise UserError(f"{first}: {damage}; {store.REMEDY}")
     splits: dict[str, dict[str, Any]] = {}
     for split in store.SPLITS:
         (folder / split).mkdir(exist_ok=True)
         splits[split] = {"tokens": 0, "dtype": shards[first]["splits"][split]["dtype"]}
         for path, record in shards.items():
             tokens, size = path / split / "tokens.bin", record["splits"][split]["tokens"]
-            store.check_size(tokens, size)
+            checksums.check_size(tokens, size, store.REMEDY)
             splits[split]["tokens"] += size
             sums[tokens.relative_to(folder).as_posix()] = record["checksums"][f"{split}/tokens.bin"]
         for name in ("sentences", "documents"):
@@ -210,9 +209,8 @@ def _join(folder: Path, split: str, name: str, shards: dict[Path, dict[str, Any]
     file_name, checksum, before = f"{split}/{name}.bin", 0, 0
     with (folder / file_name).open("wb") as file:
         for index, (path, record) in enumerate(shards.items()):
-            store.check_size(path / file_name, record["splits"][split][name])
-            if damage := checksums.find_damage(path, {file_name: record["checksums"][file_name]}):
-                raise UserError(f"{path}: {damage}; {store.REMEDY}")
+            recorded = {file_name: record["checksums"][file_name]}
+            checksums.check(path, recorded, store.REMEDY)
             offsets = np.memmap(path / file_name, np.int64, mode="r")
             # The first offset of a shard is the last one of the shard before.
             for start in range(min(index, 1), len(offsets), _BLOCK):

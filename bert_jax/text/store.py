@@ -172,22 +172,13 @@ def open_store(folder: Path) -> Corpus:
         recorded = {**dict.fromkeys(files), **record["checksums"]}  # None differs from any checksum
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     digest.update(tokenizer.fingerprint.encode())
-
-    def verify() -> None:
-        try:
-            damage = checksums.find_damage(folder, recorded)
-        except OSError as error:
-            damage = f"it cannot be read ({error})"
-        if damage:
-            raise UserError(f"{folder}: {damage}; {REMEDY}")
-
     corpus = Corpus(
         tokenizer,
         train=splits["train"],
         eval=splits["eval"],
         fingerprint=digest.hexdigest(),
         unknown=unknown,
-        verified=daemon_thread.start(verify),
+        verified=daemon_thread.start(lambda: checksums.check(folder, recorded, REMEDY)),
     )
     corpus.verify(_VERIFIED_WITHIN)
     return corpus
@@ -199,7 +190,7 @@ def _open_split(folder: Path, split: str, record: Mapping[str, Any]) -> TokenSto
         raise ValueError(f"tokens of type {dtype}")
     sizes = {folder / name: size for name, size in _file_sizes(split, record).items()}
     for path, size in sizes.items():
-        check_size(path, size)
+        checksums.check_size(path, size, REMEDY)
     *shards, sentences, documents = sizes
     tokens: Any = ShardedTokens({path: sizes[path] for path in shards}, dtype)
     if len(shards) == 1:
@@ -219,10 +210,3 @@ def _file_sizes(split: str, record: Mapping[str, Any]) -> dict[str, int]:
     if shards is None:
         files = {f"{split}/tokens.bin": sizes["tokens"]}
     return files | {f"{split}/{name}.bin": sizes[name] for name in FILES[1:]}
-
-
-def check_size(path: Path, size: int) -> None:
-    """Refuse a file that differs in size from the record."""
-    found = path.stat().st_size if path.exists() else 0
-    if found != size:
-        raise UserError(f"{path} has {found} bytes instead of {size}; {REMEDY}")

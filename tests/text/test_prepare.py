@@ -84,9 +84,12 @@ def test_is_reused_only_for_the_same_text_and_tokenizer(data, tmp_path):
         prepare(data, TOKENIZER, VOCAB_SIZE, folder)
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*.bin")} == before
     assert prepare_lib.given_tokenizer(folder) is None  # it was trained for the store
-    # A store is a source of its own, whatever happened to the text.
-    for same in (TOKENIZER, tokenizer):
-        assert prepare(DataConfig(source=str(folder)), same, 0, tmp_path / "no").train
+    # A store is a text of its own, whatever happened to what it was prepared from.
+    config = TrainConfig(data=DataConfig(source=str(folder)))
+    for same in (None, tokenizer):
+        assert read(config, same, tmp_path / "no").train
+    with pytest.raises(UserError, match="is a folder, not a file; give files"):
+        prepare(config.data, TOKENIZER, 0, tmp_path / "no")
 
 
 @pytest.mark.parametrize("after", [1, 2, FIRST_BATCH, 8])

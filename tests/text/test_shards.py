@@ -200,7 +200,7 @@ def test_missing_shards_are_refused(data, whole, tmp_path):
     with pytest.raises(UserError, match="not empty and not a store"):
         prepare(data, whole.tokenizer, 0, folder)
     with pytest.raises(UserError, match="is an unfinished store; prepare all of its shards"):
-        prepare(DataConfig(source=str(folder)), TOKENIZER, 0, tmp_path / "none")
+        open_store(folder)
 
 
 @pytest.mark.parametrize(
