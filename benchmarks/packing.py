@@ -24,8 +24,8 @@ from bert_jax.commands.flags import read_config
 from bert_jax.commands.memory import keep_host_memory
 from bert_jax.config import TrainConfig, validation
 from bert_jax.config.schedule import make_rate_schedule, make_schedule
+from bert_jax.distributed.devices import resolve_dtype
 from bert_jax.distributed.mesh import compile_step, init_sharded, make_layout, make_mesh
-from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.objectives import make_objective
 from bert_jax.text.store import Corpus, open_store
 from bert_jax.training.optimizer import make_optimizer

@@ -26,7 +26,7 @@ from bert_jax import console
 from bert_jax.commands.flags import Recipe
 from bert_jax.commands.memory import keep_host_memory
 from bert_jax.errors import CommandError, TextWarning, UserError, first_line
-from bert_jax.storage import cache, paths
+from bert_jax.storage import paths
 
 if TYPE_CHECKING:
     from bert_jax.bert import Bert
@@ -177,7 +177,7 @@ def cache_compiled_programs() -> None:
     # Several hosts must share the folder, so there the user has to name it.
     if getattr(jax.config, _CACHE) is None and jax.process_count() == 1:
         try:
-            folder = cache.folder()
+            folder = paths.cache_folder()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, RuntimeError):  # a full or read-only disk, or no home
             return

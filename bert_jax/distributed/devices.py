@@ -1,7 +1,9 @@
-"""The devices of this host: their names, the memory that they have, and what a step needs of it."""
+"""The devices of this host: names, preferred dtype, memory, and what a step needs of it."""
 
 import contextlib
+import dataclasses
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,11 @@ from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.models.architecture import architecture
 
+_PROC = Path("/proc")
 _FLOAT32 = 4  # bytes
+# Linux's names of the instructions: x86's AMX and AVX-512, and Arm's.
+_BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}
+_AMPERE = 8.0  # the first compute capability of NVIDIA with bfloat16
 
 
 def device_name(device: Any) -> str:
@@ -27,6 +33,26 @@ def device_name(device: Any) -> str:
         return device.device_kind
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     return f"CPU ({_proc_field('cpuinfo', 'model name') or 'unnamed'}, {cores} cores)"
+
+
+def resolve_dtype(model: ModelConfig, device: Any) -> ModelConfig:
+    """Return the model with a `dtype` of "auto" replaced by the device's preferred one."""
+    if model.dtype != "auto":
+        return model
+    return dataclasses.replace(model, dtype=preferred_dtype(device))
+
+
+def preferred_dtype(device: Any) -> str:
+    """Return "bfloat16" for a device that has instructions for it."""
+    if device.platform == "cpu":
+        names = _proc_field("cpuinfo", "flags") or _proc_field("cpuinfo", "Features")
+        has_bfloat16 = not _BFLOAT16.isdisjoint(names.split())
+    elif device.platform == "gpu":
+        version = str(device.compute_capability)  # AMD's is a name, such as gfx942
+        has_bfloat16 = not re.fullmatch(r"[\d.]+", version) or float(version) >= _AMPERE
+    else:
+        has_bfloat16 = True
+    return "bfloat16" if has_bfloat16 else "float32"
 
 
 @contextlib.contextmanager
@@ -89,7 +115,7 @@ def least_memory(model: ModelConfig, batch: Stage, microbatches: int, mesh: Mesh
 def reset_peak_memory() -> None:
     """Let the process's peak start from here, if Linux allows it (proc(5), clear_refs)."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        (_PROC / "self/clear_refs").write_text("5")
 
 
 def peak_memory(devices: Sequence[Any]) -> int | None:
@@ -104,7 +130,7 @@ def peak_memory(devices: Sequence[Any]) -> int | None:
 def _proc_field(file: str, name: str) -> str:
     """Return the first value of a field in a file of Linux's /proc; "" on other systems."""
     try:
-        lines = Path("/proc", file).read_text().splitlines()
+        lines = (_PROC / file).read_text(errors="replace").splitlines()
     except OSError:
         return ""
     fields = (line.partition(":") for line in lines)

@@ -13,8 +13,8 @@ from bert_jax.batches.packing import NO_PAIR, max_pairs
 from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.distributed import mesh as mesh_lib
+from bert_jax.distributed.devices import resolve_dtype
 from bert_jax.distributed.fsdp import BATCH_AXES
-from bert_jax.distributed.precision import resolve_dtype
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.masking import Masking
 from bert_jax.text.mixture import resolve_vocab_size

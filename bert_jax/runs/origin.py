@@ -20,7 +20,7 @@ from bert_jax.config.schedule import make_schedule
 from bert_jax.config.validation import validate, validate_model
 from bert_jax.convert import names
 from bert_jax.distributed import hosts
-from bert_jax.distributed.precision import resolve_dtype
+from bert_jax.distributed.devices import resolve_dtype
 from bert_jax.errors import UserError, refuse
 from bert_jax.objectives import objective_name, pretraining_model
 from bert_jax.runs import workdir as workdirs

@@ -50,8 +50,13 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, content: str) -> None:
     """Write a file under a temporary name, and rename it."""
+    write_bytes(path, content.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name, and rename it."""
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(content, encoding="utf-8")
+    temporary.write_bytes(content)
     os.replace(temporary, path)
 
 

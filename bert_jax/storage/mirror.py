@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bert_jax import console
 from bert_jax.errors import UserError
-from bert_jax.storage import cache, locks, paths, remote
+from bert_jax.storage import locks, paths, remote
 from bert_jax.storage.paths import AnyPath
 
 _ADDRESS = ".bucket"  # the file with the URL of a workdir
@@ -34,7 +34,7 @@ def open_workdir(workdir: AnyPath, process: int = 0) -> Path:
     url = str(workdir)
     number = f"-{process}" if process else ""
     try:
-        folder = cache.folder() / "runs" / f"{_quoted(url)}{number}"
+        folder = paths.cache_folder() / "runs" / f"{_quoted(url)}{number}"
         with locks.locked(folder):
             for name in (*_READ, *_WRITTEN):  # the files of the bucket replace those of the disk
                 path = folder / name

@@ -45,6 +45,13 @@ def as_path(name: "str | AnyPath") -> AnyPath:
     return epath.Path(url)
 
 
+def cache_folder() -> Path:
+    """Return this program's folder in the user's cache; RuntimeError for a user without a home."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The XDG specification says to ignore a path that is not absolute.
+    return (base if base.is_absolute() else Path.home() / ".cache") / "bert-jax"
+
+
 def check_named(name: "str | AnyPath") -> None:
     """Refuse "", which pathlib takes for the working directory."""
     if not str(name):

@@ -22,8 +22,7 @@ def find(pattern: str) -> list[tuple[str, State]]:
     A listing has the sizes of a thousand files in one request. The rest of a state takes one each.
     """
     cause = None
-    with reading(pattern):
-        system, path = _system(pattern)
+    with _file_system(pattern) as (system, path):
         try:
             found = {path: system.info(path)}  # a name that exists is no pattern
         except FileNotFoundError as error:
@@ -44,8 +43,7 @@ def find(pattern: str) -> list[tuple[str, State]]:
 
 def files(url: str) -> dict[str, State]:
     """Return the state of all files below a folder, by their paths in it."""
-    with reading(url):
-        system, path = _system(url)
+    with _file_system(url) as (system, path):
         found = system.find(path, detail=True)
         prefix = f"{path.rstrip('/')}/"
         return {name.removeprefix(prefix): _state(info) for name, info in found.items()}
@@ -53,31 +51,29 @@ def files(url: str) -> dict[str, State]:
 
 def exists(url: str) -> bool:
     """Return whether there is such a file or folder; UserError without the right to know."""
-    with reading(url):
-        system, path = _system(url)
+    with _file_system(url) as (system, path):
         return system.exists(path)
 
 
 def state(url: str) -> State:
     """Return the state of a file as it is now."""
-    with reading(url):
-        system, path = _system(url)
+    with _file_system(url) as (system, path):
         return _state(system.info(path))
 
 
 @contextlib.contextmanager
 def open_file(url: str, block_bytes: int) -> Iterator[io.BufferedReader]:
     """Open a file to be read in blocks, each by one request; UserError if any fails."""
-    with reading(url):
-        system, path = _system(url)
-        with system.open(path, "rb", cache_type="none") as file:
-            yield io.BufferedReader(file, block_bytes)
+    with (
+        _file_system(url) as (system, path),
+        system.open(path, "rb", cache_type="none") as file,
+    ):
+        yield io.BufferedReader(file, block_bytes)
 
 
 def fetch(url: str, path: Path) -> None:
     """Copy a file, or the files of a folder, to a disk; do nothing if it does not exist."""
-    with reading(url):
-        system, name = _system(url)
+    with _file_system(url) as (system, name):
         if system.exists(name):
             path.parent.mkdir(parents=True, exist_ok=True)
             system.get(name, str(path), recursive=True)
@@ -94,8 +90,7 @@ def fetch_files(url: str, names: Sequence[str], folder: Path, work: console.Work
         def relative_update(self, inc: int = 1) -> None:
             work.n += inc
 
-    with reading(url):
-        system, path = _system(url)
+    with _file_system(url) as (system, path):
         there, here = [f"{path}/{name}" for name in names], [str(folder / name) for name in names]
         for name in here:
             os.makedirs(os.path.dirname(name), exist_ok=True)
@@ -104,16 +99,18 @@ def fetch_files(url: str, names: Sequence[str], folder: Path, work: console.Work
 
 def send(path: Path, url: str) -> None:
     """Copy a file, or the files of a folder, from a disk."""
-    with reading(url, "written"):
-        system, name = _system(url)
+    with _file_system(url, "written") as (system, name):
         slash = "/" if path.is_dir() else ""  # copies what is in a folder
         system.put(f"{path}{slash}", f"{name}{slash}", recursive=True)
 
 
-def _system(url: str) -> tuple[Any, str]:
-    import fsspec
+@contextlib.contextmanager
+def _file_system(url: str, done: str = "read") -> Iterator[tuple[Any, str]]:
+    """Yield the file system of a URL, and the path in it; errors are those of `reading`."""
+    with reading(url, done):
+        import fsspec
 
-    return fsspec.core.url_to_fs(url, use_listings_cache=False)  # a file may change
+        yield fsspec.core.url_to_fs(url, use_listings_cache=False)  # a file may change
 
 
 def _state(info: dict[str, Any]) -> State:

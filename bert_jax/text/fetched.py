@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bert_jax import console
 from bert_jax.errors import UserError
-from bert_jax.storage import cache, locks, paths, remote
+from bert_jax.storage import locks, paths, remote
 from bert_jax.text import shards, store
 
 _WITHOUT_LISTS = ("http:", "https:", "file:")  # their stores are not copied
@@ -82,7 +82,7 @@ def _copy_of(source: str) -> Iterator[tuple[Path, dict[str, int]]]:
     digest = hashlib.sha256(json.dumps([url, sorted(files.items())]).encode()).hexdigest()
     name = urllib.parse.quote(url.rpartition("/")[2], safe="")[:100]
     try:
-        folder = cache.folder() / "stores" / f"{name}-{digest[:16]}"
+        folder = paths.cache_folder() / "stores" / f"{name}-{digest[:16]}"
         with locks.locked(folder, waits=True):
             yield folder, {name: size for name, (size, *_) in files.items()}
     except (OSError, RuntimeError) as error:  # RuntimeError without a home

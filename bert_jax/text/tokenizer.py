@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.errors import UserError
+from bert_jax.storage.json_files import write_bytes
 from bert_jax.text import sentencepiece_model
 
 # Words as BERT splits them. Longer ones, which are [UNK] to BERT, are cut every 100 characters.
@@ -90,9 +91,7 @@ class Tokenizer(abc.ABC):
         """Write the tokenizer's files to `folder`, each to a temporary name and renamed."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files().items():
-            temporary = folder / (name + ".tmp")
-            temporary.write_bytes(content)
-            os.replace(temporary, folder / name)
+            write_bytes(folder / name, content)
 
     def to_json(self) -> dict[str, str]:
         """Return the files as JSON, as they are stored in a checkpoint."""

@@ -30,7 +30,7 @@ from bert_jax.config.schedule import (
 )
 from bert_jax.config.settings import flatten, from_dict, override, to_json
 from bert_jax.config.validation import validate, validate_finetuning
-from bert_jax.distributed.precision import resolve_dtype
+from bert_jax.distributed.devices import resolve_dtype
 from bert_jax.models.modernbert import ModernBertConfig
 from bert_jax.objectives import make_objective
 from bert_jax.objectives.masking import make_masking
