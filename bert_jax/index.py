@@ -170,7 +170,7 @@ class Index:
             raise UserError(
                 f"{path} is no index; build one by bert-jax index CHECKPOINT FILES --output=INDEX"
             )
-        record = json_files.read_json(record_path, _REMEDY)
+        record = json_files.read_json(record_path, _REMEDY, is_record=True)
         if record.get("format") != _FORMAT:
             raise UserError(f"{path} is of another version of this package; {_REMEDY}")
         try:
