@@ -1,6 +1,8 @@
 """An index: what it finds, what it keeps, and its mistakes."""
 
+import fcntl
 import json
+import os
 import shutil
 import tracemalloc
 
@@ -12,7 +14,7 @@ from helpers import refused
 import bert_jax
 from bert_jax import Index, UserError, index
 from bert_jax.inference import runner
-from bert_jax.storage import json_files
+from bert_jax.storage import json_files, replacement
 from bert_jax.text import builtin
 
 WORDS = ["river", "bank", "token", "model", "layer", "head", "reads", "sees", "the", "small"]
@@ -242,6 +244,27 @@ def test_another_process_that_is_first(tiny_bert, folder, monkeypatch, force):
         with refused("my.index already exists"):
             Index.build(tiny_bert, "texts.txt", "my.index")
         assert len(Index.load("my.index")) == 2
+
+
+def test_the_last_check_is_under_the_lock_of_the_replacement(tmp_path, monkeypatch):
+    """So that no process can write the output between the two."""
+    states = []
+
+    def is_locked(*_) -> None:
+        folder = os.open(tmp_path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            states.append("free")
+        except BlockingIOError:
+            states.append("locked")
+        finally:
+            os.close(folder)
+
+    for name in ("check_replaceable", "replace"):
+        monkeypatch.setattr(replacement, name, is_locked)
+    with replacement.replacing(tmp_path / "output"):
+        states.append("written")
+    assert states == ["free", "written", "locked", "locked"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Write a file or folder beside its path and rename it: it is there whole, or not at all."""
 
 import contextlib
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -46,7 +47,20 @@ def replacing(
         parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.") as folder:
             yield Path(folder) / path.name
-            check_replaceable(path, may_replace)  # as another process may have written it
-            replace(Path(folder) / path.name, path)
+            with _locked(parent):  # as another process may have written it, or is about to
+                check_replaceable(path, may_replace)
+                replace(Path(folder) / path.name, path)
     except (OSError, ValueError) as error:  # ValueError for a NUL byte in the path
         raise UserError(f"{path} cannot be written ({error}); choose another") from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait for other processes that replace something in a folder; leave no file there."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
