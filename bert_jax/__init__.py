@@ -90,8 +90,5 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
-            from bert_jax import console
-
-            with console.logging_kept():  # Orbax logs when it is imported
-                return getattr(importlib.import_module(f"bert_jax.{module}"), name)
+            return getattr(importlib.import_module(f"bert_jax.{module}"), name)
     raise AttributeError(f"module 'bert_jax' has no attribute {name!r}")

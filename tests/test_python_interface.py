@@ -64,7 +64,8 @@ print(json.dumps([changed, "bert_jax.commands.process" in sys.modules, flags.FLA
 # Prints the handlers of an application that has not set up its logging, after it loads a model.
 LOGGING = """
 import logging, sys
-import bert_jax
+from bert_jax.tasks import base
+import bert_jax.bert
 bert_jax.load(sys.argv[1]).save(sys.argv[2])
 print(logging.root.handlers, logging.root.level == logging.WARNING)
 """

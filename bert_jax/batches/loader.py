@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import grain
 import numpy as np
 
 from bert_jax import console
@@ -18,6 +17,9 @@ from bert_jax.config import DataConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.text.tokenizer import Tokenizer
+
+with console.logging_kept():  # Grain imports Orbax, which logs
+    import grain
 
 _EVAL_SEED = 0  # the same held-out sequences for every run, whatever its own seed
 

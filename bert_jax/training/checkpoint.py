@@ -15,9 +15,7 @@ from typing import Any
 import google_crc32c
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from flax import traverse_util
-from orbax.checkpoint import checkpoint_managers
 
 from bert_jax import console
 from bert_jax.config import CheckpointConfig, FinetuneConfig, TrainConfig
@@ -28,6 +26,10 @@ from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.metrics import Sums
 from bert_jax.training.step import TrainState
+
+with console.logging_kept():  # Orbax logs when it is imported
+    import orbax.checkpoint as ocp
+    from orbax.checkpoint import checkpoint_managers
 
 RESUME = "fix that, then repeat the command to resume"
 _CHECKSUMS = "checksums.json"
