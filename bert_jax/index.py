@@ -25,7 +25,7 @@ from bert_jax.inference.runner import chunks
 from bert_jax.inference.tokenization import own_prompt, text_list, warn_truncated
 from bert_jax.retrieval import search
 from bert_jax.storage import checksums, daemon_thread, json_files
-from bert_jax.storage.paths import absolute, as_path
+from bert_jax.storage.paths import absolute, as_path, check_named
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import builtin
 from bert_jax.text.files import existing
@@ -164,6 +164,7 @@ class Index:
           UserError: there is no index, or it is damaged, or of another model. The damage of one of
             more than 1 GB is noticed when its texts or vectors are first read.
         """
+        check_named(path)
         path, bert = Path(path), None if bert is None else _loaded(bert)
         record_path = path / _RECORD
         if not os.path.exists(record_path):

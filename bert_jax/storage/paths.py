@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import reprlib
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -52,8 +53,10 @@ def cache_folder() -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "bert-jax"
 
 
-def check_named(name: "str | AnyPath") -> None:
-    """Refuse "", which pathlib takes for the working directory."""
+def check_named(name: object) -> None:
+    """Refuse what is no path, and "", which pathlib takes for the working directory."""
+    if not isinstance(name, str | os.PathLike):
+        raise UserError(f"a path is {reprlib.repr(name)}; give the name of a file or a folder")
     if not str(name):
         raise UserError("a path is empty; give the name of a file or a folder")
 

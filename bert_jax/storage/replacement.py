@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bert_jax.errors import UserError
+from bert_jax.storage.paths import check_named
 
 
 def replace(new: Path, path: Path) -> None:
@@ -40,6 +41,7 @@ def replacing(
     path: str | Path, may_replace: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
     """Yield a temporary path, which is renamed to `path` at the end of the context."""
+    check_named(path)
     path = Path(path)
     check_replaceable(path, may_replace)
     try:

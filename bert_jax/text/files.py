@@ -35,6 +35,7 @@ def check_readable(path: str | Path, name: str, remedy: str) -> None:
 
 def existing(name: str, remedy: str) -> Path:
     """Return the path of a readable file; "~" is the user's home."""
+    paths.check_named(name)
     path = Path(os.path.expanduser(name))
     check_readable(path, name, remedy)
     return path

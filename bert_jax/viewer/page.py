@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.storage.paths import check_named
 from bert_jax.storage.replacement import replacing
 
 _FOLDER = Path(__file__).parent
@@ -60,6 +61,7 @@ def frame(page: str) -> str:
 
 def check_output(path: str | Path, *, force: bool) -> None:
     """Refuse a path that exists, unless `force`, or is in no folder that can be written."""
+    check_named(path)
     path = Path(path)
     if os.path.isdir(path):
         raise UserError(f"{path} is a folder; give the path of a file")
