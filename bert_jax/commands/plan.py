@@ -17,7 +17,7 @@ from bert_jax.config import TrainConfig
 def add_arguments(parser: Parser) -> None:
     add_config(parser, "base", TrainConfig)
     add = parser.add_argument
-    devices = "such as v5e:16x16, v4:4x4x4, h100:16 or cpu:8; several, comma separated"
+    devices = "such as v5e-8, v4:4x4x4, 8xh100 or cpu:8; several, comma separated"
     add("--topology", required=True, metavar="CHIP:SHAPE", help=devices)
     add("--json", action="store_true", help="print JSON, in bytes and seconds")
 

@@ -1,4 +1,7 @@
-"""The devices that a plan is for: `v5e:16x16`, `h100:16` or `cpu:8`. None need be attached."""
+"""The devices that a plan is for: `v5e:16x16`, `h100:16` or `cpu:8`. None need be attached.
+
+The names of the clouds stand for the same: `v5e-256` and `16xh100`.
+"""
 
 import contextlib
 import dataclasses
@@ -60,7 +63,7 @@ def read_topologies(names: str) -> list[Topology]:
 
 def parse(name: str) -> tuple[str, str]:
     """Return a name's chip and the shape of its slice or number of its devices, or refuse it."""
-    kind, _, shape = name.lower().partition(":")
+    kind, _, shape = _from_cloud_name(name.lower()).partition(":")
     if kind != "cpu" and kind not in chips.CHIPS:
         known = ", ".join((*chips.CHIPS, "cpu"))
         raise UserError(f"--topology {name}: {kind!r} is not a known chip; use one of {known}")
@@ -70,6 +73,31 @@ def parse(name: str) -> tuple[str, str]:
     if not re.fullmatch(pattern, shape):
         raise UserError(f"--topology {name}: write it as {kind}:{example}")
     return kind, shape
+
+
+def _from_cloud_name(name: str) -> str:
+    """Return the name by chip and shape of `v5e-8`, `v4-32` or `8xh100`; others as they are.
+
+    The number of a v4 or v5p counts the TensorCores, of which a chip has two; that of the others
+    the chips. Source: Cloud TPU documentation, 'TPU v4', 'TPU v5p', 'TPU v5e' and 'TPU v6e'.
+    """
+    if match := re.fullmatch(r"([1-9][0-9]*)x([a-z]\w*)", name):
+        return f"{match[2]}:{match[1]}"
+    match = re.fullmatch(r"(v[0-9][a-z]?|v5litepod)-([1-9][0-9]*)", name)
+    if not match:
+        return name
+    kind, number = match[1].replace("v5litepod", "v5e"), int(match[2])
+    is_cube = kind in ("v4", "v5p")
+    chips_of_slice = number // 2 if is_cube else number
+    power, dimensions = chips_of_slice.bit_length() - 1, 3 if is_cube else 2
+    if number != (2 if is_cube else 1) << max(power, 0):
+        raise UserError(
+            f"--topology {name}: a slice that is no power of two has no shape of its own; write it "
+            f"as {kind}:{'4x4x4' if is_cube else '4x4'}"
+        )
+    sizes = [1 << (power + index) // dimensions for index in range(dimensions)]
+    shape = "x".join(map(str, sorted(sizes, key=lambda size: (size == 1, size))))
+    return f"{kind}:{shape}"
 
 
 def _make_topology(kind: str, shape: str) -> Topology:

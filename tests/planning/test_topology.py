@@ -6,7 +6,7 @@ from helpers import refused
 
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.planning.chips import CHIPS
-from bert_jax.planning.topology import read_topologies
+from bert_jax.planning.topology import parse, read_topologies
 
 jax.devices()  # before a topology asks JAX for fewer
 
@@ -19,12 +19,36 @@ jax.devices()  # before a topology asks JAX for fewer
         ("cpu:0", "write it as cpu:8"),
         ("cpu:2,", "not a known chip"),
         ("v5e:2x2", "pip install libtpu"),
+        ("v9-8", "not a known chip"),
+        ("8xh99", "not a known chip"),
+        ("v5e-12", "no power of two has no shape of its own; write it as v5e:4x4"),
+        ("v4-1", "no power of two has no shape of its own; write it as v4:4x4x4"),
     ],
 )
 def test_names_that_are_refused(name, key_words, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # without its compiler
     with refused(key_words):
         read_topologies(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shape"),
+    [
+        ("v5e-1", "v5e", "1x1"),
+        ("v5e-8", "v5e", "2x4"),
+        ("v5litepod-16", "v5e", "4x4"),
+        ("v6e-256", "v6e", "16x16"),
+        ("v4-8", "v4", "2x2x1"),
+        ("v4-32", "v4", "2x2x4"),
+        ("V5P-128", "v5p", "4x4x4"),
+        ("8xh100", "h100", "8"),
+        ("8xH200", "h200", "8"),
+        ("h100:8", "h100", "8"),
+    ],
+)
+def test_names_of_the_clouds(name, kind, shape):
+    """Shapes of the default slices. Source: Cloud TPU documentation, 'TPU configurations'."""
+    assert parse(name) == (kind, shape)
 
 
 def test_gpus_are_as_many_cpus():
