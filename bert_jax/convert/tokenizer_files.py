@@ -27,14 +27,16 @@ def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
     }
     for role in ("pad", "unk", "cls", "sep", "mask"):
         settings[f"{role}_token"] = tokenizer.id_to_token(getattr(tokenizer, f"{role}_id"))
-    contents = tokenizer.files()
+    contents, separators = tokenizer.files(), architecture(config).separators
     if isinstance(tokenizer, SentencePieceTokenizer):
         # The model stays beside it, for SentencePiece and for an import.
-        contents["tokenizer.json"] = _from_sentencepiece(tokenizer).to_str(pretty=True).encode()
+        converted = _from_sentencepiece(tokenizer, separators)
+        contents["tokenizer.json"] = converted.to_str(pretty=True).encode()
     else:
-        if tokenizer.kind == "byte_bpe" and architecture(config).separators == 1:
-            joined = tokenizers.Tokenizer.from_str(contents["tokenizer.json"].decode())
-            joined.post_processor = Tokenizer.template(tokenizer)  # as BERT joins two texts
+        joined = tokenizers.Tokenizer.from_str(contents["tokenizer.json"].decode())
+        joins_otherwise = joined.num_special_tokens_to_add(True) != 2 + separators
+        if joins_otherwise if separators > 1 else tokenizer.kind == "byte_bpe":
+            joined.post_processor = Tokenizer.template(tokenizer, separators)
             contents["tokenizer.json"] = joined.to_str(pretty=True).encode()
         content = json.loads(contents["tokenizer.json"])
         contents |= _vocabulary(tokenizer, content)
@@ -61,7 +63,7 @@ def _vocabulary(tokenizer: Tokenizer, content: Mapping[str, Any]) -> dict[str, b
     }
 
 
-def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
+def _from_sentencepiece(tokenizer: SentencePieceTokenizer, separators: int) -> tokenizers.Tokenizer:
     """Return the same tokenizer for `tokenizers`, which does not read SentencePiece models."""
     content = tokenizer.files()["sentencepiece.model"]
     proto = sentencepiece_model.Model.FromString(content)
@@ -92,7 +94,7 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
     result.decoder = decoders.Sequence(steps)
     special = sorted({*tokenizer.special_ids, tokenizer.unk_id})
     result.add_special_tokens([tokenizer.id_to_token(index) for index in special])
-    result.post_processor = tokenizer.template()
+    result.post_processor = tokenizer.template(separators)
     return result
 
 

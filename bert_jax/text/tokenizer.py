@@ -97,12 +97,17 @@ class Tokenizer(abc.ABC):
         """Return the files as JSON, as they are stored in a checkpoint."""
         return {name: base64.b64encode(data).decode() for name, data in self.files().items()}
 
-    def template(self) -> processors.PostProcessor:
-        """Return how one text or two are joined with special tokens, as BERT does by default."""
+    def template(self, separators: int = 1) -> processors.PostProcessor:
+        """Return how one text or two are joined with special tokens, as BERT does by default.
+
+        With two separators between them, both texts have type 0, as RoBERTa's have.
+        """
         cls, sep = self.id_to_token(self.cls_id), self.id_to_token(self.sep_id)
+        single = f"{cls}:0 $A:0 {sep}:0"
+        second = f" $B:1 {sep}:1" if separators == 1 else f" {sep}:0 $B:0 {sep}:0"
         return processors.TemplateProcessing(
-            single=f"{cls}:0 $A:0 {sep}:0",
-            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+            single=single,
+            pair=single + second,
             special_tokens=[(cls, self.cls_id), (sep, self.sep_id)],
         )
 
@@ -315,9 +320,9 @@ class ByteLevelTokenizer(_FastTokenizer):
         is_readable = text and text.isprintable() and "\ufffd" not in text
         return text.replace(" ", "Ġ") if is_readable else self.id_to_token(index)
 
-    def template(self) -> processors.PostProcessor:
+    def template(self, separators: int = 1) -> processors.PostProcessor:
         if self.special == WordPieceTokenizer.special:
-            return super().template()
+            return super().template(separators)
         prefix = getattr(self._tokenizer.pre_tokenizer, "add_prefix_space", False)
         first, last = ("<s>", self.cls_id), ("</s>", self.sep_id)
         return processors.RobertaProcessing(last, first, add_prefix_space=prefix)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.convert import tokenizer_files
+from bert_jax.tasks.base import build_sequence
 from bert_jax.text import tokenizer as tokenizer_lib
 from bert_jax.text import tokenizer_loading, tokenizer_training
 
@@ -114,6 +115,21 @@ def converted(kind):
     tokenizer = MAKE[kind]()
     files = tokenizer_files.files(tokenizer, config_for(tokenizer))
     return tokenizer, files, tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+
+
+@pytest.mark.parametrize("kind", ["unigram", "wordpiece", "byte_bpe"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+def test_pairs_are_joined_as_the_architecture_joins_them(kind, model_type):
+    """With one separator and two types of tokens, or with two separators and one type."""
+    tokenizer, *_ = converted(kind)
+    config = model_config(model_type, vocab_size=tokenizer.vocab_size)
+    files = tokenizer_files.files(tokenizer, config)
+    joined = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode()).encode(*TEXTS[:2])
+    pair = tokenizer.encode(TEXTS[:2])
+    expected, second_start = build_sequence(pair, tokenizer, config)
+    assert joined.ids == expected.tolist()
+    types = [int(index >= second_start and model_type == "bert") for index in range(len(expected))]
+    assert joined.type_ids == types
 
 
 def token_ids(tokenizer, text):
