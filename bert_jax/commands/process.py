@@ -115,6 +115,7 @@ def end_process(name: str, error: CommandError | KeyboardInterrupt) -> None:
 def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
     """Run `start` and `train` of a module, as one of several processes, which end together."""
     keep_host_memory()  # before any thread: that which shows work is one
+    use_enough_threads()
     with console.working("starting JAX", says_end=False):
         from bert_jax.distributed import hosts
 
@@ -220,6 +221,16 @@ def use_data_dir(folder: str | None) -> None:
     """Let TFDS prepare and read its datasets in a folder, unless it is None."""
     if folder is not None:
         os.environ["TFDS_DATA_DIR"] = os.path.expanduser(folder)
+
+
+def use_enough_threads() -> None:
+    """Give XLA more threads than it has fake devices, which else can wait for each other for ever.
+
+    It reads NPROC when it starts; one that the user has set stays.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if match := re.search(r"--xla_force_host_platform_device_count=(\d+)", flags):
+        os.environ.setdefault("NPROC", str(4 * int(match[1])))
 
 
 def quiet_libraries() -> None:

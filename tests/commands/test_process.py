@@ -198,3 +198,19 @@ def test_freed_memory_is_kept_before_a_thread_shows_work(monkeypatch):
     with pytest.raises(Kept):
         process.train("pretrain", None, None)
     assert not shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "before", "after"),
+    [
+        ("--xla_force_host_platform_device_count=8", None, "32"),
+        ("--xla_force_host_platform_device_count=8", "5", "5"),
+        ("", None, None),
+    ],
+)
+def test_fake_devices_have_enough_threads(flags, before, after, monkeypatch):
+    monkeypatch.setattr(process.os, "environ", {"XLA_FLAGS": flags})
+    if before:
+        process.os.environ["NPROC"] = before
+    process.use_enough_threads()
+    assert process.os.environ.get("NPROC") == after
