@@ -1,14 +1,12 @@
 """ELECTRA directories of `transformers`: with their generator or without, or refused."""
 
 import dataclasses
-import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 from helpers import random_bert, refused
+from model_folders import change_config, same, tensors_of, write
 
 import bert_jax
 from bert_jax.bert import Bert
@@ -18,8 +16,6 @@ from bert_jax.convert import huggingface
 from bert_jax.inference.masked_lm import guesses_by_layer
 from bert_jax.models.electra import ElectraConfig
 from bert_jax.runs import origin
-
-WEIGHTS = "model.safetensors"
 
 
 def electra_of(bert: Bert, **values) -> Bert:
@@ -38,15 +34,6 @@ def exported(electra, tmp_path_factory):
     folder = tmp_path_factory.mktemp("electra") / "exported"
     assert electra.export(folder).dropped == ()
     return folder
-
-
-def same(actual, expected) -> None:
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
-def change(folder, **values) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 @pytest.mark.parametrize("share", [0.5, 0.0, 1.0])
@@ -105,17 +92,16 @@ def test_a_discriminator_alone(exported, tmp_path):
 )
 def test_what_is_not_read_is_named(exported, tmp_path, where, values, said):
     folder = shutil.copytree(exported, tmp_path / "model")
-    change(folder / where, **values)
+    change_config(folder / where, **values)
     with refused(said):
         bert_jax.load(folder)
 
 
 def test_a_generator_with_other_embeddings_or_larger_than_its_model(golden, exported, tmp_path):
     folder = shutil.copytree(exported, tmp_path / "untied")
-    weights = folder / "generator" / WEIGHTS
-    tensors = safetensors.numpy.load_file(weights)
+    tensors = tensors_of(folder / "generator")
     tensors["electra.embeddings.position_embeddings.weight"][0, 0] += 1
-    safetensors.numpy.save_file(tensors, weights)
+    write(folder / "generator", tensors)
     with refused("other embeddings than its model"):
         bert_jax.load(folder)
     folder = shutil.copytree(exported, tmp_path / "larger")

@@ -2,27 +2,18 @@
 
 import dataclasses
 import re
-from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 from flax import traverse_util
-from helpers import check_gradients, masking
+from helpers import check_gradients
 from make_golden import GOLDEN, google_variables
+from outputs import check_encoder, close, loss_of, masked_batch
 
 import bert_jax
-from bert_jax.config import TrainConfig
 from bert_jax.convert import names
-from bert_jax.models.bert import BertModel
-from bert_jax.objectives.masked_lm import MaskedLM
-from bert_jax.objectives.masking import Predictions
-from bert_jax.objectives.sentence_pairs import SentencePairs
-
-# Most of the time of a test would be the compiler's.
-fast_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @dataclasses.dataclass
@@ -48,61 +39,24 @@ def golden(request):
     return Golden(bert_jax.load(folder), inputs, tensors)
 
 
-def close(actual, expected, least: float) -> None:
-    """Within 1e-5, of values of mean size `least` or more."""
-    assert actual.shape == expected.shape
-    assert np.abs(expected).mean() > least
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
-
-
 def test_every_number_of_the_forward_pass(golden):
-    bert, expected, mask = golden.bert, golden.expected, golden.inputs["attention_mask"]
-    assert mask.min() == 0
-    assert golden.inputs["token_type_ids"].max() == bert.config.type_vocab_size - 1
-    assert mask.shape[1] < bert.config.max_position_embeddings
-    encoder = BertModel(bert.config, add_pooling_layer="pooled" in expected)
-    run = partial(encoder.apply, output_hidden_states=True, output_attentions=True)
-
-    @fast_jit
-    def outputs(params, rows, positions):
-        heads = bert.model.apply({"params": params}, *rows, positions)
-        return run({"params": params["bert"]}, *rows), heads
-
-    actual, heads = outputs(bert.params, golden.rows(), golden.inputs["positions"])
-    real = mask.astype(bool)  # outputs at padding have no meaning
-    for layer, golden_layer in zip(actual.hidden_states, golden.parts("hidden"), strict=True):
-        close(np.asarray(layer)[real], golden_layer[real], 0.5)
-    for layer, golden_layer in zip(actual.attentions, golden.parts("attention"), strict=True):
-        close(*(np.moveaxis(np.asarray(x), 1, 2)[real] for x in (layer, golden_layer)), 0.05)
-    close(heads.mlm_logits, expected["mlm"], 0.5)
-    if "pooled" in expected:
-        close(actual.pooled, expected["pooled"], 0.3)
-        close(heads.nsp_logits, expected["nsp"], 0.3)
+    bert, expected, rows = golden.bert, golden.expected, golden.rows()
+    assert rows[1].max() == bert.config.type_vocab_size - 1
+    assert rows[0].shape[1] < bert.config.max_position_embeddings
+    layers = golden.parts("hidden"), golden.parts("attention")
+    check_encoder(bert.config, bert.params["bert"], rows, *layers, expected.get("pooled"))
+    apply = jax.jit(bert.model.apply)
+    heads = apply({"params": bert.params}, *rows, golden.inputs["positions"])
+    close(heads.mlm_logits, expected["mlm"], least=0.5)
+    if "nsp" in expected:
+        close(heads.nsp_logits, expected["nsp"], least=0.3)
 
 
 def test_loss_and_every_gradient(golden):
     bert, inputs = golden.bert, golden.inputs
-    positions = jnp.asarray(inputs["positions"])
-    names_of_rows = ("input_ids", "token_type_ids", "attention_mask")
-    batch = {
-        **dict(zip(names_of_rows, map(jnp.asarray, golden.rows()), strict=True)),
-        "predictions": Predictions(
-            positions, jnp.asarray(inputs["labels"]), jnp.float32(positions > 0)
-        ),
-        "nsp_label": jnp.asarray(inputs["next_sentence_label"]),
-        "nsp_weight": jnp.ones(len(positions)),
-    }
-    kind = SentencePairs if "nsp_head" in bert.params else MaskedLM
-    config = TrainConfig(model=bert.config)
-    objective = kind(bert.model, config, masking())  # the batch is masked already
-    weights = objective.weights(batch)
-
-    @fast_jit
-    @jax.value_and_grad
-    def run(params):
-        return objective.loss(params, batch, weights, None)[0]
-
-    loss, gradients = run(bert.params)
+    predicted = (inputs[n] for n in ("positions", "labels", "next_sentence_label"))
+    run = jax.value_and_grad(loss_of(bert, masked_batch(*golden.rows(), *predicted)))
+    loss, gradients = jax.jit(run)(bert.params)
     assert float(loss) == pytest.approx(golden.expected["loss"].item(), rel=1e-5)
     actual = dict(names.to_foreign(gradients, model_type=bert.config.model_type))
     exchange = names.exchange_of(bert.config.model_type)

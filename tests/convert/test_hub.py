@@ -3,12 +3,11 @@
 import re
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 from fake_hub import TOKEN
 from helpers import refused, refuses_to_load
 from make_golden import GOLDEN
+from model_folders import same
 
 import bert_jax
 from bert_jax import console
@@ -18,10 +17,6 @@ from bert_jax.text import tokenizer_loading
 def files(name: str) -> dict[str, bytes]:
     paths = (GOLDEN / name).iterdir()
     return {p.name: p.read_bytes() for p in paths if not p.name.startswith("expected")}
-
-
-def same(actual, expected) -> None:
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 def test_a_model_is_downloaded_once_and_then_read_from_the_cache(hub, monkeypatch, capsys):
@@ -45,6 +40,14 @@ def test_a_model_is_downloaded_once_and_then_read_from_the_cache(hub, monkeypatc
     refuses_to_load("hf:me/other", "hf:me/other is not in", "HF_HUB_OFFLINE is set; unset it")
 
 
+def test_nothing_is_said_where_all_is_quiet(hub, capsys, monkeypatch):
+    hub.models["me/bert"] = [files("bert")]
+    monkeypatch.setattr(console, "is_terminal", lambda stream: True)
+    with console.quiet():
+        bert_jax.load("hf:me/bert")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_prepare_downloads_the_tokenizer_alone(hub, tmp_path, bert_jax_main):
     hub.models["me/bert"] = [files("bert")]
     text = tmp_path / "text.txt"
@@ -57,14 +60,6 @@ def test_prepare_downloads_the_tokenizer_alone(hub, tmp_path, bert_jax_main):
     stored = tokenizer_loading.load(tmp_path / "store/tokenizer")
     assert stored.fingerprint == tokenizer_loading.load(GOLDEN / "bert").fingerprint
     assert not any("safetensors" in request for request in hub.requests)
-
-
-def test_nothing_is_said_where_all_is_quiet(hub, capsys, monkeypatch):
-    hub.models["me/bert"] = [files("bert")]
-    monkeypatch.setattr(console, "is_terminal", lambda stream: True)
-    with console.quiet():
-        bert_jax.load("hf:me/bert")
-    assert capsys.readouterr() == ("", "")
 
 
 def test_a_revision(hub):

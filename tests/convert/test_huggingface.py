@@ -4,25 +4,30 @@ import contextlib
 import dataclasses
 import json
 import shlex
-import shutil
 from pathlib import Path
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
 from flax import traverse_util
 from helpers import refused, refuses_to_load
 from make_golden import GOLDEN
+from model_folders import (
+    TASKS,
+    WEIGHTS,
+    change_config,
+    copied,
+    fine_tuned,
+    same,
+    tensors_of,
+    write,
+)
 
 import bert_jax
 from bert_jax.config import TaskConfig
 from bert_jax.convert import names
-from bert_jax.tasks import make_task, task_class
-from bert_jax.tasks.question_answering import QuestionAnsweringConfig
+from bert_jax.tasks import task_class
 
-WEIGHTS = "model.safetensors"
 WORDS = "bert.embeddings.word_embeddings.weight"
 
 
@@ -30,30 +35,6 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 def folder(tmp_path) -> Path:
     """A copy of the golden BERT, to be changed."""
     return copied("bert", tmp_path / "model")
-
-
-def copied(name: str, to: Path) -> Path:
-    shutil.copytree(GOLDEN / name, to)
-    (to / "expected.safetensors").unlink()
-    return to
-
-
-def tensors_of(folder: Path) -> dict[str, np.ndarray]:
-    return safetensors.numpy.load_file(folder / WEIGHTS)
-
-
-def write(folder: Path, tensors: dict[str, np.ndarray], name: str = WEIGHTS) -> None:
-    safetensors.numpy.save_file(tensors, folder / name)
-
-
-def change_config(folder: Path, **values) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-def same(actual, expected) -> None:
-    """Bit for bit."""
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), actual, expected)
 
 
 def without(params, *parts: str):
@@ -120,9 +101,7 @@ def test_half_precision(folder):
     rounded = {n: value.astype(ml_dtypes.bfloat16) for n, value in tensors_of(folder).items()}
     write(folder, rounded)
     actual = dict(names.to_foreign(bert_jax.load(folder).params))
-    assert set(actual) == set(rounded)
-    for name, value in rounded.items():
-        np.testing.assert_array_equal(actual[name], value.astype(np.float32), strict=True)
+    same(actual, {name: value.astype(np.float32) for name, value in rounded.items()})
 
 
 def test_an_encoder_alone(folder, golden):
@@ -203,6 +182,8 @@ def test_sinusoidal_positions_are_exported_as_a_table(golden, tmp_path):
     bert.export(tmp_path / "out")
     loaded = bert_jax.load(tmp_path / "out")
     assert loaded.config == golden.config
+    text = "the quick brown fox"
+    np.testing.assert_allclose(loaded.encode(text), bert.encode(text), rtol=0, atol=1e-5)
     same(without(loaded.params, positions), params)
     table = np.asarray(loaded.params["bert"]["embeddings"]["position_embeddings"])
     angles = np.arange(20)[:, None] / 10000 ** (np.arange(0, 12, 2) / 12)
@@ -210,14 +191,10 @@ def test_sinusoidal_positions_are_exported_as_a_table(golden, tmp_path):
     np.testing.assert_allclose(table[:, 1::2], np.cos(angles), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
-def test_relative_positions_are_not_exported(kind, tmp_path):
-    with refused(kind, "transformers 5"):
-        bert_jax.load(GOLDEN / kind).export(tmp_path / "out")
-    assert not list(tmp_path.iterdir())
-
-
 def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
+    for kind in ("relative_key", "relative_key_query"):
+        with refused(kind, "transformers 5"):
+            bert_jax.load(GOLDEN / kind).export(tmp_path / "out")
     with refused("head=pretraining does not fit a roberta"):
         bert_jax.load(GOLDEN / "roberta").export(tmp_path / "out", "pretraining")
     encoder = dataclasses.replace(golden, params={"bert": golden.params["bert"]})
@@ -243,7 +220,7 @@ def test_an_export_that_fails_leaves_nothing(golden, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.rglob("*")] == ["out", "mine"]
 
 
-@pytest.mark.parametrize("lacks", [(), ("bert/pooler", "nsp_head"), ("mlm_head", "nsp_head")])
+@pytest.mark.parametrize("lacks", [("bert/pooler", "nsp_head"), ("mlm_head", "nsp_head")])
 def test_round_trip_of_an_own_checkpoint(lacks, golden, tmp_path):
     params = without(golden.params, *lacks)
     dataclasses.replace(golden, params=params).save(tmp_path / "ours")
@@ -257,30 +234,12 @@ def test_round_trip_of_an_own_checkpoint(lacks, golden, tmp_path):
 
 # Fine-tuned models.
 
-NAMES = ("no", "yes", 'Ωb "c"')
-TASKS = [
-    TaskConfig(labels=NAMES, glue="mnli", metrics=("accuracy",)),
-    TaskConfig(labels=("one",)),
-    TaskConfig("regression"),
-    TaskConfig("token_classification", labels=tuple(f"B-{i}" for i in range(12))),
-    QuestionAnsweringConfig(with_unanswerable=True, null_threshold=-1.25, doc_stride=7),
-    TaskConfig("multiple_choice", labels=("0", "1")),
-]
 of_each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
 
 
 @pytest.fixture(params=["bert", "roberta"], scope="module")
 def either(request):
     return bert_jax.load(GOLDEN / request.param)
-
-
-def fine_tuned(bert, task: TaskConfig, probe: str = "") -> bert_jax.Bert:
-    """The same shape, with random parameters and a task's head."""
-    model = make_task(task).model(bert.config, probe)
-    shapes = names._param_shapes(model)  # traced once
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes)
-    return dataclasses.replace(bert, model=model, params=params, task=task)
 
 
 @of_each_task
@@ -399,7 +358,6 @@ SIZE = "classifier.bias is of shape (2,)"
     ("values", "key_words"),
     [
         ({"id2label": {}}, LABELS),
-        ({"id2label": ["a", "b"]}, LABELS),
         ({"id2label": {"0": "a"}}, SIZE),
         ({"id2label": {"0": "a", "1": "b", "2": "c"}}, SIZE),
         ({"id2label": {"1": "a", "2": "b"}}, LABELS),
@@ -407,7 +365,6 @@ SIZE = "classifier.bias is of shape (2,)"
         ({"id2label": {"0": "a", "1": "a"}}, LABELS),
         ({"id2label": {"0": "a", "1": None}}, LABELS),
         ({"id2label": {"a": 0, "b": 1}}, LABELS),
-        ({"id2label": 3}, LABELS),
         ({"num_labels": 0}, "num_labels is 0"),
         ({"num_labels": 10**12}, "num_labels is 1000000000000"),
         ({"num_labels": "2"}, "num_labels is '2'"),
@@ -466,7 +423,6 @@ def test_damaged_metadata_of_an_own_checkpoint(field, value, said, golden, tmp_p
 
 # What is refused.
 
-
 FEED_FORWARD = "bert.encoder.layer.1.intermediate.dense.weight"
 TRANSFORM = "cls.predictions.transform.dense.bias"
 
@@ -484,22 +440,34 @@ def other_decoder(tensors):
 @pytest.mark.parametrize(
     ("changed", "key_words"),
     [
-        (lambda tensors: {FEED_FORWARD: tensors[FEED_FORWARD].T}, ["(12, 20)", "(20, 12)"]),
-        (lambda tensors: {FEED_FORWARD: None}, []),
+        (lambda tensors: {FEED_FORWARD: tensors[FEED_FORWARD].T}, [FEED_FORWARD, "(12, 20)"]),
+        (lambda tensors: {FEED_FORWARD: None}, [FEED_FORWARD]),
         (lambda tensors: {TRANSFORM: None}, [TRANSFORM]),
         (lambda tensors: {n: None for n in tensors if "layer.1." in n}, ["1 layers"]),
-        (of_type(np.int32), ["int32"]),
-        (of_type(np.int8), ["int8"]),
-        (of_type(np.bool_), ["bool"]),
+        (of_type(np.int32), [FEED_FORWARD, "int32"]),
+        (of_type(np.bool_), [FEED_FORWARD, "bool"]),
         (other_decoder, ["decoder.weight", "output embeddings"]),
     ],
 )
 def test_tensors_that_do_not_fit(changed, key_words, folder):
     tensors = tensors_of(folder)
-    changes = changed(tensors)
-    kept = {n: np.ascontiguousarray(v) for n, v in (tensors | changes).items() if v is not None}
-    write(folder, kept)
-    refuses_to_load(folder, *([FEED_FORWARD] if {*changes} == {FEED_FORWARD} else []), *key_words)
+    changed = (tensors | changed(tensors)).items()
+    write(folder, {n: np.ascontiguousarray(v) for n, v in changed if v is not None})
+    refuses_to_load(folder, *key_words)
+
+
+@pytest.mark.parametrize("dtype", ["U8", "I64", "F8_E4M3", "C64"])
+def test_tensors_of_types_that_numpy_may_lack(dtype, folder):
+    name = "bert.encoder.layer.0.output.dense.bias"
+    size = {"U8": 1, "F8_E4M3": 1}.get(dtype, 8)
+    write(folder, tensors_of(folder) | {name: np.zeros(12 * size, np.uint8)})
+    content = (folder / WEIGHTS).read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header[name] |= {"dtype": dtype, "shape": [12]}
+    text = json.dumps(header).encode()
+    (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
+    refuses_to_load(folder, name)
 
 
 def test_layers_without_tensors(folder):
@@ -511,59 +479,61 @@ def test_layers_without_tensors(folder):
     refuses_to_load(folder, "3 layers", str(number))
 
 
-@pytest.mark.parametrize("shape", [(), (1, 12), (12,), (18, 12, 1)])
-def test_position_table_of_a_roberta(shape, tmp_path):
+TABLE = "roberta.embeddings.position_embeddings.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "key_words"),
+    [
+        (TABLE, np.ones((), np.float32), "position_embeddings"),
+        (TABLE, np.ones((1, 12), np.float32), "position_embeddings"),
+        (TABLE, np.ones(12, np.float32), "position_embeddings"),
+        (TABLE, np.ones((18, 12, 1), np.float32), "position_embeddings"),
+        ("lm_head.dense.weight", None, "has no lm_head.dense.weight"),
+        (
+            "lm_head.decoder.weight",
+            np.ones((12, 12), np.float32),
+            "lm_head.decoder.weight differs from roberta.embeddings.word_embeddings.weight",
+        ),
+    ],
+)
+def test_tensors_of_a_roberta_are_named_as_in_the_file(name, value, key_words, tmp_path):
     folder = copied("roberta", tmp_path / "model")
-    name = "roberta.embeddings.position_embeddings.weight"
-    write(folder, tensors_of(folder) | {name: np.ones(shape, np.float32)})
-    refuses_to_load(folder, "position_embeddings")
+    changed = (tensors_of(folder) | {name: value}).items()
+    write(folder, {n: v for n, v in changed if v is not None})
+    refuses_to_load(folder, key_words)
 
 
-MODERNBERT = {
-    "norm_bias": True,
-    "layer_types": ["full_attention"],
-    "classifier_activation": "relu",
-    "embedding_dropout": 0.5,
-    "rope_scaling": {"factor": 2.0},
-    "rope_parameters": {"full_attention": {"rope_type": "yarn"}},
-    "head_dim": 6,
-    "local_attention": 1,
-    "num_attention_heads": 4,
-}
-KEY_WORDS = {  # where they are not the field's name
-    "layer_types": "of 1 layers",
-    "rope_parameters": "'yarn'",
-    "num_attention_heads": "heads of an even size, not of 3",
-}
-
-
-@pytest.mark.parametrize("field", MODERNBERT)
-def test_a_modernbert_that_is_refused(field, folder):
-    change_config(folder, model_type="modernbert", **{field: MODERNBERT[field]})
-    refuses_to_load(folder, KEY_WORDS.get(field, field))
+def modernbert(**values) -> dict:
+    return {"model_type": "modernbert", **values}
 
 
 @pytest.mark.parametrize(
     ("values", "key_words"),
     [
+        (modernbert(norm_bias=True), "norm_bias"),
+        (modernbert(layer_types=["full_attention"]), "of 1 layers"),
+        (modernbert(layer_types=["full_attention", "x"]), "global layers"),
+        (modernbert(layer_types=3), "global layers"),
+        (modernbert(classifier_activation="relu"), "classifier_activation"),
+        (modernbert(hidden_activation="relu"), "classifier_activation"),
+        (modernbert(embedding_dropout=0.5), "embedding_dropout"),
+        (modernbert(rope_scaling={"factor": 2.0}), "rope_scaling"),
+        (modernbert(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "'yarn'"),
+        (modernbert(rope_parameters=3), "rope_parameters 3"),
+        (modernbert(head_dim=6), "head_dim"),
+        (modernbert(local_attention=1), "local_attention"),
+        (modernbert(local_attention="x"), "local_attention"),
         ({"model_type": "deberta"}, "deberta"),
         ({"model_type": ["bert"]}, "['bert']"),
-        ({"model_type": "modernbert", "layer_types": ["full_attention", "x"]}, "global layers"),
-        ({"model_type": "modernbert", "layer_types": 3}, "global layers"),
-        ({"model_type": "modernbert", "hidden_activation": "relu"}, "classifier_activation"),
-        ({"model_type": "modernbert", "rope_parameters": 3}, "rope_parameters 3"),
-        ({"model_type": "modernbert", "local_attention": "x"}, "local_attention"),
         ({"hidden_act": "swiglu"}, "swiglu"),
         ({"hidden_act": None}, "hidden_act"),
         ({"num_attention_heads": 5}, "not a multiple"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"hidden_size": 10**12}, "hidden_size"),
-        ({"hidden_size": -12}, "hidden_size"),
         ({"hidden_size": True}, "hidden_size"),
-        ({"hidden_size": "12"}, "hidden_size"),
         ({"hidden_size": {"a": 1}}, "hidden_size"),
-        ({"hidden_size": 1e300}, "hidden_size"),
-        ({"vocab_size": 24, "type_vocab_size": None}, "type_vocab_size"),
+        ({"type_vocab_size": None}, "type_vocab_size"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"num_hidden_layers": 10**7}, "10000000"),
         ({"vocab_size": 2**23}, "word_embeddings"),
@@ -573,7 +543,6 @@ def test_a_modernbert_that_is_refused(field, folder):
         ({"position_embedding_type": "rotary"}, "rotary"),
         ({"is_decoder": True}, "is_decoder"),
         ({"tokenizer_pieces": "x"}, "tokenizer_pieces is 'x'"),
-        ({"tokenizer_pieces": [24]}, "tokenizer_pieces is [24]"),
     ],
 )
 def test_configs_that_are_refused(values, key_words, folder):
@@ -599,21 +568,22 @@ def test_a_config_that_is_not_an_object(text, folder):
     refuses_to_load(folder, "config.json")
 
 
-def test_a_config_without_sizes(folder):
-    (folder / "config.json").write_text('{"model_type": "bert"}')
-    refuses_to_load(folder, "has no vocab_size")
-
-
-def test_a_vocabulary_that_does_not_fit(folder):
-    tokens = (folder / "vocab.txt").read_text()
-    (folder / "vocab.txt").write_text(tokens + "more\n")
-    refuses_to_load(folder, "22 tokens", "21 embeddings")
-    (folder / "vocab.txt").write_text(tokens.replace("quick", "brown"))
-    refuses_to_load(folder, "the token 'brown' twice")
-    (folder / "vocab.txt").write_text(tokens.replace("[SEP]", "[X]"))
-    refuses_to_load(folder, "the vocabulary has no [SEP]")
-    (folder / "vocab.txt").unlink()
-    refuses_to_load(folder, "vocab.txt")
+@pytest.mark.parametrize(
+    ("name", "change", "key_words"),
+    [
+        ("config.json", lambda text: '{"model_type": "bert"}', ["has no vocab_size"]),
+        ("vocab.txt", lambda text: f"{text}more\n", ["22 tokens", "21 embeddings"]),
+        ("vocab.txt", lambda text: text.replace("quick", "brown"), ["the token 'brown' twice"]),
+        ("vocab.txt", lambda text: text.replace("[SEP]", "[X]"), ["vocabulary has no [SEP]"]),
+        ("vocab.txt", None, ["vocab.txt"]),
+    ],
+)
+def test_files_that_do_not_fit(name, change, key_words, folder):
+    text = (folder / name).read_text()
+    (folder / name).unlink()
+    if change:
+        (folder / name).write_text(change(text))
+    refuses_to_load(folder, *key_words)
 
 
 def test_a_truncated_vocabulary(folder):
@@ -626,18 +596,13 @@ def test_a_truncated_vocabulary(folder):
         padded = pytest.warns(UserWarning, match="279 of 300 embeddings have no token")
         with padded if rows == 300 else contextlib.nullcontext():
             assert bert_jax.load(folder).tokenizer.vocab_size == 21
-    change_config(folder, vocab_size=20)
-    cut = {n: tensors[n][:20] for n in (WORDS, "cls.predictions.bias")}
-    write(folder, tensors | cut)
-    refuses_to_load(folder, "21 tokens", "20 embeddings")
 
 
 def test_a_pickle_is_refused_with_the_way_to_convert_it(folder):
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\n")
-    refuses_to_load(folder, "pytorch_model.bin", "torch.load", "save_file")
     spaced = folder.rename(folder.with_name("it's mine"))
-    message = refuses_to_load(spaced, "pytorch_model.bin")
+    message = refuses_to_load(spaced, "pytorch_model.bin", "torch.load", "save_file")
     command = shlex.split(message.partition("is installed: ")[2])
     assert command[-2:] == [str(spaced / "pytorch_model.bin"), str(spaced / WEIGHTS)]
     compile(command[2], "the program", "exec")

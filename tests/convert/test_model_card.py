@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import yaml
-from test_huggingface import TASKS, fine_tuned
+from model_folders import TASKS, fine_tuned
 
 import bert_jax
 from bert_jax.errors import UserError

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from make_golden import GOLDEN
-from test_huggingface import TASKS, fine_tuned
+from model_folders import TASKS, fine_tuned
 
 import bert_jax
 from bert_jax.objectives.sentence_pairs import BertForPreTraining

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import warnings
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +11,12 @@ import numpy as np
 import optax
 import pytest
 from helpers import check_gradients, masking
+from outputs import check_encoder, close, masked_batch
 from test_parity import (
+    NEXT,
     PREDICTED,
     adamw,
     check_trained,
-    close,
     gradients_of,
     pytestmark,
     rows,
@@ -30,9 +30,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.config.recipes import recipe
 from bert_jax.convert import names
 from bert_jax.models.electra import ARCHITECTURE, generator_config
-from bert_jax.models.heads import make_encoder
 from bert_jax.objectives import pretraining_model
-from bert_jax.objectives.masking import Predictions
 from bert_jax.objectives.replaced_tokens import ReplacedTokens
 
 __all__ = ["pytestmark"]
@@ -63,18 +61,13 @@ def electra(tmp_path_factory):
 @pytest.fixture(scope="module")
 def batch(electra):
     ours = electra[-1]
-    ids, types, mask = (jnp.asarray(x, jnp.int32) for x in rows(ours))
-    labels = jnp.take_along_axis(ids, PREDICTED, 1)
-    weights = jnp.float32(PREDICTED > 0)
-    where = jnp.where(PREDICTED > 0, PREDICTED, ids.shape[1])
-    masked = ids.at[jnp.arange(len(ids))[:, None], where].set(ours.tokenizer.mask_id, mode="drop")
-    assert mask.min() == 0
+    ids, types, mask = rows(ours)
+    labels, masked = np.take_along_axis(ids, PREDICTED, 1), ids.copy()
+    row, column = np.nonzero(PREDICTED)
+    masked[row, PREDICTED[row, column]] = ours.tokenizer.mask_id
     return {
-        "input_ids": masked,
-        "token_type_ids": types,
-        "attention_mask": mask,
+        **masked_batch(masked, types, mask, PREDICTED, labels.astype(np.int32), NEXT),
         "index": jnp.arange(len(ids)),
-        "predictions": Predictions(jnp.asarray(PREDICTED), labels, weights),
         "sampling_key": jnp.broadcast_to(jax.random.key(0), len(ids)),
     }
 
@@ -91,27 +84,19 @@ def test_every_number_of_both_parts(electra, batch):
     inputs = [batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")]
     real = np.asarray(inputs[2]).astype(bool)
     assert config.hidden_size == 48
+    run = jax.jit(ours.model.apply, static_argnames="method")
+    arguments = {"params": ours.params}, *inputs, positions
+    all_logits = (
+        run(*arguments, method="discriminate").rtd_logits,
+        run(*arguments).mlm_logits,
+    )
     parts = ((reference, ours.config, ours.params), (small, config, params))
-    for theirs, own, weights in parts:
+    for (theirs, own, weights), logits in zip(parts, all_logits, strict=True):
         with torch.no_grad():
             expected = theirs(**tensors(batch), output_hidden_states=True, output_attentions=True)
-        encoder = make_encoder(own, add_pooling_layer=False)
-        run = partial(encoder.apply, output_hidden_states=True, output_attentions=True)
-        actual = jax.jit(run)({"params": weights["bert"]}, *inputs)
-        for layer, wanted in zip(actual.hidden_states, expected.hidden_states, strict=True):
-            value = close(np.asarray(layer)[real], wanted[torch.from_numpy(real)])
-            assert 0.3 < np.abs(value).mean() < 3
-        for layer, wanted in zip(actual.attentions, expected.attentions, strict=True):
-            by_query = np.moveaxis(np.asarray(layer), 1, 2)[real]
-            close(by_query, wanted.movedim(1, 2)[torch.from_numpy(real)])
-        run = jax.jit(ours.model.apply, static_argnames="method")
-        if theirs is reference:
-            logits = run({"params": ours.params}, *inputs, positions, method="discriminate")
-            logits = logits.rtd_logits
-        else:
-            logits = run({"params": ours.params}, *inputs, positions).mlm_logits
-        value = close(np.asarray(logits)[real], expected.logits[torch.from_numpy(real)])
-        assert np.abs(value).mean() > 0.3
+        layers = expected.hidden_states, expected.attentions
+        check_encoder(own, weights["bert"], inputs, *layers)
+        close(np.asarray(logits)[real], expected.logits[real], least=0.3)
 
 
 def our_loss(ours, batch):

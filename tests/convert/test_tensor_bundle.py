@@ -13,7 +13,6 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
 from helpers import refused, refuses_to_load
 from make_golden import GOLDEN, google_variables
 
@@ -56,13 +55,6 @@ def flipped(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
-
-
-@pytest.mark.parametrize("name", ["google", "google_sharded"])
-def test_every_variable_of_any_type(name):
-    actual = read_all(GOLDEN / name)
-    same(actual, google_variables())
-    assert actual["global_step"].dtype == np.int64
 
 
 # A table of our own, so that damage can be put below the checksums.
@@ -167,9 +159,8 @@ def test_types_and_shapes(number, dtype, shape, tmp_path):
 )
 def test_invalid_tables(entries, said, tmp_path):
     write(tmp_path, entries, b"1234")
-    with pytest.raises(UserError, match=said) as caught:
+    with refused(said, str(tmp_path)):
         read_all(tmp_path)
-    assert str(tmp_path) in str(caught.value)
 
 
 @pytest.mark.parametrize("offset", [1, 1 << 62, (1 << 64) - 1])
@@ -226,66 +217,37 @@ def test_damage_below_the_checksums(tmp_path):
     assert 0 < accepted < 250
 
 
-def test_no_damage_to_the_index_changes_a_value(folder):
-    content, values = (folder / INDEX).read_bytes(), google_variables()
-    for size in range(0, len(content), 7):
-        (folder / INDEX).write_bytes(content[:size])
-        assert not survives(lambda: open_bundle(folder / NAME))
+@pytest.mark.parametrize(
+    ("name", "by_size", "by_flip", "most_accepted"),
+    [
+        (INDEX, 7, 3, 19),  # in what the footer does not use
+        (DATA, 499, 101, 0),
+    ],
+)
+def test_no_damage_changes_a_value(name, by_size, by_flip, most_accepted, folder):
+    content, values = (folder / name).read_bytes(), google_variables()
+    for size in range(0, len(content), by_size):
+        (folder / name).write_bytes(content[:size])
+        assert not survives(lambda: read_all(folder))
     generator, accepted = random.Random(1), 0
-    for position in range(0, len(content), 3):
-        (folder / INDEX).write_bytes(flipped(content, 8 * position + generator.randrange(8)))
-        if survives(lambda: open_bundle(folder / NAME)):  # in what the footer does not use
+    for position in range(0, len(content), by_flip):
+        (folder / name).write_bytes(flipped(content, 8 * position + generator.randrange(8)))
+        if survives(lambda: read_all(folder)):
             same(read_all(folder), values)
             accepted += 1
-    assert accepted < 20
+    assert accepted <= most_accepted
 
 
-def test_any_damage_to_the_values_is_refused(folder):
-    content = (folder / DATA).read_bytes()
-    tensors = open_bundle(folder / NAME)
-    generator = random.Random(2)
-    for _ in range(100):
-        position = generator.randrange(len(content))
-        (folder / DATA).write_bytes(flipped(content, 8 * position + generator.randrange(8)))
-        assert not survives(lambda: [tensor() for tensor in tensors.values()])
-    for size in range(0, len(content), 499):
-        (folder / DATA).write_bytes(content[:size])
-        assert not survives(lambda: [tensor() for tensor in tensors.values()])
-
-
-def test_names_of_checkpoints(folder, tmp_path):
+def test_names_of_checkpoints(folder):
     expected = bert_jax.load(folder).params
     for name in (INDEX, DATA):  # the names after fine-tuning
         (folder / name).rename(folder / name.replace(NAME, "model.ckpt-1234"))
     jax.tree.map(np.testing.assert_array_equal, bert_jax.load(folder).params, expected)
     (folder / "model.ckpt-99.index").touch()
-    with pytest.raises(UserError, match=r"several: model\.ckpt-1234, model\.ckpt-99"):
-        bert_jax.load(folder)
-    for path in folder.glob("*.index"):
-        path.unlink()
-    with pytest.raises(UserError, match=f"no {NAME}.index"):
-        bert_jax.load(folder)
+    refuses_to_load(folder, "several: model.ckpt-1234, model.ckpt-99")
 
 
-@pytest.mark.parametrize("name", [DATA, "vocab.txt"])
-def test_a_missing_file_of_a_google_checkpoint(name, folder):
+@pytest.mark.parametrize("name", [INDEX, DATA, "vocab.txt"])
+def test_a_missing_file(name, folder):
     (folder / name).unlink()
-    refuses_to_load(folder, name)
-
-
-@pytest.mark.parametrize("dtype", ["U8", "I16", "I64", "F8_E4M3", "C64"])
-def test_safetensors_of_every_type(dtype, tmp_path):
-    folder = shutil.copytree(GOLDEN / "bert", tmp_path / "model")
-    path, name = folder / "model.safetensors", "bert.encoder.layer.0.output.dense.bias"
-    tensors = safetensors.numpy.load_file(path)
-    width = {"C64": 8, "F8_E4M3": 1}.get(dtype) or int(dtype[1:]) // 8
-    raw = np.zeros(tensors[name].size * width, np.uint8)
-    safetensors.numpy.save_file(tensors | {name: raw}, path)
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header, values = content[8 : 8 + size], content[8 + size :]
-    old = f'"{name}":{{"dtype":"U8","shape":[{raw.size}]'.encode()
-    assert old in header
-    header = header.replace(old, f'"{name}":{{"dtype":"{dtype}","shape":[12]'.encode())
-    path.write_bytes(len(header).to_bytes(8, "little") + header + values)
     refuses_to_load(folder, name)
