@@ -175,13 +175,13 @@ def test_the_code_for_transformers(number, exported, monkeypatch):
 
 
 def test_malformed_results_are_refused_or_said(tiny_run, tmp_path):
-    checkpoint = copied_run(tiny_run, tmp_path)
-    path = checkpoint.parents[1] / "results.json"
+    bert = dataclasses.replace(tiny_run.bert, source=copied_run(tiny_run, tmp_path))
+    path = tmp_path / "run/results.json"
     values = json.loads(path.read_text())
     values.pop("crc32c", None)
     for field in values:
         for value in (None, 1, -1.5, "x", [], [1], {}, {"mlm_loss": "x"}, {"tokens": None}):
             path.write_text(json.dumps({**values, field: value}))
             with contextlib.suppress(UserError):
-                bert_jax.load(checkpoint).export(tmp_path / "exported")
+                bert.export(tmp_path / "exported")
             shutil.rmtree(tmp_path / "exported", ignore_errors=True)

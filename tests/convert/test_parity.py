@@ -6,6 +6,7 @@ import warnings
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -85,8 +86,9 @@ def write_model(kind: str, folder, seed: int = 0, head: str = "", **values):
         # A window of three tokens to either side, as 6: it is halved. Rows have up to seventeen.
         sizes |= dict(local_attention=7, global_rope_theta=1000.0)
     prefix, own_head = CLASSES[kind.split()[0]]
-    config = getattr(transformers, f"{prefix}Config")(**sizes | values)
-    model = getattr(transformers, f"{prefix}{head or own_head}")(config)
+    with warnings.catch_warnings(action="ignore"):
+        config = getattr(transformers, f"{prefix}Config")(**sizes | values)
+        model = getattr(transformers, f"{prefix}{head or own_head}")(config)
     with torch.no_grad():
         for name, value in model.named_parameters():
             scale = value.shape[-1] ** -0.5 if value.ndim == 2 else 0.3
@@ -95,6 +97,16 @@ def write_model(kind: str, folder, seed: int = 0, head: str = "", **values):
                 value.mul_(4)  # what is after a GELU is small
     model.save_pretrained(folder)
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in [*special, *WORDS.split()]))
+    return model.eval()
+
+
+def read_there(folder, name, initialized=()):
+    """Load a directory by a class of `transformers`, with no key missing or unexpected."""
+    with warnings.catch_warnings(action="ignore"):
+        loader = getattr(transformers, name)
+        model, report = loader.from_pretrained(folder, output_loading_info=True)
+    assert sorted(report["missing_keys"]) == sorted(initialized)
+    assert not report["unexpected_keys"]
     return model.eval()
 
 
@@ -125,9 +137,12 @@ def tensors(reference, ids, types, mask):
 @pytest.fixture(params=[kind for kind in SHAPES if kind != "electra"], scope="module")
 def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    with warnings.catch_warnings(action="ignore"):
-        reference = write_model(request.param, folder)
-    return reference, bert_jax.load(folder)
+    return write_model(request.param, folder), bert_jax.load(folder)
+
+
+of_each_architecture = pytest.mark.parametrize(
+    "pair", ["bert", "roberta", "modernbert"], indirect=True, scope="module"
+)
 
 
 def test_every_number_of_the_forward_pass(pair):
@@ -156,7 +171,7 @@ NEXT = np.array([0, 1, 1, 0], np.int32)
 
 
 def our_loss(ours, ids, types, mask):
-    labels = np.take_along_axis(np.asarray(ids), PREDICTED, 1)
+    labels = jnp.take_along_axis(jnp.asarray(ids), PREDICTED, 1)
     return loss_of(ours, masked_batch(ids, types, mask, PREDICTED, labels, NEXT))
 
 
@@ -202,11 +217,32 @@ def adamw(named_parameters, rate: float, decay: float):
     return torch.optim.AdamW(groups, lr=rate, eps=1e-6), optimizer
 
 
-def check_trained(found, after, before) -> None:
-    """Compare parameters with those of the reference, which all have moved."""
+def check_twenty_steps(parameters, params, by_name, our_loss, reference_loss, batches):
+    """Train by AdamW in both; compare the parameters, which all have moved.
+
+    `our_loss` returns what `reference_loss` needs of our side of the step, too.
+    """
+    stepper, optimizer = adamw(parameters.items(), rate=1e-3, decay=0.01)
+    before = {name: value.detach().clone() for name, value in parameters.items()}
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, batch):
+        gradient, drawn = jax.grad(our_loss, has_aux=True)(params, batch)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, drawn
+
+    for batch in batches:
+        params, state, drawn = step(params, state, batch)
+        stepper.zero_grad()
+        reference_loss(batch, drawn).backward()
+        torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
+        stepper.step()
+    found = by_name(params)
+    assert found.keys() <= parameters.keys()
     for name, value in found.items():
         # A RoBERTa's positions have a row more.
-        expected, start = (x[name].detach().numpy()[-len(value) :] for x in (after, before))
+        expected, start = (x[name].detach().numpy()[-len(value) :] for x in (parameters, before))
         size = np.linalg.norm(expected)
         assert np.linalg.norm(value - expected) < 1e-4 * size, name
         if not name.endswith("self.key.bias"):  # which nothing depends on
@@ -227,33 +263,26 @@ def test_loss_and_every_gradient(pair):
     check_gradients(actual, gradients_of(parameters))
 
 
+@of_each_architecture
 def test_twenty_steps_of_training(pair):
     reference, ours = pair
     reference = copy.deepcopy(reference)  # the optimizer changes it, and other tests share it
-    inputs = rows(ours)
-    stepper, optimizer = adamw(reference.named_parameters(), rate=1e-3, decay=0.01)
-    before = {name: value.detach().clone() for name, value in tensors_of(reference).items()}
-    params, state = ours.params, optimizer.init(ours.params)
-
-    @jax.jit
-    def step(params, state, ids):
-        gradient = jax.grad(lambda p: our_loss(ours, ids, *inputs[1:])(p))(params)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state
-
-    for number in range(20):
-        # Other words in every step.
-        other = np.random.default_rng(number).integers(5, ours.config.vocab_size, inputs[0].shape)
-        ids = np.where(inputs[0] >= 5, other, inputs[0])
-        reference.zero_grad()
-        reference_loss(reference, ids, *inputs[1:])().backward()
-        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
-        stepper.step()
-        params, state = step(params, state, ids)
-    found = dict(names.to_foreign(params, model_type=ours.config.model_type))
-    check_trained(found, tensors_of(reference), before)
+    ids, *others = rows(ours)
+    # Other words in every step.
+    words = (
+        np.random.default_rng(n).integers(5, ours.config.vocab_size, ids.shape) for n in range(20)
+    )
+    check_twenty_steps(
+        tensors_of(reference),
+        ours.params,
+        lambda params: dict(names.to_foreign(params, model_type=ours.config.model_type)),
+        lambda params, batch: (our_loss(ours, batch, *others)(params), None),
+        lambda batch, _: reference_loss(reference, batch, *others)(),
+        [np.where(ids >= 5, other, ids) for other in words],
+    )
 
 
+@of_each_architecture
 @pytest.mark.parametrize("head", [None, "masked-lm", "none"])
 def test_exports_load_with_no_key_missing_or_unexpected(pair, head, tmp_path):
     reference, ours = pair
@@ -267,14 +296,10 @@ def test_exports_load_with_no_key_missing_or_unexpected(pair, head, tmp_path):
         "ModernBertForMaskedLM": "AutoModelForMaskedLM",
         "ModernBertModel": "AutoModel",
     }[exported.architecture]
-    with warnings.catch_warnings(action="ignore"):
-        loader = getattr(transformers, automatic)
-        model, report = loader.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert type(model).__name__ == exported.architecture
     # RobertaModel has a pooler, which this checkpoint does not.
     initialized = ["pooler.dense.bias", "pooler.dense.weight"] if exported.newly_initialized else []
-    assert sorted(report["missing_keys"]) == initialized
-    assert not report["unexpected_keys"]
+    model = read_there(tmp_path / "out", automatic, initialized)
+    assert type(model).__name__ == exported.architecture
     before, after = (dict(m.base_model.named_parameters()) for m in (reference, model))
     for name in (before.keys() & after.keys()) - set(initialized):
         first = 1 if name == "embeddings.position_embeddings.weight" else 0  # a RoBERTa's padding
@@ -295,9 +320,8 @@ TASKS = {
 @pytest.mark.parametrize("task", TASKS)
 def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
     head, values = TASKS[task]
-    with warnings.catch_warnings(action="ignore"):
-        # Two types for a RoBERTa too, so that both are seen.
-        reference = write_model(kind, tmp_path / "original", 2, head, type_vocab_size=2, **values)
+    # Two types for a RoBERTa too, so that both are seen.
+    reference = write_model(kind, tmp_path / "original", 2, head, type_vocab_size=2, **values)
     ours = bert_jax.load(tmp_path / "original")
     assert ours.task.kind == task
     assert ours.task.labels == (("no", "yes", "maybe") if values is LABELS else ())
@@ -324,16 +348,12 @@ def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
         close(actual, expected.logits, least=0.3)
 
     exported = ours.export(tmp_path / "exported")
-    with warnings.catch_warnings(action="ignore"):
-        loader = getattr(transformers, f"AutoModel{head}")
-        again, report = loader.from_pretrained(tmp_path / "exported", output_loading_info=True)
+    again = read_there(tmp_path / "exported", f"AutoModel{head}")
     assert type(again).__name__ == type(reference).__name__ == exported.architecture
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
     assert again.config.id2label == reference.config.id2label
     assert again.config.label2id == reference.config.label2id
     with torch.no_grad():
-        logits = again.eval()(**inputs)[0]
+        logits = again(**inputs)[0]
     chosen = real if task in ("token_classification", "question_answering") else ...
     close(logits[chosen], expected[0][chosen])
     before, after = reference.state_dict(), again.state_dict()
@@ -346,8 +366,7 @@ def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
 def test_a_fine_tuning_beside_pytorchs(tmp_path, monkeypatch):
     """A ModernBERT of random weights, by `bert_jax.finetune` and by a loop over its batches."""
     folder, batches = tmp_path / "init", []
-    with warnings.catch_warnings(action="ignore"):
-        reference = write_model("modernbert", folder, 3, "ForSequenceClassification", **LABELS)
+    reference = write_model("modernbert", folder, 3, "ForSequenceClassification", **LABELS)
     # Of two padded lengths, each of which is compiled.
     generator, lines = np.random.default_rng(0), ["sentence\tlabel", f"{WORDS}\tmaybe"]
     for _ in range(95):

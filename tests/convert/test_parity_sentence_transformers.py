@@ -1,7 +1,6 @@
 """The vectors of sentence-transformers, of directories that it wrote, and in it of our exports."""
 
 import itertools
-import json
 import warnings
 from pathlib import Path
 
@@ -31,6 +30,7 @@ with warnings.catch_warnings(action="ignore"):
     library = pytest.importorskip("sentence_transformers")
     from sentence_transformers import models
 from test_parity import WORDS, write_model  # noqa: E402
+from test_sentence_transformers import OLD, SETTINGS, write, write_json  # noqa: E402
 
 TEXTS = [
     "The quick brown fox jumps",
@@ -107,37 +107,16 @@ def test_what_it_writes_and_what_it_reads(encoder, pooling, after, tmp_path):
 
 def test_the_older_layout_and_lowercase(tmp_path):
     """As versions before 2.0 wrote it, with a cased tokenizer that is lowercased before."""
-    encoder = tmp_path / "0_Transformer"
-    write_model("bert", encoder, head="Model")
-    kinds = ["Transformer", "Pooling", "Normalize"]
-    entries = [
-        {
-            "idx": i,
-            "name": str(i),
-            "path": f"{i}_{kind}",
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for i, kind in enumerate(kinds)
-    ]
-    files = {
-        "modules.json": entries,
-        "0_Transformer/tokenizer_config.json": {
-            "tokenizer_class": "BertTokenizer",
-            "do_lower_case": False,
-        },
-        "0_Transformer/sentence_bert_config.json": {
-            "max_seq_length": LENGTH,
-            "do_lower_case": True,
-        },
-        "1_Pooling/config.json": {"word_embedding_dimension": 64, "pooling_mode_max_tokens": True},
-        "config_sentence_transformers.json": {"prompts": PROMPTS},
-    }
-    for name, values in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(json.dumps(values))
-    (tmp_path / "2_Normalize").mkdir()
-    bert = bert_jax.load(tmp_path)
-    check(bert, library.SentenceTransformer(str(tmp_path), device="cpu"))
+    pooling = {"word_embedding_dimension": 12, "pooling_mode_max_tokens": True}
+    folder = write(tmp_path / "old", encoder="0_Transformer", prefix=OLD, pooling=pooling)
+    (folder / "2_Normalize").mkdir()
+    tokenizer = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    settings = {"max_seq_length": LENGTH, "do_lower_case": True}
+    write_json(folder / "0_Transformer/tokenizer_config.json", tokenizer)
+    write_json(folder / "0_Transformer/sentence_bert_config.json", settings)
+    write_json(folder / SETTINGS, {"prompts": PROMPTS})
+    bert = bert_jax.load(folder)
+    check(bert, library.SentenceTransformer(str(folder), device="cpu"))
     check_export(bert, tmp_path / "ours")
 
 

@@ -4,11 +4,9 @@ What the library itself computes from them is in test_parity_sentence_transforme
 """
 
 import json
-import shutil
 import warnings
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -16,6 +14,7 @@ import yaml
 from fake_hub import TOKEN
 from helpers import refused
 from make_golden import GOLDEN
+from model_folders import copied, same
 
 import bert_jax
 from bert_jax.config import ModelConfig
@@ -35,18 +34,19 @@ def write_json(file: Path, values) -> None:
     file.write_text(json.dumps(values))
 
 
-def list_modules(folder: Path, names, paths) -> None:
-    entries = zip(names, paths, strict=True)
-    write_json(folder / "modules.json", [{"type": name, "path": path} for name, path in entries])
+def listed(*names: str, encoder: str = "") -> list[dict[str, str]]:
+    """The content of modules.json, for modules of these classes in order."""
+    kinds = (name.rpartition(".")[2] for name in names)
+    paths = (f"{index}_{kind}" if index else encoder for index, kind in enumerate(kinds))
+    return [{"type": name, "path": path} for name, path in zip(names, paths, strict=True)]
 
 
 def write(folder: Path, *, encoder="", prefix=NEW, pooling=None, dense=None, normalize=True):
     """The golden BERT, with modules after it."""
-    shutil.copytree(GOLDEN / "bert", folder / encoder)
-    (folder / encoder / "expected.safetensors").unlink()
+    copied("bert", folder / encoder)
     kinds = ["Transformer", "Pooling", *["Dense"] * bool(dense), *["Normalize"] * normalize]
-    paths = [encoder, *(f"{index}_{kind}" for index, kind in enumerate(kinds) if index)]
-    list_modules(folder, [prefix + kind for kind in kinds], paths)
+    modules = listed(*(prefix + kind for kind in kinds), encoder=encoder)
+    write_json(folder / "modules.json", modules)
     write_json(folder / "1_Pooling/config.json", pooling or {"pooling_mode": "mean"})
     if dense:
         write_json(folder / "2_Dense/config.json", dense)
@@ -57,28 +57,7 @@ def write(folder: Path, *, encoder="", prefix=NEW, pooling=None, dense=None, nor
     return folder
 
 
-def pooled(bert, texts, pooling: str) -> np.ndarray:
-    output = bert(texts)
-    hidden = np.asarray(output.last_hidden_state, np.float64)
-    mask = bert.tokenize(texts)["attention_mask"][:, :, None]
-    if pooling == "cls":
-        return hidden[:, 0]
-    if pooling == "max":
-        return np.where(mask, hidden, -np.inf).max(1)
-    return (hidden * mask).sum(1) / mask.sum(1)
-
-
-def check_again(bert, folder: Path) -> None:
-    """An export is the same model, bit for bit."""
-    bert.export(folder)
-    assert huggingface.is_export(folder)
-    again = bert_jax.load(folder)
-    assert (again.task, again.data, again.unused) == (bert.task, bert.data, [])
-    jax.tree.map(np.testing.assert_array_equal, again.params, bert.params)
-    bert.export(folder, force=True)
-
-
-def test_the_older_layout(tmp_path):
+def test_the_older_layout(golden, tmp_path):
     modes = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
     pooling = {"word_embedding_dimension": 12, **modes, "pooling_mode_max_tokens": False}
     layout = {"encoder": "0_Transformer", "prefix": OLD, "pooling": pooling}
@@ -95,17 +74,23 @@ def test_the_older_layout(tmp_path):
     with pytest.warns(UserWarning, match="1 of 3 texts are longer than the model's 9 tokens"):
         vectors = bert.encode(TEXTS, prompt="passage")
     texts = ["a fox the quick fox", "a fox", "a fox it rains on the plains"]
-    wanted = np.tanh(pooled(bert, texts, "mean") @ layer["linear.weight"].T + layer["linear.bias"])
+    wanted = np.tanh(golden.encode(texts) @ layer["linear.weight"].T + layer["linear.bias"])
     wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, wanted, rtol=0, atol=1e-5)
     assert bert.task.embedding.query_prompt == "the dog "
-    check_again(bert, tmp_path / "exported")
+    # An export is the same model, bit for bit.
+    bert.export(tmp_path / "exported")
+    assert huggingface.is_export(tmp_path / "exported")
+    again = bert_jax.load(tmp_path / "exported")
+    assert (again.task, again.data, again.unused) == (bert.task, bert.data, [])
+    same(again.params, bert.params)
+    bert.export(tmp_path / "exported", force=True)
     # A checkpoint keeps it too, with the pooler for a later task.
     bert.save(tmp_path / "saved")
     saved = bert_jax.load(tmp_path / "saved")
     assert (saved.task, saved.data.max_length) == (bert.task, 9)
-    jax.tree.map(np.testing.assert_array_equal, saved.params, bert.params)
+    same(saved.params, bert.params)
     assert "pooler" in saved.params["bert"]
     assert origin.model_config(saved, ModelConfig()).hidden_size == 12
     with pytest.raises(UserError, match="no masked LM head"):
@@ -160,83 +145,61 @@ def test_the_card_and_the_commands(tmp_path, bert_jax_main):
     assert bert_jax.load(tmp_path / "alone").task is None
 
 
-def modules(folder: Path, *names: str) -> None:
-    kinds = (name.rpartition(".")[2] for name in names)
-    paths = ["", *(f"{index}_{kind}" for index, kind in enumerate(kinds) if index)]
-    list_modules(folder, names, paths[: len(names)])
-
-
 KNOWN = [f"{OLD}{kind}" for kind in ("Transformer", "Pooling", "Dense", "Normalize")]
 POOLING_CONFIG, DENSE_CONFIG = "1_Pooling/config.json", "2_Dense/config.json"
 ENCODER_CONFIG = "sentence_bert_config.json"
 
 
-@pytest.mark.parametrize(
-    ("names", "key_words"),
-    [
-        ((*KNOWN[:2], f"{OLD}LayerNorm"), f"modules.json has {OLD}LayerNorm; only Transformer"),
-        (("mine.Transformer",), "has mine.Transformer; only"),
-        ((*KNOWN[:3], KNOWN[2]), "models.Dense in '3_Dense'; only"),
-        ((*KNOWN[:2], KNOWN[3], KNOWN[2]), "has Transformer, Pooling, Normalize, Dense; only"),
-        (KNOWN[:1], "modules.json has Transformer; only"),
-        ((), "modules.json has no module; only"),
-    ],
-)
-def test_unknown_modules_are_refused(names, key_words, tmp_path):
-    folder = write(tmp_path / "model", dense=DENSE)
-    modules(folder, *names)
-    with refused(key_words):
-        bert_jax.load(folder)
+MODULES = "modules.json"
+BESIDE = [{"type": KNOWN[0], "path": ""}, {"type": KNOWN[1], "path": "x" * 5000}]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "key_words"),
     [
-        ("modules.json", [{"type": KNOWN[0], "path": "../x"}], "Transformer in '../x'; only"),
-        ("modules.json", [{"type": KNOWN[0], "path": ".."}], "Transformer in '..'; only"),
+        (MODULES, listed(*KNOWN[:2], f"{OLD}LayerNorm"), f"modules.json has {OLD}LayerNorm; only"),
+        (MODULES, listed("mine.Transformer"), "has mine.Transformer; only"),
+        (MODULES, listed(*KNOWN[:3], KNOWN[2]), "models.Dense in '3_Dense'; only"),
         (
-            "modules.json",
-            [{"type": KNOWN[0], "path": ""}, {"type": KNOWN[1], "path": "x" * 5000}],
-            "no folder",
+            MODULES,
+            listed(*KNOWN[:2], KNOWN[3], KNOWN[2]),
+            "has Transformer, Pooling, Normalize, Dense; only",
         ),
-        ("modules.json", {}, "not a JSON list"),
-        ("modules.json", [1], "has None; only"),
+        (MODULES, listed(KNOWN[0]), "modules.json has Transformer; only"),
+        (MODULES, [], "modules.json has no module; only"),
+        (MODULES, [{"type": KNOWN[0], "path": "../x"}], "Transformer in '../x'; only"),
+        (MODULES, [{"type": KNOWN[0], "path": ".."}], "Transformer in '..'; only"),
+        (MODULES, BESIDE, "no folder"),
+        (MODULES, {}, "not a JSON list"),
+        (MODULES, [1], "has None; only"),
+        (MODULES, "[{", MODULES),
         (POOLING_CONFIG, {"pooling_mode_lasttoken": True}, "pools by lasttoken; only"),
         (POOLING_CONFIG, {"pooling_mode": "lasttoken"}, "pools by lasttoken"),
         (POOLING_CONFIG, {"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
+        (POOLING_CONFIG, "[{", POOLING_CONFIG),
+        (POOLING_CONFIG, None, POOLING_CONFIG),
         (DENSE_CONFIG, {**DENSE, "out_features": 6}, "of shape (5, 12)"),
         (DENSE_CONFIG, {**DENSE, "out_features": "a"}, "out_features is 'a'"),
         (DENSE_CONFIG, {**DENSE, "activation_function": "mine.Tanh"}, "has mine.Tanh; only"),
         (DENSE_CONFIG, {**DENSE, "use_residual": True}, "use_residual"),
+        ("2_Dense/model.safetensors", None, "model.safetensors"),
+        ("config.json", None, "config.json"),
         (ENCODER_CONFIG, {"transformer_task": "fill-mask"}, "transformer_task"),
         (ENCODER_CONFIG, {"max_seq_length": "x"}, "the maximum length is 'x'"),
         (SETTINGS, {"prompts": ["a"]}, "prompts that are no texts by name"),
         (SETTINGS, {"truncate_dim": 4}, "truncate_dim 4"),
     ],
 )
-def test_unsupported_settings_are_refused(name, content, key_words, tmp_path):
-    folder = write(tmp_path / "model", dense=DENSE)
-    write_json(folder / name, content)
-    with refused(key_words):
-        bert_jax.load(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("modules.json", "[{"),
-        (POOLING_CONFIG, "[{"),
-        (POOLING_CONFIG, None),
-        ("2_Dense/model.safetensors", None),
-        ("config.json", None),
-    ],
-)
-def test_missing_and_damaged_files_are_refused(name, content, tmp_path):
+def test_what_is_refused(name, content, key_words, tmp_path):
+    """A content that is text is written as it is; without one the file is missing."""
     path = write(tmp_path / "model", dense=DENSE) / name
-    path.unlink()
-    if content is not None:
+    if content is None:
+        path.unlink()
+    elif isinstance(content, str):
         path.write_text(content)
-    with refused(*name.split("/")):
+    else:
+        write_json(path, content)
+    with refused(key_words):
         bert_jax.load(tmp_path / "model")
 
 
@@ -251,8 +214,8 @@ def test_from_and_to_the_hub(hub, tmp_path, monkeypatch):
     hub.models["me/dense"] = [files(folder)]
     bert, local = bert_jax.load("hf:me/dense"), bert_jax.load(folder)
     assert bert.task == local.task
-    jax.tree.map(np.testing.assert_array_equal, bert.params, local.params)
-    modules(folder, *KNOWN[:2], f"{OLD}LSTM")
+    same(bert.params, local.params)
+    write_json(folder / MODULES, listed(*KNOWN[:2], f"{OLD}LSTM"))
     hub.models["me/lstm"] = [files(folder)]
     with pytest.raises(UserError, match=r"^hf:me/lstm: modules.json has .*LSTM; only"):
         bert_jax.load("hf:me/lstm")
@@ -260,6 +223,6 @@ def test_from_and_to_the_hub(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     bert.export("hf:me/new")
     assert {"modules.json", "2_Dense/model.safetensors"} <= {*hub.models["me/new"][-1]}
-    jax.tree.map(np.testing.assert_array_equal, bert_jax.load("hf:me/new").params, local.params)
+    same(bert_jax.load("hf:me/new").params, local.params)
     bert.export("hf:me/new", "none", force=True)  # and nothing of the earlier export is left
     assert not {f for f in hub.models["me/new"][-1] if "modules" in f or "/" in f}

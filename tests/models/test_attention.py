@@ -69,6 +69,28 @@ def value_and_gradients(function, projected, cotangent):
     return [np.array(x, np.float32) for x in run(projected, cotangent)]
 
 
+def check_form(form, config, length, *, window=0, packed=False, key=None):
+    """Compare a form of attention with the plain one, to 1e-5, of queries that are tokens.
+
+    Padding has no meaning, and another context in each form.
+    """
+    generator, width = np.random.default_rng(0), config.hidden_size
+    *projected, cotangent = jnp.asarray(generator.normal(size=(4, SEQUENCES, length, width)))
+    ids = segments(length, packed, generator)
+    mask, is_token = AttentionMask(jnp.asarray(ids), packed, window), jnp.asarray(ids > 0)
+
+    def plain(config, x, mask):
+        return attention.plain_attention(config, x, mask, key)[0]
+
+    found, expected = (
+        value_and_gradients(
+            lambda *x, f=f: f(config, x, mask) * is_token[:, :, None], projected, cotangent
+        )
+        for f in (form, plain)
+    )
+    check(found, expected, 1e-5)
+
+
 def check(fused, plain, tolerance):
     for actual, expected in zip(fused, plain, strict=True):
         assert np.abs(expected).max() > 0.5
@@ -112,24 +134,12 @@ def test_lowers_for_a_tpu_and_saves_no_scores(length, window):
 @pytest.mark.parametrize(("length", "window", "devices"), [(256, 40, 2), (384, 0, 1)])
 @pytest.mark.usefixtures("on_tpu")
 def test_splash_attention_is_the_plain_form(length, window, devices):
-    """With 1e-5: local layers, on devices that have a head each, and global ones."""
-    config, generator = layer(2, 16, length, 0.0), np.random.default_rng(0)
+    """Of local layers, on devices that have a head each, and of global ones."""
+    config = layer(2, 16, length, 0.0)
     assert not unsupported(config, "tpu", length, packed=True, training=True)
-    *projected, cotangent = jnp.asarray(generator.normal(size=(4, SEQUENCES, length, 32)))
-    ids = segments(length, True, generator)
-    mask, is_token = AttentionMask(jnp.asarray(ids), True, window), jnp.asarray(ids > 0)[:, :, None]
     mesh = make_mesh(ParallelConfig(data=1, tensor=devices), jax.devices()[:devices])
     with jax.set_mesh(mesh), traced_for(Target("tpu", fsdp._map_over_heads)):
-        check(
-            *(
-                value_and_gradients(lambda *x, f=f: f(config, x) * is_token, projected, cotangent)
-                for f in (
-                    lambda *x: fused(*x, mask),
-                    lambda *x: attention.plain_attention(*x, mask, None)[0],
-                )
-            ),
-            1e-5,
-        )
+        check_form(fused, config, length, window=window, packed=True)
 
 
 @pytest.mark.parametrize(
@@ -137,22 +147,9 @@ def test_splash_attention_is_the_plain_form(length, window, devices):
     [(24, 4, False, 0.0), (50, 6, True, 0.3), (13, 1, True, 0.5), (30, 29, False, 0.1)],
 )
 def test_blocks_of_a_window_are_the_plain_form(length, window, packed, rate):
-    """With 1e-5, at lengths that are no multiple of a block; the same elements are dropped."""
-    config, generator = layer(2, 8, length, rate), np.random.default_rng(0)
-    *projected, cotangent = jnp.asarray(generator.normal(size=(4, SEQUENCES, length, 16)))
-    ids = segments(length, packed, generator)
-    mask = AttentionMask(jnp.asarray(ids), packed, window)
-    is_token = jnp.asarray(ids > 0)[:, :, None]  # padding has no meaning, and another context
-    check(
-        *(
-            value_and_gradients(lambda *x, f=f: f(*x) * is_token, projected, cotangent)
-            for f in (
-                lambda *x: attention.local_attention(config, x, mask, KEY),
-                lambda *x: attention.plain_attention(config, x, mask, KEY)[0],
-            )
-        ),
-        1e-5,
-    )
+    """At lengths that are no multiple of a block; the same elements are dropped."""
+    config, form = layer(2, 8, length, rate), partial(attention.local_attention, dropout_key=KEY)
+    check_form(form, config, length, window=window, packed=packed, key=KEY)
 
 
 def test_blocks_of_a_window_save_no_square_of_the_length():
@@ -168,21 +165,14 @@ def test_blocks_of_a_window_save_no_square_of_the_length():
 
 @pytest.mark.parametrize("length", [24, 33])
 def test_the_layout_of_cudnn_is_the_plain_form(length):
-    """The same call in XLA's own implementation; a sequence of padding alone may be any value."""
-    config, generator = layer(2, 16, length, rate=0.0), np.random.default_rng(0)
-    *projected, cotangent = jnp.asarray(generator.normal(size=(4, SEQUENCES, length, 32)))
-    ids = segments(length, False, generator)
-    cotangent = cotangent.at[1].set(0)
-    run = partial(value_and_gradients, projected=projected, cotangent=cotangent)
-    fused = run(
-        lambda *x: fused_attention.cudnn_attention(
-            *x, jnp.asarray(ids).sum(1), head_size=16, implementation="xla"
-        )
-    )
-    plain = run(lambda *x: attention.plain_attention(config, x, AttentionMask(ids), None)[0])
-    assert np.isfinite(fused[0]).all()
-    fused[0][1] = plain[0][1]
-    check(fused, plain, 1e-5)
+    """The same call in XLA's own implementation."""
+
+    def form(config, projected, mask):
+        lengths = jnp.asarray(mask.segment_ids).sum(1)
+        kernel = partial(fused_attention.cudnn_attention, head_size=16, implementation="xla")
+        return kernel(*projected, lengths)
+
+    check_form(form, layer(2, 16, length, rate=0.0), length)
 
 
 @pytest.mark.device

@@ -43,14 +43,6 @@ def run(params, ids, mask, config=CONFIG, **options):
     return np.asarray(output.last_hidden_state)
 
 
-def test_segments_of_a_packed_sequence_are_alone(params):
-    positions = np.concatenate([np.arange(14), np.arange(10)])[None]
-    segments = np.repeat([1, 2], [14, 10])[None].astype(np.int32)
-    packed = run(params, IDS[:1], segments, position_ids=jnp.asarray(positions))
-    alone = [run(params, IDS[:1, a:b], ONES[:1, a:b]) for a, b in ((0, 14), (14, 24))]
-    np.testing.assert_allclose(packed, np.concatenate(alone, axis=1), rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("every", [2, 3])
 def test_scan_and_remat_change_nothing(params, every):
     """Of 4 layers a step of the scan has two or three."""

@@ -1,4 +1,4 @@
-"""Exact search: against a full sort, with ties, in blocks, and from either precision."""
+"""Exact search: against a full sort, with ties, in blocks, and of either precision."""
 
 import hypothesis
 import numpy as np
@@ -52,15 +52,8 @@ def test_the_same_vector_has_the_same_score_wherever_it_is(dtype):
     assert (found.scores == found.scores[:, :1]).all()
     alone = top_k(matrix, queries[3:4], 5)
     np.testing.assert_array_equal(alone.scores, found.scores[3:4])
-
-
-def test_memory_mapped_and_scored_exactly(tmp_path):
-    matrix, queries = unit((3000, 48)).astype(np.float16), unit((7, 48), 1)
-    np.save(tmp_path / "vectors.npy", matrix)
-    found = top_k(np.load(tmp_path / "vectors.npy", mmap_mode="r"), queries, 10)
-    scores = queries.astype(np.float64) @ matrix.astype(np.float64).T
-    np.testing.assert_array_equal(found.indices, np.argsort(-scores, 1, kind="stable")[:, :10])
-    np.testing.assert_allclose(found.scores, -np.sort(-scores, 1)[:, :10], rtol=1e-5)
+    expected = queries.astype(np.float64) @ matrix[1].astype(np.float64)
+    np.testing.assert_allclose(found.scores[:, 0], expected, rtol=1e-5)
 
 
 def test_every_number_of_float16_is_converted_exactly():

@@ -5,11 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import model_config, random_bert
 from views import random_view
 
-from bert_jax import TokenizerConfig
-from bert_jax.text import tokenizer_training
 from bert_jax.viewer.page import render
 from bert_jax.viewer.view import WordComparison
 
@@ -468,17 +465,3 @@ def test_a_notebook_shows_the_page(open_page, tmp_path, view):
     frame.locator(".readout:has-text('head 2')").wait_for()
     frame.locator("[role=tab] >> text=Layers").click()
     frame.locator(".heatmap").wait_for()
-
-
-def test_a_model_of_relative_positions(show):
-    """From a text to the page."""
-    settings = TokenizerConfig(kind="wordpiece")
-    tokenizer = tokenizer_training.train(["The river bank."] * 9, settings, 30)
-    bert = random_bert(model_config(position_embedding_type="relative_key_query"), tokenizer)
-    view = bert.attention("the [MASK] bank", "the river")
-    page = show(view, "view=neuron&layer=2&head=2&token=6")
-    expected = view.position_scores[1, 1, 6]
-    np.testing.assert_allclose(numbers(page, "position"), expected, rtol=0, atol=0.006)
-    assert_shares(numbers(page, "softmax") / 100, view.maps[1, 1, 6])
-    page.click("[role=tab] >> text=Masked")
-    assert page.locator(".guesses tbody tr").count() == 3

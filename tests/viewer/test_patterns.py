@@ -139,11 +139,13 @@ def test_streaming_is_the_mean_over_views(tiny_bert):
     assert (found.num_texts, found.num_tokens) == (len(texts), 30 * weights[-1])
 
 
-def test_truncated_texts_are_counted(tiny_bert):
+def test_truncated_texts_are_counted_and_empty_ones_refused(tiny_bert):
     texts = ["the bank " * 40, ("the " * 20, "bank " * 20), "the"]
     with pytest.warns(UserWarning, match="2 of 3 texts are longer than the model's 32 tokens"):
         found = tiny_bert.attention_patterns(texts)
     assert (found.num_truncated, found.num_tokens) == (2, 30 + 29 + 1)
+    with pytest.raises(UserError, match="no text with tokens"):
+        tiny_bert.attention_patterns(["", " "])
 
 
 def test_what_is_punctuation(tiny_bert):
@@ -179,9 +181,12 @@ def file(tmp_path):
 
 def test_the_command(tiny_run, tiny_bert, file, tmp_path, monkeypatch, bert_jax_main):
     monkeypatch.chdir(tmp_path)
+    for name in ("patterns.html", "patterns.json"):
+        (tmp_path / name).write_text("of an earlier run")
     warned = []
     monkeypatch.setattr(console, "warn", warned.append)
-    printed = bert_jax_main("attention", tiny_run.checkpoint, f"--texts={file}").splitlines()
+    words = (tiny_run.checkpoint, f"--texts={file}", "--force")
+    printed = bert_jax_main("attention", *words).splitlines()
     with pytest.warns(UserWarning, match="truncated"):
         expected = tiny_bert.attention_patterns([*TEXTS, "the " * 50])
     tokens = f"{expected.num_tokens} tokens"
@@ -205,18 +210,6 @@ def test_the_command(tiny_run, tiny_bert, file, tmp_path, monkeypatch, bert_jax_
     _, _, rest = page.partition('<script type="application/json" id="data">')
     data = json.loads(rest.partition("</script>")[0])
     assert (data["patterns"], data["texts"]) == (written, [])
-
-
-def test_a_file_without_pairs(tiny_run, tmp_path, bert_jax_main):
-    path = tmp_path / "texts.txt"
-    path.write_text("The river bank.\n")
-    output = f"--output={tmp_path / 'page.html'}"
-    printed = bert_jax_main("attention", tiny_run.checkpoint, f"--texts={path}", output)
-    assert "other segment  none in these texts" in printed
-    assert json.loads((tmp_path / "page.json").read_text())["values"]["other_segment"] == [
-        [None, None],
-        [None, None],
-    ]
 
 
 @pytest.mark.parametrize(
@@ -248,24 +241,14 @@ def test_mistakes_before_the_model_is_loaded(words, message, tmp_path, monkeypat
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_line_of_three_texts(tiny_run, tmp_path, monkeypatch, bert_jax_main):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "texts").write_text("The river bank.\na\tb\tc\n")
-    with pytest.raises(UserError, match="texts:2 has 2 tabs"):
-        bert_jax_main("attention", tiny_run.checkpoint, "--texts=texts")
-    assert [path.name for path in tmp_path.iterdir()] == ["texts"]
-
-
-def test_force_replaces_both_files(tiny_run, file, tmp_path, monkeypatch, bert_jax_main):
-    monkeypatch.chdir(tmp_path)
-    for name in ("patterns.html", "patterns.json"):
-        (tmp_path / name).write_text("old")
-    bert_jax_main("attention", tiny_run.checkpoint, f"--texts={file}", "--force")
-    assert "old" not in [
-        (tmp_path / f"patterns.{suffix}").read_text() for suffix in ("html", "json")
-    ]
-
-
-def test_texts_without_tokens(tiny_bert):
-    with pytest.raises(UserError, match="no text with tokens"):
-        tiny_bert.attention_patterns(["", " "])
+def test_a_file_without_pairs_and_one_of_three_texts(tiny_run, tmp_path, bert_jax_main):
+    path, output = tmp_path / "texts.txt", f"--output={tmp_path / 'page.html'}"
+    path.write_text("The river bank.\na\tb\tc\n")
+    with pytest.raises(UserError, match=r"texts\.txt:2 has 2 tabs"):
+        bert_jax_main("attention", tiny_run.checkpoint, f"--texts={path}", output)
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
+    path.write_text("The river bank.\n")
+    printed = bert_jax_main("attention", tiny_run.checkpoint, f"--texts={path}", output)
+    assert "other segment  none in these texts" in printed
+    values = json.loads((tmp_path / "page.json").read_text())["values"]
+    assert values["other_segment"] == [[None, None], [None, None]]
