@@ -8,7 +8,7 @@ import pytest
 from bert_jax.models import matmul
 from bert_jax.models.target import Target, traced_for
 
-SHAPES = [(1, 1, 1, 1), (2, 4, 6, 3), (3, 7, 5, 9)]
+SHAPES = [(1, 1, 1, 1), (3, 7, 5, 9)]
 # Of the largest value: float32 sums in another order; bfloat16 rounds to 8 bits, once or twice.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2**-7}
 
