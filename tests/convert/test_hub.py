@@ -71,29 +71,33 @@ def test_a_revision(hub):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/", "a/b/c", "a b/c", "me/x@", "../..", "/x", "a~b/x", "@v1"]
+    ("changes", "name", "key_words"),
+    [
+        ({}, "nix", ["hf:me/nix does not exist, or is private", "hf auth login", "HF_TOKEN"]),
+        ({"gated": {"me/bert"}}, "bert", ["is gated; ask for access at http://127.0.0.1"]),
+        ({"private": {"me/bert"}}, "bert", ["does not exist, or is private"]),
+        ({"truncated": True}, "bert", ["hf:me/bert cannot be downloaded (", "; repeat it"]),
+        ({"broken": True}, "other", ["hf:me/other is not in", "cannot be reached", "connection"]),
+    ],
 )
-def test_a_malformed_name(hub, name):
-    refuses_to_load(f"hf:{name}", "is not the name of a model of the hub; give hf:OWNER/NAME")
-    assert not hub.requests
-
-
-def test_a_model_that_cannot_be_had(hub, monkeypatch):
-    refuses_to_load(
-        "hf:me/nix", "hf:me/nix does not exist, or is private", "hf auth login", "HF_TOKEN"
-    )
+def test_a_model_that_cannot_be_had(hub, monkeypatch, changes, name, key_words):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     hub.models["me/bert"] = [files("bert")]
-    hub.gated.add("me/bert")
-    refuses_to_load(
-        "hf:me/bert", "is gated; ask for access at http://127.0.0.1", "/me/bert, and log in"
-    )
+    vars(hub).update(changes)
+    refuses_to_load(f"hf:me/{name}", *key_words)
+    vars(hub).update(gated=set(), private=set(), truncated=False, broken=False)
+    assert bert_jax.load("hf:me/bert").config.model_type == "bert"
+
+
+def test_another_token_and_another_server(hub, monkeypatch):
+    hub.models["me/bert"] = [files("bert")]
     hub.private.add("me/bert")
-    refuses_to_load("hf:me/bert", "does not exist, or is private")
-    hub.gated.clear()
     monkeypatch.setenv("HF_TOKEN", "wrong")
     refuses_to_load("hf:me/bert", "cannot be downloaded (Invalid credentials", "; log in")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert bert_jax.load("hf:me/bert").config.model_type == "bert"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    refuses_to_load("hf:me/other", "http://127.0.0.1:1 cannot be reached ([Errno 111]")
 
 
 @pytest.mark.parametrize(
@@ -111,21 +115,10 @@ def test_a_model_of_no_use_is_not_downloaded(hub, changes, key_words):
     assert not any("safetensors" in r or ".bin" in r for r in hub.requests)
 
 
-def test_a_network_that_fails(hub, monkeypatch):
-    hub.models["me/bert"] = [files("bert")]
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    hub.truncated = True
-    refuses_to_load("hf:me/bert", "hf:me/bert cannot be downloaded (", "; repeat it")
-    hub.truncated = False
-    assert bert_jax.load("hf:me/bert").config.model_type == "bert"
-    hub.broken = True
-    refuses_to_load(
-        "hf:me/other", "hf:me/other is not in", "cannot be reached", "check the connection"
-    )
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
-    refuses_to_load(
-        "hf:me/other", "http://127.0.0.1:1 cannot be reached ([Errno 111] Connection refused)"
-    )
+@pytest.mark.parametrize("name", ["", "/", "a/b/c", "a b/c", "me/x@", "../..", "a~b/x", "@v1"])
+def test_a_malformed_name(hub, name):
+    refuses_to_load(f"hf:{name}", "is not the name of a model of the hub; give hf:OWNER/NAME")
+    assert not hub.requests
 
 
 def test_a_name_that_is_no_folder(tmp_path, monkeypatch):
