@@ -475,7 +475,7 @@ TABLE = "roberta.embeddings.position_embeddings.weight"
         ("lm_head.dense.weight", None, "has no lm_head.dense.weight"),
         (
             "lm_head.decoder.weight",
-            np.ones((12, 12), np.float32),
+            np.ones((266, 12), np.float32),
             "lm_head.decoder.weight differs from roberta.embeddings.word_embeddings.weight",
         ),
     ],

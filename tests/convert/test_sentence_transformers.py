@@ -38,7 +38,8 @@ def listed(*names: str, encoder: str = "") -> list[dict[str, str]]:
     """The content of modules.json, for modules of these classes in order."""
     kinds = (name.rpartition(".")[2] for name in names)
     paths = (f"{index}_{kind}" if index else encoder for index, kind in enumerate(kinds))
-    return [{"type": name, "path": path} for name, path in zip(names, paths, strict=True)]
+    entries = enumerate(zip(names, paths, strict=True))
+    return [{"name": str(i), "type": name, "path": path} for i, (name, path) in entries]
 
 
 def write(folder: Path, *, encoder="", prefix=NEW, pooling=None, dense=None, normalize=True):

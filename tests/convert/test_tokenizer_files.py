@@ -119,7 +119,7 @@ MAKE = {
 
 
 def is_robertas(tokenizer):
-    return tokenizer.id_to_token(tokenizer.cls_id) == "<s>"
+    return tokenizer.kind == "byte_bpe" and tokenizer.id_to_token(tokenizer.cls_id) == "<s>"
 
 
 def config_for(tokenizer):
