@@ -3,7 +3,6 @@
 import copy
 import json
 import warnings
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -189,7 +188,7 @@ def reference_loss(reference, ids, types, mask):
 
 def tensors_of(reference) -> dict[str, np.ndarray]:
     """The reference's parameters by standard name, each once."""
-    standard = partial(names.standard_name, model_type=reference.config.model_type)
+    standard = names.exchange_of(reference.config.model_type).standard_name
     actual = {standard(name): value for name, value in reference.named_parameters()}
     actual.pop("cls.predictions.decoder.weight", None)
     return actual
