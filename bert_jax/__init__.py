@@ -20,8 +20,8 @@ from bert_jax.config.recipes import recipe
 from bert_jax.errors import Interrupted, TextWarning, TrainingError, UserError
 
 if TYPE_CHECKING:
-    from bert_jax.bert import Bert, load
-    from bert_jax.index import Hit, Index
+    from bert_jax.bert import Bert, Index, load
+    from bert_jax.inference.index import Hit
     from bert_jax.inference.masked_lm import Guess
     from bert_jax.inference.predictions import Predictions
     from bert_jax.models.electra import ElectraConfig
@@ -70,8 +70,8 @@ __all__ = [
 
 # Imported when first used: a command that only prepares text should not wait for JAX.
 _MODULES = {
-    "bert": ("Bert", "load"),
-    "index": ("Hit", "Index"),
+    "bert": ("Bert", "Index", "load"),
+    "inference.index": ("Hit",),
     "inference.masked_lm": ("Guess",),
     "inference.predictions": ("Predictions",),
     "models.electra": ("ElectraConfig",),

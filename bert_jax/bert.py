@@ -16,6 +16,7 @@ from bert_jax.convert.huggingface import Exported
 from bert_jax.errors import UserError
 from bert_jax.inference.embeddings import TextEncoder
 from bert_jax.inference.hidden_states import encoder_output
+from bert_jax.inference.index import TextIndex
 from bert_jax.inference.loading import LoadedModel, load_model
 from bert_jax.inference.masked_lm import Guess, fill_masks
 from bert_jax.inference.predictions import Predictions, predict
@@ -378,3 +379,22 @@ def load(path: str | AnyPath) -> Bert:
     """
     model = load_model(path)
     return Bert(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
+
+
+class Index(TextIndex):
+    """Texts, to be searched by the meaning that a model gives them.
+
+    Attributes:
+      vectors: the embeddings, [N, D] float16 of unit length, memory-mapped.
+      num_truncated: how many of the texts are longer than the model's positions.
+
+    >>> folder, bert = getfixture("tmp_path"), getfixture("tiny_bert")
+    >>> texts = ["The river bank.", "A model reads."]
+    >>> index = Index.build(bert, output=folder / "my.index", texts=texts)
+    >>> index
+    Index(my.index, 2 texts, vectors of 16)
+    >>> index.search("The river bank.", top_k=1)
+    [Hit(1.000, texts:1, 'The river bank.')]
+    """
+
+    _load = staticmethod(load)

@@ -14,7 +14,6 @@ LAYERS = (
     ("commands",),
     ("__init__",),
     ("runs",),
-    ("index",),
     ("bert",),
     ("viewer",),
     ("inference",),

@@ -27,7 +27,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.index import Index
+    from bert_jax.bert import Index
 
     bert = process.load_checkpoint(args.checkpoint)
     index = Index.build(bert, args.files, args.output, column=args.column, force=args.force)

@@ -29,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
-    from bert_jax.index import Index
+    from bert_jax.bert import Index
 
     process.cache_compiled_programs()
     index = Index.load(args.index, args.checkpoint)

@@ -12,8 +12,8 @@ import pytest
 from helpers import refused
 
 import bert_jax
-from bert_jax import Index, UserError, index
-from bert_jax.inference import runner
+from bert_jax import Index, UserError
+from bert_jax.inference import index, runner
 from bert_jax.storage import json_files, replacement
 from bert_jax.text import builtin
 
@@ -88,6 +88,7 @@ def test_on_disk(built, tiny_run):
     again = Index.load(path)  # with the model that it names
     assert [again.text(number) for number in (0, 17, 39)] == [texts[i] for i in (0, 17, 39)]
     assert again.search("the bank", 3) == made.search("the bank", 3)
+    assert isinstance(again.bert, bert_jax.Bert)
     assert again.bert.source == tiny_run.checkpoint
 
 
@@ -152,12 +153,15 @@ def test_memory_is_bounded(tiny_bert, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "key_words"),
     [
-        (lambda p: (p / "vectors.npy").write_bytes(b"x"), "vectors.npy has 1 bytes instead of"),
-        (lambda p: (p / "texts.bin").unlink(), "texts.bin has 0 bytes instead of"),
+        (
+            lambda p: (p / "vectors.npy").write_bytes(b"x"),
+            "vectors.npy has changed since",
+        ),
+        (lambda p: (p / "texts.bin").unlink(), "cannot be read .No such file"),
         (lambda p: (p / "index.json").write_text("{"), "index.json cannot be read"),
         (lambda p: edit(p / "index.json", "truncated"), "its checksum does not agree"),
         (lambda p: drop_checksum(p / "index.json"), "its checksum does not agree"),
-        (lambda p: rewrite(p / "index.json", bytes=3), "index.json is damaged"),
+        (lambda p: rewrite(p / "index.json", checksums=3), "index.json is damaged"),
         (lambda p: rewrite(p / "index.json", format=9), "is of another version"),
         (lambda p: (p / "index.json").unlink(), "is no index; build one by bert-jax index"),
     ],
@@ -311,10 +315,8 @@ def content(made: Index) -> tuple[bytes, list[str]]:
     return made.vectors.tobytes(), [made.text(number) for number in range(len(made))]
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_a_flipped_bit_is_noticed(built, tmp_path, monkeypatch, large):
+def test_a_flipped_bit_is_noticed(built, tmp_path):
     """Wherever it is, before a vector or a text is read."""
-    monkeypatch.setattr(index, "_LARGE", 0 if large else 1 << 30)
     path = shutil.copytree(built[0]._path, tmp_path / "copy")
     expected, generator = content(built[0]), np.random.default_rng(0)
     noticed = 0

@@ -2,8 +2,7 @@
 
 `vectors.npy` is [N, D] float16, of unit length; `texts.bin` the N texts, one after the other;
 `entries.npy` [N, 3] int64: where each text ends there, its file and its line. `index.json` says
-which model and files they are of, the sizes and the checksums. The folder gets its name when all
-are written.
+which model and files they are of, and the checksums. The folder gets its name when all are written.
 """
 
 import dataclasses
@@ -17,15 +16,15 @@ from typing import Any, BinaryIO, NamedTuple, Self, overload
 import numpy as np
 
 from bert_jax import console
-from bert_jax.bert import Bert, load
 from bert_jax.convert import hub
 from bert_jax.errors import UserError, refuse
 from bert_jax.inference.embeddings import TextEncoder, embedding_identity
+from bert_jax.inference.loading import LoadedModel, load_model
 from bert_jax.inference.runner import chunks
 from bert_jax.inference.tokenization import own_prompt, text_list, warn_truncated
 from bert_jax.retrieval import search
-from bert_jax.storage import checksums, daemon_thread, json_files
-from bert_jax.storage.paths import absolute, as_path, check_named
+from bert_jax.storage import checksums, json_files
+from bert_jax.storage.paths import AnyPath, absolute, as_path, check_named
 from bert_jax.storage.replacement import replacing
 from bert_jax.text import builtin
 from bert_jax.text.files import existing
@@ -36,7 +35,6 @@ _RECORD, _FILES = "index.json", ("vectors.npy", "texts.bin", "entries.npy")
 _REMEDY = "remove the folder and build it again"
 _BUILTIN = "builtin"  # in place of a file: the functions of Python's library
 _LISTED = "texts"  # in place of a file's name: the texts of a list
-_LARGE = 1 << 30  # bytes of an index that is verified while it is open already
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -63,42 +61,25 @@ class Hit:
         return f"Hit({self.score:.3f}, {self.file}:{self.line}, {reprlib.repr(self.text)})"
 
 
-class Index:
-    """Texts, to be searched by the meaning that a model gives them.
+class TextIndex:
+    """An index whose model has no methods; `bert_jax.Index` has one of the class `Bert`."""
 
-    Attributes:
-      num_truncated: how many of the texts are longer than the model's positions.
-
-    >>> folder, bert = getfixture("tmp_path"), getfixture("tiny_bert")
-    >>> texts = ["The river bank.", "A model reads."]
-    >>> index = Index.build(bert, output=folder / "my.index", texts=texts)
-    >>> index
-    Index(my.index, 2 texts, vectors of 16)
-    >>> index.search("The river bank.", top_k=1)
-    [Hit(1.000, texts:1, 'The river bank.')]
-    """
-
-    def __init__(self, path: Path, record: dict[str, Any], bert: Bert | None):
+    def __init__(self, path: Path, record: dict[str, Any], bert: LoadedModel | None):
         identity = record["identity"]
         self._path, self._identity, self._files = path, identity["model"], list(identity["files"])
-        self._count, self._checkpoint = int(identity["texts"]), str(record["checkpoint"])
-        self.num_truncated = int(record["truncated"])
-        sizes, recorded = record["bytes"], {name: record["checksums"][name] for name in _FILES}
-        for name in _FILES:
-            checksums.check_size(path / name, sizes[name], _REMEDY)
-        self._verified = daemon_thread.start(lambda: checksums.check(path, recorded, _REMEDY))
-        if sum(sizes[name] for name in _FILES) < _LARGE:
-            self._verified.result()
+        self._checkpoint, self.num_truncated = str(record["checkpoint"]), int(record["truncated"])
+        checksums.check(path, {name: record["checksums"][name] for name in _FILES}, _REMEDY)
         # Open from here on, as another index may get the name.
-        vectors, entries = map(_open_array, (path / "vectors.npy", path / "entries.npy"))
-        self._arrays = vectors, entries, np.memmap(path / "texts.bin", np.uint8, mode="r")
+        self.vectors = np.load(path / "vectors.npy", mmap_mode="r")
+        self._entries = np.load(path / "entries.npy", mmap_mode="r")
+        self._texts = np.memmap(path / "texts.bin", np.uint8, mode="r")
         if bert is not None:
             self.bert = self._checked(bert)
 
     @classmethod
     def build(
         cls,
-        bert: Bert | str | Path,
+        bert: LoadedModel | str | Path,
         files: str | Path | Sequence[str | Path] = (),
         output: str | Path = "",
         *,
@@ -130,7 +111,7 @@ class Index:
             names = [*files, *[_LISTED][: len(texts)]]
             refuse(not count, f"{', '.join(names)}: no texts", fix="give files with a text a line")
             folder.mkdir()
-            bert = _loaded(bert)
+            bert = cls._loaded(bert)
             num_truncated = _write(bert, read(), count, folder)
             paths = [folder / name for name in _FILES]
             source = str(bert.source or "")
@@ -145,14 +126,13 @@ class Index:
                 },
                 "checkpoint": str(absolute(as_path(source))) if is_path else source,
                 "truncated": num_truncated,
-                "bytes": {path.name: path.stat().st_size for path in paths},
                 "checksums": checksums.of_files(folder, paths),
             }
             json_files.write_record(folder / _RECORD, record)
         return cls.load(output, bert)
 
     @classmethod
-    def load(cls, path: str | Path, bert: Bert | str | Path | None = None) -> Self:
+    def load(cls, path: str | Path, bert: LoadedModel | str | Path | None = None) -> Self:
         """Open an index; its texts and vectors stay on disk.
 
         Args:
@@ -161,11 +141,10 @@ class Index:
             index names is loaded for the first search.
 
         Raises:
-          UserError: there is no index, or it is damaged, or of another model. The damage of one of
-            more than 1 GB is noticed when its texts or vectors are first read.
+          UserError: there is no index, or it is damaged, or of another model.
         """
         check_named(path)
-        path, bert = Path(path), None if bert is None else _loaded(bert)
+        path, bert = Path(path), None if bert is None else cls._loaded(bert)
         record_path = path / _RECORD
         if not os.path.exists(record_path):
             raise UserError(
@@ -196,8 +175,7 @@ class Index:
           The hits of the query; a list of such for several. Of equal ones the first is first.
 
         Raises:
-          UserError: a query is empty, `top_k` is less than 1, or the index is damaged or of another
-            model.
+          UserError: a query is empty, `top_k` is less than 1, or the index is of another model.
         """
         search.check_count(top_k, "top_k")
         found = search.top_k(self.vectors, self.encode(query), top_k)
@@ -229,24 +207,18 @@ class Index:
         """Return a text by its number in the index; UserError where there is none."""
         if not isinstance(number, int | np.integer) or not 0 <= number < len(self):
             raise UserError(f"number is {number!r}; the index has 0 to {len(self) - 1}")
-        _, entries, texts = self._read()
-        start = int(entries[number - 1, 0]) if number else 0
-        return texts[start : int(entries[number, 0])].tobytes().decode()
-
-    @property
-    def vectors(self) -> np.ndarray:
-        """The embeddings, [N, D] float16 of unit length, memory-mapped."""
-        return self._read()[0]
+        start = int(self._entries[number - 1, 0]) if number else 0
+        return self._texts[start : int(self._entries[number, 0])].tobytes().decode()
 
     @functools.cached_property
-    def bert(self) -> Bert:
+    def bert(self) -> LoadedModel:
         """The model that the index was built with."""
         name = self._checkpoint
         told = f"give its model: --checkpoint={name or 'CHECKPOINT'}, or Index.load(INDEX, MODEL)"
         refuse(not name, f"{self._path} names no checkpoint", fix=told)
         refuse(hub.is_name(name), f"{self._path} is of {name}, maybe a download", fix=told)
         try:
-            bert = load(name)
+            bert = self._load(name)
         except UserError as error:
             raise UserError(
                 f"the checkpoint that {self._path} was built with cannot be loaded ({error}); "
@@ -255,22 +227,17 @@ class Index:
         return self._checked(bert)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._entries)
 
     def __repr__(self) -> str:
         texts = console.counted(len(self), "text")
         return f"Index({self._path.name}, {texts}, vectors of {self.vectors.shape[1]})"
 
-    def _read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the vectors, the entries and the texts, once they are known to be undamaged."""
-        self._verified.result()
-        return self._arrays
-
     def _hit(self, number: int, score: float) -> Hit:
-        _, file, line = map(int, self._read()[1][number])
+        _, file, line = map(int, self._entries[number])
         return Hit(self.text(number), score, self._files[file], line, number)
 
-    def _checked(self, bert: Bert) -> Bert:
+    def _checked(self, bert: LoadedModel) -> LoadedModel:
         if embedding_identity(bert) != self._identity:
             built = self._checkpoint or "a model without a checkpoint"
             raise UserError(
@@ -279,21 +246,20 @@ class Index:
             )
         return bert
 
+    @staticmethod
+    def _load(path: str | AnyPath) -> LoadedModel:
+        return load_model(path)
 
-def _loaded(bert: Any) -> Bert:
-    """Return a model, which may be given as its checkpoint."""
-    if isinstance(bert, str | Path):
-        return load(bert)
-    if not isinstance(bert, Bert):
-        raise UserError(f"bert is {reprlib.repr(bert)}; give a model, or the path of a checkpoint")
-    return bert
-
-
-def _open_array(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="r")
-    except Exception as error:  # of the parser of Python, which reads the beginning of the file
-        raise UserError(f"{path} is damaged ({error}); {_REMEDY}") from error
+    @classmethod
+    def _loaded(cls, bert: Any) -> LoadedModel:
+        """Return a model, which may be given as its checkpoint."""
+        if isinstance(bert, str | Path):
+            return cls._load(bert)
+        if not isinstance(bert, LoadedModel):
+            raise UserError(
+                f"bert is {reprlib.repr(bert)}; give a model, or the path of a checkpoint"
+            )
+        return bert
 
 
 class _Entry(NamedTuple):
@@ -337,7 +303,7 @@ def _embed(encoder: TextEncoder, texts: Sequence[str]) -> tuple[np.ndarray, int]
     return search.normalize(vectors), num_truncated
 
 
-def _write(bert: Bert, read: Iterator[_Entry], count: int, folder: Path) -> int:
+def _write(bert: LoadedModel, read: Iterator[_Entry], count: int, folder: Path) -> int:
     """Embed texts, and write the arrays of an index; return how many were truncated."""
     encoder, prompt = TextEncoder(bert), own_prompt(bert, "passage")
     done = end = num_truncated = 0
