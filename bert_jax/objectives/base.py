@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import jax
@@ -60,10 +60,14 @@ class Pretraining(Objective):
     def check(cls, config: TrainConfig) -> None:
         """Refuse a config that the objective cannot train."""
 
-    def check_mesh(self, mesh: Mesh) -> None:
-        """Refuse encoders of the objective that a mesh does not divide."""
+    def check_mesh(self, mesh: Mesh, stages: Sequence[Stage]) -> None:
+        """Refuse encoders or batches that a mesh does not divide, and lengths of no attention."""
+        config, lengths = self.config, [stage.max_length for stage in stages]
+        meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
         for name, encoder in self.encoders.items():
             meshes.check_sizes(encoder, mesh, "model." if name == "model" else f"the {name}'s ")
+        for stage in stages:
+            meshes.check_divides(stage.batch_size, config.optimizer.microbatches, mesh)
 
     def in_stage(self, stage: Stage, tokenizer: Tokenizer) -> Self:
         """Return the objective for the sequences of a stage of the run."""

@@ -35,9 +35,7 @@ def resolve(config: TrainConfig, device: Any) -> TrainConfig:
 def make_checked_mesh(config: TrainConfig, stage: Stage, devices: Sequence[Any]) -> Mesh:
     """Return the mesh of a resolved config, or refuse a stage that does not divide over it."""
     mesh = mesh_lib.make_mesh(config.parallel, devices)
-    mesh_lib.check_model(config.model, mesh, [stage.max_length], packed=config.data.packing)
-    make_objective(config).check_mesh(mesh)
-    mesh_lib.check_divides(stage.batch_size, config.optimizer.microbatches, mesh)
+    make_objective(config).check_mesh(mesh, [stage])
     return mesh
 
 

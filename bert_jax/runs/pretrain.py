@@ -133,44 +133,39 @@ def start(
 ) -> Run:
     """Check a run against its workdir and the devices, and prepare its text."""
     settings.check_class(config, TrainConfig)
-    typed = workdir
-    folder = hosts.run_on_all_hosts(lambda: mirror.open_workdir(typed, jax.process_index()))
+    folder = hosts.run_on_all_hosts(lambda: mirror.open_workdir(workdir, jax.process_index()))
     workdirs.check_path(folder)
     found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
     origin = origins.find(config, found, init=init, fork=fork, model_fields=model_fields)
-    config, tokenizer = origin.config, origin.tokenizer
+    config = origin.config
     if config.steps in found.steps:
         report.finished(
-            f"{typed} has done its {config.steps:,} steps",
+            f"{workdir} has done its {config.steps:,} steps",
             "train longer with a larger --config.steps",
             "evaluate anew, on another number of sequences, with --config.eval_rows",
         )
     is_open = not config.model.vocab_size
-    vocab_size = hosts.run_on_main(lambda: mixture.resolve_vocab_size(config, tokenizer)) or 0
-    config.model.vocab_size = hosts.broadcast_from_main(lambda: vocab_size)
-    mesh = meshes.make_mesh(config.parallel)
-    schedule = make_schedule(config)
-    lengths = [stage.max_length for stage in schedule.stages]
-    meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
-    make_objective(config).check_mesh(mesh)
-    for stage in schedule.main_stages:  # those of a length warm-up have multiples of its batch
-        meshes.check_divides(stage.batch_size, config.optimizer.microbatches, mesh)
+    if is_open:
+        config = _with_vocab_size(config, _expected_vocab_size(config, origin.tokenizer))
+    schedule, mesh = make_schedule(config), meshes.make_mesh(config.parallel)
+    objective = make_objective(config)
+    objective.check_mesh(mesh, schedule.stages)
+    for stage in schedule.main_stages:
         devices.check_fits(config.model, stage, config.optimizer.microbatches, mesh)
-    setup, state = None, None
-    if not is_open:
-        setup = set_up(make_objective(config).model, config, schedule.rate, mesh)
+    setup = None if is_open else set_up(objective.model, config, schedule.rate, mesh)
+    state = None
     if setup and hosts.count() == 1 and origin.kind == "new":
         state = daemon_thread.start(setup.new_state)  # compiled while the text is prepared
         atexit.register(futures.wait, [state])  # Python must not exit while XLA compiles
-    corpus = _read_text(config, tokenizer, folder)
+    corpus = _read_text(config, origin.tokenizer, folder)
     if is_open:  # the text may have fewer tokens than were asked for
-        config.model.vocab_size = corpus.tokenizer.vocab_size
-        meshes.check_model(config.model, mesh, lengths, packed=config.data.packing)
-    objective = make_objective(config)
+        config = _with_vocab_size(config, corpus.tokenizer.vocab_size)
+        objective = make_objective(config)
+        objective.check_mesh(mesh, schedule.stages)
+    setup = setup or set_up(objective.model, config, schedule.rate, mesh)
     objective.check_text(corpus)
     workdirs.check_text(found, corpus.fingerprint)
     workdirs.check_shared(folder)
-    setup = setup or set_up(objective.model, config, schedule.rate, mesh)
     return Run(
         config=config,
         schedule=schedule,
@@ -183,6 +178,16 @@ def start(
         setup=setup,
         new_state=state.result if state else setup.new_state,
     )
+
+
+def _expected_vocab_size(config: TrainConfig, tokenizer: Tokenizer | None) -> int:
+    """Return the vocabulary size of the run's tokenizer, which may have to be trained yet."""
+    size = hosts.run_on_main(lambda: mixture.resolve_vocab_size(config, tokenizer))
+    return hosts.broadcast_from_main(lambda: size or 0)
+
+
+def _with_vocab_size(config: TrainConfig, size: int) -> TrainConfig:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
 
 
 def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) -> Corpus:
@@ -208,7 +213,6 @@ def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
 def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     config, schedule, corpus, objective = run.config, run.schedule, run.corpus, run.objective
     mesh = run.setup.layout.mesh
-    stages = _make_stages(objective, schedule, corpus, run.setup)
     indices = partial(meshes.process_indices, mesh)
     batches = loader.TrainBatches(corpus, schedule.stages, config.data, config.seed, indices)
     checkpoints = Checkpoints(
@@ -223,7 +227,14 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     if run.origin.fork:  # so that the run needs the other one no more
         checkpoints.save(step, state, run.config_at(step), None)
     report.pretraining_start(
-        objective, schedule, corpus, mesh, state, batches, run.workdir.address, run.recipe
+        objective=objective,
+        schedule=schedule,
+        corpus=corpus,
+        mesh=mesh,
+        state=state,
+        batches=batches,
+        workdir=run.workdir.address,
+        recipe=run.recipe,
     )
     if run.origin.before:
         report.new_schedule(make_schedule(run.origin.before), schedule, step)
@@ -232,11 +243,16 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         baselines = objective.baselines(corpus, schedule.stages[-1])
 
     rate = learning_rate(schedule.rate)
-
-    def progress(step: int) -> dict[str, float]:
-        return {"learning_rate": rate(step), **batches.progress(step)}
-
-    with Writer(run.workdir.path, step, config, progress, baselines, objective.figures) as writer:
+    stages = _make_stages(run, indices)
+    with Writer(
+        run.workdir.path,
+        step,
+        config,
+        progress=lambda step: {"learning_rate": rate(step), **batches.progress(step)},
+        baselines=baselines,
+        figures=objective.figures,
+        changes=[stage.first_step for stage in schedule.stages[1:]],
+    ) as writer:
         with loop.training(
             state, stages, loader.prefetch(batches, step), checkpoints, writer, objective
         ) as training:
@@ -248,20 +264,18 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     text = dict(zip(("tokens", "documents"), sizes, strict=True))
     results |= {"step": config.steps, "scores": scores, "baselines": baselines, "text": text}
     workdirs.write_results(run.workdir.path, results)
-    result = PretrainingResult(
-        scores, baselines, run.last_checkpoint, _trained_bert(run, training.state)
-    )
+    bert = _trained_bert(run, training.state)
     report.pretraining_end(
-        scores,
-        baselines,
-        objective,
-        corpus,
-        result.bert,
-        run.workdir.address,
-        result.checkpoint,
-        batches.progress_of_parts(config.steps),
+        scores=scores,
+        baselines=baselines,
+        objective=objective,
+        corpus=corpus,
+        bert=bert,
+        workdir=run.workdir.address,
+        checkpoint=run.last_checkpoint,
+        parts=batches.progress_of_parts(config.steps),
     )
-    return result
+    return PretrainingResult(scores, baselines, run.last_checkpoint, bert)
 
 
 def _initial_state(run: Run, checkpoints: Checkpoints) -> tuple[int, TrainState]:
@@ -347,21 +361,18 @@ def _report_origin(run: Run, step: int, state: TrainState) -> None:
         report.initialized_from(run.init_name, state.params, origin.bert.params)
 
 
-def _make_stages(
-    objective: Pretraining, schedule: Schedule, corpus: Corpus, setup: Setup
-) -> list[loop.Stage]:
+def _make_stages(run: Run, indices: loader.ProcessIndices) -> list[loop.Stage]:
     """Return the compiled steps of each stage's length and batch size."""
-    config, layout = objective.config, setup.layout
+    config, corpus, setup = run.config, run.corpus, run.setup
     stages = []
-    compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=layout)
-    indices = partial(meshes.process_indices, layout.mesh)
-    for stage in schedule.stages:
-        in_stage = objective.in_stage(stage, corpus.tokenizer)
+    compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=setup.layout)
+    for stage in run.schedule.stages:
+        in_stage = run.objective.in_stage(stage, corpus.tokenizer)
         train_step = make_train_step(in_stage, setup.optimizer, config.optimizer.microbatches)
         eval_step = compiled(make_eval_step(in_stage), outputs="metrics")
         eval_parts = loader.eval_parts(corpus, stage, config.data, config.eval_rows, indices)
         evaluate = partial(
-            loop.evaluate, eval_step, eval_parts, stage.batch_size, objective.loss_weights
+            loop.evaluate, eval_step, eval_parts, stage.batch_size, run.objective.loss_weights
         )
         train_step = compiled(train_step, outputs=("state", "metrics"))
         tokens = stage.batch_size * stage.max_length

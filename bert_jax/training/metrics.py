@@ -9,7 +9,6 @@ from typing import Any
 
 from bert_jax import console
 from bert_jax.config import FinetuneConfig, TrainConfig
-from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.training import curves, sinks
@@ -41,7 +40,8 @@ def means(sums: Sums, loss_weights: Mapping[str, float]) -> dict[str, float]:
 class Writer:
     """The records of a run in its workdir up to `step`, and in the other sinks; its curves.
 
-    `progress` returns the counters of a step. As a context manager it ends with the run.
+    `progress` returns the counters of a step; `changes` are the steps from which sequences have
+    another length. As a context manager it ends with the run.
     """
 
     # The first host writes them. The others keep the records too, so that every host decides alike.
@@ -55,6 +55,7 @@ class Writer:
         progress: Callable[[int], sinks.Values] = lambda step: {},
         baselines: Mapping[str, float] | None = None,
         figures: Sequence[Figure] = (),
+        changes: Sequence[int] = (),
     ):
         self._folder, self._progress, self.baselines = folder, progress, dict(baselines or {})
         self._titles = {figure.name: figure.heading for figure in figures}
@@ -63,8 +64,7 @@ class Writer:
         self.records = [record for record in records if record["step"] <= step]
         self._plotted = self._started = time.monotonic()
         self._seconds = max((record.get("seconds", 0.0) for record in self.records), default=0.0)
-        stages = make_schedule(config).stages if isinstance(config, TrainConfig) else ()
-        self._changes = [stage.first_step for stage in stages[1:]]
+        self._changes = changes
         is_seed = isinstance(config, FinetuneConfig)  # in the workdir of the run
         self._name = "/".join(folder.absolute().parts[-1 - is_seed :])
         self._sinks: dict[str, sinks.Sink] = {}
