@@ -147,8 +147,10 @@ def test_the_same_run_again_changes_nothing(finished, store, capsys):
     before = contents(workdir)
     pretrain(store, workdir)
     again = capsys.readouterr().out
-    ends = (text.split("held-out text")[1].split("time       ") for text in (again, printed))
-    assert len({before for before, _ in ends}) == 1
+    ends = (text.split("held-out text")[1].split("time       ")[0] for text in (again, printed))
+    # A slow machine also says how long a part of it took.
+    first, second = ([line for line in end.splitlines() if " took " not in line] for end in ends)
+    assert first == second
     assert again.startswith(
         f"finished   {workdir} has done its {STEPS} steps, so nothing is trained"
     )
