@@ -1,1 +1,1 @@
-"""The train step and what surrounds it: masks, losses, optimizer, devices, checkpoints."""
+"""The train step and what surrounds it: optimizer, loop, metrics, checkpoints."""
