@@ -242,17 +242,8 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     with console.working("scoring the baselines", says_end=False):
         baselines = objective.baselines(corpus, schedule.stages[-1])
 
-    rate = learning_rate(schedule.rate)
     stages = _make_stages(run, indices)
-    with Writer(
-        run.workdir.path,
-        step,
-        config,
-        progress=lambda step: {"learning_rate": rate(step), **batches.progress(step)},
-        baselines=baselines,
-        figures=objective.figures,
-        changes=[stage.first_step for stage in schedule.stages[1:]],
-    ) as writer:
+    with _open_metrics(run, step, batches, baselines) as writer:
         with loop.training(
             state, stages, loader.prefetch(batches, step), checkpoints, writer, objective
         ) as training:
@@ -276,6 +267,22 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         parts=batches.progress_of_parts(config.steps),
     )
     return PretrainingResult(scores, baselines, run.last_checkpoint, bert)
+
+
+def _open_metrics(
+    run: Run, step: int, batches: loader.TrainBatches, baselines: Mapping[str, float]
+) -> Writer:
+    """Open the records and the curves of a run, which continue from a step."""
+    rate = learning_rate(run.schedule.rate)
+    return Writer(
+        run.workdir.path,
+        step,
+        run.config,
+        progress=lambda step: {"learning_rate": rate(step), **batches.progress(step)},
+        baselines=baselines,
+        figures=run.objective.figures,
+        changes=[stage.first_step for stage in run.schedule.stages[1:]],
+    )
 
 
 def _initial_state(run: Run, checkpoints: Checkpoints) -> tuple[int, TrainState]:
