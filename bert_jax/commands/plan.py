@@ -1,9 +1,10 @@
-"""Say what a training step costs on devices that need not be attached, by compiling it.
+"""Say what a training step costs on devices that need not be attached.
 
-    bert-jax plan --config=tiny --topology=cpu:8
+    bert-jax plan --config=base --topology=v5e-8
 
 Prints whether the step fits, where the memory goes, what is sent over the network, and the least
-time that a step takes. TPUs need `pip install libtpu`. The default config is BERT-base's.
+time that a step takes: by formulas, at once, or with --compile by the compiler, in minutes. That of
+TPUs needs `pip install libtpu`. The default config is BERT-base's.
 """
 
 import argparse
@@ -19,6 +20,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     devices = "such as v5e-8, v4:4x4x4, 8xh100 or cpu:8; several, comma separated"
     add("--topology", required=True, metavar="CHIP:SHAPE", help=devices)
+    add("--compile", action="store_true", help="ask the compiler, which takes minutes")
     add("--json", action="store_true", help="print JSON, in bytes and seconds")
 
 
@@ -26,8 +28,8 @@ def run(args: argparse.Namespace, words: list[str]) -> None:
     from bert_jax.planning import plan
     from bert_jax.planning.topology import read_topologies
 
-    topologies = read_topologies(args.topology)
+    topologies = read_topologies(args.topology, compiles=args.compile)
     config = read_config(args.config, words, TrainConfig).config
     with console.working("planning", says_end=False):
-        plans = plan.make_plans(config, topologies)
+        plans = plan.make_plans(config, topologies, compiles=args.compile)
     print(json.dumps(plans, indent=2) if args.json else plan.as_text(plans))

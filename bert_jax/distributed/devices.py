@@ -96,20 +96,33 @@ def needed_and_available(per_device: int, devices: Sequence[Any]) -> tuple[int, 
 
 def least_memory(model: ModelConfig, batch: Stage, microbatches: int, mesh: Mesh) -> int:
     """Return the bytes that a training step certainly needs on a device."""
-    size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
-    weights = layers * (4 * size**2 + 2 * size * model.intermediate_size)
+    size = model.hidden_size
+    weights = model.num_hidden_layers * (4 * size**2 + 2 * size * model.intermediate_size)
     weights += model.vocab_size * architecture(model).embedding_size(model)
-    # A layer's input is kept for its gradient. So are the operands of its matmuls and its attention
-    # map, unless they are recomputed, as an accelerator's compiler may decide.
-    width = size
-    if mesh.devices.flat[0].platform == "cpu" and not model.remat:
-        keys = architecture(model).attended_keys(model, batch.max_length)
-        attention_map = model.num_attention_heads * keys / layers
-        width = 2 * size + (4 * size + attention_map + model.intermediate_size) / tensor
-    tokens = batch.batch_size * batch.max_length / (microbatches * num_batch_shards(mesh))
-    activations = tokens * layers * width * jnp.dtype(model.dtype).itemsize
+    # An accelerator's compiler may decide to recompute.
+    recomputes = model.remat or mesh.devices.flat[0].platform != "cpu"
+    kept = kept_activations(model, batch, microbatches, mesh, recomputes=recomputes)
     # Float32 weights with their two moments.
-    return int(3 * _FLOAT32 * weights / (mesh.shape["fsdp"] * tensor) + activations)
+    return int(3 * _FLOAT32 * weights / (mesh.shape["fsdp"] * mesh.shape["tensor"]) + kept)
+
+
+def kept_activations(
+    model: ModelConfig, batch: Stage, microbatches: int, mesh: Mesh, *, recomputes: bool
+) -> float:
+    """Return the bytes that a device keeps of an encoder's forward pass for the backward pass.
+
+    They are the input of each layer and, unless it is recomputed, the operands of its matmuls and
+    its attention map, with dropout a second one. Fused attention has no map.
+    """
+    size, layers, tensor = model.hidden_size, model.num_hidden_layers, mesh.shape["tensor"]
+    width = size
+    if not recomputes:
+        keys = architecture(model).attended_keys(model, batch.max_length)
+        maps = 0 if model.attention == "fused" else 1 + (model.attention_probs_dropout_prob > 0)
+        attention_maps = maps * model.num_attention_heads * keys / layers
+        width = 2 * size + (4 * size + attention_maps + model.intermediate_size) / tensor
+    tokens = batch.batch_size * batch.max_length / (microbatches * num_batch_shards(mesh))
+    return tokens * layers * width * jnp.dtype(model.dtype).itemsize
 
 
 def reset_peak_memory() -> None:

@@ -5,23 +5,53 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
-from jax.sharding import Mesh
 
 from bert_jax.config import ParallelConfig, TrainConfig
-from bert_jax.config.schedule import Stage, make_schedule
-from bert_jax.distributed.fsdp import RULES
+from bert_jax.config.schedule import Stage
+from bert_jax.distributed.devices import kept_activations
 from bert_jax.models.architecture import architecture
 from bert_jax.objectives import make_objective
 from bert_jax.planning.synthetic import abstract_batch, train_step
-from bert_jax.training.setup import set_up
+from bert_jax.training.setup import Setup
 
 _FLOAT32 = 4  # bytes
 
 
-def compile_cost(config: TrainConfig, stage: Stage, mesh: Mesh) -> dict[str, Any]:
+def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, Any]:
+    """Return what `compile_cost` does, by formula, for devices of which only the names are known.
+
+    The temporaries are the gradients and the activations that are kept for them; with microbatches
+    also the gradients' sum. What the heads compute and what the compiler adds is left out.
+    """
+    state, mesh = setup.abstract_state, setup.layout.mesh
+    microbatches = config.optimizer.microbatches
+    shapes = [x.shape for x in jax.tree.leaves(state.params)]
+    gradients = sum(
+        _FLOAT32 * math.prod(sharding.shard_shape(shape))
+        for shape, sharding in zip(shapes, jax.tree.leaves(setup.layout.gradients), strict=True)
+    )
+    kept = sum(
+        kept_activations(encoder, stage, microbatches, mesh, recomputes=encoder.remat)
+        for encoder in make_objective(config).encoders.values()
+    )
+    memory = {
+        "parameters": _shard_bytes(state.params),
+        "moments": _shard_bytes(state.opt_state),
+        "batch": _shard_bytes(abstract_batch(config, stage, mesh)),
+        "temporaries": int(gradients * (1 + (microbatches > 1)) + kept),
+    }
+    memory["total"] = sum(memory.values())
+    return {
+        "parameters": sum(map(math.prod, shapes)),
+        "memory": memory,
+        "error": "",
+        "flops": 0.0,  # `model_flops` has them
+    }
+
+
+def compile_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, Any]:
     """Return the compiler's "memory" (None if it does not fit), "error" and "flops" of a device."""
-    setup = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
+    mesh = setup.layout.mesh
     batch = abstract_batch(config, stage, mesh)
     step = train_step(setup, config, stage)
     state = setup.abstract_state
@@ -76,25 +106,24 @@ def model_flops(config: TrainConfig, stage: Stage) -> float | None:
     return sum(filter(None, counted)) + objective.head_flops(stage)
 
 
-def abstract_parameters(config: TrainConfig) -> Any:
-    """Return the shapes of the model's parameters, with the names of their axes."""
-    return jax.eval_shape(make_objective(config).model.init_params, jax.random.key(0))
-
-
 def sent_bytes(
-    config: TrainConfig, stage: Stage, parallel: ParallelConfig, parameters: Any
+    config: TrainConfig, stage: Stage, parallel: ParallelConfig, setup: Setup
 ) -> list[dict[str, Any]]:
-    """Return "collective", "axes" and "bytes" that a device sends in a step (docs/devices.md)."""
+    """Return "collective", "axes" and "bytes" that a device sends in a step (docs/devices.md).
+
+    The sizes of the mesh are those of `parallel`; `setup` has the shapes of the parameters, and
+    says along which axes of a mesh they can be divided.
+    """
     model, data, fsdp, tensor = config.model, parallel.data, parallel.fsdp, parallel.tensor
     width = jnp.dtype(model.dtype).itemsize
     # With ZeRO stage 3, each microbatch gathers the parameters and scatters its gradients.
     passes = config.optimizer.microbatches if parallel.zero == 3 else 1
     gathered = sharded = replicated = 0.0  # bytes
-    for path, leaf in jax.tree.leaves_with_path(
-        parameters, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned)
-    ):
-        axes = [RULES[name] for name in leaf.names]
-        size = leaf.value.size / (tensor if "tensor" in axes else 1)
+    parameters = jax.tree.leaves_with_path(setup.abstract_state.params)
+    shardings = jax.tree.leaves(setup.layout.gradients)
+    for (path, leaf), sharding in zip(parameters, shardings, strict=True):
+        axes = sharding.spec
+        size = leaf.size / (tensor if "tensor" in axes else 1)
         if "fsdp" in axes and fsdp > 1:
             again = model.remat and "layer_" in jax.tree_util.keystr(path[:2])
             gathered += size * (_FLOAT32 if parallel.zero == 1 else width * (1 + again))

@@ -5,33 +5,47 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
 from bert_jax import console
 from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.validation import validate
+from bert_jax.objectives import make_objective
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
-from bert_jax.planning.costs import abstract_parameters, compile_cost, model_flops, sent_bytes
+from bert_jax.planning.costs import (
+    compile_cost,
+    estimate_cost,
+    model_flops,
+    sent_bytes,
+)
 from bert_jax.planning.synthetic import make_checked_mesh
 from bert_jax.planning.topology import Topology
+from bert_jax.training.setup import Setup, set_up
 
 _GIB = 2**30
 
 Plan = dict[str, Any]
 
 
-def make_plans(config: TrainConfig, topologies: Sequence[Topology]) -> list[Plan]:
-    """Return what a step of each stage costs on each topology, as values for JSON."""
+def make_plans(
+    config: TrainConfig, topologies: Sequence[Topology], *, compiles: bool = False
+) -> list[Plan]:
+    """Return what a step of each stage costs on each topology, as values for JSON.
+
+    The costs are those of formulas, in a second, or of the compiler, in minutes.
+    """
     validate(config)
     steps = []
     # All are checked before any compilation, which is slow.
     for topology in topologies:
         resolved = topology.resolve(config)
-        for stage in _distinct_stages(resolved):
+        stages = _distinct_stages(resolved)
+        for stage in stages:
             mesh = make_checked_mesh(resolved, stage, topology.devices)
-            steps.append(_Step(resolved, stage, topology, mesh))
-    return [step.plan() for step in steps]
+        model, rate = make_objective(resolved).model, make_schedule(resolved).rate
+        setup = set_up(model, resolved, rate, mesh)
+        steps += [_Step(resolved, stage, topology, setup) for stage in stages]
+    return [step.plan(compiles=compiles) for step in steps]
 
 
 def _distinct_stages(config: TrainConfig) -> list[Stage]:
@@ -44,30 +58,36 @@ def _distinct_stages(config: TrainConfig) -> list[Stage]:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """The train step of a stage on the mesh of a topology."""
+    """The train step of a stage on the devices of a topology."""
 
     config: TrainConfig
     stage: Stage
     topology: Topology
-    mesh: Mesh
+    setup: Setup
 
-    def plan(self) -> Plan:
+    def plan(self, *, compiles: bool) -> Plan:
         """Return the cost of the step and, of a chip, whether it fits and the time it takes."""
-        config, stage, mesh, chip = self.config, self.stage, self.mesh, self.topology.chip
-        sequences = f"{stage.batch_size:,} sequences of {stage.max_length}"
-        console.follow(f"compiling for {self.topology.name}: {sequences}")
-        cost, sizes = compile_cost(config, stage, mesh), dict(mesh.shape)
+        config, stage, setup, chip = self.config, self.stage, self.setup, self.topology.chip
+        if compiles:
+            sequences = f"{stage.batch_size:,} sequences of {stage.max_length}"
+            console.follow(f"compiling for {self.topology.name}: {sequences}")
+            cost = compile_cost(config, stage, setup)
+            compiled_for = self.topology.name if self.topology.has_compiler else "cpu"
+        else:
+            cost, compiled_for = estimate_cost(config, stage, setup), None
+        mesh = setup.layout.mesh
+        sizes = dict(mesh.shape)
         parallel = dataclasses.replace(config.parallel, **sizes)
         plan = {
             "topology": self.topology.name,
-            "compiled_for": self.topology.name if self.topology.has_compiler else "cpu",
+            "compiled_for": compiled_for,
             "devices": mesh.size,
             "mesh": sizes,
             "zero": config.parallel.zero,
             "max_length": stage.max_length,
             "batch_size": stage.batch_size,
             **cost,
-            "sent": sent_bytes(config, stage, parallel, abstract_parameters(config)),
+            "sent": sent_bytes(config, stage, parallel, setup),
         }
         if chip is None:
             return plan
@@ -79,11 +99,12 @@ class _Step:
 
     def least_time(self, chip: Chip, plan: Plan) -> dict[str, Any]:
         """Return the least seconds of a step, and the speed and MFU if the longest were all."""
-        model, batch_size, mesh = self.config.model, self.stage.batch_size, self.mesh
+        model, batch_size, mesh = self.config.model, self.stage.batch_size, self.setup.layout.mesh
         counted = model_flops(self.config, self.stage)
         useful = batch_size * (counted or 0.0)
         recomputed = 4 / 3 if model.remat else 1.0
-        held = ["parameters", "moments"] + ["temporaries"] * self.topology.has_compiler
+        # Temporaries of another compiler than the chip's are left out.
+        held = ["parameters", "moments"] + ["temporaries"] * (plan["compiled_for"] != "cpu")
         devices, network = list(mesh.devices.flat), 0.0
         indices = np.arange(mesh.size).reshape(mesh.devices.shape)
         for each in plan["sent"]:
@@ -119,7 +140,7 @@ def as_text(plans: Sequence[Plan]) -> str:
             *(f"  {use:<12}{size / _GIB:9.3f} GiB" for use, size in (plan["memory"] or {}).items()),
         ]
         if "fits" in plan:
-            verdict = "fits" if plan["fits"] else f"does not fit. {plan['error']}"
+            verdict = "fits" if plan["fits"] else f"does not fit. {plan['error']}".strip()
             lines.append(f"  {'available':<12}{plan['capacity'] / _GIB:9.3f} GiB: {verdict}")
         for each in plan["sent"]:
             size, axes = each["bytes"] / 1e6, " × ".join(each["axes"])
@@ -138,6 +159,8 @@ def _describe_devices(plan: Plan) -> list[str]:
         axes += f", ZeRO {plan['zero']}"
     parameters = f"{plan['parameters']:,} parameters"
     lines = [f"{plan['topology']}: {plan['devices']} devices as {axes}; {parameters}"]
+    if plan["compiled_for"] is None:
+        lines.append("  by formula, temporaries are approximate; --compile asks the compiler")
     chip = CHIPS.get(plan["topology"].split(":")[0])
     if chip is None:
         return lines

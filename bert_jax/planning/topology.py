@@ -6,6 +6,7 @@ The names of the clouds stand for the same: `v5e-256` and `16xh100`.
 import contextlib
 import dataclasses
 import importlib.util
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -29,8 +30,25 @@ _TPU_ENVIRONMENT = {
 
 
 @dataclasses.dataclass(frozen=True)
+class PlannedDevice:
+    """What a mesh and the formulas need to know of a device that is not there."""
+
+    id: int
+    platform: str
+    device_kind: str
+    coords: tuple[int, ...] = ()  # of a TPU in its slice
+    core_on_chip: int = 0
+    process_index: int = 0
+    slice_index: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices to compile for: abstract TPUs, or fake CPU devices that stand for GPUs and CPUs."""
+    """Devices to plan for.
+
+    For the formulas they are `PlannedDevice`s. For the compiler they are abstract TPUs, or fake CPU
+    devices that stand for GPUs and CPUs.
+    """
 
     name: str
     devices: Sequence[Any]
@@ -49,16 +67,21 @@ class Topology:
         return synthetic.resolve(config, self.devices[0])
 
 
-def read_topologies(names: str) -> list[Topology]:
-    """Return the devices of a comma-separated list; before JAX starts, which it configures."""
+def read_topologies(names: str, *, compiles: bool = False) -> list[Topology]:
+    """Return the devices of a comma-separated list, for the formulas or for the compiler.
+
+    For the compiler it is called before JAX starts, which it configures.
+    """
     parsed = [parse(name.strip()) for name in names.split(",")]
+    if not compiles:
+        return [_plan_topology(kind, shape) for kind, shape in parsed]
     for name, value in _TPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     jax.config.update("jax_platforms", "cpu")
     most = max((int(shape) for _, shape in parsed if "x" not in shape), default=1)
     with contextlib.suppress(RuntimeError):  # JAX runs already, as in tests
         jax.config.update("jax_num_cpu_devices", most)
-    return [_make_topology(kind, shape) for kind, shape in parsed]
+    return [_compiled_topology(kind, shape) for kind, shape in parsed]
 
 
 def parse(name: str) -> tuple[str, str]:
@@ -100,12 +123,27 @@ def _from_cloud_name(name: str) -> str:
     return f"{kind}:{shape}"
 
 
-def _make_topology(kind: str, shape: str) -> Topology:
+def _plan_topology(kind: str, shape: str) -> Topology:
+    sizes, chip = list(map(int, shape.split("x"))), chips.CHIPS.get(kind)
+    if chip is not None and chip.is_tpu:
+        sizes += [1] * (3 - len(sizes))
+        places = itertools.product(*map(range, reversed(sizes)))  # x changes fastest
+        devices = [
+            PlannedDevice(index, "tpu", chip.device_kinds[0], place[::-1])
+            for index, place in enumerate(places)
+        ]
+    else:
+        platform, named = ("cpu", kind) if chip is None else ("gpu", chip.device_kinds[0])
+        devices = [PlannedDevice(index, platform, named) for index in range(sizes[0])]
+    return Topology(f"{kind}:{shape}", devices, chip)
+
+
+def _compiled_topology(kind: str, shape: str) -> Topology:
     name, chip = f"{kind}:{shape}", chips.CHIPS.get(kind)
     if "x" not in shape:
         return Topology(name, jax.devices("cpu")[: int(shape)], chip)
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError(f"--topology {name} needs the TPU compiler: pip install libtpu")
+        raise UserError(f"--compile for {name} needs the TPU compiler: pip install libtpu")
     # Otherwise the two cores of a v4 chip are two devices; on Cloud TPU they are one.
     options = {"chip_config_name": "megacore"} if kind == "v4" else {}
     try:

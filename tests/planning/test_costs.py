@@ -37,8 +37,13 @@ def mesh_of(config: TrainConfig):
     return make_mesh(parallel, jax.devices()[:count])
 
 
+def setup_of(config: TrainConfig):
+    model, rate = make_objective(config).model, make_schedule(config).rate
+    return set_up(model, config, rate, mesh_of(config))
+
+
 def sent_bytes(config: TrainConfig, parallel: ParallelConfig):
-    return costs.sent_bytes(config, PHASE, parallel, costs.abstract_parameters(config))
+    return costs.sent_bytes(config, PHASE, parallel, setup_of(config))
 
 
 def num_parameters(config: TrainConfig) -> int:
@@ -60,16 +65,15 @@ def equations(jaxpr):
 
 
 def trace(config: TrainConfig, phase: Stage = PHASE):
-    mesh = mesh_of(config)
-    setup = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
-    batch = synthetic.abstract_batch(config, phase, mesh)
+    setup = setup_of(config)
+    batch = synthetic.abstract_batch(config, phase, setup.layout.mesh)
     return synthetic.train_step(setup, config, phase).trace(setup.abstract_state, batch).jaxpr
 
 
 def test_memory():
     """Parameters, twice as much for the moments, and the parts add up to the compiler's total."""
     config = config_of(data=8)
-    cost = costs.compile_cost(config, PHASE, mesh_of(config))
+    cost = costs.compile_cost(config, PHASE, setup_of(config))
     memory = cost["memory"]
     assert cost["parameters"] == num_parameters(config)
     assert memory["parameters"] == 4 * cost["parameters"]
@@ -86,7 +90,7 @@ def test_a_step_that_does_not_fit(monkeypatch):
 
     config = config_of()
     monkeypatch.setattr(synthetic.mesh_lib, "jit_step", lambda *_: SimpleNamespace(lower=fail))
-    cost = costs.compile_cost(config, PHASE, mesh_of(config))
+    cost = costs.compile_cost(config, PHASE, setup_of(config))
     assert cost["memory"] is None
     assert cost["error"] == "RESOURCE_EXHAUSTED: Used 25G of 15.75G hbm."
 
@@ -212,4 +216,30 @@ def test_sizes_that_fit_are_not_refused(model, axes, microbatches, monkeypatch):
     phase, mesh = dataclasses.replace(PHASE, batch_size=1 << 10), mesh_of(config)
     monkeypatch.setattr(devices, "check_memory", lambda size, _: needed.append(size))
     devices.check_fits(config.model, phase, microbatches, mesh)
-    assert 0 < needed[0] < costs.compile_cost(config, phase, mesh)["memory"]["total"]
+    assert 0 < needed[0] < costs.compile_cost(config, phase, setup_of(config))["memory"]["total"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "model", "microbatches"),
+    [
+        ({"data": 8}, {}, 1),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, {}, 1),
+        ({"fsdp": 8, "zero": 1}, {}, 2),
+        ({"data": 8}, {"model_type": "electra", "generator_hidden_size": 0.5}, 1),
+    ],
+)
+def test_what_the_formula_says_is_what_the_compiler_says(axes, model, microbatches):
+    """Parameters, moments and the batch to the byte; the total is less."""
+    config = config_of({"num_hidden_layers": 2, **model}, **axes)
+    if model:
+        config.data.pairs = "none"
+    config.optimizer.microbatches = microbatches
+    stage = dataclasses.replace(PHASE, batch_size=512)
+    setup = setup_of(config)
+    by_formula = costs.estimate_cost(config, stage, setup)
+    compiled = costs.compile_cost(config, stage, setup)
+    assert by_formula["parameters"] == compiled["parameters"]
+    for use in ("parameters", "moments", "batch"):
+        assert by_formula["memory"][use] == compiled["memory"][use]
+    share = by_formula["memory"]["total"] / compiled["memory"]["total"]
+    assert 0.3 < share < 1.0

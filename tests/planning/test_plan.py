@@ -28,10 +28,10 @@ def compiled(monkeypatch):
     """Replace the compiler by a line: 1 GiB of parameters, 2 of moments, 0.25 for a sequence."""
     batches = []
 
-    def compile_cost(config, phase, mesh):
+    def compile_cost(config, phase, setup):
         batches.append(phase.batch_size)
         sizes = {"parameters": 1 << 30, "moments": 2 << 30, "batch": 0, "program": 0, "other": 0}
-        sizes["temporaries"] = phase.batch_size // mesh.devices.size << 28
+        sizes["temporaries"] = phase.batch_size // setup.layout.mesh.size << 28
         sizes["total"] = sum(sizes.values())
         return {"parameters": 1000, "memory": sizes, "error": "", "flops": 197e9}
 
@@ -41,7 +41,8 @@ def compiled(monkeypatch):
 
 def test_a_plan(compiled):
     """Of a GPU: temporaries are another compiler's, and are not in the time."""
-    (made,) = plan.make_plans(small_config(), read_topologies("h100:2"))
+    topologies = read_topologies("h100:2", compiles=True)
+    (made,) = plan.make_plans(small_config(), topologies, compiles=True)
     assert made["mesh"] == {"data": 2, "fsdp": 1, "tensor": 1}
     assert made["memory"]["total"] == 5 << 30
     assert (made["fits"], made["capacity"]) == (True, 60e9)
@@ -61,13 +62,15 @@ def test_of_batches_that_grow_the_largest_is_planned(compiled):
     config = small_config()
     config.data.phases = (Phase(0.2, 32, 32), Phase(0.4, 32, 64), Phase(0.6, 16, 32))
     plans = plan.make_plans(config, read_topologies("h100:2"))
+    assert compiled == []  # formulas are enough
     assert [(made["max_length"], made["batch_size"]) for made in plans] == [(32, 64), (16, 32)]
 
 
 def test_text(compiled):
     config = small_config()
     config.data.phases = (Phase(0.5, 16, 1024),)
-    shown = plan.as_text(plan.make_plans(config, read_topologies("h100:2")))
+    topologies = read_topologies("h100:2", compiles=True)
+    shown = plan.as_text(plan.make_plans(config, topologies, compiles=True))
     assert "h100:2: 2 devices as data 2 × fsdp 1 × tensor 1; 1,000 parameters\n" in shown
     assert "moments         2.000 GiB" in shown
     assert "total           5.000 GiB\n  available      55.879 GiB: fits" in shown
@@ -76,12 +79,29 @@ def test_text(compiled):
     assert shown.count("at least") == shown.count("source:") == 1
 
 
+def test_a_plan_by_formula(bert_jax_main, monkeypatch):
+    """Of a TPU, without its compiler; a slice has a line of links in each dimension."""
+    monkeypatch.setattr(command, "read_config", lambda *_: Recipe(small_config(), "small"))
+    (made,) = json.loads(bert_jax_main("plan", "--topology=v5e-8", "--json"))
+    assert (made["topology"], made["compiled_for"], made["fits"]) == ("v5e:2x4", None, True)
+    memory = made["memory"]
+    assert memory["parameters"] == 4 * made["parameters"]
+    assert memory["total"] == sum(memory.values()) - memory["total"]
+    assert memory["temporaries"] > memory["parameters"]  # the gradients, and what they need
+    (sent,) = made["sent"]
+    assert made["seconds"]["network"] == sent["bytes"] / (2 * 50e9)
+    held = sum(memory[use] for use in ("parameters", "moments", "temporaries"))
+    assert made["seconds"]["memory"] == 2 * held / 819e9
+    shown = bert_jax_main("plan", "--topology=v5e-8")
+    assert "by formula, temporaries are approximate; --compile asks the compiler\n" in shown
+
+
 def test_command(bert_jax_main, monkeypatch):
     """On a TPU's own compiler, if it is installed: the smallest slice."""
     pytest.importorskip("libtpu")
     monkeypatch.delenv("XLA_FLAGS")  # it does not know all of a CPU's
     monkeypatch.setattr(command, "read_config", lambda *_: Recipe(small_config(), "small"))
-    (made,) = json.loads(bert_jax_main("plan", "--topology=v5e:2x2", "--json"))
+    (made,) = json.loads(bert_jax_main("plan", "--topology=v5e:2x2", "--compile", "--json"))
     assert (made["devices"], made["mesh"]["data"], made["fits"]) == (4, 4, True)
     assert made["memory"]["parameters"] == 4 * made["parameters"]
     assert made["compiled_for"] == "v5e:2x2"

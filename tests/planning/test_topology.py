@@ -28,7 +28,7 @@ jax.devices()  # before a topology asks JAX for fewer
 def test_names_that_are_refused(name, key_words, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # without its compiler
     with refused(key_words):
-        read_topologies(name)
+        read_topologies(name, compiles=True)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,17 @@ def test_names_of_the_clouds(name, kind, shape):
 
 
 def test_gpus_are_as_many_cpus():
-    cpus, gpus = read_topologies("cpu:4, h100:8")
+    cpus, gpus = read_topologies("cpu:4, h100:8", compiles=True)
     assert (len(cpus.devices), cpus.chip, cpus.has_compiler) == (4, None, True)
     assert (len(gpus.devices), gpus.chip, gpus.has_compiler) == (8, CHIPS["h100"], False)
+
+
+@pytest.mark.parametrize("name", ["v5e-8", "v4-32", "v5p:2x4x4"])
+def test_planned_tpus_are_those_of_the_compiler(name):
+    pytest.importorskip("libtpu")
+    (planned,), (compiled,) = read_topologies(name), read_topologies(name, compiles=True)
+    assert {x.coords for x in planned.devices} == {tuple(x.coords) for x in compiled.devices}
+    assert {x.device_kind for x in compiled.devices} <= set(planned.chip.device_kinds)
 
 
 def test_what_is_resolved():
@@ -65,7 +73,7 @@ def test_what_is_resolved():
 
 def test_tpus():
     pytest.importorskip("libtpu")
-    (v4,) = read_topologies("v4:2x2x2")
+    (v4,) = read_topologies("v4:2x2x2", compiles=True)
     assert len(v4.devices) == 8  # not its 16 cores
     with refused("does not exist"):
-        read_topologies("v5e:3x5")
+        read_topologies("v5e:3x5", compiles=True)
