@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # BERT-large on a slice of a TPU pod, started again after every preemption: bash examples/tpu_pod.sh
 # Run it in the repository's folder, in tmux, where gcloud is logged in. It ends when training ends.
-# Change: the four lines below; in examples/tpu_host.sh the recipe and the folders.
+# Give other values as variables: TYPE=v4-32 RUNTIME=tpu-ubuntu2204-base bash examples/tpu_pod.sh
+# Change: in examples/tpu_host.sh the recipe and the folders.
 set -euo pipefail
-name=bert-large zone=us-west4-a
-type=v5litepod-16            # 4x4 chips on four hosts; v5litepod-256 for 16x16 on 64
-runtime=v2-alpha-tpuv5-lite  # v5p: v2-alpha-tpuv5; v6e: v2-alpha-tpuv6e; v4: tpu-ubuntu2204-base
-bucket=gs://my-bucket/bert   # in the region of the slice; the text is in its stores/mine
+name=${NAME:-bert-large} zone=${ZONE:-us-west4-a}
+type=${TYPE:-v5litepod-16}  # 4x4 chips on four hosts; v5litepod-256 for 16x16 on 64
+# v5p: v2-alpha-tpuv5; v6e: v2-alpha-tpuv6e; v4: tpu-ubuntu2204-base
+runtime=${RUNTIME:-v2-alpha-tpuv5-lite}
+bucket=${BUCKET:-gs://my-bucket/bert}  # in the region of the slice; the text is in its stores/mine
 
 state() {
   gcloud compute tpus queued-resources describe "$name" --zone="$zone" \

@@ -21,12 +21,20 @@ _VALIDATE = {TrainConfig: validate, FinetuneConfig: validate_finetuning}
 def split(bash: str) -> list[list[str]]:
     """Return the words of each command, without what it sets in the environment."""
     found: list[list[str]] = []
-    for line in bash.replace("\\\n", " ").splitlines():
+    line = ""
+    for part in bash.replace("\\\n", " ").splitlines():
+        line += part
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
         lexer.whitespace_split = True
-        for ends, words in itertools.groupby(lexer, lambda word: set(word) <= set("|&;")):
-            words = list(itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words))
+        try:
+            all_words = list(lexer)
+        except ValueError:  # a quoted word goes on in the next line
+            line += "\n"
+            continue
+        for ends, words in itertools.groupby(all_words, lambda word: set(word) <= set("|&;")):
+            words = list(itertools.dropwhile(re.compile(r"[A-Za-z_]+=").match, words))
             found += [words] if words and not ends else []
+        line = ""
     return found
 
 

@@ -53,7 +53,13 @@ KNOWN = {
     "cat ": "it feeds a command, which reads lines.txt here",
     "jq ": "not everywhere; it reads what a command prints",
     "head ": "the same",
-    "kubectl": "a cluster",
+    "kubectl": "a cluster; tests/test_scripts.py, as the next ones",
+    "gcloud ": "a cloud",
+    "docker ": "an image",
+    "git archive": "a clone",
+    "ssh cluster": "another machine",
+    "rsync ": "the same",
+    "tar ": "what another machine does",
 }
 
 

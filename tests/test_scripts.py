@@ -27,7 +27,8 @@ def test_syntax(path):
 
 def gke() -> tuple[dict, dict, dict, dict]:
     """Return the volume claim, the set of jobs, and the specs of its job and its pod."""
-    claim, job_set = yaml.safe_load_all((EXAMPLES / "gke.yaml").read_text())
+    claim, _ = yaml.safe_load_all((EXAMPLES / "volume.yaml").read_text())
+    job_set = yaml.safe_load((EXAMPLES / "gke.yaml").read_text())
     (job,) = job_set["spec"]["replicatedJobs"]
     return claim, job_set, job["template"]["spec"], job["template"]["spec"]["template"]["spec"]
 
@@ -108,6 +109,54 @@ def exit_of(script: str, code: int, restarts: int = 0) -> tuple[int, str]:
     )
     assert done.stderr == ""
     return done.returncode, done.stdout.strip()
+
+
+def blocks() -> list[str]:
+    """Return the commands of docs/machines.md that go from the text to the model."""
+    text = (ROOT / "docs/machines.md").read_text(encoding="utf-8")
+    section = text.split("## From the text to the model")[1].split("\n## ")[0]
+    return re.findall(r"^```bash\n(.*?)^```", section, re.M | re.S)
+
+
+def run_block(block: str, folder: Path) -> list[list[str]]:
+    """Run a block where every program but bash is a stand-in; return the words of each call."""
+    programs, log = folder / "programs", folder / "calls"
+    programs.mkdir()
+    for name in ("gcloud", "git", "ssh", "rsync", "kubectl", "docker", "bert-jax", "sleep"):
+        # A slice that is asked for is there, and the log ends each word by NUL, each call by two.
+        program = programs / name
+        program.write_text(
+            "#!/bin/sh\n"
+            f'{{ printf "%s\\0" "{name}" "$@"; printf "\\0"; }} >> {log}\n'
+            'case "$*" in *describe*) echo ACTIVE ;; esac\n'
+        )
+        program.chmod(0o755)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin"}
+    subprocess.run(["bash", "-euo", "pipefail", "-c", block], cwd=ROOT, env=environment, check=True)
+    calls = log.read_text().split("\0\0")
+    return [call.split("\0") for call in calls if call]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_block_from_the_text_to_the_model(index, tmp_path, bert_jax_main, monkeypatch):
+    """The run is fetched last, from where the training that the block starts has written it."""
+    calls = run_block(blocks()[index], tmp_path)
+    texts = [" ".join(call) for call in calls]
+    trains = [
+        n for n, text in enumerate(texts) if re.search(r"pretrain|examples/(tpu|sl|gke)", text)
+    ]
+    fetches = [n for n, text in enumerate(texts) if re.search(r"runs/\w+ runs", text)]
+    assert len(trains) == len(fetches) == 1
+    assert trains < fetches
+    ours = [call[1:] for call in calls if call[0] == "bert-jax"]
+    for call in calls:
+        for words in command_lines.split(call[-1]) if "/bert-jax " in call[-1] else []:
+            if (program := ".venv/bin/bert-jax") in words:  # on a host
+                rest = words[words.index(program) + 1 :]
+                ours.append(command_lines.bert_jax_words(["bert-jax", *rest]))
+    assert len(ours) == (2, 0, 1, 0)[index]
+    for words in ours:
+        command_lines.check(words, bert_jax_main, monkeypatch)
 
 
 def test_exit_codes():
