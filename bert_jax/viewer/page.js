@@ -217,9 +217,11 @@ function readAddress() {
   if (!hasTexts) return;
   state.text = within("text", 0, data.texts.length - 1, 0);
   const text = currentText(), last = text.tokens.length - 1;
-  state.layer = within("layer", 0, text.layers, 1);
-  state.head = within("head", 1, text.heads, 1);
-  state.heads = fields.get("heads")?.split(".").map(Number) ?? null;
+  // Without an address the page opens on the head that stands out most.
+  const opens = location.hash ? [1, 1] : text.outstandingHead;
+  state.layer = within("layer", 0, text.layers, opens[0]);
+  state.head = within("head", 1, text.heads, opens[1]);
+  state.heads = fields.get("heads")?.split(".").map(Number) ?? (location.hash ? null : [opens[1]]);
   state.token = within("token", 0, last, null);
   state.key = within("key", 0, last, null);
   const isPair = text.secondStart < text.tokens.length, direction = fields.get("direction");
@@ -297,8 +299,7 @@ function openView() {
 
 /** Return what is above the tabs: the model and the text, or the texts to choose from. */
 function header() {
-  const model = data.model.replace(/^Bert\((.*)\)$/, "$1").split(", ").join(" · ");
-  const parts = [h("p", { class: "model" }, model)];
+  const parts = [h("p", { class: "model" }, modelName())];
   if (!hasTexts) parts.push(h("h1", {}, "Where the attention heads look"));
   else if (data.comparison) {
     const word = say(`“${data.comparison.word}”`);
@@ -316,6 +317,11 @@ function header() {
       "The text is longer than the model’s positions and was truncated: this is its start."));
   }
   return parts;
+}
+
+/** Return the model's kind and sizes in words. */
+function modelName() {
+  return data.model.replace(/^Bert\((.*)\)$/, "$1").split(", ").join(" · ");
 }
 
 /** Return the compared texts as buttons, with the word marked. */
@@ -372,7 +378,7 @@ function tabs() {
 async function start() {
   performance.mark("start");
   readAddress();
-  document.title = ["Attention", ...(data.texts[0]?.texts ?? [])].join(" · ").slice(0, 120);
+  document.title = [...(data.texts[0]?.texts ?? []), modelName(), "attention"].join(" · ");
   document.getElementById("header").append(...header());
   document.getElementById("tabs").append(...tabs());
   addEventListener("hashchange", () => (readAddress(), openView()));

@@ -16,7 +16,6 @@ function openNeuron(panel) {
     ["position", "+ position", "the relative position’s part of the score"],
     ["scaled", `÷ √${headSize}`, "the scaled score"],
     ["softmax", "softmax", "computed in this page"],
-    ["map", "map, 8 bits", "what the model computed, in 255 steps"],
   ].filter(([name]) => hasPositionScores || name !== "position");
   const bands = () => h("div", { class: "bands", "aria-hidden": true },
     ...["q", "k", "q × k"].map((name) => h("span", {}, name)));
@@ -31,7 +30,7 @@ function openNeuron(panel) {
     onpointerleave: hideTip, onclick: (event) => explain(key, dimensionAt(event)),
   }))),
   ...columns.map(([name], i) =>
-    h("td", { class: `number ${name}${i < columns.length - 2 ? "" : " share"}` }))));
+    h("td", { class: `number ${name}${i < columns.length - 1 ? "" : " share"}` }))));
   rove(rows, { onfocus: (key) => explain(key) });
   const heading = (text, title, name = "") =>
     h("th", { scope: "col", title, class: name }, text);
@@ -40,7 +39,7 @@ function openNeuron(panel) {
     h("div", { class: "box tall" }, h("table", { class: "neurons" },
       h("thead", {}, h("tr", {}, heading("key", ""),
         heading("query × key = product", "from the top of each row"),
-        ...columns.map(([, text, title], i) => heading(text, title, i < columns.length - 2 ? "number" : "share")))),
+        ...columns.map(([, text, title], i) => heading(text, title, i < columns.length - 1 ? "number" : "share")))),
       h("tbody", {}, ...rows))),
     readout);
   let steps = null, dimension = null;
@@ -114,14 +113,13 @@ function openNeuron(panel) {
     const largest = most([q, ...keys.map(({ k }) => k)]);
     const largestProduct = most(keys.map(({ products }) => products));
     rows.forEach((row, key) => {
-      const { sum, position, score, share, map } = keys[key], [, picture, ...cells] = row.children;
+      const { sum, position, score, share } = keys[key], [, picture, ...cells] = row.children;
       const values = {
         "q·k": number(sum), position: number(position), scaled: number(score, 3),
-        softmax: percent(share), map: percent(map),
+        softmax: percent(share),
       };
       columns.forEach(([name], i) => (cells[i].textContent = values[name]));
-      cells.at(-2).style.setProperty("--share", share);
-      cells.at(-1).style.setProperty("--share", map);
+      cells.at(-1).style.setProperty("--share", share);
       drawStrips(picture.querySelector("canvas"), keys[key], largest, largestProduct, shade);
     });
     about.replaceChildren(

@@ -256,6 +256,7 @@ def _render(views: Sequence[AttentionView], **rest: Any) -> str:
 def _description(view: AttentionView) -> dict[str, Any]:
     """Return what the page says of a text, beside the numbers of its layers."""
     layers, heads, _, size = view.queries.shape
+    outstanding = outstanding_head(view.maps, view.second_start)
     return {
         "texts": list(view.texts),
         "tokens": view.tokens,
@@ -264,11 +265,30 @@ def _description(view: AttentionView) -> dict[str, Any]:
         "layers": layers,
         "heads": heads,
         "headSize": size,
+        "outstandingHead": [1 + index for index in outstanding],
         "hasPositionScores": view.position_scores is not None,
         "guesses": {str(index): guesses for index, guesses in view.guesses.items()},
         "prediction": view.prediction,
         "isTruncated": view.is_truncated,
     }
+
+
+def outstanding_head(maps: np.ndarray, second_start: int) -> tuple[int, int]:
+    """Return the layer and the head, from 0, whose tokens most look at one other token each.
+
+    The special tokens are left out, since most heads look at them: the first, the last, and the one
+    between two texts.
+
+    Args:
+      maps: attention probabilities, [layers, heads, L, L].
+      second_start: index of the first token of the second text; L for a single text.
+    """
+    length = maps.shape[-1]
+    words = np.setdiff1d(np.arange(length), [0, second_start - 1, length - 1])
+    among_words = maps[:, :, words][..., words] * (1 - np.eye(len(words), dtype=maps.dtype))
+    favourites = among_words.max(-1, initial=0.0).sum(-1)
+    layer, head = np.unravel_index(favourites.argmax(), favourites.shape)
+    return int(layer), int(head)
 
 
 def _layer(view: AttentionView, layer: int) -> bytes:

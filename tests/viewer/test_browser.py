@@ -1,6 +1,7 @@
 """The page in a browser: what it shows is what the arrays hold."""
 
 import itertools
+import re
 import shutil
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from views import random_view
 
 from bert_jax.viewer.page import render
-from bert_jax.viewer.view import WordComparison
+from bert_jax.viewer.view import WordComparison, outstanding_head
 
 pytestmark = pytest.mark.browser
 
@@ -98,6 +99,20 @@ def test_heads_show_where_a_token_looks(show, view):
     assert f"looks at {TOKENS[best]} " in page.locator(".readout").inner_text()
 
 
+def test_the_page_opens_on_the_head_that_stands_out(show, view):
+    """And has the text and the model in its title; an address without heads means all of them."""
+    layer, head = outstanding_head(view.maps, view.second_start)
+    page = show(view)
+    assert page.locator("[aria-label^='Head ']:is([aria-checked=true])").count() == 1
+    page.hover(".column.query li:nth-child(3)")
+    assert_shares(shares(page, "key"), view.maps[layer, head][2])
+    assert page.title().endswith(" · attention")
+    assert page.title().startswith(view.texts[0])
+    page = show(view, "view=head")
+    page.hover(".column.query li:nth-child(3)")
+    assert_shares(shares(page, "key"), view.maps[0].mean(0)[2])
+
+
 def test_heads_are_turned_on_and_off(show, view):
     page = show(view, "token=2")
     assert_shares(shares(page, "key"), view.maps[0].mean(0)[2])
@@ -123,7 +138,7 @@ def test_the_address_opens_the_same(show, view):
 
 
 def test_the_keyboard_moves_over_tokens(show, view):
-    page = show(view)
+    page = show(view, "layer=1")
     page.focus(".column.query li:nth-child(1)")
     page.keyboard.press("ArrowDown")
     assert_shares(shares(page, "key"), view.maps[0].mean(0)[1])
@@ -163,15 +178,17 @@ def test_neurons_follow_the_computation(show, relative):
         np.testing.assert_allclose(numbers(page, "position"), positions, rtol=0, atol=0.006)
         scores = scores + positions
     np.testing.assert_allclose(numbers(page, "scaled"), scores / np.sqrt(8), rtol=0, atol=0.005)
-    computed, shown = numbers(page, "softmax") / 100, numbers(page, "map") / 100
+    computed = numbers(page, "softmax") / 100
     assert_shares(computed, view.maps[2, 1, 4])
-    np.testing.assert_allclose(computed, shown, rtol=0, atol=0.001 + 1 / 510)
     np.testing.assert_allclose(computed.sum(), 1, rtol=0, atol=0.0036)
     best = TOKENS[np.argmax(scores)]
     assert page.locator("tr.on th").all_inner_texts() == [best]
     page.hover(".neurons tbody tr:nth-child(2)")
     assert page.locator("tr.on th").all_inner_texts() == ["the"]
-    assert "→ the: q·k = " in page.locator(".readout").inner_text()
+    readout = page.locator(".readout").inner_text()
+    assert "→ the: q·k = " in readout
+    stored = float(re.search(r"stored in 8 bits, has ([\d.]+)%", readout)[1]) / 100
+    assert_shares(stored, view.maps[2, 1, 4, 1])
 
 
 def test_neurons_show_each_product(show, view):
@@ -192,7 +209,7 @@ def test_neurons_of_another_query_and_head(show, view):
     page.click(".strip button:has-text('sat')")
     page.click("[aria-label='Head 4']")
     page.wait_for_function("document.querySelector('#panel p').textContent.includes('head 4')")
-    assert_shares(numbers(page, "map") / 100, view.maps[0, 3, 3])
+    assert_shares(numbers(page, "softmax") / 100, view.maps[0, 3, 3])
     assert "token=3" in page.url
 
 
@@ -430,19 +447,19 @@ def test_one_token(show, name):
 
 def test_512_tokens(show):
     view = random_view(["[CLS]", *"abcdefghij" * 51, "[SEP]"], layers=1, heads=2)
-    page = show(view)
+    page = show(view, "layer=1")
     page.hover(".column.query li:nth-child(5)")
     assert_shares(shares(page, "key"), view.maps[0].mean(0)[4])
     for name in ("Model", "Neurons", "Layers"):
         page.click(f"[role=tab] >> text={name}")
     page.wait_for_selector(".heatmap")
     page.click("[role=tab] >> text=Neurons")
-    page.wait_for_selector(".neurons td.map:not(:empty)")
+    page.wait_for_selector(".neurons td.softmax:not(:empty)")
     assert_shares(numbers(page, "softmax") / 100, view.maps[0, 0, 1])
 
 
 def test_tabs_follow_the_arrow_keys(show, view):
-    page = show(view)
+    page = show(view, "layer=1")
     page.focus("[role=tab]")
     page.keyboard.press("End")
     assert page.locator("[aria-selected=true][role=tab]").inner_text() == "Layers"
@@ -450,7 +467,7 @@ def test_tabs_follow_the_arrow_keys(show, view):
 
 
 def test_a_touch_is_a_choice(show, view):
-    page = show(view, width=360, has_touch=True)
+    page = show(view, "layer=1", width=360, has_touch=True)
     page.tap(".column.query li:nth-child(4)")
     assert_shares(shares(page, "key"), view.maps[0].mean(0)[3])
 

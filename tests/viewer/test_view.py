@@ -8,6 +8,7 @@ from helpers import model_config, random_bert, untrained
 from scipy.special import softmax
 
 from bert_jax import Bert, UserError
+from bert_jax.viewer.view import outstanding_head
 
 
 @pytest.fixture(scope="module", params=["absolute", "relative_key", "relative_key_query", "rotary"])
@@ -164,3 +165,13 @@ def test_a_page_that_would_be_too_large(tiny_bert, monkeypatch):
     monkeypatch.setattr("bert_jax.viewer.page.MAX_BYTES", size - 1)
     with pytest.raises(UserError, match=f"page of {count} tokens would"):
         tiny_bert.attention("the bank")
+
+
+def test_the_head_that_stands_out():
+    """Looks from each word at one other word; looking at special tokens or at itself is common."""
+    maps = np.full((3, 2, 6, 6), 0.1, np.float32)
+    maps[0, 0, :, 0] = maps[0, 1, :, 2] = maps[1, 0, :, 5] = 1.0  # [CLS], and two [SEP]
+    maps[1, 1] = np.eye(6)
+    maps[2, 0, 1, 3] = maps[2, 0, 3, 4] = maps[2, 0, 4, 1] = 0.5
+    assert outstanding_head(maps, second_start=3) == (2, 0)
+    assert outstanding_head(np.ones((2, 2, 2, 2)), second_start=2) == (0, 0)  # no words
