@@ -39,7 +39,8 @@ function openNeuron(panel) {
     h("div", { class: "box tall" }, h("table", { class: "neurons" },
       h("thead", {}, h("tr", {}, heading("key", ""),
         heading("query × key = product", "from the top of each row"),
-        ...columns.map(([, text, title], i) => heading(text, title, i < columns.length - 1 ? "number" : "share")))),
+        ...columns.map(([name, text, title], i) =>
+          heading(text, title, `${name} ${i < columns.length - 1 ? "number" : "share"}`)))),
       h("tbody", {}, ...rows))),
     readout);
   let steps = null, dimension = null;

@@ -410,8 +410,18 @@ def test_a_pair_has_a_boundary(show, view):
         assert show(view, address).locator(".pair").count() == 0
 
 
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_phone_shows_scores_and_shares(show, relative):
+    tokens = ["[CLS]", "an", "internationalization", "[SEP]"]
+    page = show(random_view(tokens, size=64, relative=relative), "view=neuron", width=360)
+    page.wait_for_selector("td.softmax:not(:empty)")
+    for name in ("q·k", "softmax"):
+        box = page.locator(f"td.{name}").first.bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 360
+
+
 def test_wide_boxes_show_that_they_scroll(show, view):
-    page = show(view, "view=neuron", width=360)
+    page = show(view, "view=neuron", width=240)
     page.wait_for_selector(".box.more")
     page.locator(".box").evaluate("box => (box.scrollLeft = box.scrollWidth)")
     page.wait_for_selector(".box:not(.more)")
