@@ -62,6 +62,12 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     if not isinstance(values.get(_VOCAB_SIZE, 0), int):
         size = repr(values[_VOCAB_SIZE])[:60]
         raise UserError(f"{where}: {_VOCAB_SIZE} is {size}, which is no number; fetch it again")
+    values = {
+        name: ACTIVATIONS.get(value, value)
+        if name.endswith(("_act", "_activation")) and isinstance(value, str)
+        else value
+        for name, value in values.items()
+    }
     exchange = names.exchange_of(model_type)
     values = exchange.read_fields(values, where)
     _check_known(values, model_type, (*exchange.switches, *exchange.others), where)
@@ -69,9 +75,6 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     fields = _fields(model_type)
     known = {"hidden_act": "gelu", **{k: v for k, v in values.items() if k in fields}}
     known |= {"model_type": model_type, "dtype": "float32"}
-    activation = known["hidden_act"]
-    if isinstance(activation, str):
-        known["hidden_act"] = ACTIVATIONS.get(activation, activation)
     config = from_dict(ModelConfig, known, where)
     config.max_position_embeddings -= exchange.first_position(values)
     validate_model(config, where)

@@ -31,6 +31,12 @@ def test_names_of_activations(field, name, expected):
     assert config_json.read_config(values, "config.json").hidden_act == expected
 
 
+def test_two_names_of_one_activation_are_one_activation():
+    values = {**SIZES, "model_type": "modernbert"}
+    values |= {"hidden_activation": "gelu_python", "classifier_activation": "gelu"}
+    assert config_json.read_config(values, "config.json").hidden_act == "gelu"
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("name", [*config_json.ACTIVATIONS, "gelu", "gelu_new", "relu"])
 def test_activations_are_those_of_transformers(name: str):
