@@ -160,8 +160,8 @@ def test_the_result_is_a_checkpoint_that_predicts_the_same(finished, task, tmp_p
     )
     assert len(ours) == len(theirs) > 0
     for one, other in zip(ours, theirs, strict=True):
-        # Six digits are written; another padding may round the last one otherwise.
-        probabilities = one.pop("probabilities"), other.pop("probabilities")
+        # Six decimals are written, and another padding may round the last one otherwise.
+        probabilities = one.pop("probability"), other.pop("probability")
         assert one == other
         assert probabilities[0] == pytest.approx(probabilities[1], abs=1.01e-6)
     assert "accuracy" in printed
