@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import itertools
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.planning import chips, synthetic
 
+_MOST_DEVICES = 65_536  # several times the largest slices and clusters
 # libtpu's compiler asks its host for these. The accelerator type is ignored.
 _TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -95,6 +97,10 @@ def parse(name: str) -> tuple[str, str]:
         pattern, example = r"[1-9]\d*(x[1-9]\d*){1,2}", "4x4, or 4x4x4 for v4 and v5p"
     if not re.fullmatch(pattern, shape):
         raise UserError(f"--topology {name}: write it as {kind}:{example}")
+    if (count := math.prod(map(int, shape.split("x")))) > _MOST_DEVICES:
+        raise UserError(
+            f"--topology {name}: {count:,} devices; a plan is for {_MOST_DEVICES:,} at most"
+        )
     return kind, shape
 
 
