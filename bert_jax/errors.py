@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable, Mapping
 
-_LONGEST, _KEPT = 600, 300  # characters of a message, and of either end of a longer one
+_LONGEST, _KEPT = 1000, 300  # characters of a message, and of either end of a longer one
 
 
 def nearest(word: str, names: Iterable[str] | Mapping[str, str], otherwise: str) -> str:
