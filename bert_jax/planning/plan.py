@@ -40,10 +40,10 @@ def make_plans(
     for topology in topologies:
         resolved = topology.resolve(config)
         stages = _distinct_stages(resolved)
-        for stage in stages:
-            mesh = make_checked_mesh(resolved, stage, topology.devices)
+        # Every stage is checked; the mesh is the same.
+        meshes = [make_checked_mesh(resolved, stage, topology.devices) for stage in stages]
         model, rate = make_objective(resolved).model, make_schedule(resolved).rate
-        setup = set_up(model, resolved, rate, mesh)
+        setup = set_up(model, resolved, rate, meshes[0])
         steps += [_Step(resolved, stage, topology, setup) for stage in stages]
     return [step.plan(compiles=compiles) for step in steps]
 
