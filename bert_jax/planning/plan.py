@@ -32,7 +32,7 @@ def make_plans(
 ) -> list[Plan]:
     """Return what a step of each stage costs on each topology, as values for JSON.
 
-    The costs are those of formulas, in a second, or of the compiler, in minutes.
+    The costs are those of formulas, in seconds, or of the compiler, in minutes.
     """
     validate(config)
     steps = []
