@@ -3,7 +3,9 @@
 import difflib
 from collections.abc import Iterable, Mapping
 
-_LONGEST, _KEPT = 1000, 300  # characters of a message, and of either end of a longer one
+# Characters of what a message says is wrong, which may quote any value, and of its advice, which
+# may hold a command.
+_LONGEST_CAUSE, _LONGEST_ADVICE = 400, 1000
 
 
 def nearest(word: str, names: Iterable[str] | Mapping[str, str], otherwise: str) -> str:
@@ -25,10 +27,10 @@ def first_line(error: BaseException) -> str:
 class CommandError(Exception):
     """Ends a command with its message and `exit_code`.
 
-    A message that quotes a long value keeps its beginning, what is wrong, and its end, what to do.
+    A message that quotes a long value keeps the ends of it, and what to do, after the last "; ".
 
     >>> len(str(UserError(f"texts is {'x' * 100_000}; give a text")))
-    603
+    415
     """
 
     exit_code = 1
@@ -40,7 +42,15 @@ class CommandError(Exception):
 
 
 def _shorten(message: str) -> str:
-    return f"{message[:_KEPT]} … {message[-_KEPT:]}" if len(message) > _LONGEST else message
+    cause, separator, advice = message.rpartition("; ")
+    if not separator:
+        return _keep_ends(message, _LONGEST_CAUSE)
+    return _keep_ends(cause, _LONGEST_CAUSE) + separator + _keep_ends(advice, _LONGEST_ADVICE)
+
+
+def _keep_ends(text: str, longest: int) -> str:
+    half = longest // 2 - 1
+    return f"{text[:half]} … {text[-half:]}" if len(text) > longest else text
 
 
 class UserError(CommandError):

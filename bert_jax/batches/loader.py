@@ -18,9 +18,6 @@ from bert_jax.config.schedule import Stage
 from bert_jax.text.store import Corpus, TokenStore
 from bert_jax.text.tokenizer import Tokenizer
 
-with console.logging_kept():  # Grain imports Orbax, which logs
-    import grain
-
 _EVAL_SEED = 0  # the same held-out sequences for every run, whatever its own seed
 
 # Returns the indices that a process reads of a global batch of some size; np.arange for all of it.
@@ -110,6 +107,9 @@ class TrainBatches:
 
 def prefetch(batches: Any, step: int) -> Iterator[Any]:
     """Yield the items of a sequence from `step` on, while a thread prepares the next ones."""
+    with console.logging_kept():  # Grain imports Orbax, which logs
+        import grain  # half a second, which `plan` does without
+
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
     return iter(grain.MapDataset.source(batches)[step:].to_iter_dataset(options))
 

@@ -10,11 +10,6 @@ from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask import (
-    LocalMask,
-    MultiHeadMask,
-)
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
@@ -57,11 +52,16 @@ def splash_attention(
 
     Tiles without a key in the window are skipped. Tokens of padding have other contexts.
     """
+    # A TPU's alone needs it, and it takes a while to import.
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
     batch, length, size = query.shape
     tile = next(n for n in (4 * _LANES, 2 * _LANES, _LANES) if length % n == 0)
     reach, tiles = window or length, cast(Any, (tile,) * 8)
     kernel = splash.make_splash_mha(
-        MultiHeadMask([LocalMask((length, length), (reach, reach), 0)] * (size // head_size)),
+        splash.MultiHeadMask(
+            [splash.LocalMask((length, length), (reach, reach), 0)] * (size // head_size)
+        ),
         block_sizes=splash.BlockSizes(*tiles),
         head_shards=1,
         q_seq_shards=1,

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import time
-from types import SimpleNamespace
 
 import pytest
 from helpers import model_config, refused
@@ -104,24 +103,26 @@ def test_what_is_refused(config, words, key_words, run):
 
 
 class Result:
-    """Ready some time after it was asked for, as a device's is."""
+    """A step's metric, ready so many seconds after that of the step before."""
 
-    def __init__(self, before: "Result | None", seconds: float, total: float = 1.0):
-        now = time.perf_counter()
-        self._at = max(now, before._at if before else now) + seconds
-        self.total = total
+    def __init__(self, previous, seconds: float, total: float):
+        started = max(previous._at if previous else 0.0, time.perf_counter())
+        self._at, self.total = started + seconds, total
+
+    def is_ready(self) -> bool:
+        return time.perf_counter() >= self._at
 
     def block_until_ready(self):
         time.sleep(max(0.0, self._at - time.perf_counter()))
         return self
 
 
-def step_of(seconds: float, total: float = 1.0):
+def step_of(seconds: float, total: float = 1.0, *, waits: bool = False):
     """Return a step of so many seconds, which begins when the one before has ended."""
 
     def step(state, batch):
-        done = Result(state, seconds)
-        return done, {"loss": SimpleNamespace(total=total), "done": done}
+        done = Result(state, seconds, total)
+        return done.block_until_ready() if waits else done, {"loss": done}
 
     return step
 
@@ -133,6 +134,13 @@ def test_times_of_steps_and_their_limit(steps, limit, least, most):
     _, seconds = benchmark.take_steps(step_of(0.02), None, {}, steps, limit)
     assert least <= len(seconds) <= most
     assert seconds.sum() >= least * 0.02
+
+
+def test_a_step_whose_call_waits_for_it_has_its_own_time():
+    """As in commands on a CPU, which run steps one after the other."""
+    _, seconds = benchmark.take_steps(step_of(0.02, waits=True), None, {}, 5, 60.0)
+    assert len(seconds) == 5
+    assert seconds.min() >= 0.015
 
 
 def test_a_loss_that_is_not_finite():
