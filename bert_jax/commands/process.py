@@ -152,8 +152,10 @@ def _fit(recipe: Recipe, minutes: float, *, keeps_size: bool) -> "TrainConfig":
     """Return the config of a recipe for so many minutes, with all that the command line sets."""
     from bert_jax.config.validation import validate
     from bert_jax.planning import time_budget
+    from bert_jax.text import mixture
 
     validate(recipe.config)
+    mixture.check_sources(recipe.config.data)
     return time_budget.fit(
         recipe.config,
         minutes,

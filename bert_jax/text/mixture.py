@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bert_jax.config import TokenizerConfig, TrainConfig
+from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.storage import paths
 from bert_jax.storage.replacement import replacing
@@ -81,6 +81,13 @@ def is_prepared(source: str) -> bool:
     return all(map(is_store, parse(source) or (source,)))
 
 
+def check_sources(data: DataConfig) -> None:
+    """Refuse a text of `data.source` that cannot be read, before long work."""
+    for name in parse(data.source) or (data.source,):
+        if not is_store(name):
+            prepare.open_sources(dataclasses.replace(data, source=name))
+
+
 def open_prepared(source: str, folder: Path) -> Corpus:
     """Return what `read` has prepared in a folder."""
     weights = parse(source)
@@ -100,8 +107,7 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
     names = [*weights] or [config.data.source]
     stores = [name for name in names if is_store(name)]
     data = {n: dataclasses.replace(config.data, source=n) for n in names if n not in stores}
-    for each in data.values():  # so that a missing file is found before the long work
-        prepare.open_sources(each)
+    check_sources(config.data)
     folders = _folders(names, folder, is_mixture=bool(weights))
     corpora = {name: _open_given(folders[name], tokenizer) for name in stores}
     for name in stores:

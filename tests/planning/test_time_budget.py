@@ -61,3 +61,21 @@ def test_steps_are_timed(one_device):
     )
     fitted = time_budget.fit(small, 1.0, keeps_size=False, keeps_batch=False)
     assert fitted.steps > 100
+
+
+@pytest.mark.parametrize(
+    ("words", "key_words"),
+    [
+        (["--minutes=nan"], ["--minutes=nan is no time"]),
+        (["--minutes=1", "--config.steps=3"], ["both say how long to train"]),
+        (["--minutes=1", "--fork=run"], ["--minutes begins a schedule of its own"]),
+        (["--minutes=1", "--config.data.source=no.txt"], ["no.txt does not exist"]),
+    ],
+)
+def test_what_is_refused_before_a_step_is_timed(
+    words, key_words, bert_jax_main, tmp_path, monkeypatch
+):
+    monkeypatch.delattr(time_budget, "fit")
+    monkeypatch.chdir(tmp_path)
+    with refused(*key_words):
+        bert_jax_main("pretrain", "--config=tiny", "--num_processes=1", "--workdir=new", *words)
