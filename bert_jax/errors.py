@@ -30,7 +30,7 @@ class CommandError(Exception):
     A message that quotes a long value keeps the ends of it, and what to do, after the last "; ".
 
     >>> len(str(UserError(f"texts is {'x' * 100_000}; give a text")))
-    415
+    414
     """
 
     exit_code = 1
