@@ -84,7 +84,7 @@ def bert_jax_main(monkeypatch, capsys):
 
     def run(*words) -> str:
         monkeypatch.setattr(process, "run", lambda command, name: command())
-        monkeypatch.setattr(memory, "_mallopt", lambda options: None)
+        monkeypatch.setattr(memory, "_configure_malloc", lambda *options: None)
         monkeypatch.setattr("sys.argv", ["bert-jax", *map(str, words)])
         capsys.readouterr()
         main.main()

@@ -77,7 +77,7 @@ def test_a_place_that_cannot_be_written_does_no_harm(tmp_path):
 )
 def test_freed_memory_is_kept_on_cpus_alone(platforms, has_accelerator, keeps, monkeypatch):
     calls = []
-    monkeypatch.setattr(memory, "_mallopt", calls.append)
+    monkeypatch.setattr(memory, "_configure_malloc", lambda *options: calls.append(options))
     monkeypatch.setattr(memory, "_has_accelerator", lambda: has_accelerator)
     monkeypatch.setattr(
         jax,
