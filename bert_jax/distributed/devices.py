@@ -22,6 +22,9 @@ from bert_jax.models.architecture import architecture
 
 _PROC = Path("/proc")
 _FLOAT32 = 4  # bytes
+# Measured (benchmarks/records/2026-11-24-memory): what a process holds beside its arrays, and by
+# how much more than the compiler's memory it grows.
+_LIBRARIES, _IN_PIECES = 0.7 * 2**30, 1.15
 # Linux's names of the instructions: x86's AMX and AVX-512, and Arm's.
 _BFLOAT16 = {"amx_bf16", "avx512_bf16", "bf16"}
 _AMPERE = 8.0  # the first compute capability of NVIDIA with bfloat16
@@ -123,6 +126,31 @@ def kept_activations(
         width = 2 * size + (4 * size + attention_maps + model.intermediate_size) / tensor
     tokens = batch.batch_size * batch.max_length / (microbatches * num_batch_shards(mesh))
     return tokens * layers * width * jnp.dtype(model.dtype).itemsize
+
+
+def total_memory(stats: Any) -> int:
+    """Return the bytes of each device in `compiled.memory_analysis()`."""
+    held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return held + stats.temp_size_in_bytes + stats.generated_code_size_in_bytes
+
+
+def step_memory(stats: Any, devices: Sequence[Any]) -> int:
+    """Return the bytes of a device that a compiled step takes; of CPUs, those of the process.
+
+    `stats` is `compiled.memory_analysis()`.
+    """
+    total = total_memory(stats)
+    if devices[0].platform != "cpu":
+        return total
+    return int(_LIBRARIES + _IN_PIECES * len(devices) * total)
+
+
+def describe_memory(needed: int, mesh: Mesh) -> str:
+    """Return the memory that a step takes, as `step_memory` has it, beside what there is."""
+    _, available = needed_and_available(needed, mesh.local_devices)
+    of = f" of {available / 2**30:,.1f} GiB" if available else ""
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    return f"{needed / 2**30:,.2f} GiB{of}{'' if is_cpu else ' on each device'}"
 
 
 def reset_peak_memory() -> None:

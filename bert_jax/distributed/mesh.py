@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax import console
 from bert_jax.config import ModelConfig, ParallelConfig
-from bert_jax.distributed import fsdp
+from bert_jax.distributed import fsdp, hosts
+from bert_jax.distributed.devices import describe_memory, step_memory
 from bert_jax.errors import UserError
 from bert_jax.models.fused_attention import check_attention
 
@@ -139,26 +140,34 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
 def compile_step(
     step: Callable[..., Any], mode: str, layout: Layout, outputs: Any
 ) -> Callable[[Any, Mapping[str, np.ndarray]], Any]:
-    """Compile a step of `training.step`; its outputs are "state", "per_example" or "metrics"."""
+    """Compile a step of `training.step`; its outputs are "state", "per_example" or "metrics".
+
+    A training step on a mesh prints the memory that it takes, once it is compiled.
+    """
+    updates, mesh = "state" in outputs, layout.mesh
+    name = "the training step" if updates else "the forward pass"
     if mode == "pmap":
-        compiled = _pmap_step(step, layout.mesh, outputs)
+        prepare, put = _pmap_step(step, mesh, outputs), dict
     else:
-        jitted = jit_step(step, layout, outputs)
-
-        def compiled(state: Any, batch: Mapping[str, np.ndarray], /) -> Any:
-            return jitted(state, shard_batch(layout.mesh, batch))
-
-    seen = set()
+        prepare, put = jit_step(step, layout, outputs), partial(shard_batch, mesh)
+    programs, most = {}, 0
 
     def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
-        shapes = tuple(x.shape for x in batch.values())
-        if shapes in seen:
-            return compiled(state, batch)
-        seen.add(shapes)
-        name = "the training step" if "state" in outputs else "the forward pass"
+        nonlocal most
+        shapes, placed = tuple(x.shape for x in batch.values()), put(batch)
+        if program := programs.get(shapes):
+            return program(state, placed)
         with console.working(f"compiling {name}") as work:
             work.note = " × ".join(map(str, shapes[0]))
-            return compiled(state, batch)
+            program = prepare
+            if updates and mode != "pmap":
+                program = prepare.lower(state, placed).compile()
+                needed = step_memory(program.memory_analysis(), mesh.local_devices)
+                if needed > most:
+                    hosts.print_on_main(f"memory     {describe_memory(needed, mesh)}")
+                    most = needed
+            programs[shapes] = program
+            return program(state, placed)
 
     return run
 

@@ -26,7 +26,7 @@ from bert_jax.errors import TrainingError
 from bert_jax.objectives import make_objective
 from bert_jax.planning import synthetic
 from bert_jax.planning.chips import chip_of
-from bert_jax.planning.costs import model_flops, total_memory
+from bert_jax.planning.costs import model_flops
 from bert_jax.training.setup import Setup, set_up
 
 _WARM_UP = 6  # steps before those that are timed
@@ -54,7 +54,7 @@ def measure(
         setup = set_up(make_objective(config).model, config, make_schedule(config).rate, mesh)
         console.follow("compiling the step")
         step, compile_seconds = _compile(setup, config, stage, mesh)
-        needed = total_memory(step.memory_analysis())
+        needed = device_lib.total_memory(step.memory_analysis())
         device_lib.check_memory(needed, devices)
         device_lib.reset_peak_memory()
         state = setup.new_state()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from bert_jax.config import ParallelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
-from bert_jax.distributed.devices import kept_activations
+from bert_jax.distributed.devices import kept_activations, total_memory
 from bert_jax.models.architecture import architecture
 from bert_jax.objectives import make_objective
 from bert_jax.planning.synthetic import abstract_batch, train_step
@@ -77,12 +77,6 @@ def compile_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, A
     total = total_memory(stats)
     memory |= {"other": total - sum(memory.values()), "total": total}
     return cost | {"memory": memory, "flops": compiled.cost_analysis()["flops"]}
-
-
-def total_memory(stats: Any) -> int:
-    """Return the bytes of each device in `compiled.memory_analysis()`."""
-    held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return held + stats.temp_size_in_bytes + stats.generated_code_size_in_bytes
 
 
 def _shard_bytes(tree: Any) -> int:

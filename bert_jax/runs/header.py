@@ -7,10 +7,9 @@ from collections.abc import Iterable
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.config.schedule import RateSchedule, Stage
 from bert_jax.distributed import hosts
-from bert_jax.distributed.devices import device_name, least_memory, needed_and_available
+from bert_jax.distributed.devices import device_name
 
 
 def versions() -> str:
@@ -60,12 +59,3 @@ def rate(schedule: RateSchedule, optimizer: str) -> str:
         "wsd": f"constant, falling to 0 from step {schedule.steps - schedule.decay:,} on",
     }
     return f"{peaks}{rises}, then {then[schedule.kind]}; {optimizer}"
-
-
-def memory(config: TrainConfig | FinetuneConfig, stage: Stage, mesh: Mesh) -> str:
-    """Return the least memory of a training step beside what there is."""
-    needed = least_memory(config.model, stage, config.optimizer.microbatches, mesh)
-    total, available = needed_and_available(needed, mesh.local_devices)
-    of = f" of {available / 2**30:,.1f} GiB" if available else ""
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
-    return f"at least {total / 2**30:,.2f} GiB{of}{'' if is_cpu else ' on each device'}"

@@ -65,7 +65,6 @@ def pretraining_start(
     others = "".join(f"; a {name} of {encoder.hidden_size}" for name, encoder in beside)
     unused = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
     resumes = f"; resuming from step {step:,}" if 0 < step < config.steps else ""
-    most = max(schedule.stages, key=lambda stage: stage.batch_size * stage.max_length)
     train, held_out = sizes(p.train for p in corpus.parts), sizes(p.eval for p in corpus.parts)
     sources = (
         f"source     {part.name}: {100 * part.weight:.3g}% of the sequences, {count:,}, which is "
@@ -86,8 +85,7 @@ def pretraining_start(
         f"padding    {_padding(config, pairs)}\n"
         f"batch      {header.batch(schedule.stages, config.optimizer.microbatches)}\n"
         f"steps      {config.steps:,}, which is {header.epochs(batches.epochs())}{resumes}\n"
-        f"rate       {header.rate(schedule.rate, config.optimizer.name)}\n"
-        f"memory     {header.memory(config, most, mesh)}"
+        f"rate       {header.rate(schedule.rate, config.optimizer.name)}"
     )
     if corpus.warning:
         warn_on_main(corpus.warning)
@@ -289,8 +287,7 @@ def finetuning_start(
         f"{', '.join(map(str, batches.lengths))}\n"
         f"batch      {longest.batch_size} {held} of at most {longest.max_length} tokens\n"
         f"steps      {len(batches):,}, which is {header.epochs(config.epochs)}\n"
-        f"rate       {header.rate(rate, config.optimizer.name)}\n"
-        f"memory     {header.memory(config, longest, mesh)}"
+        f"rate       {header.rate(rate, config.optimizer.name)}"
     )
     unknown, tokens = train.unknown
     if 100 * unknown > tokens:

@@ -1,5 +1,6 @@
 """One device, eight devices in every layout, and microbatches: the same parameters."""
 
+import re
 from functools import partial
 
 import helpers
@@ -160,3 +161,11 @@ def test_in_bfloat16_a_parameter_has_the_same_digits_on_every_mesh():
         step = compile_step(embed, "mesh", layout, "per_example")
         results.append(np.asarray(step(jax.device_put(weights, layout.params), batch(SEQUENCES))))
     np.testing.assert_array_equal(*results)
+
+
+def test_a_training_step_prints_the_memory_that_it_takes(monkeypatch):
+    printed = []
+    monkeypatch.setattr("bert_jax.distributed.hosts.print_on_main", printed.append)
+    train(ParallelConfig(), 1, evaluates=False)
+    (line,) = printed  # of the first of several steps
+    assert re.fullmatch(r"memory     \d+\.\d\d GiB( of [\d,]+\.\d GiB)?", line)
