@@ -146,10 +146,10 @@ def compile_step(
     """
     updates, mesh = "state" in outputs, layout.mesh
     name = "the training step" if updates else "the forward pass"
-    if mode == "pmap":
-        prepare, put = _pmap_step(step, mesh, outputs), dict
-    else:
-        prepare, put = jit_step(step, layout, outputs), partial(shard_batch, mesh)
+    is_pmap = mode == "pmap"
+    make = partial(_pmap_step, step, mesh) if is_pmap else partial(jit_step, step, layout)
+    prepare: Any = make(outputs)
+    put: Callable[[Mapping[str, np.ndarray]], Any] = dict if is_pmap else partial(shard_batch, mesh)
     programs, most = {}, 0
 
     def run(state: Any, batch: Mapping[str, np.ndarray]) -> Any:
@@ -160,7 +160,7 @@ def compile_step(
         with console.working(f"compiling {name}") as work:
             work.note = " × ".join(map(str, shapes[0]))
             program = prepare
-            if updates and mode != "pmap":
+            if updates and not is_pmap:
                 program = prepare.lower(state, placed).compile()
                 needed = step_memory(program.memory_analysis(), mesh.local_devices)
                 if needed > most:
