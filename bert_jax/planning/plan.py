@@ -103,7 +103,7 @@ class _Step:
         counted = model_flops(self.config, self.stage)
         useful = batch_size * (counted or 0.0)
         recomputed = 4 / 3 if model.remat else 1.0
-        # Temporaries of another compiler than the chip's are left out.
+        # Temporaries of another compiler than the chip's do not count.
         held = ["parameters", "moments"] + ["temporaries"] * (plan["compiled_for"] != "cpu")
         devices, network = list(mesh.devices.flat), 0.0
         indices = np.arange(mesh.size).reshape(mesh.devices.shape)

@@ -276,7 +276,7 @@ def _description(view: AttentionView) -> dict[str, Any]:
 def outstanding_head(maps: np.ndarray, second_start: int) -> tuple[int, int]:
     """Return the layer and the head, from 0, whose tokens most look at one other token each.
 
-    The special tokens are left out, since most heads look at them: the first, the last, and the one
+    The special tokens do not count, since most heads look at them: the first, the last, and the one
     between two texts.
 
     Args:
