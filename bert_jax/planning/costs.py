@@ -21,8 +21,7 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
     """Return what `compile_cost` does, by formula, for devices of which only the names are known.
 
     The temporaries are the gradients and the activations that are kept for them; with microbatches
-    also the gradients' sum. They lack what the heads
-    compute and what the compiler adds.
+    also the gradients' sum. They lack what the heads compute and what the compiler adds.
     """
     state, mesh = setup.abstract_state, setup.layout.mesh
     microbatches = config.optimizer.microbatches
