@@ -206,7 +206,8 @@ def _attend(
     positions = relative(query, key) if relative else None
     if positions is not None:
         scores += positions
-    attention = jax.nn.softmax(scores * query.shape[-1] ** -0.5 + bias, axis=-1)
+    with jax.named_scope("softmax"):
+        attention = jax.nn.softmax(scores * query.shape[-1] ** -0.5 + bias, axis=-1)
     rate, bounds = config.attention_probs_dropout_prob, (heads, most, most)
     kept = apply_dropout(attention, dropout_key, rate, bounds, first)
     context = attention_context(kept.astype(value.dtype), value)

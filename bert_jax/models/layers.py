@@ -20,9 +20,12 @@ from bert_jax.config import ModelConfig
 from bert_jax.models.matmul import dense_group
 
 ACTIVATIONS = {
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_new": partial(jax.nn.gelu, approximate=True),
-    "relu": jax.nn.relu,
+    name: jax.named_call(function, name="activation")
+    for name, function in {
+        "gelu": partial(jax.nn.gelu, approximate=False),
+        "gelu_new": partial(jax.nn.gelu, approximate=True),
+        "relu": jax.nn.relu,
+    }.items()
 }
 
 # The score of a masked key, of google-research/bert `modeling.py`. It is finite: the softmax of a
@@ -165,8 +168,9 @@ def apply_dropout(
     """
     if key is None or rate == 0.0:
         return x
-    bits = random_bits(key.key, key.indices, x.shape[1:], bounds, first)
-    return jnp.where(bits >= jnp.uint32(round(rate * 2**32)), x / (1.0 - rate), 0.0)
+    with jax.named_scope("dropout"):
+        bits = random_bits(key.key, key.indices, x.shape[1:], bounds, first)
+        return jnp.where(bits >= jnp.uint32(round(rate * 2**32)), x / (1.0 - rate), 0.0)
 
 
 def random_bits(

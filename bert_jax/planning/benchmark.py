@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import shard_batch
 from bert_jax.errors import TrainingError
 from bert_jax.objectives import make_objective
-from bert_jax.planning import synthetic
+from bert_jax.planning import profile, synthetic
 from bert_jax.planning.chips import chip_of
 from bert_jax.planning.costs import model_flops
 from bert_jax.training.setup import Setup, set_up
@@ -34,6 +35,7 @@ _TRACED = 5  # steps
 _IN_FLIGHT = 4  # steps; two keep the devices busy, and many more would exceed a time limit
 _ROUNDS, _ROUND_SECONDS = 7, 0.1  # of a matmul alone
 _MATMUL_SIZES = {"cpu": (1024,), "gpu": (4096, 8192), "tpu": (4096, 8192)}
+_COPIED = {"cpu": 1 << 28, "gpu": 1 << 31, "tpu": 1 << 30}  # bytes, to measure memory
 _MOST_TOKENS = 4096  # of a matmul of the model; with more it is no faster
 
 
@@ -63,15 +65,22 @@ def measure(
         console.follow("steps with random sequences")
         state, _ = take_steps(step, state, batch, _WARM_UP, seconds)
         state, times = take_steps(step, state, batch, steps, seconds)
+        kinds = None
         if trace_folder:
             console.follow(f"a trace of {_TRACED} steps")
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # it slows the steps down
             with jax.profiler.trace(trace_folder, profiler_options=options):
                 take_steps(step, state, batch, _TRACED, seconds)
+            kinds = profile.shares(
+                profile.read_trace(Path(trace_folder)),
+                profile.operations(step.as_text()),
+                steps=_TRACED * mesh.size,
+            )
         peak = device_lib.peak_memory(devices)
         console.follow("matmuls alone")
         matmul_speed, matmul_shape = measure_matmul(config.model, stage, mesh)
+        memory_rate = kinds and _measure_memory(mesh)
     chip = chip_of(devices[0]) if config.model.dtype == "bfloat16" else None
     stated = chip.peak * mesh.size if chip else None
     return {
@@ -88,6 +97,8 @@ def measure(
         "matmul_flops_per_second": matmul_speed,
         "matmul_shape": matmul_shape,
         "stated_flops_per_second": stated,
+        "memory_bytes_per_second": memory_rate,
+        "kinds": kinds,
         "compile_seconds": compile_seconds,
         "peak_memory_bytes": peak,
         "compiler_memory_bytes_per_device": needed,
@@ -199,6 +210,44 @@ def _matmul_speed(shape: list[int], dtype: str, mesh: Mesh) -> float:
     return 2.0 * m * k * n * mesh.size / statistics.median(seconds(times) for _ in range(_ROUNDS))
 
 
+def _measure_memory(mesh: Mesh) -> float:
+    """Return the bytes per second that a device reads and writes, of arrays beyond its caches."""
+    size = _COPIED[mesh.devices.flat[0].platform]
+    everywhere = NamedSharding(mesh, P(mesh.axis_names))
+    x = jnp.zeros((mesh.size, size // 4), jnp.float32, device=everywhere)
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    times = []
+    for _ in range(_ROUNDS + 1):
+        started = time.perf_counter()
+        x = jax.block_until_ready(add(x))
+        times.append(time.perf_counter() - started)
+    return 2 * size / statistics.median(times[1:])  # the first compiles
+
+
+def _kinds_as_text(result: dict[str, Any]) -> list[str]:
+    """Return a table of the kinds of operations, beside the least time that each could take."""
+    step, devices = result["random"]["step_seconds"]["median"], result["devices"]
+    counted, lines = result["random"]["model_flops_per_second"], []
+    for kind, each in result["kinds"].items():
+        least = each["bytes"] / result["memory_bytes_per_second"]
+        if kind == profile.MATMULS and counted:
+            flops = counted * result["random"]["step_seconds"]["mean"]
+            least = max(least, flops / result["matmul_flops_per_second"])
+        lines.append(
+            f"{kind:<24}{each['share']:6.1%}{1e3 * step * each['share']:12.2f} ms"
+            f"{each['bytes'] / 1e6:12,.1f} MB{1e3 * least:12.2f} ms"
+        )
+    rate = f"{result['memory_bytes_per_second'] / 1e9:,.1f} GB/s"
+    matmul = f"{result['matmul_flops_per_second'] / 1e9:,.0f} GFLOP/s"
+    each_device = ", of each device" if devices > 1 else ""
+    return [
+        "",
+        f"{'kind of operation':<24}{'share':>6}{'time':>15}{'moved':>15}{'at least':>15}",
+        *lines,
+        f"at least: what is moved{each_device} at {rate} from memory, and matmuls at {matmul}",
+    ]
+
+
 def as_text(result: dict[str, Any], name: str) -> str:
     """Return a result as a table, for the config of a name."""
     model, rates = result["config"]["model"], result["random"]
@@ -236,5 +285,6 @@ def as_text(result: dict[str, Any], name: str) -> str:
         f"{result['devices']} × {result['device']}, JAX {result['jax']}",
         "",
         *(f"{label:<24}{value}" for label, value in rows.items()),
+        *(_kinds_as_text(result) if result["kinds"] else []),
     ]
     return "\n".join(lines)

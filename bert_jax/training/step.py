@@ -63,9 +63,10 @@ def make_train_step(
         gradients, metrics = collectives.run(run_shard, ("gradients", "metrics"))(
             state.params, (state.rng, state.step), batch
         )
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = collectives.gather_params(optax.apply_updates(state.params, updates))
-        norm = WeightedSum(optax.tree.norm(gradients), jnp.float32(1))
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+            params = collectives.gather_params(optax.apply_updates(state.params, updates))
+            norm = WeightedSum(optax.tree.norm(gradients), jnp.float32(1))
         new_state = TrainState(state.step + 1, params, opt_state, state.rng)
         return new_state, {**metrics, "gradient_norm": norm}
 

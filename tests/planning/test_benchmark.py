@@ -23,6 +23,7 @@ def small_matmuls():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "_MATMUL_SIZES", {"cpu": (64,)})
         patch.setattr(benchmark, "_ROUND_SECONDS", 0.01)
+        patch.setattr(benchmark, "_COPIED", {"cpu": 1 << 20})
         yield
 
 
@@ -63,6 +64,16 @@ def test_text_of_a_result(measured):
     shown = benchmark.as_text(measured[0], "mine")
     assert shown.startswith("mine: 16 sequences of 32 per step, 5 predictions each\n")
     assert "MFU of the datasheet    unknown\n" in shown
+    assert "\nmatmuls " in shown
+    assert "\noptimizer " in shown
+
+
+def test_kinds_of_operations_are_the_whole_step(measured):
+    kinds = measured[0]["kinds"]
+    assert sum(each["share"] for each in kinds.values()) == pytest.approx(1)
+    assert {"matmuls", "optimizer", "normalization", "dropout", "communication"} <= kinds.keys()
+    # It reads and writes each parameter and its two moments.
+    assert kinds["optimizer"]["bytes"] > 6 * 4 * measured[0]["parameters"]
 
 
 @pytest.fixture

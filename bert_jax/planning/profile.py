@@ -1,0 +1,168 @@
+"""Where the time of a train step goes: the operations of a trace, by kind."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+MATMULS, BETWEEN = "matmuls", "between operations"
+# The opcodes that tell a kind, wherever they were made, the first of these first.
+_OPCODES = {
+    "communication": ("all-gather", "all-reduce", "all-to-all", "collective", "reduce-scatter"),
+    MATMULS: ("dot", "convolution"),
+}
+# The last scope that the model or the step has named, as JAX keeps it, tells most other kinds.
+_SCOPES = {
+    "optimizer": "optimizer",
+    "dropout": "dropout",
+    "softmax": "softmax",
+    "normalization": r"\w*norm",
+    "activation": "activation",
+}
+_LOOKUPS = {"gather", "scatter", "dynamic-slice", "dynamic-update-slice", "sort"}
+_COPIES = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy", "transpose"}
+_COPIES |= {"reshape", "broadcast", "slice", "concatenate", "pad", "convert", "iota"}
+_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f64": 8, "s64": 8, "u64": 8, "s8": 1, "u8": 1}
+_ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+)\[([\d,]*)\]")
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\(([^)]*)\)(.*)")
+_SCOPE = re.compile(r'op_name="([^"]*)"')
+_CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.-]+)")
+
+
+class Operation(NamedTuple):
+    """An operation of a compiled program: its kind, and the bytes that it reads and writes."""
+
+    kind: str
+    size: int
+
+
+class _Instruction(NamedTuple):
+    opcode: str
+    size: int  # of the result, in bytes
+    operands: Sequence[str]
+    scopes: str  # "jit(train_step)/…"
+    called: Sequence[str]  # computations
+
+
+class Interval(NamedTuple):
+    """One run of an operation on one thread or stream, in nanoseconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+def operations(program: str) -> dict[str, Operation]:
+    """Return the operations of a compiled program's text by their names."""
+    computations: dict[str, dict[str, _Instruction]] = {}
+    for line in program.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            name = line.removeprefix("ENTRY ").lstrip("%").split(" ")[0]
+            current = computations[name] = {}
+        elif match := _INSTRUCTION.match(line):
+            name, shape, opcode, operands, rest = match.groups()
+            scope = _SCOPE.search(rest)
+            current[name] = _Instruction(
+                opcode=opcode,
+                size=_size(shape),
+                operands=re.findall(r"%([\w.-]+)", operands),
+                scopes=scope[1] if scope else "",
+                called=_CALLED.findall(rest),
+            )
+
+    def opcodes(instruction: _Instruction) -> set[str]:
+        inner = (each for name in instruction.called for each in computations[name].values())
+        return {instruction.opcode}.union(*map(opcodes, inner))
+
+    found = {}
+    for instructions in computations.values():
+        for name, each in instructions.items():
+            read = sum(instructions[x].size for x in each.operands if x in instructions)
+            found[name] = Operation(_kind(opcodes(each), each.scopes), read + each.size)
+    return found
+
+
+def _size(shape: str) -> int:
+    """Return the bytes of an array's or a tuple's shape, as a program's text has it."""
+    total = 0
+    for kind, sizes in _ARRAY.findall(shape):
+        count = 1
+        for size in filter(None, sizes.split(",")):
+            count *= int(size)
+        total += count * _BYTES.get(kind, 4)
+    return total
+
+
+def _kind(opcodes: set[str], scopes: str) -> str:
+    """Return the kind of an operation that has these opcodes, in these scopes."""
+    for kind, telling in _OPCODES.items():
+        if any(opcode.startswith(telling) for opcode in opcodes):
+            return kind
+    named = [re.findall(rf"(?:^|/){scope}(?=/|$)", scopes) for scope in _SCOPES.values()]
+    if any(named):
+        return next(kind for kind, match in zip(_SCOPES, named, strict=True) if match)
+    if opcodes & _LOOKUPS:
+        return "lookups"
+    inner = opcodes - {"fusion", "call"}
+    return "copies" if inner <= _COPIES else "other elementwise"
+
+
+def read_trace(folder: Path) -> list[list[Interval]]:
+    """Return the operations of the latest trace in a folder, by thread or stream."""
+    path = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
+    of_devices = [plane for plane in planes if plane.name.startswith("/device:")]
+    found = []
+    for plane in of_devices or planes:
+        lines = list(plane.lines)
+        # TPUs have lines of the same time by step, module and operation.
+        chosen = [line for line in lines if line.name == "XLA Ops"] or lines
+        for line in chosen:
+            intervals = []
+            for event in line.events:
+                name = dict(event.stats).get("hlo_op") if chosen is lines else event.name
+                if name:
+                    name = str(name).lstrip("%").split(" ")[0]
+                    intervals.append(Interval(name, event.start_ns, event.end_ns))
+            found.append(sorted(intervals, key=lambda each: (each.start, -each.end)))
+    return [each for each in found if each]
+
+
+def shares(
+    threads: Iterable[Sequence[Interval]], operations: Mapping[str, Operation], *, steps: int
+) -> dict[str, dict[str, float]]:
+    """Return by kind its "share" of the time and its "bytes" in one of `steps`, largest first.
+
+    The share of a kind is that of the time in which an operation runs, by its part of the time of
+    all threads; `BETWEEN` is the rest. An operation that waits for a core counts as running.
+    """
+    time, moved, every = Counter[str](), Counter[str](), []
+    for intervals in threads:
+        every += intervals
+        open_intervals: list[Interval] = []  # those that hold the next one, as a loop does its body
+        for each in intervals:
+            kind, size = operations.get(each.name, Operation("other elementwise", 0))
+            while open_intervals and open_intervals[-1].end <= each.start:
+                open_intervals.pop()
+            time[kind] += each.end - each.start
+            if open_intervals:
+                outer = operations.get(open_intervals[-1].name, Operation("other elementwise", 0))
+                time[outer.kind] -= each.end - each.start
+            moved[kind] += size
+            open_intervals.append(each)
+    every.sort(key=lambda each: each.start)
+    if not every:
+        return {}
+    busy, reached = 0.0, every[0].start
+    for each in every:
+        busy += max(0.0, each.end - max(each.start, reached))
+        reached = max(reached, each.end)
+    whole, total = reached - every[0].start, sum(time.values())
+    rows: dict[str, Any] = {
+        kind: {"share": busy / whole * t / total, "bytes": moved[kind] / steps}
+        for kind, t in time.most_common()
+    }
+    return rows | {BETWEEN: {"share": 1 - busy / whole, "bytes": 0}}

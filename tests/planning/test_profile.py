@@ -1,0 +1,56 @@
+"""Where the time of a step goes: kinds of operations, and their shares of a trace."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bert_jax.planning.profile import BETWEEN, MATMULS, Interval, Operation, operations, shares
+
+
+def test_kinds_and_bytes_of_a_compiled_program():
+    """A matmul moves its operands and its result, whatever the compiler fuses it with."""
+
+    def function(x, y, z):
+        with jax.named_scope("softmax"):
+            weights = jax.nn.softmax(z)
+        with jax.named_scope("query_norm"):
+            centered = z - z.mean(-1, keepdims=True)
+        return x @ y, weights, centered
+
+    sizes = (48, 32), (32, 16), (64, 40)
+    arguments = [jnp.ones(size) for size in sizes]
+    found = operations(jax.jit(function).lower(*arguments).compile().as_text())
+    kinds = {
+        kind: [each.size for each in found.values() if each.kind == kind]
+        for kind, _ in found.values()
+    }
+    assert 4 * (48 * 32 + 32 * 16 + 48 * 16) in kinds[MATMULS]
+    assert {"softmax", "normalization", MATMULS} <= kinds.keys()
+    assert not {"optimizer", "dropout", "communication"} & kinds.keys()
+
+
+def test_collectives_are_communication():
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    program = jax.jit(jnp.sum).lower(jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=split))
+    kinds = {each.kind for each in operations(program.compile().as_text()).values()}
+    assert "communication" in kinds
+
+
+def test_shares_of_two_threads_and_of_a_loop():
+    """The time of a loop's body is not that of the loop; the time of no operation is between."""
+    known = {"dot": Operation(MATMULS, 100), "while": Operation("copies", 0)}
+    threads = [
+        [Interval("while", 0, 60), Interval("dot", 10, 50)],  # 20 of the loop's own
+        [Interval("dot", 20, 40), Interval("unknown", 80, 100)],
+    ]
+    found = shares(threads, known, steps=2)
+    # An operation runs in 80 of 100; 60 + 20 + 20 on threads.
+    assert found[MATMULS] == {"share": pytest.approx(0.8 * 60 / 100), "bytes": 100}
+    assert found["copies"]["share"] == found["other elementwise"]["share"] == pytest.approx(0.16)
+    assert found[BETWEEN]["share"] == pytest.approx(0.2)
+    assert next(iter(found)) == MATMULS
+
+
+def test_an_empty_trace_has_no_shares():
+    assert shares([], {}, steps=1) == {}
