@@ -1,10 +1,13 @@
 """What the package asks of an architecture: each answers it in a file of its own."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from bert_jax.config import ModelConfig
 from bert_jax.config.fields import MODEL_TYPES
 from bert_jax.config.settings import resolve
+from bert_jax.models.attention import attention_route
 from bert_jax.models.encoder import Encoder
 from bert_jax.models.exchange import Exchange
 
@@ -37,9 +40,16 @@ class Architecture:
         """Return the width of the embeddings."""
         return config.hidden_size
 
+    def windows(self, config: Any) -> list[int]:
+        """Return of each layer the largest distance of a token from those it attends to.
+
+        0 is for no limit.
+        """
+        return [0] * config.num_hidden_layers
+
     def attended_keys(self, config: Any, length: int) -> int:
         """Return the keys that a token attends to at most, summed over the layers."""
-        return config.num_hidden_layers * length
+        return sum(min(length, 2 * w + 1) if w else length for w in self.windows(config))
 
     def encoder_flops(self, config: Any, length: int) -> float | None:
         """Return the operations of a sequence, forward and backward; None if nobody counted them.
@@ -52,6 +62,31 @@ class Architecture:
 def architecture(config: ModelConfig) -> Architecture:
     """Return the architecture of a model."""
     return resolve(MODEL_TYPES, config.model_type)
+
+
+def describe_attention(
+    config: ModelConfig, platform: str, lengths: Sequence[int], *, packed: bool
+) -> str:
+    """Return how the layers attend in training, and why not by a kernel, for each length."""
+
+    def describe(length: int) -> str:
+        routes = Counter(
+            attention_route(config, platform, length, window=window, packed=packed, training=True)
+            for window in architecture(config).windows(config)
+        )
+        reasons: dict[str, list[str]] = {}
+        for (name, reason), count in routes.items():
+            in_layers = f" in {count} layers" if len(routes) > 1 else ""
+            reasons.setdefault(reason, []).append(f"{name}{in_layers}")
+        return "; ".join(
+            f"{', '.join(names)}: {reason}" if reason else ", ".join(names)
+            for reason, names in reasons.items()
+        )
+
+    found = {length: describe(length) for length in lengths}
+    if len({*found.values()}) == 1:
+        return found[lengths[0]]
+    return "; ".join(f"at length {length:,} {words}" for length, words in found.items())
 
 
 def num_token_types(config: ModelConfig) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,36 @@ from bert_jax.models.matmul import attention_context, attention_scores
 from bert_jax.models.positions import position_kind, rotate
 from bert_jax.models.target import target
 
+PLAIN, WINDOWS, FUSED = "plain", "windows alone", "fused"  # names of routes
 _NEAR = 3  # blocks that the queries of a block see: its own, the one before and the one after
+
+
+class Route(NamedTuple):
+    """By which function the queries of a layer attend, and why not by a kernel, "" if they do."""
+
+    name: str
+    reason: str
+
+
+def attention_route(
+    config: ModelConfig, platform: str, length: int, *, window: int, packed: bool, training: bool
+) -> Route:
+    """Return how a layer of a window, 0 for none, attends on a platform, such as "gpu"."""
+    reason = unsupported(config, platform, length, packed=packed, training=training)
+    if platform == "cpu":
+        reason = "a CPU has no kernel"
+    elif reason:
+        reason = f"fused {reason}"
+    elif window and platform == "gpu":
+        reason = "cuDNN has no windows"
+    elif config.attention == "plain":
+        reason = "model.attention is plain"
+    elif config.attention == "auto":
+        reason = "auto, until a kernel is measured; ask for it by model.attention fused"
+    if not reason:
+        return Route(FUSED, "")
+    # With keys in the window alone, it is faster from some length on.
+    return Route(WINDOWS if 0 < 4 * window < length else PLAIN, reason)
 
 
 @struct.dataclass
@@ -119,19 +148,21 @@ class SelfAttention(nn.Module):
             query, key = (rotate(x, rotation, c.num_attention_heads) for x in (query, key))
         scores = position_kind(c).scores
         relative = scores and scores(c, name="distance")
-        platform, is_training = target().platform, dropout_key is not None
-        is_fused = c.attention == "fused" and not output_maps
-        # cuDNN has no windows: on a GPU it serves the other layers.
-        is_fused = is_fused and (not mask.window or platform == "tpu")
-        if is_fused and not unsupported(
-            c, platform, length, packed=mask.packed, training=is_training
-        ):
-            context = fused_attention(c, (query, key, value), mask.segment_ids, mask.window)
-            maps = None
-        elif 0 < 4 * mask.window < length and not output_maps:  # then it is faster
-            context, maps = local_attention(c, (query, key, value), mask, dropout_key), None
+        projected, maps = (query, key, value), None
+        route = attention_route(
+            c,
+            target().platform,
+            length,
+            window=mask.window,
+            packed=mask.packed,
+            training=dropout_key is not None,
+        )
+        if output_maps or route.name == PLAIN:
+            context, maps = plain_attention(c, projected, mask, dropout_key, relative)
+        elif route.name == WINDOWS:
+            context = local_attention(c, projected, mask, dropout_key)
         else:
-            context, maps = plain_attention(c, (query, key, value), mask, dropout_key, relative)
+            context = fused_attention(c, projected, mask.segment_ids, mask.window)
         output = dense(("heads", "embed"), stddev=self.output_stddev, name="output")(context)
         return output, maps if output_maps else None
 

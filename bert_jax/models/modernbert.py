@@ -348,10 +348,10 @@ class ModernBert(Architecture):
                 "as half of it is on either side of a token"
             )
 
-    def attended_keys(self, config: ModernBertConfig, length: int) -> int:
-        """Return the keys that a token attends to at most: in local layers, those of its window."""
-        every, local = config.global_attn_every_n_layers, min(length, config.local_attention + 1)
-        return sum(local if i % every else length for i in range(config.num_hidden_layers))
+    def windows(self, config: ModernBertConfig) -> list[int]:
+        """Return half of the window in local layers, 0 in global ones."""
+        every, window = config.global_attn_every_n_layers, config.local_attention // 2
+        return [window if i % every else 0 for i in range(config.num_hidden_layers)]
 
     def encoder_flops(self, config: ModernBertConfig, length: int) -> float:
         """Return the operations of a sequence: BERT's, and the gate of the feed-forward."""

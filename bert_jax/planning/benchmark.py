@@ -24,6 +24,7 @@ from bert_jax.distributed import devices as device_lib
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.distributed.mesh import shard_batch
 from bert_jax.errors import TrainingError
+from bert_jax.models.architecture import describe_attention
 from bert_jax.objectives import make_objective
 from bert_jax.planning import profile, synthetic
 from bert_jax.planning.chips import chip_of
@@ -92,6 +93,9 @@ def measure(
         "batch_size": stage.batch_size,
         "max_length": stage.max_length,
         "max_predictions": stage.max_predictions,
+        "attention": describe_attention(
+            config.model, devices[0].platform, [stage.max_length], packed=config.data.packing
+        ),
         "parameters": parameters,
         "random": _rates(config, stage, times, {"mfu": stated, "mfu_of_matmul": matmul_speed}),
         "matmul_flops_per_second": matmul_speed,
@@ -283,6 +287,7 @@ def as_text(result: dict[str, Any], name: str) -> str:
         f"{result['parameters']:,} parameters: {model['num_hidden_layers']} layers of "
         f"{model['hidden_size']}, {model['dtype']}",
         f"{result['devices']} × {result['device']}, JAX {result['jax']}",
+        f"attention {result['attention']}",
         "",
         *(f"{label:<24}{value}" for label, value in rows.items()),
         *(_kinds_as_text(result) if result["kinds"] else []),

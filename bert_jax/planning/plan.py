@@ -10,6 +10,7 @@ from bert_jax import console
 from bert_jax.config import TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.config.validation import validate
+from bert_jax.models.architecture import describe_attention
 from bert_jax.objectives import make_objective
 from bert_jax.planning.chips import CHIPS, Chip, ring_rate
 from bert_jax.planning.costs import (
@@ -86,6 +87,7 @@ class _Step:
             "zero": config.parallel.zero,
             "max_length": stage.max_length,
             "batch_size": stage.batch_size,
+            "attention": self.attention(),
             **cost,
             "sent": sent_bytes(config, stage, parallel, setup),
         }
@@ -96,6 +98,14 @@ class _Step:
         if plan["fits"]:
             plan |= self.least_time(chip, plan)
         return plan
+
+    def attention(self) -> str:
+        """Return how the layers attend there, and why not by a kernel."""
+        chip, config = self.topology.chip, self.config
+        platform = "cpu" if chip is None else "tpu" if chip.is_tpu else "gpu"
+        return describe_attention(
+            config.model, platform, [self.stage.max_length], packed=config.data.packing
+        )
 
     def least_time(self, chip: Chip, plan: Plan) -> dict[str, Any]:
         """Return the least seconds of a step, and the speed and MFU if the longest were all."""
@@ -137,6 +147,7 @@ def as_text(plans: Sequence[Plan]) -> str:
             "",
             f"{plan['batch_size']:,} sequences of {plan['max_length']} per step, {per_shard:,} of "
             "them on a device",
+            f"  attention   {plan['attention']}",
             *(f"  {use:<12}{size / _GIB:9.3f} GiB" for use, size in (plan["memory"] or {}).items()),
         ]
         if "fits" in plan:

@@ -119,11 +119,12 @@ def start(
     )
     _report_if_finished(chosen, workdir)
     mesh, microbatches = meshes.make_mesh(chosen.parallel), chosen.optimizer.microbatches
-    meshes.check_model(chosen.model, mesh, [chosen.data.max_length])
     meshes.check_divides(chosen.data.batch_size, microbatches, mesh)
     workdirs.check_shared(workdir)
     head = _head_to_keep(chosen, initial)
     examples = _read_examples(chosen, initial, head, found)
+    packed = examples.train.features.is_packed
+    meshes.check_model(chosen.model, mesh, [chosen.data.max_length], packed=packed)
     config = dataclasses.replace(chosen, task=examples.task.config)
     steps_per_epoch = -(-len(examples.train.features) // config.data.batch_size)
     steps = max(1, round(config.epochs * steps_per_epoch))

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 import jax
 from jax.sharding import Mesh
 
+from bert_jax.config import ModelConfig
 from bert_jax.config.schedule import RateSchedule, Stage
 from bert_jax.distributed import hosts
 from bert_jax.distributed.devices import device_name
+from bert_jax.models.architecture import describe_attention
 
 
 def versions() -> str:
@@ -24,6 +26,12 @@ def devices(mesh: Mesh) -> str:
     on_hosts = f" on {hosts.count()} hosts" if hosts.count() > 1 else ""
     platform = "" if device.platform == "cpu" else f" ({device.platform})"
     return f"{mesh.size} × {device_name(device)}{platform}{on_hosts}"
+
+
+def attention(model: ModelConfig, mesh: Mesh, stages: Iterable[Stage], *, packed: bool) -> str:
+    """Return how the layers of a model attend in each stage, and why not by a kernel."""
+    lengths = list(dict.fromkeys(stage.max_length for stage in stages))
+    return describe_attention(model, mesh.devices.flat[0].platform, lengths, packed=packed)
 
 
 def epochs(number: float) -> str:

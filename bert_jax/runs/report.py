@@ -78,6 +78,7 @@ def pretraining_start(
         f"devices    {header.devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
         f"{c.num_attention_heads} heads, {c.dtype}{others}\n"
+        f"attention  {header.attention(c, mesh, schedule.stages, packed=config.data.packing)}\n"
         f"tokenizer  {corpus.tokenizer.kind}, {size:,} tokens{unused}\n"
         f"text       {train[0]:,} tokens in {train[1]:,} documents; held out {held_out[0]:,} in "
         f"{held_out[1]:,}; {corpus.unknown:.2%} of the characters unknown\n"
@@ -275,12 +276,14 @@ def finetuning_start(
         seeds = f"seeds {config.seed} to {config.seed + config.seeds - 1}"
     count = batches.per_sequence
     longest = Stage(max_length=count * train.longest, batch_size=config.data.batch_size // count)
+    packed = train.features.is_packed
     held = "sequences" if count == 1 else f"sequences, of {count} examples each,"
     print_on_main(
         f"bert-jax   {header.versions()}\n"
         f"config     {recipe or 'given from Python'}, {seeds}\n"
         f"workdir    {workdir}\n"
         f"devices    {header.devices(mesh)}, {config.parallel.mode}\n"
+        f"attention  {header.attention(config.model, mesh, [longest], packed=packed)}\n"
         f"task       {task.kind}{labels}\n"
         f"examples   {listed}\n"
         f"padding    {train.padding:.0%} at length {length}; {batches.padding:.0%} with lengths "

@@ -15,11 +15,12 @@ from bert_jax.config import ModelConfig, ParallelConfig
 from bert_jax.distributed import fsdp
 from bert_jax.distributed.mesh import check_model, make_mesh
 from bert_jax.models import attention, fused_attention
+from bert_jax.models.architecture import describe_attention
 from bert_jax.models.attention import AttentionMask
 from bert_jax.models.bert import BertModel
 from bert_jax.models.fused_attention import check_attention, unsupported
 from bert_jax.models.layers import DropoutKey
-from bert_jax.models.modernbert import ModernBertModel
+from bert_jax.models.modernbert import ModernBertConfig, ModernBertModel
 from bert_jax.models.target import Target, traced_for
 
 SEQUENCES = 3
@@ -254,6 +255,55 @@ def test_on_a_gpu_cudnn_serves_the_layers_without_a_window(monkeypatch):
     assert kernel.call_count == 2  # layers 0 and 3
     np.testing.assert_allclose(
         *(x.astype(np.float32)[mask > 0] for x in (hidden, plain)), atol=0.03
+    )
+
+
+@pytest.mark.parametrize(
+    ("platform", "changes", "packed", "line"),
+    [
+        ("cpu", {}, False, "plain: a CPU has no kernel"),
+        (
+            "gpu",
+            {"attention_probs_dropout_prob": 0.1},
+            False,
+            "plain: fused has no dropout; set model.attention_probs_dropout_prob to 0",
+        ),
+        ("gpu", {}, False, "fused"),
+        (
+            "gpu",
+            {},
+            True,
+            "plain: fused takes no packed sequences on a GPU; set data.packing to False",
+        ),
+        ("tpu", {}, True, "fused"),
+        ("gpu", {"attention": "plain"}, False, "plain: model.attention is plain"),
+        (
+            "tpu",
+            {"attention": "auto"},
+            False,
+            "plain: auto, until a kernel is measured; ask for it by model.attention fused",
+        ),
+    ],
+)
+def test_what_is_said_of_the_attention(platform, changes, packed, line):
+    settings = {"attention": "fused", "dtype": "bfloat16", "attention_probs_dropout_prob": 0.0}
+    config = model_config(**{**settings, **changes})
+    assert describe_attention(config, platform, [128, 512], packed=packed) == line
+
+
+def test_what_is_said_of_layers_and_lengths_that_differ():
+    config = ModernBertConfig(
+        num_hidden_layers=4, attention="fused", dtype="bfloat16", attention_probs_dropout_prob=0.0
+    )
+    words = partial(describe_attention, config, packed=False)
+    local = "in 2 layers: cuDNN has no windows"
+    assert words("gpu", [128, 512]) == (
+        f"at length 128 fused in 2 layers; plain {local}; "
+        f"at length 512 fused in 2 layers; windows alone {local}"
+    )
+    assert words("tpu", [100, 512]) == (
+        "at length 100 plain: fused takes a multiple of 128 tokens on a TPU, not 100; "
+        "set data.max_length to such a length; at length 512 fused"
     )
 
 
