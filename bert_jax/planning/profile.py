@@ -1,7 +1,7 @@
 """Where the time of a train step goes: the operations of a trace, by kind."""
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +57,7 @@ class Interval(NamedTuple):
 
 def operations(program: str) -> dict[str, Operation]:
     """Return the operations of a compiled program's text by their names."""
+    current: dict[str, _Instruction] = {}
     computations: dict[str, dict[str, _Instruction]] = {}
     for line in program.splitlines():
         if line.endswith("{") and not line.startswith(" "):
@@ -139,7 +140,8 @@ def shares(
     The share of a kind is that of the time in which an operation runs, by its part of the time of
     all threads; `BETWEEN` is the rest. An operation that waits for a core counts as running.
     """
-    time, moved, every = Counter[str](), Counter[str](), []
+    time, moved = defaultdict[str, float](float), defaultdict[str, float](float)
+    every: list[Interval] = []
     for intervals in threads:
         every += intervals
         open_intervals: list[Interval] = []  # those that hold the next one, as a loop does its body
@@ -163,6 +165,6 @@ def shares(
     whole, total = reached - every[0].start, sum(time.values())
     rows: dict[str, Any] = {
         kind: {"share": busy / whole * t / total, "bytes": moved[kind] / steps}
-        for kind, t in time.most_common()
+        for kind, t in sorted(time.items(), key=lambda pair: -pair[1])
     }
     return rows | {BETWEEN: {"share": 1 - busy / whole, "bytes": 0}}
