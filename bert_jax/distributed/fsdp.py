@@ -89,7 +89,11 @@ class MeshCollectives(Collectives):
         }
         out_specs = jax.tree.map(lambda kind: specs[kind], outputs)
 
-        target = Target(self.mesh.devices.flat[0].platform, _map_over_heads)
+        target = Target(
+            platform=self.mesh.devices.flat[0].platform,
+            map_over_heads=_map_over_heads,
+            splits_outputs=self.mesh.shape["tensor"] > 1,
+        )
 
         def run_unsplit(params: Any, rng: Any, batch: Any) -> Any:
             with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh), traced_for(target):

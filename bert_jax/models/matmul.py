@@ -101,8 +101,8 @@ def _dense_group_on_cpu(
     """Return what `dense_group` does.
 
     JAX alone would round the gradients of kernels and biases to the dtype of `x` before they are
-    summed over devices. The gradient by `x` is one product for all kernels, so that tensor
-    parallelism sums it once.
+    summed over devices. The gradient by `x` is one product for all kernels, which is faster, and
+    which tensor parallelism sums once.
     """
     outputs = tuple(_einsum("...I,IO->...O", x, kernel.astype(x.dtype)) for kernel in kernels)
     if not biases:
@@ -114,11 +114,16 @@ def _dense_group_backward(saved: Any, gradients: tuple[Array, ...]) -> tuple[Arr
     x, kernels, biases = saved
     # Without the barrier the compiler casts the kernels again inside the loop that stacks them.
     cast = optimization_barrier(tuple(kernel.astype(x.dtype) for kernel in kernels))
-    stacked = jnp.stack(gradients, axis=-2), jnp.stack(cast, axis=1)
+    if x.dtype == jnp.bfloat16 or target().splits_outputs:
+        stacked = jnp.stack(gradients, axis=-2), jnp.stack(cast, axis=1)
+        x_gradient = _einsum("...GO,IGO->...I", *stacked)
+    else:  # without the transposed copies of what is stacked
+        joined = jnp.concatenate(gradients, axis=-1), jnp.concatenate(cast, axis=-1)
+        x_gradient = _einsum("...O,IO->...I", *joined)
     kernel_gradients = [_weight_gradient(x, gradient) for gradient in gradients]
     flat = [gradient.reshape(-1, gradient.shape[-1]) for gradient in gradients]
     bias_gradients = [g.astype(jnp.float32).sum(0) for g, _ in zip(flat, biases, strict=False)]
-    return _einsum("...GO,IGO->...I", *stacked), kernel_gradients, bias_gradients
+    return x_gradient, kernel_gradients, bias_gradients
 
 
 _dense_group_on_cpu.defvjp(_save_operands(_dense_group_on_cpu), _dense_group_backward)

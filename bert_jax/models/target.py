@@ -19,10 +19,12 @@ class Target:
       platform: "cpu", "gpu" or "tpu".
       map_over_heads: from a kernel of queries, keys and values [B, L, D], heads side by side, and
         of an array that all heads need, the kernel that each device runs for its own heads.
+      splits_outputs: whether devices share the outputs of a dense layer, by tensor parallelism.
     """
 
     platform: str
     map_over_heads: Callable[[Kernel], Kernel] = lambda kernel: kernel
+    splits_outputs: bool = False
 
 
 _TARGET: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
