@@ -44,8 +44,7 @@ class Converted:
     params: dict[str, Any]  # float32, without the optional modules that the file lacks
     unused: Sequence[str]  # names of tensors that the model does not have
     task: TaskConfig | None = None
-    # Tokens of a sequence of the task, at most; the default is of google-research `run_squad.py`.
-    max_length: int = 384
+    max_length: int | None = None  # tokens of a sequence, at most, where the checkpoint says it
 
 
 def exchange_of(model_type: str) -> Exchange:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,10 @@ def load_model(path: str | AnyPath) -> LoadedModel:
         if isinstance(path, Path) and is_its(path):
             config, converted, tokenizer = module.load(path)
             modules = names.module_names(converted.params)
-            longest = min(converted.max_length, config.max_position_embeddings)
+            longest = converted.max_length
+            if longest is None and converted.task:
+                longest = make_task(converted.task).foreign_max_length
+            longest = min(longest or math.inf, config.max_position_embeddings)
             return LoadedModel(
                 config=config,
                 params=converted.params,
@@ -67,7 +71,7 @@ def load_model(path: str | AnyPath) -> LoadedModel:
                 model=_make_model(config, converted.task, modules=modules),
                 unused=converted.unused,
                 task=converted.task,
-                data=DataFiles(max_length=longest),
+                data=DataFiles(max_length=int(longest)),
                 source=path,
             )
     return _load_own(checkpoint.find(path))

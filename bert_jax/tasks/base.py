@@ -41,6 +41,9 @@ class Task(abc.ABC):
     model_class: ClassVar[type[TaskModel]]
     num_outputs: ClassVar[int | None] = None  # of the head; None: one for each label
     min_labels: ClassVar[int] = 0  # fewer of them leave nothing to tell apart
+    # Tokens of a sequence, at most, where a model from elsewhere does not say it; None for as many
+    # as it has positions.
+    foreign_max_length: ClassVar[int | None] = None
     is_headless: ClassVar[bool] = False  # whether an encoder has scores before it is trained for it
     value_form: ClassVar[str]  # what `example_from` takes, for messages
     has_txt_lines: ClassVar[bool] = True  # whether a .txt to predict has a text on each line

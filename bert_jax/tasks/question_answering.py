@@ -99,6 +99,7 @@ class QuestionAnswering(Task):
     transformers_class = "ForQuestionAnswering"
     pipeline_tag = "question-answering"
     num_outputs = 2
+    foreign_max_length = 384  # of google-research/bert `run_squad.py`
     value_form = "a question and a context, or a dict of them"
     default_metrics, known_metrics = ("f1",), ("exact_match", "f1")
 

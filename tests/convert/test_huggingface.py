@@ -303,6 +303,22 @@ def test_the_task_of_a_foreign_model(task, values, kind, labels, golden, tmp_pat
     assert not loaded.unused
 
 
+@pytest.mark.parametrize(("task", "longest"), [(SEVERAL, 600), (TAGS, 600), (TASKS[4], 384)])
+def test_a_foreign_model_reads_as_many_tokens_as_it_has_positions(task, longest, tmp_path):
+    """But for windows of question answering."""
+    folder = tmp_path / "model"
+    foreign(bert_jax.load(GOLDEN / "bert"), folder, task, max_position_embeddings=600)
+    positions = "bert.embeddings.position_embeddings.weight"
+    tensors = tensors_of(folder)
+    write(folder, tensors | {positions: np.resize(tensors[positions], (600, 12))})
+    bert = bert_jax.load(folder)
+    assert bert.data.max_length == longest
+    if task is SEVERAL:
+        text = " ".join(["a"] * 500)
+        assert bert.tokenize(text)["input_ids"].size > 384
+        assert not bert.predict([text]).num_truncated
+
+
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
 def test_only_the_encoder_of_an_unsupported_task_is_loaded(problem, either, tmp_path):
     bert = foreign(either, tmp_path / "model", SEVERAL, problem_type=problem)
