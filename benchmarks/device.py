@@ -2,13 +2,14 @@
 
     python benchmarks/device.py --minutes=25 --output=benchmarks/records/2026-12-01-h100
 
-Five groups of parts, in this order, each part a process of its own:
+Six groups of parts, in this order, each part a process of its own:
 
+- check: versions, the rates of a matmul and of memory, and a layer's attention by each kernel.
 - tests: those marked `device`, which compare the device with a CPU.
-- speed: the train step of BERT-base, BERT-large and ModernBERT-base in bfloat16, by length, kind of
+- speed: the train step of ModernBERT-base, BERT-large and BERT-base in bfloat16, by length, kind of
   attention and batch, which grows while that is faster.
 - peers: PyTorch with its fused attention, eager and compiled, where PyTorch has the device.
-- profile: the kernels of the step with the most operations per second.
+- profile: the time of the step with the most operations a second, by kind and by kernel.
 - default: `python train.py`.
 
 What a part found is in the output when it ends. Of one that fails, the first line of the cause is
@@ -46,15 +47,24 @@ from bert_jax.errors import UserError
 from bert_jax.models.attention import unsupported
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARES = {"tests": 3, "speed": 10, "peers": 4, "profile": 1, "default": 2}  # of the time
+SHARES = {
+    "check": 1,
+    "tests": 3,
+    "speed": 10,
+    "peers": 4,
+    "profile": 1,
+    "default": 2,
+}  # of the time
 AGAIN, SHARE_AGAIN = "again", 2  # the group of all parts that had a turn before
 # What matters most comes first: not everything may have a turn.
-PAIRS = [("base", 128), ("large", 128), ("large", 512), ("modernbert_base", 512), ("base", 512)]
-PAIRS += [("modernbert_base", 2048), ("base", 2048), ("large", 2048), ("modernbert_base", 128)]
+PAIRS = [("modernbert_base", 1024), ("large", 128), ("large", 512), ("modernbert_base", 512)]
+PAIRS += [("modernbert_base", 8192), ("base", 128), ("base", 512)]
+EXACT = ("base", 128)  # also in float32
 PEERS = [("large", 128), ("large", 512), ("base", 128), ("base", 512)]
-# Sequences of 128 in the first batch of a device. Longer ones have fewer tokens in all: the memory
-# of plain attention grows with the square of the length.
-FIRST = {"base": 256, "large": 128, "modernbert_base": 256}
+# Tokens of the first batch and of the largest batch of a device. Sequences of more than 1,024 begin
+# with fewer: the memory of plain attention grows with the square of the length.
+FIRST = {"base": 1 << 15, "large": 1 << 14, "modernbert_base": 1 << 15}
+LARGEST = 1 << 17
 LEAST, MOST, ENDING = 30.0, 300.0, 5.0  # seconds of a part, and to end one whose time is over
 PROBE = """
 import json, jax
@@ -84,11 +94,12 @@ class Commands:
     def __init__(self, found: Found, *, tiny: bool):
         self._found, self._tiny = found, tiny
         self._pairs = [("base", 16), ("modernbert_base", 32)] if tiny else PAIRS
+        self._exact = self._pairs[0] if tiny else EXACT
         self.cells = list(self._cells())
 
     def parts(self) -> list[Part]:
         """Return all parts, in their order."""
-        parts = [Part("tests", "tests", self._tests)]
+        parts = [Part("check", "check", self._check), Part("tests", "tests", self._tests)]
         parts += [Part(cell.name, "speed", partial(self._speed, cell)) for cell in self.cells]
         for recipe, length in self._pairs[:1] if self._tiny else PEERS:
             name = f"peers-{recipe}-{length}"
@@ -106,7 +117,7 @@ class Commands:
                 late += forms
             else:
                 yield from forms
-        yield Cell(*self._pairs[0], "float32", tiny=self._tiny)
+        yield Cell(*self._exact, "float32", tiny=self._tiny)
         yield from late
 
     def _fused(self, plain: Cell) -> list[Cell]:
@@ -119,6 +130,10 @@ class Commands:
             if not unsupported(config.model, platform, plain.length, packed=packed, training=True):
                 return [fused] if dropout else [plain, fused]
         return []
+
+    def _check(self, seconds: float) -> list[str]:
+        script = str(ROOT / "benchmarks/device_check.py")
+        return [sys.executable, script, str(self._found.figures("check")), *["tiny"] * self._tiny]
 
     def _tests(self, seconds: float) -> list[str]:
         files = [p for p in ROOT.glob("tests/**/test_*.py") if "mark.device" in p.read_text()]
@@ -134,9 +149,11 @@ class Commands:
         return [sys.executable, str(ROOT / "benchmarks/device_cell.py"), json.dumps(values)]
 
     def _speed(self, cell: Cell, seconds: float) -> list[str]:
-        first = 2 if self._tiny else int(FIRST[cell.recipe] * (128 / cell.length) ** 1.5)
-        first *= self._found.device["count"]
-        most = (2 if self._tiny else 32) * first
+        length, count = cell.length, self._found.device["count"]
+        first = count * max(1, int(FIRST[cell.recipe] / length * min(1.0, 1024 / length)))
+        most = max(first, count * LARGEST // length)
+        if self._tiny:
+            first, most = 2 * count, 4 * count
         plain = Cell(cell.recipe, cell.length, tiny=self._tiny)
         if cell != plain and (best := self._found.best(plain)):
             first = best["batch_size"]

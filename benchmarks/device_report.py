@@ -83,11 +83,12 @@ def write_report(
     device = found.device
     sections = {
         "": lambda: [record.heading(["jax", "jaxlib", "flax"], {}), *_packages(found, missing)],
+        "## The first minute": lambda: _check(found),
         "## Parts": lambda: table(("part", "how it ended"), [(p, found.summary(p)) for p in parts]),
         "## Tests on the device": lambda: _tests(found),
         "## Train steps, at the fastest batch": lambda: _speeds(found, cells),
         "## PyTorch": lambda: _peers(found, parts),
-        "## Kernels of the step with the most operations per second": lambda: _kernels(found),
+        "## Where the time of the step with the most operations goes": lambda: _kernels(found),
         "## The default run": lambda: _default(found),
         "## Defaults that should change": lambda: _defaults(found, cells),
     }
@@ -177,10 +178,38 @@ def _kernels(found: Found) -> list[str]:
         if row.get("kernels"):
             model = row["config"]["model"]
             what = f"{row['parameters']:,} parameters, {row['batch_size']} × {row['max_length']}"
+            what = f"{what}, {model['attention']} attention"
+            kinds = (
+                (kind, f"{each['share']:.1%}", f"{each['bytes'] / 1e6:,.0f}")
+                for kind, each in (row["kinds"] or {}).items()
+            )
             kernels = [(f"`{name[:80]}`", f"{share:.1%}") for name, share in row["kernels"]]
-            head = f"{what}, {model['attention']} attention", "time"
-            return table(head, kernels)
+            return [*table((what, "time", "MB"), kinds), *table(("kernel", "time"), kernels)]
     return []
+
+
+def _check(found: Found) -> list[str]:
+    rows = device_cell.read(found.figures("check"))
+    if not rows:
+        return []
+    rates, *attention = rows
+    lines = [
+        f"A matmul alone: {rates['matmul_tflops']:,.1f} TFLOP/s; memory: "
+        f"{rates['memory_gb_per_second']:,.0f} GB/s.",
+        "",
+    ]
+    cells = (
+        (
+            f"{row['batch']} × {row['length']}",
+            row["form"],
+            f"{row['milliseconds']:.2f}" if "milliseconds" in row else "",
+            f"{row['error']:.1e}" if "error" in row else "",
+            row.get("cause", ""),
+        )
+        for row in attention
+    )
+    head = "sequences", "attention of a layer", "forward and backward, ms", "error", "why not"
+    return lines + table(head, cells)
 
 
 def _default(found: Found) -> list[str]:

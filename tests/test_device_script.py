@@ -138,7 +138,8 @@ def test_the_forms_of_attention_that_a_platform_has(tmp_path):
         assert ("large", 512, "bfloat16, fused, no attention dropout") in forms(platform)
     assert ("large", 512, "bfloat16, plain, no attention dropout") in forms("gpu")
     assert forms("gpu")[0] == plain[0]
-    assert forms("gpu")[-1] == ("modernbert_base", 128, "bfloat16, fused")
+    assert forms("gpu")[0] == ("modernbert_base", 1024, "bfloat16, plain")
+    assert forms("gpu")[-1] == ("base", 128, "bfloat16, fused, no attention dropout")
 
 
 def test_other_forms_and_peers_begin_at_the_fastest_batch(found, monkeypatch):
@@ -148,7 +149,9 @@ def test_other_forms_and_peers_begin_at_the_fastest_batch(found, monkeypatch):
         part["peers-large-512"].command(60)
     plain = Cell("large", 512)
     fused = dataclasses.replace(plain, attention="fused", attention_dropout=False)
-    assert json.loads(part[plain.name].command(60)[-1])[1] == 16
+    assert json.loads(part[plain.name].command(60)[-1])[1:3] == [32, 256]
+    longest = json.loads(part[Cell("modernbert_base", 8192).name].command(60)[-1])
+    assert longest[1:3] == [1, 16]
     measure(found, plain, row(64, 300.0), row(128, 310.0), {"end": "memory is full"})
     assert json.loads(part[fused.name].command(60)[-1])[1] == 128
     answers = {"stdout": "False\n", "stderr": "", "returncode": 0}
@@ -166,7 +169,7 @@ def test_other_forms_and_peers_begin_at_the_fastest_batch(found, monkeypatch):
 
 def test_fused_becomes_the_default_where_it_was_faster_at_all_longer_lengths(found):
     commands = Commands(found, tiny=False)
-    speeds = {128: 90.0, 512: 140.0, 2048: 160.0}
+    speeds = {128: 90.0, 512: 140.0, 1024: 150.0, 8192: 160.0}
     for cell in commands.cells:
         fast = speeds[cell.length] if cell.attention == "fused" else 100.0
         measure(found, cell, row(8, 25.0 if cell.dtype == "float32" else fast))
@@ -178,7 +181,7 @@ def test_fused_becomes_the_default_where_it_was_faster_at_all_longer_lengths(fou
     assert entry == Measured("bfloat16", 512)
     assert "4.00 times" in words[0]
     assert "fused from 512 tokens on" in words[1]
-    speeds[2048] = 101.0
+    speeds[8192] = 101.0
     for cell in commands.cells:
         if cell.attention == "fused":
             measure(found, cell, row(8, speeds[cell.length]))
@@ -200,7 +203,7 @@ def test_a_file_that_cannot_be_read_ends_no_report(found):
 @pytest.mark.parametrize(
     ("flag", "key_words"),
     [
-        ("--parts=tests,sped", "--parts sped: there are tests, speed, peers"),
+        ("--parts=tests,sped", "--parts sped: there are check, tests, speed, peers"),
         ("--minutes=nan", "--minutes must be positive"),
         ("--output=/proc/x", "--output=/proc/x cannot be written"),
     ],
@@ -226,7 +229,8 @@ def test_all_of_it_on_a_cpu_ended_and_started_again(tmp_path):
     assert ended.returncode == 128 + signal.SIGTERM
     found = Found(output, {})
     before = {path.name: path.read_text() for path in output.glob("*.json")}
-    assert sorted(before) == ["device.json", "speed-base-16-bfloat16-plain.json", "tests.json"]
+    speed = "speed-base-16-bfloat16-plain.json"
+    assert sorted(before) == ["check.json", "device.json", speed, "tests.json"]
     assert "| default | no turn yet |" in (output / "README.md").read_text()
 
     done = subprocess.run(command, check=True, **pipe)
@@ -236,9 +240,12 @@ def test_all_of_it_on_a_cpu_ended_and_started_again(tmp_path):
     assert ends.pop("device") is None
     assert ends.pop("peers-base-16") in ("complete", "skipped")  # without PyTorch
     assert set(ends.values()) == {"complete"}
-    assert len(ends) == 6
+    assert len(ends) == 7
     text = (output / "README.md").read_text()
     for line in (
+        "A matmul alone: ",
+        "| 2 × 128 | fused |",
+        "| matmuls | ",
         "6 passed, 0 failed",
         "| modernbert_base | 32 |",
         "loss ",

@@ -81,7 +81,7 @@ def measure(
         peak = device_lib.peak_memory(devices)
         console.follow("matmuls alone")
         matmul_speed, matmul_shape = measure_matmul(config.model, stage, mesh)
-        memory_rate = kinds and _measure_memory(mesh)
+        memory_rate = kinds and measure_memory(mesh)
     chip = chip_of(devices[0]) if config.model.dtype == "bfloat16" else None
     stated = chip.peak * mesh.size if chip else None
     return {
@@ -214,7 +214,7 @@ def _matmul_speed(shape: list[int], dtype: str, mesh: Mesh) -> float:
     return 2.0 * m * k * n * mesh.size / statistics.median(seconds(times) for _ in range(_ROUNDS))
 
 
-def _measure_memory(mesh: Mesh) -> float:
+def measure_memory(mesh: Mesh) -> float:
     """Return the bytes per second that a device reads and writes, of arrays beyond its caches."""
     size = _COPIED[mesh.devices.flat[0].platform]
     everywhere = NamedSharding(mesh, P(mesh.axis_names))
