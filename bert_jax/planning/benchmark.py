@@ -73,11 +73,9 @@ def measure(
             options.python_tracer_level = 0  # it slows the steps down
             with jax.profiler.trace(trace_folder, profiler_options=options):
                 take_steps(step, state, batch, _TRACED, seconds)
-            kinds = profile.shares(
-                profile.read_trace(Path(trace_folder)),
-                profile.operations(step.as_text()),
-                steps=_TRACED * mesh.size,
-            )
+            operations = profile.operations(step.as_text())
+            traced = profile.read_trace(Path(trace_folder), operations)
+            kinds = profile.shares(traced, operations, steps=_TRACED * mesh.size)
         peak = device_lib.peak_memory(devices)
         console.follow("matmuls alone")
         matmul_speed, matmul_shape = measure_matmul(config.model, stage, mesh)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-MATMULS, BETWEEN = "matmuls", "between operations"
+MATMULS, BETWEEN, _UNKNOWN = "matmuls", "between operations", "other kernels"
 # The opcodes that tell a kind, wherever they were made, the first of these first.
 _OPCODES = {
     "communication": ("all-gather", "all-reduce", "all-to-all", "collective", "reduce-scatter"),
@@ -111,8 +111,13 @@ def _kind(opcodes: set[str], scopes: str) -> str:
     return "copies" if inner <= _COPIES else "other elementwise"
 
 
-def read_trace(folder: Path) -> list[list[Interval]]:
-    """Return the operations of the latest trace in a folder, by thread or stream."""
+def read_trace(folder: Path, operations: Mapping[str, Operation]) -> list[list[Interval]]:
+    """Return the operations of the latest trace in a folder, by thread or stream.
+
+    Of a CPU's threads, which do other work too, those that have the name of one of `operations`.
+    """
+    # A GPU's kernels have the names of operations, without points.
+    names = {name.replace(".", "_"): name for name in operations}
     path = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
     of_devices = [plane for plane in planes if plane.name.startswith("/device:")]
@@ -124,9 +129,10 @@ def read_trace(folder: Path) -> list[list[Interval]]:
         for line in chosen:
             intervals = []
             for event in line.events:
-                name = dict(event.stats).get("hlo_op") if chosen is lines else event.name
-                if name:
-                    name = str(name).lstrip("%").split(" ")[0]
+                # Not by its `stats`: to read them ends the process with JAX 0.12.
+                name = event.name.lstrip("%").split(" ")[0]
+                name = names.get(name.replace(".", "_"), name)
+                if of_devices or name in operations:
                     intervals.append(Interval(name, event.start_ns, event.end_ns))
             found.append(sorted(intervals, key=lambda each: (each.start, -each.end)))
     return [each for each in found if each]
@@ -146,12 +152,12 @@ def shares(
         every += intervals
         open_intervals: list[Interval] = []  # those that hold the next one, as a loop does its body
         for each in intervals:
-            kind, size = operations.get(each.name, Operation("other elementwise", 0))
+            kind, size = operations.get(each.name, Operation(_UNKNOWN, 0))
             while open_intervals and open_intervals[-1].end <= each.start:
                 open_intervals.pop()
             time[kind] += each.end - each.start
             if open_intervals:
-                outer = operations.get(open_intervals[-1].name, Operation("other elementwise", 0))
+                outer = operations.get(open_intervals[-1].name, Operation(_UNKNOWN, 0))
                 time[outer.kind] -= each.end - each.start
             moved[kind] += size
             open_intervals.append(each)

@@ -47,7 +47,7 @@ def test_shares_of_two_threads_and_of_a_loop():
     found = shares(threads, known, steps=2)
     # An operation runs in 80 of 100; 60 + 20 + 20 on threads.
     assert found[MATMULS] == {"share": pytest.approx(0.8 * 60 / 100), "bytes": 100}
-    assert found["copies"]["share"] == found["other elementwise"]["share"] == pytest.approx(0.16)
+    assert found["copies"]["share"] == found["other kernels"]["share"] == pytest.approx(0.16)
     assert found[BETWEEN]["share"] == pytest.approx(0.2)
     assert next(iter(found)) == MATMULS
 
