@@ -130,7 +130,7 @@ def read_trace(folder: Path, operations: Mapping[str, Operation]) -> list[list[I
             intervals = []
             for event in line.events:
                 # Not by its `stats`: to read them ends the process with JAX 0.12.
-                name = event.name.lstrip("%").split(" ")[0]
+                name = str(event.name).lstrip("%").split(" ")[0]
                 name = names.get(name.replace(".", "_"), name)
                 if of_devices or name in operations:
                     intervals.append(Interval(name, event.start_ns, event.end_ns))
