@@ -1,9 +1,9 @@
 """What a device does in the first minute, for device.py, which starts this program.
 
 Versions, the rate of a matmul and of memory, and the attention of one layer, forward and backward,
-by each kernel beside plain attention: milliseconds, and the largest difference from plain attention
-in float32. Each line of JSON is written when it was measured. A kernel that fails has the first
-line of its cause.
+in each form of `FORMS`: milliseconds, and the largest difference from plain attention in float32.
+Each line of JSON is written when it was measured. A form that fails has the first line of its
+cause.
 """
 
 import json
@@ -24,13 +24,15 @@ from bert_jax.config import ModelConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.distributed.mesh import make_mesh
 from bert_jax.errors import first_line
-from bert_jax.models.attention import AttentionMask, plain_attention
+from bert_jax.models.attention import AttentionMask, local_attention, plain_attention
 from bert_jax.models.fused_attention import fused_attention, unsupported
 from bert_jax.planning import benchmark
 
 _SHAPES = [(64, 128), (16, 512), (8, 1024), (1, 8192)]  # sequences and tokens
 _TINY = [(2, 128)]
 _ROUNDS = 10
+_WINDOW = 64  # of ModernBERT
+_HEAD_SIZE = 64
 
 
 def measure_rates() -> dict[str, Any]:
@@ -46,35 +48,84 @@ def measure_rates() -> dict[str, Any]:
     }
 
 
+def _plain(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
+    return plain_attention(config, projected, mask, None)[0]
+
+
+def _windows(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
+    return local_attention(config, projected, mask, None)
+
+
+def _kernel(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
+    ids = mask.segment_ids
+    return fused_attention(config, projected, ids, window=mask.window, packed=mask.packed)
+
+
+def _cudnn(projected: Any, mask: Any = None) -> Any:
+    query, key, value = (x.reshape(*x.shape[:2], -1, _HEAD_SIZE) for x in projected)
+    attend = jax.nn.dot_product_attention
+    return attend(query, key, value, mask=mask, implementation="cudnn").reshape(projected[0].shape)
+
+
+def _without_lengths(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
+    """Nothing in the program does this yet: what it would gain for batches without padding."""
+    return _cudnn(projected)
+
+
+def _mask_of_window(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
+    """Nothing in the program does this yet: cuDNN with a mask of all pairs for a window."""
+    return _cudnn(projected, (mask.window_bias() == 0)[None, None])
+
+
+# Of each form the function, and whether sequences are packed, whether tokens attend to a window.
+FORMS: dict[str, tuple[Callable[..., Any], bool, bool]] = {
+    "plain": (_plain, False, False),
+    "fused": (_kernel, False, False),
+    "fused, cuDNN without lengths": (_without_lengths, False, False),
+    "packed, plain": (_plain, True, False),
+    "packed, fused": (_kernel, True, False),
+    "window, plain": (_plain, False, True),
+    "window, blocks": (_windows, False, True),
+    "window, fused": (_kernel, False, True),
+    "window, cuDNN with a mask": (_mask_of_window, False, True),
+}
+
+
 def measure_attention(form: str, batch: int, length: int) -> dict[str, Any]:
     """Return the time of an attention of BERT-base's size in bfloat16, and its error."""
+    attend, packed, windowed = FORMS[form]
     config = ModelConfig(
-        dtype="bfloat16", attention=form, attention_probs_dropout_prob=0.0, hidden_size=768
+        dtype="bfloat16",
+        attention_probs_dropout_prob=0.0,
+        hidden_size=12 * _HEAD_SIZE,
+        max_position_embeddings=length,
     )
     row: dict[str, Any] = {"form": form, "batch": batch, "length": length}
     platform = jax.devices()[0].platform
-    reason = unsupported(config, platform, length, packed=False, training=True)
-    if form == "fused" and reason:
+    reason = unsupported(config, platform, length, packed=packed, training=True)
+    if attend is _kernel and platform == "gpu" and windowed:
+        reason = "has no windows on a GPU"
+    if attend in (_without_lengths, _mask_of_window) and platform != "gpu":
+        reason = "by cuDNN is for a GPU"
+    if attend not in (_plain, _windows) and reason:
         return row | {"cause": f"fused {reason}"}
-    ids = jnp.ones((batch, length), jnp.int32)
-    random = np.random.default_rng(0).standard_normal((4, batch, length, 768), np.float32)
+    # Packed sequences are of two segments.
+    ids = 1 + (jnp.arange(length) >= length // 3) if packed else jnp.ones(length, jnp.int32)
+    mask = AttentionMask(jnp.tile(ids, (batch, 1)), packed, _WINDOW if windowed else 0)
+    shape = 4, batch, length, config.hidden_size
+    random = np.random.default_rng(0).standard_normal(shape, np.float32)
 
-    def attend(form: str, projected: Any) -> Any:
-        if form == "fused":
-            return fused_attention(config, projected, ids, 0)
-        return plain_attention(config, projected, AttentionMask(ids), None)[0]
-
-    def run(form: str, dtype: str) -> Callable[[], Any]:
+    def run(attend: Callable[..., Any], dtype: str) -> Callable[[], Any]:
         weights, *projected = jnp.asarray(random, dtype)
 
         def loss(projected: Any) -> Any:
-            return (attend(form, projected) * weights).astype(jnp.float32).sum()
+            return (attend(config, projected, mask) * weights).astype(jnp.float32).sum()
 
         compiled = jax.jit(jax.value_and_grad(loss))
         return lambda: jax.block_until_ready(compiled(projected))
 
     try:
-        timed = run(form, "bfloat16")
+        timed = run(attend, "bfloat16")
         _, gradients = timed()
         times = []
         for _ in range(_ROUNDS):
@@ -83,7 +134,8 @@ def measure_attention(form: str, batch: int, length: int) -> dict[str, Any]:
             times.append(time.perf_counter() - started)
         row["milliseconds"] = 1e3 * statistics.median(times)
         if length <= 1024:  # beyond, the scores in float32 may not fit
-            _, wanted = run("plain", "float32")()
+            with jax.default_matmul_precision("highest"):
+                _, wanted = run(_plain, "float32")()
             pairs = zip(gradients, wanted, strict=True)
             row["error"] = max(float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in pairs)
     except Exception as error:  # of a driver, a kernel or a compiler; the others are measured
@@ -102,7 +154,7 @@ def main() -> None:
 
     write(measure_rates())
     for batch, length in _TINY if tiny else _SHAPES:
-        for form in ("plain", "fused"):
+        for form in FORMS:
             write(measure_attention(form, batch, length))
 
 

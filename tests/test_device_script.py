@@ -1,6 +1,7 @@
 """benchmarks/device.py: its parts, their time, what ends them, and what it concludes."""
 
 import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -10,11 +11,18 @@ import time
 from pathlib import Path
 
 import device
+import device_check
+import jax
+import jax.numpy as jnp
 import pytest
 from device import Commands, Part, cause, run, run_part, schedule
 from device_cell import Cell, next_batch
 from device_report import Found, Measured, decide, write_report
 from helpers import refused
+
+from bert_jax.config import ModelConfig
+from bert_jax.models.attention import AttentionMask
+from bert_jax.models.target import Target, traced_for
 
 ROOT = Path(__file__).parents[1]
 H100 = {"kind": "NVIDIA H100 80GB HBM3", "count": 1, "platform": "gpu", "version": "cuda 13000"}
@@ -212,6 +220,28 @@ def test_flags_that_are_refused(flag, key_words, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["device.py", f"--output={tmp_path}", flag])
     with refused(key_words):
         device.parse()
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["fused", "fused, cuDNN without lengths", "packed, fused", "window, cuDNN with a mask"],
+)
+def test_a_kernel_of_the_check_lowers_for_a_gpu(form, monkeypatch):
+    """JAX asks for the version of cuDNN, which is not here."""
+    cudnn = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
+    attend, packed, windowed = device_check.FORMS[form]
+    config = ModelConfig(dtype="bfloat16", hidden_size=768, max_position_embeddings=128)
+    mask = AttentionMask(jnp.ones((2, 128), jnp.int32), packed, 64 if windowed else 0)
+    x = jax.ShapeDtypeStruct((2, 128, 768), jnp.bfloat16)
+
+    @jax.jit
+    def gradients(*x):
+        return jax.grad(lambda *x: attend(config, x, mask).astype(jnp.float32).sum())(*x)
+
+    with traced_for(Target("gpu")):
+        text = gradients.trace(x, x, x).lower(lowering_platforms=("cuda",)).as_text()
+    assert "SoftmaxBackward(" in text
 
 
 @pytest.mark.slow

@@ -162,7 +162,9 @@ class SelfAttention(nn.Module):
         elif route.name == WINDOWS:
             context = local_attention(c, projected, mask, dropout_key)
         else:
-            context = fused_attention(c, projected, mask.segment_ids, mask.window)
+            context = fused_attention(
+                c, projected, mask.segment_ids, window=mask.window, packed=mask.packed
+            )
         output = dense(("heads", "embed"), stddev=self.output_stddev, name="output")(context)
         return output, maps if output_maps else None
 

@@ -25,18 +25,18 @@ def fused_attention(
     config: ModelConfig,
     projected: Sequence[Float[Array, "B L D"]],
     segment_ids: Int[Array, "B L"],
+    *,
     window: int,
+    packed: bool,
 ) -> Float[Array, "B L D"]:
     """Return the context of each query, without dropout; see `attention.plain_attention`."""
     head_size = config.hidden_size // config.num_attention_heads
     if target().platform == "gpu":
-        kernel = partial(cudnn_attention, head_size=head_size)
-        shared = (segment_ids > 0).sum(1, dtype=jnp.int32)
+        kernel = partial(cudnn_attention, head_size=head_size, packed=packed)
     else:
         kernel = partial(splash_attention, head_size=head_size, window=window)
-        shared = segment_ids
     query, key, value = projected
-    return target().map_over_heads(kernel)(query, key, value, shared)
+    return target().map_over_heads(kernel)(query, key, value, segment_ids)
 
 
 def splash_attention(
@@ -83,22 +83,29 @@ def cudnn_attention(
     query: Array,
     key: Array,
     value: Array,
-    lengths: Array,
+    segment_ids: Array,
     *,
     head_size: int,
+    packed: bool,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "B L D"]:
-    """Return the context of queries [B, L, D], by cuDNN; `lengths` [B] are without padding."""
+    """Return the context of queries [B, L, D], by cuDNN; `segment_ids` are [B, L].
+
+    Packed sequences take a mask of all pairs, which the kernel reads for each head. It is Boolean,
+    so that its gradient is zero (JAX 0.12 does not compute it). Padding attends to padding there.
+    """
     query_heads, key_heads, value_heads = (
         x.reshape(*x.shape[:2], -1, head_size) for x in (query, key, value)
     )
-    context = jax.nn.dot_product_attention(
-        query_heads,
-        key_heads,
-        value_heads,
+    options: dict[str, Any] = {}
+    if packed:
+        options["mask"] = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+    else:
+        lengths = (segment_ids > 0).sum(1, dtype=jnp.int32)
         # A sequence of padding alone keeps one key, since a softmax over none is NaN.
-        key_value_seq_lengths=jnp.maximum(lengths, 1),
-        implementation=implementation,
+        options["key_value_seq_lengths"] = jnp.maximum(lengths, 1)
+    context = jax.nn.dot_product_attention(
+        query_heads, key_heads, value_heads, implementation=implementation, **options
     )
     return context.reshape(query.shape)
 
@@ -131,8 +138,8 @@ def unsupported(
         return ""
     if config.dtype == "float32":
         return "needs bfloat16 on a GPU; set model.dtype to bfloat16"
-    if packed:
-        return "takes no packed sequences on a GPU; set data.packing to False"
+    if packed and length % 2:
+        return f"takes an even number of packed tokens on a GPU, not {length}; change it"
     if head_size % 8 or head_size > _MAX_CUDNN_HEAD_SIZE:
         return (
             f"takes heads of a multiple of 8 up to {_MAX_CUDNN_HEAD_SIZE} on a GPU, not of "

@@ -56,7 +56,9 @@ def segments(length, packed, generator) -> np.ndarray:
 
 
 def fused(config, projected, mask):
-    return fused_attention.fused_attention(config, projected, mask.segment_ids, mask.window)
+    return fused_attention.fused_attention(
+        config, projected, mask.segment_ids, window=mask.window, packed=mask.packed
+    )
 
 
 def value_and_gradients(function, projected, cotangent):
@@ -98,13 +100,14 @@ def check(fused, plain, tolerance):
         np.testing.assert_allclose(actual, expected, atol=tolerance)
 
 
-def test_lowers_to_cudnn_for_a_gpu(monkeypatch):
+@pytest.mark.parametrize("packed", [False, True])
+def test_lowers_to_cudnn_for_a_gpu(packed, monkeypatch):
     """JAX asks for the version of cuDNN, which is not here."""
     cudnn = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
     config = layer(2, 64, 128, 0.0, dtype="bfloat16")
     x = jax.ShapeDtypeStruct((2, 128, 128), jnp.bfloat16)
-    mask = AttentionMask(jnp.ones((2, 128), jnp.int32))
+    mask = AttentionMask(jnp.ones((2, 128), jnp.int32), packed)
 
     @jax.jit
     def gradients(*x):
@@ -112,7 +115,8 @@ def test_lowers_to_cudnn_for_a_gpu(monkeypatch):
 
     with traced_for(Target("gpu")):
         text = gradients.trace(x, x, x).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("@__cudnn$fmhaSoftmax(") == text.count("@__cudnn$fmhaSoftmaxBackward(") == 1
+    name = "fmhaScaleBiasSoftmax" if packed else "fmhaSoftmax"
+    assert text.count(f"@__cudnn${name}(") == text.count(f"@__cudnn${name}Backward(") == 1
 
 
 @pytest.mark.parametrize(("length", "window"), [(384, 0), (2048, 0), (8192, 64)])
@@ -164,16 +168,15 @@ def test_blocks_of_a_window_save_no_square_of_the_length():
     assert max(each.size for each in saved) == 2 * 1024 * 24
 
 
-@pytest.mark.parametrize("length", [24, 33])
-def test_the_layout_of_cudnn_is_the_plain_form(length):
+@pytest.mark.parametrize(("length", "packed"), [(24, False), (33, False), (24, True)])
+def test_the_layout_of_cudnn_is_the_plain_form(length, packed):
     """The same call in XLA's own implementation."""
 
     def form(config, projected, mask):
-        lengths = jnp.asarray(mask.segment_ids).sum(1)
         kernel = partial(fused_attention.cudnn_attention, head_size=16, implementation="xla")
-        return kernel(*projected, lengths)
+        return kernel(*projected, mask.segment_ids, packed=packed)
 
-    check_form(form, layer(2, 16, length, rate=0.0), length)
+    check_form(form, layer(2, 16, length, rate=0.0), length, packed=packed)
 
 
 @pytest.mark.device
@@ -225,7 +228,8 @@ ODD_HEADS = dataclasses.replace(BFLOAT16, hidden_size=24)
         (BFLOAT16, "tpu", 200, False, ["a multiple of 128 tokens on a TPU, not 200"]),
         (RELATIVE, "tpu", 32, False, ["no relative_key"]),
         (FLOAT32, "gpu", 32, False, ["needs bfloat16 on a GPU; set model.dtype"]),
-        (BFLOAT16, "gpu", 32, True, ["no packed sequences on a GPU; set data.packing"]),
+        (BFLOAT16, "gpu", 32, True, []),
+        (BFLOAT16, "gpu", 33, True, ["an even number of packed tokens on a GPU, not 33"]),
         (ODD_HEADS, "gpu", 32, False, ["a multiple of 8", "a GPU, not of 12"]),
     ],
 )
@@ -269,12 +273,7 @@ def test_on_a_gpu_cudnn_serves_the_layers_without_a_window(monkeypatch):
             "plain: fused has no dropout; set model.attention_probs_dropout_prob to 0",
         ),
         ("gpu", {}, False, "fused"),
-        (
-            "gpu",
-            {},
-            True,
-            "plain: fused takes no packed sequences on a GPU; set data.packing to False",
-        ),
+        ("gpu", {}, True, "fused"),
         ("tpu", {}, True, "fused"),
         ("gpu", {"attention": "plain"}, False, "plain: model.attention is plain"),
         (
