@@ -2,14 +2,15 @@
 
     python benchmarks/device.py --minutes=25 --output=benchmarks/records/2026-12-01-h100
 
-Six groups of parts, in this order, each part a process of its own:
+Seven groups of parts, in this order, each part a process of its own:
 
 - check: versions, the rates of a matmul and of memory, and a layer's attention by each kernel.
 - tests: those marked `device`, which compare the device with a CPU.
 - speed: the train step of ModernBERT-base, BERT-large and BERT-base in bfloat16, by length, kind of
   attention and batch, which grows while that is faster.
-- peers: PyTorch with its fused attention, eager and compiled, where PyTorch has the device.
+- peers: PyTorch compiled, with each of its kernels of attention, where PyTorch has the device.
 - profile: the time of the step with the most operations a second, by kind and by kernel.
+- settings: the same step under each of the settings of JAX and XLA in `SETTINGS`.
 - default: `python train.py`.
 
 What a part found is in the output when it ends. Of one that fails, the first line of the cause is
@@ -40,7 +41,7 @@ from typing import Any
 
 import device_cell
 from device_cell import TINY, Cell
-from device_report import Found, write_report
+from device_report import Found, speed, write_report
 
 from bert_jax.commands import process
 from bert_jax.errors import UserError
@@ -53,6 +54,7 @@ SHARES = {
     "speed": 10,
     "peers": 4,
     "profile": 1,
+    "settings": 2,
     "default": 2,
 }  # of the time
 AGAIN, SHARE_AGAIN = "again", 2  # the group of all parts that had a turn before
@@ -60,7 +62,14 @@ AGAIN, SHARE_AGAIN = "again", 2  # the group of all parts that had a turn before
 PAIRS = [("modernbert_base", 1024), ("large", 128), ("large", 512), ("modernbert_base", 512)]
 PAIRS += [("modernbert_base", 8192), ("base", 128), ("base", 512)]
 EXACT = ("base", 128)  # also in float32
-PEERS = [("large", 128), ("large", 512), ("base", 128), ("base", 512)]
+PEERS = [("modernbert_base", 1024), ("large", 128), ("large", 512), ("base", 128), ("base", 512)]
+# Environment variables that may make a step faster on a GPU; a TPU ignores the last three.
+SETTINGS = {
+    "optimization-O1": {"JAX_OPTIMIZATION_LEVEL": "O1"},
+    "memory-0.92": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"},
+    "triton-gemm": {"XLA_FLAGS": "--xla_gpu_triton_gemm_any=true"},
+    "no-command-buffers": {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="},
+}
 # Tokens of the first batch and of the largest batch of a device. Sequences of more than 1,024 begin
 # with fewer: the memory of plain attention grows with the square of the length.
 FIRST = {"base": 1 << 15, "large": 1 << 14, "modernbert_base": 1 << 15}
@@ -80,12 +89,13 @@ class Part:
     """A process with its name and its group.
 
     `command` returns its command for some seconds, or raises a LookupError that says why there is
-    nothing to run.
+    nothing to run. `env` is added to its environment.
     """
 
     name: str
     group: str
     command: Callable[[float], list[str]]
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Commands:
@@ -99,12 +109,19 @@ class Commands:
 
     def parts(self) -> list[Part]:
         """Return all parts, in their order."""
-        parts = [Part("check", "check", self._check), Part("tests", "tests", self._tests)]
+        # The tests take CPUs alone, unless they are told.
+        platforms = {"JAX_PLATFORMS": self._found.device.get("platforms", "")}
+        parts = [Part("check", "check", self._check)]
+        parts.append(Part("tests", "tests", self._tests, platforms))
         parts += [Part(cell.name, "speed", partial(self._speed, cell)) for cell in self.cells]
         for recipe, length in self._pairs[:1] if self._tiny else PEERS:
             name = f"peers-{recipe}-{length}"
             parts.append(Part(name, "peers", partial(self._peers, name, recipe, length)))
-        parts.append(Part("profile", "profile", self._profile))
+        trace = str(self._found.output / "trace")
+        parts.append(Part("profile", "profile", partial(self._again, "profile", trace)))
+        for setting, env in SETTINGS.items():
+            name = f"settings-{setting}"
+            parts.append(Part(name, "settings", partial(self._again, name, ""), env))
         return [*parts, Part("default", "default", self._default)]
 
     def _cells(self) -> Iterator[Cell]:
@@ -161,9 +178,14 @@ class Commands:
         return self._measure(cell.name, cell, first, most, seconds)
 
     def _peers(self, name: str, recipe: str, length: int, seconds: float) -> list[str]:
-        best = self._found.best(Cell(recipe, length, tiny=self._tiny))
-        if not best:
+        forms = [
+            Cell(recipe, length, attention=attention, tiny=self._tiny)
+            for attention in ("plain", "fused")
+        ]
+        found = [(row, cell) for cell in forms if (row := self._found.best(cell))]
+        if not found:
             raise LookupError("its batch was not measured")
+        best, fastest = max(found, key=lambda pair: speed(pair[0]))
         done = subprocess.run([sys.executable, "-c", TORCH], capture_output=True, text=True)
         if done.returncode:
             raise LookupError(f"PyTorch cannot be used: {cause(done.stderr, done.returncode)}")
@@ -171,21 +193,24 @@ class Commands:
             raise LookupError("PyTorch sees no such device")
         words = [f"--config={recipe}", f"--config.data.max_length={length}"]
         words += [f"--config.data.batch_size={best['batch_size']}"]
-        words += ["--config.model.attention=plain"]
+        words += [f"--config.model.attention={fastest.attention}"]
         words += [f"--config.model.{field}={n}" for field, n in TINY.items() if self._tiny]
-        words += ["--alone", "--peers=bert-jax,torch,torch-compiled", "--dtypes=bfloat16"]
+        peers = ["bert-jax", "torch-masked-compiled", "torch-compiled"]
+        peers += ["torch-masked-cudnn", "torch-masked-flash"]
+        words += ["--alone", f"--peers={','.join(peers)}", "--dtypes=bfloat16"]
         words += ["--rounds=3", f"--seconds={0.1 if self._tiny else 4}"]
         words.append(f"--output={self._found.figures(name)}")
         return [sys.executable, str(ROOT / "benchmarks/peers.py"), *words]
 
-    def _profile(self, seconds: float) -> list[str]:
+    def _again(self, name: str, trace: str, seconds: float) -> list[str]:
+        """Return the command of the step with the most operations a second."""
         found = [(self._found.best(cell), cell) for cell in self.cells]
         found = [(row, cell) for row, cell in found if row and cell.dtype == "bfloat16"]
         if not found:
             raise LookupError("no step was measured")
         row, cell = max(found, key=lambda pair: pair[0]["random"]["model_flops_per_second"])
         sizes = row["batch_size"], row["batch_size"]
-        return self._measure("profile", cell, *sizes, seconds, str(self._found.output / "trace"))
+        return self._measure(name, cell, *sizes, seconds, trace)
 
     def _default(self, seconds: float) -> list[str]:
         workdir = self._found.output / "workdir"
@@ -236,10 +261,8 @@ def run_part(part: Part, found: Found, seconds: float) -> None:
     except Exception as error:  # such as figures that cannot be read: the other parts go on
         entry = {"status": "failed", "cause": repr(error)}
     else:
-        # The tests take CPUs alone, unless they are told.
-        env = {"JAX_PLATFORMS": found.device["platforms"]} if part.group == "tests" else {}
         log = found.output / f"{part.name}.log"
-        code = run(command, log, seconds, env)
+        code = run(command, log, seconds, part.env)
         stopped = {None: f"its {seconds:.0f} s were over", device_cell.NO_TIME: "no time for more"}
         entry = {"status": "complete" if code == 0 else "failed", "command": command}
         if code in stopped:

@@ -89,6 +89,7 @@ def write_report(
         "## Train steps, at the fastest batch": lambda: _speeds(found, cells),
         "## PyTorch": lambda: _peers(found, parts),
         "## Where the time of the step with the most operations goes": lambda: _kernels(found),
+        "## The same step under other settings": lambda: _settings(found, parts),
         "## The default run": lambda: _default(found),
         "## Defaults that should change": lambda: _defaults(found, cells),
     }
@@ -186,6 +187,21 @@ def _kernels(found: Found) -> list[str]:
             kernels = [(f"`{name[:80]}`", f"{share:.1%}") for name, share in row["kernels"]]
             return [*table((what, "time", "MB"), kinds), *table(("kernel", "time"), kernels)]
     return []
+
+
+def _settings(found: Found, parts: Sequence[str]) -> list[str]:
+    before, rows = _first(found, "profile"), []
+    for name in parts:
+        row = _first(found, name) if name.startswith("settings-") else None
+        if row and before:
+            ratio = f"{speed(row) / speed(before):.3f}"
+            rows.append((name.removeprefix("settings-"), f"{speed(row):,.1f}", ratio))
+    return table(("setting", "sequences/s", "beside none"), rows)
+
+
+def _first(found: Found, name: str) -> dict[str, Any] | None:
+    rows = device_cell.read(found.figures(name))
+    return next((row for row in rows if "random" in row), None)
 
 
 def _check(found: Found) -> list[str]:

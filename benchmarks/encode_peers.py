@@ -7,8 +7,9 @@ the output in their formats. All encode the same texts, of a number of tokens ea
 vectors in memory: `encode` beside sentence-transformers and ONNX Runtime (float32, int8), and
 `predict` beside transformers. Each runs in a process of its own, which waits while another runs.
 The ratio to ours is taken in each round, and printed with its quartiles. The first vector's largest
-difference from ours is printed too. Needs `pip install sentence-transformers onnx onnxruntime
-onnxscript`.
+difference from ours is printed too. A peer that fails is dropped, and said why. PyTorch takes a GPU
+if it has one; bert-jax then computes in bfloat16, as PyTorch does there under autocast. Needs
+`pip install sentence-transformers onnx onnxruntime onnxscript`, for the peers that are named.
 """
 
 import argparse
@@ -16,32 +17,37 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import record
+
+from bert_jax.commands import process
+from bert_jax.errors import UserError, first_line
 
 PEERS = {
     "encode": ("bert-jax", "sentence-transformers", "onnx-float32", "onnx-int8"),
     "predict": ("bert-jax", "transformers"),
 }
-TOKENS = 16_384  # of a turn
+BERT_JAX = "bert-jax"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def texts(length: int) -> list[str]:
+def texts(count: int, length: int) -> list[str]:
     """Return texts of `length` tokens, [CLS] and [SEP] among them."""
     random = np.random.default_rng(length)
-    rows = random.integers(0, 20_000, (TOKENS // length, length - 2))
+    rows = random.integers(0, 20_000, (count, length - 2))
     return [" ".join(f"w{number}" for number in row) for row in rows]
 
 
 def write_models(folder: Path, layers: int, size: int) -> None:
-    """Write the encoder and a classifier as transformers does, and the encoder as ONNX."""
+    """Write the encoder and a classifier as transformers does."""
     import torch
     import transformers
-    from onnxruntime.quantization import quantize_dynamic
 
     vocabulary = folder / "words.txt"
     vocabulary.write_text("\n".join(_SPECIAL + [f"w{number}" for number in range(20_000)]))
@@ -59,6 +65,16 @@ def write_models(folder: Path, layers: int, size: int) -> None:
     for name, model in (("encode", encoder), ("predict", classifier)):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+
+
+def write_onnx(folder: Path) -> None:
+    """Write the encoder of the folder as ONNX, in float32 and in int8."""
+    import torch
+    import transformers
+    from onnxruntime.quantization import quantize_dynamic
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "encode")
+    encoder = transformers.BertModel.from_pretrained(folder / "encode").eval()
     example = tokenizer(["w1 w2 w3", "w4 w5 w6"], return_tensors="pt")
     axes = {name: {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")} for name in example}
     torch.onnx.export(
@@ -105,12 +121,15 @@ def onnx_encoder(folder: Path, name: str) -> Callable[[list[str]], np.ndarray]:
 
 def make(folder: Path, task: str, peer: str) -> Callable[[list[str]], np.ndarray]:
     """Return what turns texts into vectors, or into probabilities."""
-    if peer == "bert-jax":
+    if peer == BERT_JAX:
+        import jax
+
         import bert_jax
         from bert_jax.commands.memory import keep_host_memory
 
         keep_host_memory()
-        bert = bert_jax.load(folder / task)
+        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        bert = bert_jax.load(folder / task, dtype=dtype)
         if task == "encode":
             return bert.encode
         return lambda texts: np.array(
@@ -119,27 +138,41 @@ def make(folder: Path, task: str, peer: str) -> Callable[[list[str]], np.ndarray
     if peer.startswith("onnx"):
         name = "model.onnx" if peer.endswith("32") else "model.int8.onnx"
         return onnx_encoder(folder, name)
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    batch = 32 if device == "cpu" else 1024
+    cast = partial(torch.autocast, device, torch.bfloat16, enabled=device == "cuda")
     if peer == "sentence-transformers":
         from sentence_transformers import SentenceTransformer
 
-        model = SentenceTransformer(str(folder / task), device="cpu")
+        model = SentenceTransformer(str(folder / task), device=device)
         model.max_seq_length = 512
-        return lambda texts: np.asarray(model.encode(texts))
-    import torch
+
+        def encode(texts: list[str]) -> np.ndarray:
+            with cast():
+                return np.asarray(model.encode(texts, batch_size=batch))
+
+        return encode
     import transformers
 
     classifier = transformers.AutoModelForSequenceClassification.from_pretrained(folder / task)
+    classifier.to(device)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / task)
 
     def predict(texts: list[str]) -> np.ndarray:
-        with torch.inference_mode():
-            found = [
-                classifier(**tokenizer(texts[i : i + 32], return_tensors="pt", padding=True)).logits
-                for i in range(0, len(texts), 32)
-            ]
-            return torch.cat(found).softmax(-1).numpy()
+        found = []
+        with torch.inference_mode(), cast():
+            for i in range(0, len(texts), batch):
+                inputs = tokenizer(texts[i : i + batch], return_tensors="pt", padding=True)
+                found.append(classifier(**inputs.to(device)).logits)
+            return torch.cat(found).float().softmax(-1).cpu().numpy()
 
     return predict
+
+
+class PeerError(Exception):
+    """Why a peer cannot go on."""
 
 
 class Worker:
@@ -151,12 +184,21 @@ class Worker:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, **pipes)
 
-    def turn(self, length: int) -> tuple[float, np.ndarray]:
-        """Return the seconds that the texts of a length took, and the first vector."""
-        self._process.stdin.write(f"{length}\n")
-        self._process.stdin.flush()
-        seconds, vector = json.loads(self._process.stdout.readline())
-        return seconds, np.array(vector)
+    def turn(self, count: int, length: int) -> tuple[float, np.ndarray]:
+        """Return the seconds that the texts of a length took, and the first vector.
+
+        Raises:
+          PeerError: the process has ended, or its function has raised an error.
+        """
+        try:
+            self._process.stdin.write(f"{count} {length}\n")
+            self._process.stdin.flush()
+            found = json.loads(self._process.stdout.readline())
+        except (OSError, ValueError):
+            raise PeerError("its process has ended") from None
+        if isinstance(found, str):
+            raise PeerError(found)
+        return found[0], np.array(found[1])
 
     def end(self) -> None:
         """End the process."""
@@ -166,15 +208,16 @@ class Worker:
 
 def serve(folder: Path, task: str, peer: str) -> None:
     """Answer each length that comes in."""
-    import time
-
-    function = make(folder, task, peer)
-    for line in sys.stdin:
-        chosen = texts(int(line))
-        started = time.perf_counter()
-        vectors = function(chosen)
-        seconds = time.perf_counter() - started
-        print(json.dumps([seconds, np.asarray(vectors[0]).tolist()]), flush=True)
+    try:
+        function = make(folder, task, peer)
+        for line in sys.stdin:
+            chosen = texts(*map(int, line.split()))
+            started = time.perf_counter()
+            vectors = function(chosen)
+            seconds = time.perf_counter() - started
+            print(json.dumps([seconds, np.asarray(vectors[0]).tolist()]), flush=True)
+    except Exception as error:
+        print(json.dumps(f"{type(error).__name__}: {first_line(error)}"), flush=True)
 
 
 def main() -> None:
@@ -186,34 +229,65 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--lengths", default="16,128,512", help="tokens of a text")
+    parser.add_argument("--tokens", type=int, default=16_384, help="of all texts of a turn")
+    parser.add_argument("--peers", default="", help="comma separated, beside bert-jax (all)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--size", type=int, default=384)
     parser.add_argument("--output", type=Path, required=True, help="a folder for the models")
+    parser.add_argument("--figures", type=Path, help="a file for the figures, as JSON")
     args = parser.parse_args()
+    known = {peer for peers in PEERS.values() for peer in peers}
+    chosen = {BERT_JAX, *(args.peers.split(",") if args.peers else known)}
+    if unknown := chosen - known:
+        raise UserError(f"--peers {', '.join(sorted(unknown))}: there are {', '.join(known)}")
+    lengths = [int(each) for each in args.lengths.split(",") if each.isdecimal()]
+    if f"{','.join(map(str, lengths))}" != args.lengths or not 3 <= min(lengths) <= 512:
+        raise UserError("--lengths are numbers from 3 to 512, comma separated")
+    if args.rounds < 1 or args.tokens < max(lengths):
+        raise UserError("--rounds must be positive, and --tokens those of a text at least")
     args.output.mkdir(parents=True, exist_ok=True)
     write_models(args.output, args.layers, args.size)
+    if any(peer.startswith("onnx") for peer in chosen):
+        write_onnx(args.output)
     print(record.heading(["jax", "torch", "sentence-transformers", "onnxruntime"], {}))
-    workers = [Worker(args.output, task, peer) for task, peers in PEERS.items() for peer in peers]
-    lengths = [int(length) for length in args.lengths.split(",")]
+    jobs = [(task, peer) for task, peers in PEERS.items() for peer in peers if peer in chosen]
+    workers = [Worker(args.output, task, peer) for task, peer in jobs]
     print("| | tokens | texts/s | bert-jax is faster by | difference |\n|---|---|---|---|---|")
-    for length in lengths:
-        first = {worker: worker.turn(length)[1] for worker in workers}  # which also compiles
-        times: dict[Worker, list[float]] = {worker: [] for worker in workers}
-        for _ in range(args.rounds):
-            for worker in workers:
-                times[worker].append(worker.turn(length)[0])
-        ours: dict[str, Worker] = {w.task: w for w in workers if w.peer == "bert-jax"}
-        for worker in workers:
-            own = ours[worker.task]
-            rate = TOKENS // length / statistics.median(times[worker])
-            ratio = record.ratio(times[worker], times[own])
-            difference = f"{np.abs(first[worker] - first[own]).max():.1e}"
-            name = f"{worker.task}, {worker.peer}"
-            print(f"| {name} | {length} | {rate:.1f} | {ratio} | {difference} |", flush=True)
+    figures = [row for length in lengths for row in measure(workers, args, length)]
     for worker in workers:
         worker.end()
+    if args.figures:
+        args.figures.write_text("".join(json.dumps(row) + "\n" for row in figures))
+
+
+def measure(workers: list[Worker], args: argparse.Namespace, length: int) -> list[dict[str, Any]]:
+    """Print the rows of a length, and return them; a worker that fails is dropped."""
+    count = args.tokens // length
+    first: dict[Worker, np.ndarray] = {}
+    for worker in list(workers):  # which also compiles
+        try:
+            first[worker] = worker.turn(count, length)[1]
+        except PeerError as error:
+            print(f"{worker.task}, {worker.peer}: {error}", file=sys.stderr, flush=True)
+            workers.remove(worker)
+            worker.end()
+    times: dict[Worker, list[float]] = {worker: [] for worker in workers}
+    for _ in range(args.rounds):
+        for worker in workers:
+            times[worker].append(worker.turn(count, length)[0])
+    ours = {worker.task: worker for worker in workers if worker.peer == BERT_JAX}
+    rows = []
+    for worker in workers:
+        own = ours[worker.task]
+        rate = count / statistics.median(times[worker])
+        ratio = record.ratio(times[worker], times[own])
+        difference = f"{np.abs(first[worker] - first[own]).max():.1e}"
+        name = f"{worker.task}, {worker.peer}"
+        print(f"| {name} | {length} | {rate:.1f} | {ratio} | {difference} |", flush=True)
+        rows.append({"what": name, "tokens": length, "texts_per_second": rate, "ratio": ratio})
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    process.run(main, Path(__file__).name)

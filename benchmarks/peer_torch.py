@@ -1,33 +1,66 @@
-"""A train step of Hugging Face's BERT in PyTorch, for peers.py, which starts this program.
+"""A train step of transformers' BERT or ModernBERT in PyTorch, for peers.py, which starts it.
 
 AdamW (fused) with the gradient clipped, as its users train; masks are chosen beforehand, outside of
 the time. `head` "full" scores every position, as transformers does; "masked" gathers the positions
-to be predicted first, which it does not.
+to be predicted first, which of the two only its ModernBERT can.
 """
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from peer_worker import Spec, read_spec, run_peer, serve, synthetic
-from torch.nn import functional
+from torch.nn import attention, functional
 
 transformers.logging.set_verbosity_error()
 
 
-def make_step(spec: Spec, device: torch.device):
-    """Returns a function that takes a step, and gives the loss as a tensor on the device."""
-    names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "hidden_act", "vocab_size")
-    names += ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    names += ("max_position_embeddings", "type_vocab_size")
-    config = transformers.BertConfig(**{name: spec.model[name] for name in names})
-    torch.manual_seed(0)
-    model = transformers.BertForPreTraining(config).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    batch = {k: torch.from_numpy(v).to(device) for k, v in synthetic(spec).items()}
-    inputs = {k: batch[k] for k in ("input_ids", "token_type_ids", "attention_mask")}
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+_SIZES += ("intermediate_size", "max_position_embeddings")
+_OF_BERT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "hidden_act", "type_vocab_size")
+_NO_LABEL = -100  # of transformers
+
+Batch = dict[str, torch.Tensor]
+
+
+def labels_everywhere(batch: Batch) -> torch.Tensor:
+    """Returns the labels of all tokens, as transformers takes them."""
+    everywhere = torch.full_like(batch["input_ids"], _NO_LABEL)
+    return everywhere.scatter_(1, batch["positions"], batch["labels"])
+
+
+def make_modernbert(spec: Spec, batch: Batch) -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
+    """Returns the model, and a function that gives the loss of the batch."""
+    config = transformers.ModernBertConfig(
+        **{name: spec.model[name] for name in _SIZES},
+        local_attention=spec.model["local_attention"],
+        attention_dropout=spec.model["attention_probs_dropout_prob"],
+        mlp_dropout=spec.model["hidden_dropout_prob"],
+        embedding_dropout=spec.model["hidden_dropout_prob"],
+        sparse_prediction=spec.head == "masked",
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "cls_token_id"), 0),
+        **dict.fromkeys(("eos_token_id", "sep_token_id"), 1),
+    )
+    model = transformers.ModernBertForMaskedLM(config)
+    inputs = {"input_ids": batch["input_ids"], "labels": labels_everywhere(batch)}
+    if not spec.sdpa:
+        inputs["attention_mask"] = batch["attention_mask"]
+    return model, lambda: model(**inputs).loss
+
+
+def make_bert(spec: Spec, batch: Batch) -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
+    """Returns the model, and a function that gives the loss of the batch."""
+    config = transformers.BertConfig(**{name: spec.model[name] for name in (*_SIZES, *_OF_BERT)})
+    model = transformers.BertForPreTraining(config)
+    inputs = {k: batch[k] for k in ("input_ids", "token_type_ids")}
+    if not spec.sdpa:
+        inputs["attention_mask"] = batch["attention_mask"]
     positions, labels = batch["positions"], batch["labels"]
-    everywhere = torch.full_like(batch["input_ids"], -100).scatter_(1, positions, labels)
-    rows = torch.arange(len(positions), device=device)[:, None]
+    everywhere = labels_everywhere(batch)
+    rows = torch.arange(len(positions), device=positions.device)[:, None]
 
     def full() -> torch.Tensor:
         follows = batch["next_sentence_label"]
@@ -40,13 +73,26 @@ def make_step(spec: Spec, device: torch.device):
         loss = functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
         return loss + functional.cross_entropy(follows.float(), batch["next_sentence_label"])
 
-    loss_of = {"full": full, "masked": masked}[spec.head]
+    return model, {"full": full, "masked": masked}[spec.head]
+
+
+def make_step(spec: Spec, device: torch.device) -> Callable[[], torch.Tensor]:
+    """Returns a function that takes a step, and gives the loss as a tensor on the device."""
+    torch.manual_seed(0)
+    batch = {k: torch.from_numpy(v).to(device) for k, v in synthetic(spec).items()}
+    is_modernbert = spec.model["model_type"] == "modernbert"
+    model, loss_of = (make_modernbert if is_modernbert else make_bert)(spec, batch)
+    model.to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     if spec.compile:
         loss_of = torch.compile(loss_of)
+    kernel: Any = nullcontext()
+    if spec.sdpa:
+        kernel = attention.sdpa_kernel(getattr(attention.SDPBackend, spec.sdpa))
 
     def step() -> torch.Tensor:
         narrow = spec.dtype == "bfloat16"
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=narrow):
+        with kernel, torch.autocast(device.type, dtype=torch.bfloat16, enabled=narrow):
             loss = loss_of()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -28,6 +28,7 @@ class Spec:
       head: "full" to score every position, "masked" for the predicted ones; of our own step, what
         it is to be without.
       compile: by `torch.compile`.
+      sdpa: the kernel of PyTorch's attention, by its name there; "" for PyTorch's own choice.
       batch_size: sequences a step.
       max_length: tokens of a sequence.
       max_predictions: masked positions of a sequence.
@@ -39,6 +40,7 @@ class Spec:
     dtype: str
     head: str
     compile: bool
+    sdpa: str
     batch_size: int
     max_length: int
     max_predictions: int

@@ -8,12 +8,13 @@ process of its own, which waits while another runs. In a round each runs for `--
 to bert-jax is taken in each round, and printed with its quartiles. With `--alone` a process ends
 before the next one starts, as on a GPU, whose memory each would take; a peer that fails is dropped.
 
-Peers: `torch`, transformers' BertForPreTraining, eager; `torch-masked`, the same with its MLM head
-on the masked positions alone, as here; `torch-compiled` and `torch-masked-compiled`, under
-`torch.compile`; `flax`, the last Flax BERT, which needs transformers 4: name the Python of such an
-environment with `--flax_python`. Their sequences are masked beforehand, those of bert-jax
-in the step. The step of bert-jax can also run without one of the techniques that make it fast:
-`without-` and a name of `peer_worker.TECHNIQUES`.
+Peers: `torch`, transformers' BertForPreTraining or ModernBertForMaskedLM, eager; `torch-masked`,
+the same with its MLM head on the masked positions alone, as here; `torch-compiled` and
+`torch-masked-compiled`, under `torch.compile`; `torch-masked-cudnn` and `torch-masked-flash`,
+compiled, with PyTorch's attention by that kernel alone, without a mask; `flax`, the last Flax BERT,
+which needs transformers 4: name the Python of such an environment with `--flax_python`. Their
+sequences are masked beforehand, those of bert-jax in the step. The step of bert-jax can also run
+without one of the techniques that make it fast: `without-` and a name of `peer_worker.TECHNIQUES`.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import record
 from peer_worker import TECHNIQUES, Spec
@@ -39,14 +40,26 @@ from bert_jax.config.schedule import make_schedule
 from bert_jax.config.settings import to_json
 from bert_jax.errors import UserError
 
+
+class Kind(NamedTuple):
+    """A peer's program, with the fields of its `Spec` that differ from those of others."""
+
+    script: str
+    head: str
+    compile: bool = False
+    sdpa: str = ""
+
+
 PEERS = {
-    "bert-jax": ("peer_ours.py", "masked", False),
-    "torch": ("peer_torch.py", "full", False),
-    "torch-masked": ("peer_torch.py", "masked", False),
-    "torch-compiled": ("peer_torch.py", "full", True),
-    "torch-masked-compiled": ("peer_torch.py", "masked", True),
-    "flax": ("peer_flax.py", "full", False),
-    **{f"without-{name}": ("peer_ours.py", name, False) for name in TECHNIQUES},
+    "bert-jax": Kind("peer_ours.py", "masked"),
+    "torch": Kind("peer_torch.py", "full"),
+    "torch-masked": Kind("peer_torch.py", "masked"),
+    "torch-compiled": Kind("peer_torch.py", "full", compile=True),
+    "torch-masked-compiled": Kind("peer_torch.py", "masked", compile=True),
+    "torch-masked-cudnn": Kind("peer_torch.py", "masked", compile=True, sdpa="CUDNN_ATTENTION"),
+    "torch-masked-flash": Kind("peer_torch.py", "masked", compile=True, sdpa="FLASH_ATTENTION"),
+    "flax": Kind("peer_flax.py", "full"),
+    **{f"without-{name}": Kind("peer_ours.py", name) for name in TECHNIQUES},
 }
 BERT_JAX = "bert-jax"
 
@@ -78,8 +91,8 @@ class Peer:
     """A worker process that runs train steps on request."""
 
     def __init__(self, name: str, spec: Spec):
-        script, head, compiled = PEERS[name]
-        spec = dataclasses.replace(spec, head=head, compile=compiled)
+        script, head, compiled, sdpa = PEERS[name]
+        spec = dataclasses.replace(spec, head=head, compile=compiled, sdpa=sdpa)
         python = ARGS.flax_python if name == "flax" else sys.executable
         command = [python, str(Path(__file__).with_name(script)), json.dumps(vars(spec))]
         self.name, self.dtype = name, spec.dtype
@@ -157,6 +170,7 @@ def main() -> None:
         dtype="",
         head="",
         compile=False,
+        sdpa="",
         batch_size=phase.batch_size,
         max_length=phase.max_length,
         max_predictions=phase.max_predictions,

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import jax
 import numpy as np
@@ -362,12 +362,16 @@ class Bert(LoadedModel):
 
 
 @console.working("loading the model", says_end=False)
-def load(path: str | AnyPath) -> Bert:
+def load(
+    path: str | AnyPath, *, dtype: Literal["float32", "bfloat16", "auto"] | None = None
+) -> Bert:
     """Load a checkpoint.
 
     Args:
       path: a workdir, for its latest checkpoint; one of its checkpoints; a Hugging Face or Google
         checkpoint directory; or "hf:OWNER/NAME", which is downloaded from the hub.
+      dtype: of activations and matmuls; "auto" is bfloat16 where the device has it. None is that of
+        training, and float32 for a Hugging Face or Google checkpoint. Parameters stay float32.
 
     Raises:
       UserError: there is no checkpoint, or it is damaged, or of another architecture.
@@ -377,7 +381,7 @@ def load(path: str | AnyPath) -> Bert:
     >>> load(path)
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
-    model = load_model(path)
+    model = load_model(path, dtype)
     return Bert(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
 
 

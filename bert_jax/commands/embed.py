@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "put the prompt of a model of embeddings before each line (none)"
     add("--prompt", choices=("query", "passage"), default="", help=what)
     add("--normalize", action="store_true", help="make every vector one of unit length")
+    process.add_dtype(parser)
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.inference.runner import chunks
     from bert_jax.inference.tokenization import prompt_of
 
-    bert = process.load_checkpoint(args.checkpoint)
+    bert = process.load_checkpoint(args.checkpoint, args.dtype)
     encoder, before = TextEncoder(bert, layers, args.pooling), prompt_of(bert, args.prompt)
     is_truncated: list[bool] = []
 

@@ -24,12 +24,13 @@ def add_arguments(parser: Parser) -> None:
     add("--output", metavar="INDEX", required=True, help="the folder to write")
     add("--column", default="text", help="column of the text in tables (text)")
     add("--force", action="store_true", help="replace an index that is there")
+    process.add_dtype(parser)
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.bert import Index
 
-    bert = process.load_checkpoint(args.checkpoint)
+    bert = process.load_checkpoint(args.checkpoint, args.dtype)
     index = Index.build(bert, args.files, args.output, column=args.column, force=args.force)
     of = f"{counted(len(index), 'text')} of {counted(len(args.files), 'file')}"
     print(f'{args.output}: {of}; to search: bert-jax search {quoted(args.output)} "a question"')

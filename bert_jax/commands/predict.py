@@ -42,6 +42,7 @@ def add_arguments(parser: Parser) -> None:
     add_data_dir(parser)
     add("--columns", help="columns of the text, if they differ")
     add("--label", metavar="COLUMN", help="column of the label, if it differs")
+    process.add_dtype(parser)
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     lines: Any = None
     if args.file and (args.file == STDIN or file_type(args.file) == ".txt"):
         lines = texts.numbered(args.file)
-    bert = process.load_checkpoint(args.checkpoint)
+    bert = process.load_checkpoint(args.checkpoint, args.dtype)
     if not bert.task:
         raise UserError("the model has no head of a task; fine-tune it first")
     task, data = make_task(bert.task), bert.data

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bert_jax import console
 from bert_jax.commands.flags import Recipe
@@ -164,13 +164,21 @@ def _fit(recipe: Recipe, minutes: float, *, keeps_size: bool) -> "TrainConfig":
     )
 
 
-def load_checkpoint(path: str) -> "Bert":
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that `load_checkpoint` takes."""
+    what = "of the computation; auto: bfloat16 where the device has it (the checkpoint's)"
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "auto"), help=what)
+
+
+def load_checkpoint(
+    path: str, dtype: Literal["float32", "bfloat16", "auto"] | None = None
+) -> "Bert":
     """Return the model of a checkpoint, whose compiled programs and freed memory are kept."""
     from bert_jax.bert import load
 
     keep_host_memory()
     cache_compiled_programs()
-    return load(path)
+    return load(path, dtype=dtype)
 
 
 def cache_compiled_programs() -> None:

@@ -7,12 +7,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from flax import linen as nn
 
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
 from bert_jax.config.settings import from_dict
 from bert_jax.config.validation import validate_model
 from bert_jax.convert import google, hub, huggingface, names, sentence_transformers
+from bert_jax.distributed.devices import resolve_dtype
 from bert_jax.errors import UserError
 from bert_jax.inference.runner import Runner
 from bert_jax.objectives import pretraining_model
@@ -47,10 +49,10 @@ class LoadedModel:
         return Runner(self.params)
 
 
-def load_model(path: str | AnyPath) -> LoadedModel:
-    """Return the content of a checkpoint; `bert_jax.load` says of which."""
+def load_model(path: str | AnyPath, dtype: str | None = None) -> LoadedModel:
+    """Return the content of a checkpoint; `bert_jax.load` says of which, and what a dtype is."""
     if hub.is_name(path):
-        return dataclasses.replace(load_model(hub.fetch(str(path))), source=str(path))
+        return dataclasses.replace(load_model(hub.fetch(str(path)), dtype), source=str(path))
     path = paths.as_path(path)
     for module, is_its in (
         (google, google.is_google),
@@ -59,6 +61,7 @@ def load_model(path: str | AnyPath) -> LoadedModel:
     ):
         if isinstance(path, Path) and is_its(path):
             config, converted, tokenizer = module.load(path)
+            config = _computed_in(config, dtype)
             modules = names.module_names(converted.params)
             longest = converted.max_length
             if longest is None and converted.task:
@@ -74,7 +77,16 @@ def load_model(path: str | AnyPath) -> LoadedModel:
                 data=DataFiles(max_length=int(longest)),
                 source=path,
             )
-    return _load_own(checkpoint.find(path))
+    return _load_own(checkpoint.find(path), dtype)
+
+
+def _computed_in(config: ModelConfig, dtype: str | None) -> ModelConfig:
+    """Return the config with another dtype, unless it is None."""
+    if dtype is None:
+        return config
+    config = dataclasses.replace(config, dtype=dtype)
+    validate_model(config, "dtype")
+    return resolve_dtype(config, jax.local_devices()[0])
 
 
 def _make_model(
@@ -90,12 +102,13 @@ def _make_model(
     return pretraining_model(config, pairs=has_pairs)
 
 
-def _load_own(folder: AnyPath) -> LoadedModel:
+def _load_own(folder: AnyPath, dtype: str | None) -> LoadedModel:
     """Return the content of a checkpoint that bert-jax wrote."""
     where, description = f"{folder}/config", checkpoint.read_json(folder, "config")
     has_task = isinstance(description, dict) and "task" in description
     run = from_dict(FinetuneConfig if has_task else TrainConfig, description, where)
     validate_model(run.model, where)
+    run.model = _computed_in(run.model, dtype)
     task, probe, data = (run.task, run.probe, run.data) if has_task else (None, "", DataFiles())
     try:
         model = _make_model(run.model, task, probe)

@@ -46,6 +46,22 @@ def test_words_are_written_with_their_spans(tiny_run, tiny_bert, file, tmp_path,
         np.testing.assert_array_equal(spans[index], word_spans(TEXTS[index]))
 
 
+def test_they_are_computed_in_the_dtype_asked_for(
+    tiny_run, tiny_bert, file, tmp_path, bert_jax_main
+):
+    tiny_bert.export(tmp_path / "exported")
+    for checkpoint in (tiny_run.checkpoint, tmp_path / "exported"):
+        found = {}
+        for dtype in ("float32", "bfloat16"):
+            flags = f"--dtype={dtype}", f"--output={tmp_path}/{dtype}.npy"
+            bert_jax_main("embed", checkpoint, file, *flags)
+            found[dtype] = np.load(tmp_path / f"{dtype}.npy")
+        difference = np.linalg.norm(found["float32"] - found["bfloat16"], axis=1)
+        share = difference / np.linalg.norm(found["float32"], axis=1)
+        assert (share < 0.02).all()
+        assert (share > 1e-4).any()
+
+
 def test_vectors_alone_and_of_unit_length(tiny_run, tiny_bert, file, tmp_path, bert_jax_main):
     arguments = tiny_run.checkpoint, file
     bert_jax_main("embed", *arguments, f"--output={tmp_path}/x.npy", "--normalize")

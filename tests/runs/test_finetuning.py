@@ -177,6 +177,20 @@ def test_the_same_run_again_trains_nothing(finished, task, capsys):
     assert (workdir / "results.json").read_text() == before
 
 
+def test_a_fine_tuned_model_computes_in_the_dtype_asked_for(tiny_finetuning):
+    """Its head too; the parameters are as they were."""
+    path = tiny_finetuning.checkpoint
+    exact, rough = (bert_jax.load(path, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert rough.model.config.dtype == rough.config.dtype == "bfloat16"
+    assert rough.params["bert"]["embeddings"]["word_embeddings"].dtype == np.float32
+    first, second = (bert.predict(["a river", "the bank"]) for bert in (exact, rough))
+    for one, other in zip(first, second, strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=0.02)
+    assert [one["probabilities"] for one in first] != [one["probabilities"] for one in second]
+    with refused("model.dtype is 'float16'; did you mean bfloat16"):
+        bert_jax.load(path, dtype="float16")
+
+
 def test_a_killed_run_resumes_bit_equal(script, task, tmp_path):
     expected, cache = script
     workdir = tmp_path / "run"
