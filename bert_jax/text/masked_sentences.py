@@ -32,10 +32,12 @@ def masked_sentences(corpus: Corpus, longest: int) -> Iterator[tuple[list[int], 
             start, end = store.sentences[index : index + 2].tolist()
             ids = store.tokens[start : min(end, start + longest)].tolist()
             continues = [*tokenizer.is_continuation[ids], False]
+            has_words = 2 * sum(letters(token) > 0 for token in ids) > len(ids)  # unlike a heading
             for i in range(len(ids)):
                 if count := letters(ids[i]):
                     is_partial = continues[i] or continues[i + 1]
-                    rank = (is_partial, count < 3, abs(i - len(ids) // 2), len(ranked))
+                    off_center = abs(i - len(ids) // 2)
+                    rank = (not has_words, is_partial, count < 3, off_center, len(ranked))
                     ranked.append((rank, i, ids))
         if ranked:
             _, i, ids = min(ranked)

@@ -17,7 +17,7 @@ from bert_jax.objectives import make_objective, masked_lm
 from bert_jax.runs import header, report
 from bert_jax.tasks import results
 from bert_jax.text import tokenizer_training
-from bert_jax.text.masked_sentences import masked_sentences
+from bert_jax.text.masked_sentences import NUM_SENTENCES, masked_sentences
 from bert_jax.text.sentences import MAX_DOCUMENT_SENTENCES
 from bert_jax.text.store import Corpus, TokenStore
 
@@ -56,6 +56,14 @@ def test_examples_are_of_any_script(language, kind):
     example = report._example(corpus, [ids for ids, _ in examples])
     words = shlex.split(f"bert-jax fill-mask run {example}")
     assert words[3] == corpus.tokenizer.decode_with_masks(examples[0][0])
+
+
+def test_a_heading_with_its_line_is_no_example_where_there_is_a_sentence():
+    heading = "********** statement **********"
+    sentence = f"{SENTENCES['English']} It then votes on each."
+    corpus = corpus_of([heading, sentence] * NUM_SENTENCES, "wordpiece")
+    for ids, _ in masked_sentences(corpus, 100):
+        assert "*" not in corpus.tokenizer.decode_with_masks(ids)
 
 
 @pytest.mark.parametrize(("right", "expected"), [(50, 3), (5, 2), (1, 1), (0, 0)])
