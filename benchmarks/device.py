@@ -2,7 +2,7 @@
 
     python benchmarks/device.py --minutes=25 --output=benchmarks/records/2026-12-01-h100
 
-Seven groups of parts, in this order, each part a process of its own:
+Eight groups of parts, in this order, each part a process of its own:
 
 - check: versions, the rates of a matmul and of memory, and a layer's attention by each kernel.
 - tests: those marked `device`, which compare the device with a CPU.
@@ -12,6 +12,8 @@ Seven groups of parts, in this order, each part a process of its own:
 - profile: the time of the step with the most operations a second, by kind and by kernel.
 - settings: the same step under each of the settings of JAX and XLA in `SETTINGS`.
 - default: `python train.py`.
+- use: an encoder of MiniLM's size is fine-tuned, is trained on pairs at a batch of 8,192, and
+  encodes 100,000 texts beside sentence-transformers.
 
 What a part found is in the output when it ends. Of one that fails, the first line of the cause is
 reported, and the next one starts. The same command again continues: first with the parts that had
@@ -56,6 +58,7 @@ SHARES = {
     "profile": 1,
     "settings": 2,
     "default": 2,
+    "use": 2,
 }  # of the time
 AGAIN, SHARE_AGAIN = "again", 2  # the group of all parts that had a turn before
 # What matters most comes first: not everything may have a turn.
@@ -122,7 +125,9 @@ class Commands:
         for setting, env in SETTINGS.items():
             name = f"settings-{setting}"
             parts.append(Part(name, "settings", partial(self._again, name, ""), env))
-        return [*parts, Part("default", "default", self._default)]
+        parts.append(Part("default", "default", self._default))
+        parts.append(Part("use", "use", self._use))
+        return [*parts, Part("encode", "use", self._encode)]
 
     def _cells(self) -> Iterator[Cell]:
         late = []
@@ -218,6 +223,23 @@ class Commands:
         steps = ["--config.steps=20"] * self._tiny
         return [sys.executable, str(ROOT / "train.py"), f"--workdir={workdir}", *steps]
 
+    def _use(self, seconds: float) -> list[str]:
+        script, folder = str(ROOT / "benchmarks/device_use.py"), str(self._found.output / "minilm")
+        shutil.rmtree(folder, ignore_errors=True)
+        return [
+            *(sys.executable, script, folder, str(self._found.figures("use"))),
+            *["tiny"] * self._tiny,
+        ]
+
+    def _encode(self, seconds: float) -> list[str]:
+        length, texts = (16, 64) if self._tiny else (32, 100_000)
+        words = [f"--lengths={length}", f"--tokens={texts * length}", "--rounds=2"]
+        words += ["--peers=sentence-transformers,transformers"]
+        words += ["--layers=2", "--size=64"] * self._tiny
+        words.append(f"--figures={self._found.figures('encode')}")
+        words.append(f"--output={self._found.output / 'encoders'}")
+        return [sys.executable, str(ROOT / "benchmarks/encode_peers.py"), *words]
+
 
 def cause(log: str, code: int) -> str:
     """Return the line of a log that says best why a process has failed."""
@@ -271,6 +293,8 @@ def run_part(part: Part, found: Found, seconds: float) -> None:
             entry["cause"] = cause(log.read_text(errors="replace"), code)
     if part.name == "default":
         found.keep_default(found.output / "workdir")
+    for folder in ("minilm", "encoders"):  # models
+        shutil.rmtree(found.output / folder, ignore_errors=True)
     found.write(part.name, {**entry, "seconds": time.monotonic() - started})
 
 

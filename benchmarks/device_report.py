@@ -91,6 +91,7 @@ def write_report(
         "## Where the time of the step with the most operations goes": lambda: _kernels(found),
         "## The same step under other settings": lambda: _settings(found, parts),
         "## The default run": lambda: _default(found),
+        "## What people do with a small encoder": lambda: _use(found),
         "## Defaults that should change": lambda: _defaults(found, cells),
     }
     lines = [f"# {device['count']} × {device['kind']}"]
@@ -239,6 +240,25 @@ def _default(found: Found) -> list[str]:
         f"{found.read('default').get('seconds', math.nan):.0f} s in all. Held out: {shown}.",
         "",
     ]
+
+
+def _use(found: Found) -> list[str]:
+    rows = [
+        (row["what"], row.get("batch_size", ""), _rate(row), row.get("cause", ""))
+        for row in device_cell.read(found.figures("use"))
+    ]
+    encoded = [
+        (row["what"], row["tokens"], f"{row['texts_per_second']:,.0f}", row["ratio"])
+        for row in device_cell.read(found.figures("encode"))
+    ]
+    return [
+        *table(("training", "batch", "sequences/s", "why not"), rows),
+        *table(("encoding", "tokens", "texts/s", "bert-jax is faster by"), encoded),
+    ]
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    return f"{row['sequences_per_second']:,.0f}" if "sequences_per_second" in row else ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,7 @@ def finetune(folder: Path, *, tiny: bool) -> dict[str, Any]:
     """Return the rate of fine-tuning a classifier."""
     config: Any = bert_jax.recipe("finetune/classification")
     train, held_out = (64, 16) if tiny else (32_768, 256)
-    head, label = "sentence\tlabel", lambda generator: generator.randrange(2)
+    head, label = "sentence\tlabel", lambda generator: f"LABEL_{generator.randrange(2)}"
     config.data.train = _write(folder / "train.tsv", head, train, label)
     config.data.eval = _write(folder / "eval.tsv", head, held_out, label)
     config.epochs = 1.0
@@ -66,7 +66,7 @@ def _rate(name: str, config: Any, init: Path, workdir: Path) -> dict[str, Any]:
     config.log_every = 2
     started = time.monotonic()
     bert_jax.finetune(config, init, workdir)
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    lines = (workdir / "seed-0/metrics.jsonl").read_text().splitlines()
     rates = [row["sequences_per_second"] for row in map(json.loads, lines) if _is_train(row)]
     return {
         "what": name,

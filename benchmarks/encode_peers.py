@@ -237,9 +237,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="a folder for the models")
     parser.add_argument("--figures", type=Path, help="a file for the figures, as JSON")
     args = parser.parse_args()
-    known = {peer for peers in PEERS.values() for peer in peers}
+    known = [*dict.fromkeys(peer for peers in PEERS.values() for peer in peers)]
     chosen = {BERT_JAX, *(args.peers.split(",") if args.peers else known)}
-    if unknown := chosen - known:
+    if unknown := chosen - {*known}:
         raise UserError(f"--peers {', '.join(sorted(unknown))}: there are {', '.join(known)}")
     lengths = [int(each) for each in args.lengths.split(",") if each.isdecimal()]
     if f"{','.join(map(str, lengths))}" != args.lengths or not 3 <= min(lengths) <= 512:
