@@ -191,7 +191,7 @@ def _kernels(found: Found) -> list[str]:
 
 
 def _settings(found: Found, parts: Sequence[str]) -> list[str]:
-    before, rows = _first(found, "profile"), []
+    before, rows = _first(found, "settings-none"), []
     for name in parts:
         row = _first(found, name) if name.startswith("settings-") else None
         if row and before:
