@@ -181,16 +181,17 @@ class OptimizerConfig:
     """Adam with decoupled weight decay; a linear warm-up, and how the rate then decays.
 
     Source: `optimization.py` in google-research/bert, and Devlin et al. 2019, appendix A.2; of
-    `wsd` (warm-up, stable, decay by 1 - sqrt) and `stable_adamw`, Warner et al. 2024.
+    `wsd` (warm-up, stable, decay by 1 - sqrt) and `stable_adamw`, Warner et al. 2024; of `muon`,
+    Jordan 2024, with updates as large as Adam's by Liu et al. 2025.
 
     >>> OptimizerConfig(learning_rate=3e-5).name
     'bert_adamw'
     """
 
-    name: Literal["bert_adamw", "adamw", "stable_adamw"] = setting(
+    name: Literal["bert_adamw", "adamw", "stable_adamw", "muon"] = setting(
         "bert_adamw",
         "bert_adamw: as released, without bias correction; adamw: Optax's; stable_adamw: with "
-        "Adafactor's update clipping",
+        "Adafactor's update clipping; muon: adamw, but Muon for the matrices of the layers",
     )
     learning_rate: float = setting(1e-4, "peak learning rate")
     warmup_fraction: float = setting(

@@ -112,7 +112,7 @@ def make_layout(
     new_state: Callable[[jax.Array], Any], mesh: Mesh, config: ParallelConfig | None = None
 ) -> tuple[Any, Layout]:
     """Return the abstract state that `new_state` makes of a key, with shardings, and its layout."""
-    boxed = jax.eval_shape(new_state, jax.random.key(0))
+    boxed = _without_empty_boxes(jax.eval_shape(new_state, jax.random.key(0)))
     specs = nn.get_partition_spec(boxed)
     split = spmd.logical_to_mesh_sharding(specs, mesh, list(fsdp.RULES.items()))
     params = split.params
@@ -124,6 +124,17 @@ def make_layout(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), state
     )
     return abstract, Layout(mesh, state, params, split.params)
+
+
+def _without_empty_boxes(state: Any) -> Any:
+    """Return a state without the names of the axes of what is not there.
+
+    An optimizer of some parameters has nothing in the place of the others.
+    """
+    is_box = partial(lambda kind, x: isinstance(x, kind), nn.meta.AxisMetadata)
+    return jax.tree.map(
+        lambda x: x.unbox() if is_box(x) and not jax.tree.leaves(x) else x, state, is_leaf=is_box
+    )
 
 
 def init_sharded(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax.Array) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 from flax import traverse_util
 from jax.typing import ArrayLike
 
@@ -102,6 +103,27 @@ def clip_updates(
     return optax.GradientTransformation(adam.init, update)
 
 
+def scale_by_muon_or(adam: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Scale the gradients of the layers' matrices by Muon, and all others by `adam`.
+
+    Muon makes the singular values of the momentum about equal. Its updates have then the mean
+    square of Adam's (Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2), so that
+    one rate and one weight decay serve both.
+    """
+    # A rate of -1, since Optax's own subtracts.
+    muon = optax.contrib.muon(-1.0, consistent_rms=0.2)
+
+    def labels(params: optax.Params) -> optax.Params:
+        def label(path: Any, _: Any) -> str:
+            names = [getattr(key, "key", "") for key in path]
+            is_matrix = "kernel" in names and any(re.match(r"layer_\d", name) for name in names)
+            return "muon" if is_matrix else "adam"
+
+        return jax.tree.map_with_path(label, params)
+
+    return optax.partition({"muon": muon, "adam": adam}, labels)
+
+
 def decayed(params: optax.Params) -> optax.Params:
     """Return which parameters are decayed: all but biases and LayerNorm scales."""
     kept = ("bias", "scale")
@@ -137,6 +159,8 @@ def make_optimizer(
         )
     scale = scale_by_bert_adam if config.name == "bert_adamw" else optax.scale_by_adam
     adam = scale(config.b1, config.b2, config.eps)
+    if config.name == "muon":
+        adam = scale_by_muon_or(adam)
     transforms = [adam, optax.add_decayed_weights(config.weight_decay, mask=decayed)]
     if config.name == "stable_adamw":
         transforms = [clip_updates(optax.chain(*transforms), config.b2, config.eps)]

@@ -100,11 +100,10 @@ def test_agrees_with_one_device(one_device, name):
     check_same(train(*LAYOUTS[name], evaluates=name in ("all three", "pmap")), one_device)
 
 
-def test_an_update_of_whole_tensors_is_the_same_on_a_mesh():
-    """Though each device has a shard of the tensor whose mean square is taken."""
-    config = OptimizerConfig(
-        name="stable_adamw", learning_rate=0.1, warmup_fraction=0.0, clip_norm=0.0
-    )
+@pytest.mark.parametrize("name", ["stable_adamw", "muon"])
+def test_an_update_of_whole_tensors_is_the_same_on_a_mesh(name):
+    """Though each device has a shard of the tensor whose mean square, or product, is taken."""
+    config = OptimizerConfig(name=name, learning_rate=0.1, warmup_fraction=0.0, clip_norm=0.0)
     optimizer = make_optimizer(config, make_rate_schedule(config, 9))
     random = np.random.default_rng(0)
     matrices = random.normal(size=(4, 16, 8)).astype(np.float32)

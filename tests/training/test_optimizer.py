@@ -1,5 +1,6 @@
 """Optimizers against NumPy, and schedules against the published ones."""
 
+import dataclasses
 import math
 
 import jax
@@ -176,6 +177,32 @@ def test_adamw_is_optax_own():
     gradients = [random_tree(seed) for seed in range(1, 6)]
     found, wanted = (run_optimizer(o, gradients) for o in (optimizer_of(config), own))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, wanted)
+
+
+def test_muon_makes_the_singular_values_of_a_layer_equal():
+    """Of the update, whose singular vectors are the gradient's; its root mean square is Adam's."""
+    config = OptimizerConfig(name="muon", learning_rate=1.0, **{**PLAIN, "weight_decay": 0.0})
+    random = np.random.default_rng(0)
+    shapes = {"bert/layer_0/up/kernel": (16, 64), "bert/layer_11/down/kernel": (64, 16)}
+    shapes |= {"bert/layer_0/up/bias": (64,), "bert/embeddings/word_embeddings": (32, 16)}
+    shapes |= {"mlm_head/dense/kernel": (16, 16)}
+    gradients = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    params = traverse_util.unflatten_dict({n: np.zeros(s) for n, s in shapes.items()}, sep="/")
+    tree = traverse_util.unflatten_dict(gradients, sep="/")
+    found, adam = (
+        flatten(o.update(tree, o.init(params), params)[0])
+        for o in (optimizer_of(config), optimizer_of(dataclasses.replace(config, name="adamw")))
+    )
+    for name, gradient in gradients.items():
+        if "layer_" not in name or "kernel" not in name:
+            np.testing.assert_array_equal(found[name], adam[name])
+            continue
+        left, _, right = np.linalg.svd(gradient, full_matrices=False)
+        diagonal = left.T @ -found[name] @ right.T
+        values = np.diag(diagonal) / (0.2 * 64**0.5)
+        assert 0.6 < values.min() < values.max() < 1.3
+        np.testing.assert_allclose(diagonal, np.diag(np.diag(diagonal)), atol=1e-2)
+        assert np.sqrt(np.mean(found[name] ** 2)) == pytest.approx(0.2, rel=0.25)
 
 
 def test_stable_adamw_agrees_with_numpy():
