@@ -235,7 +235,7 @@ class Commands:
     def _encode(self, seconds: float) -> list[str]:
         length, texts = (16, 64) if self._tiny else (32, 100_000)
         words = [f"--lengths={length}", f"--tokens={texts * length}", "--rounds=2"]
-        words += ["--peers=sentence-transformers,transformers"]
+        words += ["--dtype=bfloat16", "--peers=sentence-transformers,transformers"]
         words += ["--layers=2", "--size=64"] * self._tiny
         words.append(f"--figures={self._found.figures('encode')}")
         words.append(f"--output={self._found.output / 'encoders'}")

@@ -8,7 +8,7 @@ vectors in memory: `encode` beside sentence-transformers and ONNX Runtime (float
 `predict` beside transformers. Each runs in a process of its own, which waits while another runs.
 The ratio to ours is taken in each round, and printed with its quartiles. The first vector's largest
 difference from ours is printed too. A peer that fails is dropped, and said why. PyTorch takes a GPU
-if it has one; bert-jax then computes in bfloat16, as PyTorch does there under autocast. Needs
+if it has one. With `--dtype=bfloat16` bert-jax and PyTorch (under autocast) compute in it. Needs
 `pip install sentence-transformers onnx onnxruntime onnxscript`, for the peers that are named.
 """
 
@@ -119,16 +119,13 @@ def onnx_encoder(folder: Path, name: str) -> Callable[[list[str]], np.ndarray]:
     return encode
 
 
-def make(folder: Path, task: str, peer: str) -> Callable[[list[str]], np.ndarray]:
+def make(folder: Path, task: str, peer: str, dtype: str) -> Callable[[list[str]], np.ndarray]:
     """Return what turns texts into vectors, or into probabilities."""
     if peer == BERT_JAX:
-        import jax
-
         import bert_jax
         from bert_jax.commands.memory import keep_host_memory
 
         keep_host_memory()
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
         bert = bert_jax.load(folder / task, dtype=dtype)
         if task == "encode":
             return bert.encode
@@ -142,7 +139,7 @@ def make(folder: Path, task: str, peer: str) -> Callable[[list[str]], np.ndarray
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     batch = 32 if device == "cpu" else 1024
-    cast = partial(torch.autocast, device, torch.bfloat16, enabled=device == "cuda")
+    cast = partial(torch.autocast, device, torch.bfloat16, enabled=dtype == "bfloat16")
     if peer == "sentence-transformers":
         from sentence_transformers import SentenceTransformer
 
@@ -178,9 +175,9 @@ class PeerError(Exception):
 class Worker:
     """A process of a peer."""
 
-    def __init__(self, folder: Path, task: str, peer: str):
+    def __init__(self, folder: Path, task: str, peer: str, dtype: str):
         self.task, self.peer = task, peer
-        command = [sys.executable, __file__, "--worker", str(folder), task, peer]
+        command = [sys.executable, __file__, "--worker", str(folder), task, peer, dtype]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, **pipes)
 
@@ -206,10 +203,10 @@ class Worker:
         self._process.wait()
 
 
-def serve(folder: Path, task: str, peer: str) -> None:
+def serve(folder: Path, task: str, peer: str, dtype: str) -> None:
     """Answer each length that comes in."""
     try:
-        function = make(folder, task, peer)
+        function = make(folder, task, peer, dtype)
         for line in sys.stdin:
             chosen = texts(*map(int, line.split()))
             started = time.perf_counter()
@@ -223,14 +220,15 @@ def serve(folder: Path, task: str, peer: str) -> None:
 def main() -> None:
     """Run the peers and print a table."""
     if "--worker" in sys.argv:
-        _, _, folder, task, peer = sys.argv
-        serve(Path(folder), task, peer)
+        _, _, folder, task, peer, dtype = sys.argv
+        serve(Path(folder), task, peer, dtype)
         return
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--lengths", default="16,128,512", help="tokens of a text")
     parser.add_argument("--tokens", type=int, default=16_384, help="of all texts of a turn")
     parser.add_argument("--peers", default="", help="comma separated, beside bert-jax (all)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--size", type=int, default=384)
@@ -252,7 +250,7 @@ def main() -> None:
         write_onnx(args.output)
     print(record.heading(["jax", "torch", "sentence-transformers", "onnxruntime"], {}))
     jobs = [(task, peer) for task, peers in PEERS.items() for peer in peers if peer in chosen]
-    workers = [Worker(args.output, task, peer) for task, peer in jobs]
+    workers = [Worker(args.output, task, peer, args.dtype) for task, peer in jobs]
     print("| | tokens | texts/s | bert-jax is faster by | difference |\n|---|---|---|---|---|")
     figures = [row for length in lengths for row in measure(workers, args, length)]
     for worker in workers:
