@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-import optax.contrib
 from flax import traverse_util
 from jax.typing import ArrayLike
+from jaxtyping import Array, Float
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.config.schedule import RateSchedule
@@ -103,15 +103,45 @@ def clip_updates(
     return optax.GradientTransformation(adam.init, update)
 
 
-def scale_by_muon_or(adam: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Scale the gradients of the layers' matrices by Muon, and all others by `adam`.
+def scale_by_muon(momentum: float = 0.95) -> optax.GradientTransformation:
+    """Muon: make the singular values of Nesterov's momentum about equal, of matrices alone.
 
-    Muon makes the singular values of the momentum about equal. Its updates have then the mean
-    square of Adam's (Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2), so that
-    one rate and one weight decay serve both.
+    The updates are as large as Adam's, so that one rate and one weight decay serve both. Sources:
+    Jordan et al. 2024, "Muon", and Liu et al. 2025, "Muon is Scalable for LLM Training", section
+    2.2. Optax's own takes twice the time on a CPU, as it gives each matrix a batch axis.
     """
-    # A rate of -1, since Optax's own subtracts.
-    muon = optax.contrib.muon(-1.0, consistent_rms=0.2)
+
+    def init(params: optax.Params) -> optax.Updates:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def update(
+        updates: optax.Updates, state: optax.Updates, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.Updates]:
+        del params
+        state = jax.tree.map(lambda m, g: momentum * m + g, state, updates)
+        ahead = jax.tree.map(lambda m, g: momentum * m + g, state, updates)
+        return jax.tree.map(lambda x: 0.2 * max(x.shape) ** 0.5 * orthogonalize(x), ahead), state
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def orthogonalize(x: Float[Array, "I O"]) -> Float[Array, "I O"]:
+    """Return a matrix with the singular vectors of `x`, and singular values from 0.7 to 1.2.
+
+    Five steps of Newton and Schulz, with the coefficients of Jordan et al. 2024. Singular values
+    far below the largest stay smaller.
+    """
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x
+    x /= jnp.linalg.norm(x) + 1e-8
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (2.0315 * square @ square - 4.7750 * square) @ x
+    return x.T if is_tall else x
+
+
+def scale_by_muon_or(adam: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Scale the gradients of the layers' matrices by Muon, and all others by `adam`."""
 
     def labels(params: optax.Params) -> optax.Params:
         def label(path: Any, _: Any) -> str:
@@ -121,7 +151,7 @@ def scale_by_muon_or(adam: optax.GradientTransformation) -> optax.GradientTransf
 
         return jax.tree.map_with_path(label, params)
 
-    return optax.partition({"muon": muon, "adam": adam}, labels)
+    return optax.partition({"muon": scale_by_muon(), "adam": adam}, labels)
 
 
 def decayed(params: optax.Params) -> optax.Params:

@@ -6,6 +6,7 @@ import math
 import jax
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from flax import linen as nn
 from flax import traverse_util
@@ -15,7 +16,13 @@ from bert_jax.config import OptimizerConfig, Phase, TrainConfig
 from bert_jax.config.schedule import make_rate_schedule, make_schedule
 from bert_jax.config.validation import validate
 from bert_jax.tasks.classification import BertForSequenceClassification
-from bert_jax.training.optimizer import decayed, layer_rates, make_optimizer, rate_by_step
+from bert_jax.training.optimizer import (
+    decayed,
+    layer_rates,
+    make_optimizer,
+    rate_by_step,
+    scale_by_muon,
+)
 
 STEPS = 100
 
@@ -203,6 +210,24 @@ def test_muon_makes_the_singular_values_of_a_layer_equal():
         assert 0.6 < values.min() < values.max() < 1.3
         np.testing.assert_allclose(diagonal, np.diag(np.diag(diagonal)), atol=1e-2)
         assert np.sqrt(np.mean(found[name] ** 2)) == pytest.approx(0.2, rel=0.25)
+
+
+def test_muon_is_that_of_optax():
+    """Of matrices of all shapes. It is given the sum of Nesterov's momentum, as it has its own."""
+    random = np.random.default_rng(0)
+    shapes = {"up": (16, 64), "down": (64, 16), "query": (16, 16)}
+    gradients = [
+        {n: random.normal(size=s).astype(np.float32) for n, s in shapes.items()} for _ in "12"
+    ]
+    own, theirs = scale_by_muon(0.9), optax.contrib.muon(-1.0, consistent_rms=0.2)
+    first, second = gradients
+    momentum = {name: 0.9 * (0.9 * first[name] + second[name]) + second[name] for name in shapes}
+    state = own.init(first)
+    for gradient, summed in ((first, first), (second, momentum)):
+        found, state = own.update(gradient, state)
+        wanted, _ = theirs.update(summed, theirs.init(summed), summed)
+        for name in shapes:
+            np.testing.assert_allclose(found[name], wanted[name], atol=1e-4)
 
 
 def test_stable_adamw_agrees_with_numpy():
