@@ -1,4 +1,4 @@
-"""The area of Python's library that a docstring is from: needs no data, takes about two minutes.
+"""The area of Python's library that a docstring is from: needs no data, takes about a minute.
 
     bert-jax pretrain
     bert-jax finetune
