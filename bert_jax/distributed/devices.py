@@ -105,8 +105,8 @@ def least_memory(model: ModelConfig, batch: Stage, microbatches: int, mesh: Mesh
     # An accelerator's compiler may decide to recompute.
     recomputes = model.remat or mesh.devices.flat[0].platform != "cpu"
     kept = kept_activations(model, batch, microbatches, mesh, recomputes=recomputes)
-    # Float32 weights with their two moments.
-    return int(3 * _FLOAT32 * weights / (mesh.shape["fsdp"] * mesh.shape["tensor"]) + kept)
+    # Float32 weights and one moment, as Muon has of matrices; Adam has two.
+    return int(2 * _FLOAT32 * weights / (mesh.shape["fsdp"] * mesh.shape["tensor"]) + kept)
 
 
 def kept_activations(
