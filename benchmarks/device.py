@@ -7,7 +7,7 @@ Eight groups of parts, in this order, each part a process of its own:
 - check: versions, the rates of a matmul and of memory, and a layer's attention by each kernel.
 - tests: those marked `device`, which compare the device with a CPU.
 - speed: the train step of ModernBERT-base, BERT-large and BERT-base in bfloat16, by length, kind of
-  attention and batch, which grows while that is faster.
+  attention and batch. The batch grows as long as that is faster.
 - peers: PyTorch compiled, with each of its kernels of attention, where PyTorch has the device.
 - profile: the time of the step with the most operations a second, by kind and by kernel.
 - settings: the same step under each of the settings of JAX and XLA in `SETTINGS`.

@@ -2,8 +2,8 @@
 
 Versions, the rate of a matmul and of memory, and the attention of one layer, forward and backward,
 in each form of `FORMS`: milliseconds, and the largest difference from plain attention in float32.
-Each line of JSON is written when it was measured. A form that fails has the first line of its
-cause.
+Each line of JSON is written as soon as it is measured. That of a form that fails has the first line
+of the error.
 """
 
 import json

@@ -4,7 +4,7 @@
 
 An encoder of MiniLM's size with random weights is written to the folder, is fine-tuned to classify
 short texts, and is trained on pairs at a batch of 8,192. Each is a line of JSON with its rate,
-written when it was measured. Encoding is timed by encode_peers.py.
+written as soon as it is measured. Encoding is timed by encode_peers.py.
 """
 
 import json

@@ -6,10 +6,11 @@ A model of random weights, 6 layers of 384 (MiniLM's size) or `--layers` of `--s
 the output in their formats. All encode the same texts, of a number of tokens each, from strings to
 vectors in memory: `encode` beside sentence-transformers and ONNX Runtime (float32, int8), and
 `predict` beside transformers. Each runs in a process of its own, which waits while another runs.
-The ratio to ours is taken in each round, and printed with its quartiles. The first vector's largest
-difference from ours is printed too. A peer that fails is dropped, and said why. PyTorch takes a GPU
-if it has one. With `--dtype=bfloat16` bert-jax and PyTorch (under autocast) compute in it. Needs
-`pip install sentence-transformers onnx onnxruntime onnxscript`, for the peers that are named.
+Each round gives bert-jax's speed beside the peer's; the median is printed with its quartiles, and
+the largest difference of the first vector. A peer that fails is dropped, and the reason is printed.
+PyTorch takes a GPU if it has one. With `--dtype=bfloat16` bert-jax and PyTorch (under autocast)
+compute in it. Needs `pip install sentence-transformers onnx onnxruntime onnxscript`, for the peers
+that are named.
 """
 
 import argparse

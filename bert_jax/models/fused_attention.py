@@ -29,7 +29,10 @@ def fused_attention(
     window: int,
     packed: bool,
 ) -> Float[Array, "B L D"]:
-    """Return the context of each query, without dropout; see `attention.plain_attention`."""
+    """Return the context of each query, without dropout; see `attention.plain_attention`.
+
+    On a GPU there is no window: `attention.attention_route` has other functions for one.
+    """
     head_size = config.hidden_size // config.num_attention_heads
     if target().platform == "gpu":
         kernel = partial(cudnn_attention, head_size=head_size, packed=packed)
@@ -48,11 +51,12 @@ def splash_attention(
     head_size: int,
     window: int,
 ) -> Float[Array, "B L D"]:
-    """Return the context of each query, whose length is a multiple of 128; 0 for no window.
+    """Return the context of each query; a window of 0 is none.
 
-    Tiles without a key in the window are skipped. Tokens of padding have other contexts.
+    The length is a multiple of 128. Tiles without a key in the window are skipped. The context of
+    padding differs from that of plain attention; nothing reads it.
     """
-    # A TPU's alone needs it, and it takes a while to import.
+    # Only the kernel of a TPU needs this import, which is slow.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     batch, length, size = query.shape
@@ -91,8 +95,8 @@ def cudnn_attention(
 ) -> Float[Array, "B L D"]:
     """Return the context of queries [B, L, D], by cuDNN; `segment_ids` are [B, L].
 
-    Packed sequences take a mask of all pairs, which the kernel reads for each head. It is Boolean,
-    so that its gradient is zero (JAX 0.12 does not compute it). Padding attends to padding there.
+    Packed sequences take a mask of all pairs of tokens, which the kernel reads for each head. The
+    mask is Boolean, so that JAX 0.12 computes no gradient for it. Padding attends to padding.
     """
     query_heads, key_heads, value_heads = (
         x.reshape(*x.shape[:2], -1, head_size) for x in (query, key, value)
@@ -139,7 +143,9 @@ def unsupported(
     if config.dtype == "float32":
         return "needs bfloat16 on a GPU; set model.dtype to bfloat16"
     if packed and length % 2:
-        return f"takes an even number of packed tokens on a GPU, not {length}; change it"
+        return (
+            f"takes an even number of packed tokens on a GPU, not {length}; change data.max_length"
+        )
     if head_size % 8 or head_size > _MAX_CUDNN_HEAD_SIZE:
         return (
             f"takes heads of a multiple of 8 up to {_MAX_CUDNN_HEAD_SIZE} on a GPU, not of "

@@ -104,11 +104,12 @@ def clip_updates(
 
 
 def scale_by_muon(momentum: float = 0.95) -> optax.GradientTransformation:
-    """Muon: make the singular values of Nesterov's momentum about equal, of matrices alone.
+    """Muon, for matrices only: make all singular values of Nesterov's momentum about equal.
 
-    The updates are as large as Adam's, so that one rate and one weight decay serve both. Sources:
-    Jordan et al. 2024, "Muon", and Liu et al. 2025, "Muon is Scalable for LLM Training", section
-    2.2. Optax's own takes twice the time on a CPU, as it gives each matrix a batch axis.
+    The updates are scaled to the size of Adam's, so that one rate and one weight decay serve both.
+    Sources: Jordan et al. 2024, "Muon", and Liu et al. 2025, "Muon is Scalable for LLM Training",
+    section 2.2. Optax's Muon takes 1.6 times as long on a CPU, since it adds a batch axis to each
+    matrix (benchmarks/records/2026-11-25-default-run).
     """
 
     def init(params: optax.Params) -> optax.Updates:
@@ -126,10 +127,10 @@ def scale_by_muon(momentum: float = 0.95) -> optax.GradientTransformation:
 
 
 def orthogonalize(x: Float[Array, "I O"]) -> Float[Array, "I O"]:
-    """Return a matrix with the singular vectors of `x`, and singular values from 0.7 to 1.2.
+    """Return a matrix with the singular vectors of `x`, whose singular values are about 1.
 
-    Five steps of Newton and Schulz, with the coefficients of Jordan et al. 2024. Singular values
-    far below the largest stay smaller.
+    They become 0.7 to 1.2; those far below the largest stay smaller. Five steps of Newton and
+    Schulz, with the coefficients of Jordan et al. 2024.
     """
     is_tall = x.shape[0] > x.shape[1]
     x = x.T if is_tall else x
