@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from bert_jax import console
 from bert_jax.config import FinetuneConfig, TrainConfig
+from bert_jax.config.fields import Dtype
 from bert_jax.convert.export import export
 from bert_jax.convert.huggingface import Exported
 from bert_jax.errors import UserError
@@ -362,9 +363,7 @@ class Bert(LoadedModel):
 
 
 @console.working("loading the model", says_end=False)
-def load(
-    path: str | AnyPath, *, dtype: Literal["float32", "bfloat16", "auto"] | None = None
-) -> Bert:
+def load(path: str | AnyPath, *, dtype: Dtype | None = None) -> Bert:
     """Load a checkpoint.
 
     Args:
@@ -376,13 +375,10 @@ def load(
     Raises:
       UserError: there is no checkpoint, or it is damaged, or of another architecture.
 
-    >>> path = getfixture("tmp_path") / "tiny"
-    >>> getfixture("tiny_bert").save(path)
-    >>> load(path)
+    >>> load(getfixture("tiny_run").checkpoint)
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
-    model = load_model(path, dtype)
-    return Bert(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
+    return Bert(**vars(load_model(path, dtype)))
 
 
 class Index(TextIndex):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bert_jax import console
 from bert_jax.commands.flags import Recipe
@@ -31,6 +31,7 @@ from bert_jax.storage import paths
 if TYPE_CHECKING:
     from bert_jax.bert import Bert
     from bert_jax.config import TrainConfig
+    from bert_jax.config.fields import Dtype
 
 _CACHE = "jax_compilation_cache_dir"
 # What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
@@ -170,9 +171,7 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "auto"), help=what)
 
 
-def load_checkpoint(
-    path: str, dtype: Literal["float32", "bfloat16", "auto"] | None = None
-) -> "Bert":
+def load_checkpoint(path: str, dtype: "Dtype | None" = None) -> "Bert":
     """Return the model of a checkpoint, whose compiled programs and freed memory are kept."""
     from bert_jax.bert import load
 

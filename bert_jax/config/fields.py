@@ -44,6 +44,9 @@ POSITIONS: dict[str, Any] = {
 }
 
 
+Dtype = Literal["float32", "bfloat16", "auto"]
+
+
 @dataclasses.dataclass(slots=True)
 class ModelConfig:
     """The settings that every encoder has, in the names of BERT's own `config.json`.
@@ -87,7 +90,7 @@ class ModelConfig:
     type_vocab_size: int = setting(2, "token types", SIZE)
     initializer_range: float = setting(0.02, "standard deviation of initial weights")
     layer_norm_eps: float = setting(1e-12, "epsilon of layer normalization")
-    dtype: Literal["float32", "bfloat16", "auto"] = setting(
+    dtype: Dtype = setting(  # noqa: RUF009 - strings alone
         "float32", "type of activations and matmuls; auto: bfloat16 where the device has it"
     )
     remat: bool = _resumable(False, "recompute each layer for its gradient, to save memory")

@@ -11,6 +11,7 @@ import jax
 from flax import linen as nn
 
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, TrainConfig
+from bert_jax.config.fields import Dtype
 from bert_jax.config.settings import from_dict
 from bert_jax.config.validation import validate_model
 from bert_jax.convert import google, hub, huggingface, names, sentence_transformers
@@ -49,7 +50,7 @@ class LoadedModel:
         return Runner(self.params)
 
 
-def load_model(path: str | AnyPath, dtype: str | None = None) -> LoadedModel:
+def load_model(path: str | AnyPath, dtype: Dtype | None = None) -> LoadedModel:
     """Return the content of a checkpoint; `bert_jax.load` says of which, and what a dtype is."""
     if hub.is_name(path):
         return dataclasses.replace(load_model(hub.fetch(str(path)), dtype), source=str(path))
@@ -80,7 +81,7 @@ def load_model(path: str | AnyPath, dtype: str | None = None) -> LoadedModel:
     return _load_own(checkpoint.find(path), dtype)
 
 
-def _computed_in(config: ModelConfig, dtype: str | None) -> ModelConfig:
+def _computed_in(config: ModelConfig, dtype: Dtype | None) -> ModelConfig:
     """Return the config with another dtype, unless it is None."""
     if dtype is None:
         return config
@@ -102,7 +103,7 @@ def _make_model(
     return pretraining_model(config, pairs=has_pairs)
 
 
-def _load_own(folder: AnyPath, dtype: str | None) -> LoadedModel:
+def _load_own(folder: AnyPath, dtype: Dtype | None) -> LoadedModel:
     """Return the content of a checkpoint that bert-jax wrote."""
     where, description = f"{folder}/config", checkpoint.read_json(folder, "config")
     has_task = isinstance(description, dict) and "task" in description
