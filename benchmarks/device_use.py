@@ -7,6 +7,7 @@ short texts, and is trained on pairs at a batch of 8,192. Each is a line of JSON
 written as soon as it is measured. Encoding is timed by encode_peers.py.
 """
 
+import argparse
 import json
 import random
 import sys
@@ -82,7 +83,12 @@ def _is_train(row: dict[str, Any]) -> bool:
 
 def main() -> None:
     """Measure, and write a line at a time."""
-    folder, output, tiny = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["tiny"]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="for the models and the texts")
+    parser.add_argument("figures", type=Path, help="the file to write")
+    parser.add_argument("size", nargs="?", choices=("tiny",), help="of the models; else MiniLM's")
+    args = parser.parse_args()
+    folder, output, tiny = args.folder, args.figures, args.size == "tiny"
     folder.mkdir(parents=True, exist_ok=True)
     output.write_text("")
     encode_peers.write_models(folder, *(2, 64) if tiny else (6, 384))

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
@@ -76,10 +76,10 @@ def out_of_memory_refused(batch: Stage, device: Any) -> Iterator[None]:
         ) from error
 
 
-def check_fits(model: ModelConfig, batch: Stage, microbatches: int, mesh: Mesh) -> None:
+def check_fits(model: ModelConfig, batch: Stage, optimizer: OptimizerConfig, mesh: Mesh) -> None:
     """Refuse sizes that certainly do not fit in the memory of the mesh's devices."""
     with out_of_memory_refused(batch, mesh.devices.flat[0]):
-        check_memory(least_memory(model, batch, microbatches, mesh), mesh.local_devices)
+        check_memory(least_memory(model, batch, optimizer, mesh), mesh.local_devices)
 
 
 def check_memory(per_device: int, devices: Sequence[Any]) -> None:
@@ -97,16 +97,17 @@ def needed_and_available(per_device: int, devices: Sequence[Any]) -> tuple[int, 
     return per_device, (devices[0].memory_stats() or {}).get("bytes_limit")
 
 
-def least_memory(model: ModelConfig, batch: Stage, microbatches: int, mesh: Mesh) -> int:
+def least_memory(model: ModelConfig, batch: Stage, optimizer: OptimizerConfig, mesh: Mesh) -> int:
     """Return the bytes that a training step certainly needs on a device."""
     size = model.hidden_size
     weights = model.num_hidden_layers * (4 * size**2 + 2 * size * model.intermediate_size)
     weights += model.vocab_size * architecture(model).embedding_size(model)
     # An accelerator's compiler may decide to recompute.
     recomputes = model.remat or mesh.devices.flat[0].platform != "cpu"
-    kept = kept_activations(model, batch, microbatches, mesh, recomputes=recomputes)
-    # Float32 weights and one moment, as Muon has of matrices; Adam has two.
-    return int(2 * _FLOAT32 * weights / (mesh.shape["fsdp"] * mesh.shape["tensor"]) + kept)
+    kept = kept_activations(model, batch, optimizer.microbatches, mesh, recomputes=recomputes)
+    # Float32 weights with their moments: two, or with Muon one at least.
+    copies = 2 if optimizer.name == "muon" else 3
+    return int(copies * _FLOAT32 * weights / (mesh.shape["fsdp"] * mesh.shape["tensor"]) + kept)
 
 
 def kept_activations(

@@ -145,7 +145,7 @@ def start(
     per_sequence = run.batches(config.seed).per_sequence
     meshes.check_divides(config.data.batch_size, microbatches, mesh, per_sequence)
     if not config.probe:  # which needs no gradient of the layers
-        devices.check_fits(config.model, run.largest, microbatches, mesh)
+        devices.check_fits(config.model, run.largest, config.optimizer, mesh)
     return run
 
 

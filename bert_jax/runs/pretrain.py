@@ -151,7 +151,7 @@ def start(
     objective = make_objective(config)
     objective.check_mesh(mesh, schedule.stages)
     for stage in schedule.main_stages:
-        devices.check_fits(config.model, stage, config.optimizer.microbatches, mesh)
+        devices.check_fits(config.model, stage, config.optimizer, mesh)
     setup = None if is_open else set_up(objective.model, config, schedule.rate, mesh)
     state = None
     if setup and hosts.count() == 1 and origin.kind == "new":

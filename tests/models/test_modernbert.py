@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import model_config, random_arrays, refused
 
-from bert_jax.config import DataConfig, ModelConfig, TrainConfig
+from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.config.validation import validate_model
 from bert_jax.distributed import devices
@@ -68,7 +68,9 @@ def test_windows_save_memory_by_hand():
     """Of 4 layers two are local: 7 keys a query instead of 24, in each of two heads."""
     phase, mesh = Stage(max_length=24, batch_size=2), make_mesh(devices=jax.devices()[:1])
     whole = dataclasses.replace(CONFIG, global_attn_every_n_layers=1)
-    needed = [devices.least_memory(model, phase, 1, mesh) for model in (whole, CONFIG)]
+    needed = [
+        devices.least_memory(model, phase, OptimizerConfig(), mesh) for model in (whole, CONFIG)
+    ]
     assert needed[0] - needed[1] == 4 * (2 * 24) * 2 * 2 * (24 - 7)
 
 

@@ -8,7 +8,13 @@ import jax
 import pytest
 from helpers import LENGTH, PREDICTIONS, model_config
 
-from bert_jax.config import DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from bert_jax.config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TrainConfig,
+)
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.distributed import devices
 from bert_jax.distributed.mesh import make_mesh
@@ -180,8 +186,9 @@ def test_each_microbatch_gathers_parameters_and_scatters_gradients():
 )
 def test_sizes_that_cannot_fit_are_refused_by_arithmetic(model, batch_size):
     mesh, config = mesh_of(config_of()), dataclasses.replace(ModelConfig(), **model)
+    stage = Stage(batch_size=batch_size, max_length=512)
     with pytest.raises(UserError, match=r"does not fit in the memory of .* GiB of"):
-        devices.check_fits(config, Stage(batch_size=batch_size, max_length=512), 1, mesh)
+        devices.check_fits(config, stage, OptimizerConfig(), mesh)
 
 
 def test_a_large_batch_of_a_tiny_model_is_refused_by_arithmetic(monkeypatch):
@@ -189,9 +196,20 @@ def test_a_large_batch_of_a_tiny_model_is_refused_by_arithmetic(monkeypatch):
     memory = {"MemAvailable": f"{16 << 20} kB"}
     monkeypatch.setattr(devices, "_proc_field", lambda _, name: memory[name])
     model, mesh = config_of().model, mesh_of(config_of())
+    stage = Stage(batch_size=1 << 20, max_length=32)
     with pytest.raises(UserError, match=r"a batch of 1,048,576 × 32 does not fit"):
-        devices.check_fits(model, Stage(batch_size=1 << 20, max_length=32), 1, mesh)
-    devices.check_fits(model, Stage(batch_size=1 << 20, max_length=32), 16, mesh)
+        devices.check_fits(model, stage, OptimizerConfig(), mesh)
+    devices.check_fits(model, stage, OptimizerConfig(microbatches=16), mesh)
+
+
+def test_muon_certainly_needs_a_moment_less():
+    stage, mesh = Stage(batch_size=1, max_length=32), mesh_of(config_of())
+    model = ModelConfig(num_hidden_layers=1, vocab_size=1000)
+    adam, muon = (
+        devices.least_memory(model, stage, OptimizerConfig(name=name), mesh)
+        for name in ("adamw", "muon")
+    )
+    assert adam - muon == 4 * (4 * 768**2 + 2 * 768 * 3072 + 1000 * 768)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +233,7 @@ def test_sizes_that_fit_are_not_refused(model, axes, microbatches, monkeypatch):
     config.optimizer.microbatches = microbatches
     phase, mesh = dataclasses.replace(PHASE, batch_size=1 << 10), mesh_of(config)
     monkeypatch.setattr(devices, "check_memory", lambda size, _: needed.append(size))
-    devices.check_fits(config.model, phase, microbatches, mesh)
+    devices.check_fits(config.model, phase, config.optimizer, mesh)
     assert 0 < needed[0] < costs.compile_cost(config, phase, setup_of(config))["memory"]["total"]
 
 
