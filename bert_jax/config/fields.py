@@ -196,7 +196,9 @@ class OptimizerConfig:
         "bert_adamw: as released, without bias correction; adamw: Optax's; stable_adamw: with "
         "Adafactor's update clipping; muon: adamw, but Muon for the matrices of the layers",
     )
-    learning_rate: float = setting(1e-4, "peak learning rate")
+    learning_rate: float | tuple[float, ...] = setting(
+        1e-4, "peak learning rate; in fine-tuning also several, of which the best is found first"
+    )
     warmup_fraction: float = setting(
         0.01, "steps that warm up: below 1 a share of all, from 1 on their number", SHARE_OR_STEPS
     )
@@ -215,6 +217,12 @@ class OptimizerConfig:
     eps: float = setting(1e-6, "Adam's epsilon")
     clip_norm: float = setting(1.0, "maximum global gradient norm; 0 for none", NOT_NEGATIVE)
     microbatches: int = setting(1, "passes a step is split into, to save memory")
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """The peak learning rate, or the several of which the best is to be found."""
+        rates = self.learning_rate
+        return rates if isinstance(rates, tuple) else (rates,)
 
 
 @dataclasses.dataclass(slots=True)

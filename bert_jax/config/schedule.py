@@ -140,7 +140,7 @@ def _resolve(config: TrainConfig, stage: Stage, end: int) -> Stage:
         stage,
         max_predictions=stage.max_predictions or default_predictions(stage.max_length, share),
         mask_fraction=share,
-        learning_rate=stage.learning_rate or config.optimizer.learning_rate,
+        learning_rate=stage.learning_rate or config.optimizer.learning_rates[0],
         global_rope_theta=stage.global_rope_theta
         or getattr(config.model, "global_rope_theta", 0.0),
         end=end,
@@ -195,7 +195,7 @@ def make_rate_schedule(
             f"optimizer.warmup_fraction is {warmup:,}{and_decay} of a run of {steps:,} steps; "
             "lower them, or train for more steps"
         )
-    peaks = [(0, config.learning_rate)]
+    peaks = [(0, config.learning_rates[0])]
     for first_step, peak in later_peaks:
         if peak != peaks[-1][1]:
             peaks.append((first_step, peak))

@@ -233,9 +233,10 @@ def _read(cls: type, values: Any, prefix: str) -> Any:
     read = {name: _from_json(hints[name], v, prefix + name) for name, v in values.items()}
     for field in dataclasses.fields(cls):
         value = read.get(field.name)
-        if type(value) in (int, float) and not field.metadata["range"].contains(value):
-            accepted = field.metadata["range"].description
-            raise UserError(f"{prefix}{field.name} is {value}; it must be {accepted}")
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) in (int, float) and not field.metadata["range"].contains(number):
+                accepted = field.metadata["range"].description
+                raise UserError(f"{prefix}{field.name} is {number}; it must be {accepted}")
     try:
         return cls(**read)
     except TypeError as error:
@@ -276,6 +277,7 @@ def override(config: Any, name: str, text: str | None) -> None:
     try:
         value = _from_json(hint, _parse(hint, text), f"--config.{name}")
     except (ValueError, KeyError, SyntaxError, TypeError) as error:
+        hint = _alternative(hint, is_several=False)
         kind = getattr(hint, "__name__", hint)
         raise UserError(f"--config.{name}={text}: a value of type {kind} is wanted") from error
     is_choice = _is_choice(config, name)
@@ -305,6 +307,7 @@ def _field_of_variant(config: Any, name: str) -> str:
 
 def _parse(hint: Any, text: str) -> Any:
     """Return what a text on the command line stands for, as JSON could hold it."""
+    hint = _alternative(hint, is_several="," in text)
     if hint is bool:
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
     if hint in (int, float):
@@ -319,7 +322,16 @@ def _parse(hint: Any, text: str) -> Any:
     return text
 
 
+def _alternative(hint: Any, *, is_several: bool) -> Any:
+    """Return the type of several values, or of one, of a field that is of either."""
+    if not isinstance(hint, types.UnionType):
+        return hint
+    each = typing.get_args(hint)
+    return next((h for h in each if is_several == (typing.get_origin(h) is tuple)), hint)
+
+
 def _from_json(hint: Any, value: Any, where: str) -> Any:
+    hint = _alternative(hint, is_several=isinstance(value, list | tuple))
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return _read(typing.cast(type, hint), value, f"{where}.")
     if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):

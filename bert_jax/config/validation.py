@@ -26,6 +26,11 @@ def validate(config: TrainConfig) -> None:
     validate_model(model, "config")
     _validate_parallel(config.parallel)
     _validate_optimizer(config.optimizer)
+    refuse(
+        len(config.optimizer.learning_rates) > 1,
+        "optimizer.learning_rate has several rates, which only fine-tuning tries",
+        fix="give one",
+    )
     schedule = make_schedule(config)
     tokenizer = config.tokenizer
     refuse(
@@ -154,6 +159,7 @@ def _validate_parallel(config: ParallelConfig) -> None:
 
 
 def _validate_optimizer(config: OptimizerConfig) -> None:
+    refuse(not config.learning_rates, "optimizer.learning_rate is empty", fix="give a rate")
     refuse(
         config.schedule != "wsd" and config.decay_fraction != OptimizerConfig().decay_fraction,
         f"optimizer.decay_fraction does nothing with optimizer.schedule {config.schedule}",

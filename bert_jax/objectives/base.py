@@ -131,7 +131,7 @@ class Pretraining(Objective):
 
     def _sentence(self, step: int, seen: str) -> str:
         optimizer = self.config.optimizer
-        remedies = [f"optimizer.learning_rate below {optimizer.learning_rate:g}"]
+        remedies = [f"optimizer.learning_rate below {optimizer.learning_rates[0]:g}"]
         if optimizer.name == "bert_adamw":
             remedies.append("optimizer.name adamw, which corrects Adam's bias")
         if self.config.model.model_type == "bert":

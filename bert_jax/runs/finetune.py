@@ -5,40 +5,33 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from bert_jax import console
-from bert_jax.batches.buckets import Batcher
 from bert_jax.bert import Bert, load
 from bert_jax.config import FinetuneConfig, TaskConfig, settings
-from bert_jax.config.schedule import RateSchedule, make_rate_schedule
+from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
 from bert_jax.inference.predictions import write_predictions
-from bert_jax.models.architecture import num_token_types
 from bert_jax.models.heads import TaskModel
 from bert_jax.runs import origin, report
 from bert_jax.runs import workdir as workdirs
-from bert_jax.runs.seed import Examples, Program, Run, train_seed
+from bert_jax.runs.learning_rates import find_rate
+from bert_jax.runs.seed import train_seed
+from bert_jax.runs.task_run import Examples, Run, compile_program, num_steps, tokenize
 from bert_jax.runs.workdir import Workdir
 from bert_jax.storage import paths, replacement
 from bert_jax.tasks import task_class
-from bert_jax.tasks.base import Example, Task
 from bert_jax.tasks.datasets import check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
-from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.setup import make_setup
-from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +119,7 @@ def start(
     packed = examples.train.features.is_packed
     meshes.check_model(chosen.model, mesh, [chosen.data.max_length], packed=packed)
     config = dataclasses.replace(chosen, task=examples.task.config)
-    steps_per_epoch = -(-len(examples.train.features) // config.data.batch_size)
-    steps = max(1, round(config.epochs * steps_per_epoch))
-    rate = make_rate_schedule(config.optimizer, steps)
+    rate = make_rate_schedule(config.optimizer, num_steps(config, examples))
     run = Run(
         settings=chosen,
         config=config,
@@ -138,9 +129,8 @@ def start(
         params=initial.params if head else {"bert": initial.params["bert"]},
         tokenizer=initial.tokenizer,
         examples=examples,
-        steps_per_epoch=steps_per_epoch,
         rate=rate,
-        program=_compile(config, examples.task, rate, mesh),
+        program=compile_program(config, examples.task, rate, mesh),
     )
     per_sequence = run.batches(config.seed).per_sequence
     meshes.check_divides(config.data.batch_size, microbatches, mesh, per_sequence)
@@ -194,37 +184,6 @@ def _read_examples(
     )
 
 
-def _compile(config: FinetuneConfig, task: Task, rate: RateSchedule, mesh: Mesh) -> Program:
-    """Return the model of a task, its objective and its optimizer, with the compiled steps."""
-    model = task.model(config.model, config.probe)
-    optimizer = make_optimizer(
-        config.optimizer,
-        rate,
-        layer_decay=config.layer_decay,
-        freezes_encoder=bool(config.probe),
-    )
-    setup = make_setup(model, optimizer, config.seed, mesh, config.parallel)
-    objective = task.objective(model)
-    train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
-    compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=setup.layout)
-    return Program(
-        objective=objective,
-        setup=setup,
-        train_step=compiled(train_step, outputs=("state", "metrics")),
-        predict_step=compiled(make_predict_step(objective), outputs=PREDICT_OUTPUTS),
-    )
-
-
-@console.working("tokenizing the examples", says_end=False)
-def tokenize(
-    config: FinetuneConfig, task: Task, tokenizer: Tokenizer, examples: Sequence[Example]
-) -> Batcher:
-    """Return the features of examples, to be padded to batches."""
-    model, length = config.model, config.data.max_length
-    features = task.features(examples, tokenizer, model, length)
-    return Batcher(features, tokenizer, num_token_types(model), length)
-
-
 def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
     """Train with each seed, predict everything with the best, and write the results."""
     with workdirs.hold(run.workdir), devices.out_of_memory_refused(run.largest, jax.devices()[0]):
@@ -246,6 +205,8 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         recipe=run.recipe,
     )
     report.initialized_from(run.init, run.program.setup.abstract_state.params, run.params)
+    run = find_rate(run, stop)
+    config = run.config
 
     constant_score = task.constant_score(next(iter(run.examples.datasets.evals.values())))
     seeds = range(config.seed, config.seed + config.seeds)
@@ -285,6 +246,7 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         "padding": {"before": run.examples.train.padding, "after": batches.padding},
         "skipped": {"training_examples": run.examples.train.features.skipped},
         "truncated": {"train": run.examples.train.features.truncated, **truncated},
+        "learning_rates": run.tried,
     }
     workdirs.write_results(workdir, summary)
     report.finetuning_end(rows, scores, truncated, workdir)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.config.schedule import RateSchedule, Stage
 from bert_jax.distributed import hosts
 from bert_jax.distributed.devices import device_name
@@ -55,10 +55,13 @@ def batch(stages: Iterable[Stage], microbatches: int) -> str:
     return f"{'; '.join(sizes)}{parts}"
 
 
-def rate(schedule: RateSchedule, optimizer: str) -> str:
+def rate(schedule: RateSchedule, optimizer: OptimizerConfig) -> str:
     """Return the schedule of the learning rate in words."""
     (_, peak), *later = schedule.peaks
     peaks = ", ".join([f"{peak:g}", *(f"{x:g} from step {first:,}" for first, x in later)])
+    if len(optimizer.learning_rates) > 1:
+        rates = ", ".join(f"{rate:g}" for rate in optimizer.learning_rates)
+        peaks = f"the best of {rates}, found first,"
     rises = f" after a warm-up of {schedule.warmup:,} steps" if schedule.warmup else ""
     then = {
         "linear": "falling to 0",
@@ -66,4 +69,4 @@ def rate(schedule: RateSchedule, optimizer: str) -> str:
         "constant": "constant",
         "wsd": f"constant, falling to 0 from step {schedule.steps - schedule.decay:,} on",
     }
-    return f"{peaks}{rises}, then {then[schedule.kind]}; {optimizer}"
+    return f"{peaks}{rises}, then {then[schedule.kind]}; {optimizer.name}"

@@ -26,6 +26,7 @@ from bert_jax.inference.tokenization import UNKNOWN_TOKENS
 from bert_jax.objectives import Pretraining
 from bert_jax.runs import header
 from bert_jax.storage.paths import AnyPath
+from bert_jax.tasks.base import Task
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, is_worthless, no_better
 from bert_jax.text.masked_sentences import NUM_SENTENCES, masked_sentences
@@ -86,7 +87,7 @@ def pretraining_start(
         f"padding    {_padding(config, pairs)}\n"
         f"batch      {header.batch(schedule.stages, config.optimizer.microbatches)}\n"
         f"steps      {config.steps:,}, which is {header.epochs(batches.epochs())}{resumes}\n"
-        f"rate       {header.rate(schedule.rate, config.optimizer.name)}"
+        f"rate       {header.rate(schedule.rate, config.optimizer)}"
     )
     if corpus.warning:
         warn_on_main(corpus.warning)
@@ -290,7 +291,7 @@ def finetuning_start(
         f"{', '.join(map(str, batches.lengths))}\n"
         f"batch      {longest.batch_size} {held} of at most {longest.max_length} tokens\n"
         f"steps      {len(batches):,}, which is {header.epochs(config.epochs)}\n"
-        f"rate       {header.rate(rate, config.optimizer.name)}"
+        f"rate       {header.rate(rate, config.optimizer)}"
     )
     unknown, tokens = train.unknown
     if 100 * unknown > tokens:
@@ -300,6 +301,22 @@ def finetuning_start(
     if train.features.skipped:
         skipped = f"{len(train.features.skipped):,} training examples, all in results.json"
         print_on_main(f"skipped    {skipped}; the first: {train.features.skipped[0]}")
+
+
+def rate_found(
+    best: float, tried: Sequence[Mapping[str, Any]], task: Task, num_scored: int
+) -> None:
+    """Print how good each learning rate was that was tried, and which is the best."""
+    scores = [(each["learning_rate"], task.mean_score(each["scores"])) for each in tried]
+    listed = ", ".join(f"{rate:g} {score:.3f}" for rate, score in scores)
+    names = " and ".join(task.metrics)
+    print_on_main(
+        f"\nrate       {best:g} is the best: {listed} ({names} of {num_scored:,} examples)"
+    )
+    rates = [each["learning_rate"] for each in tried]
+    if best in (min(rates), max(rates)):
+        side = "smaller" if best == min(rates) else "larger"
+        print_on_main(f"           it is the {side[:-1]}st; a {side} one may be better still")
 
 
 def finetuning_end(

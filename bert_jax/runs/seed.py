@@ -1,128 +1,23 @@
 """One seed of fine-tuning: from the parameters to start from to the seed's best evaluation."""
 
-import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from bert_jax.batches import Batch, loader
-from bert_jax.batches.buckets import Batcher, BucketedBatches
-from bert_jax.config import CheckpointConfig, FinetuneConfig
-from bert_jax.config.schedule import RateSchedule, Stage
+from bert_jax.batches import loader
+from bert_jax.config import CheckpointConfig
 from bert_jax.distributed import hosts
-from bert_jax.distributed import mesh as meshes
-from bert_jax.inference.predictions import predict_examples
 from bert_jax.runs import origin
+from bert_jax.runs.task_run import Run
 from bert_jax.storage import json_files
-from bert_jax.tasks.base import Example, Task
-from bert_jax.tasks.datasets import Datasets
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.tasks.base import Task
 from bert_jax.training import checkpoint, loop
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Writer
-from bert_jax.training.objective import Metrics, PredictionObjective
 from bert_jax.training.optimizer import learning_rate
-from bert_jax.training.setup import Setup
-from bert_jax.training.step import TrainState
-
-
-@dataclasses.dataclass(frozen=True)
-class Examples:
-    """The examples of a run, tokenized, and the task with the labels that they have."""
-
-    task: Task
-    datasets: Datasets
-    fingerprint: str  # of the examples and the initial parameters
-    train: Batcher
-    held_out: dict[str, Batcher]
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """What is trained, and its compiled steps."""
-
-    objective: PredictionObjective
-    setup: Setup
-    train_step: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
-    predict_step: Callable[..., Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A run that is ready to train: its config, resolved and valid, and what its seeds share."""
-
-    settings: FinetuneConfig  # with the labels that the user gave, if any
-    config: FinetuneConfig  # with the labels of the task
-    workdir: Path
-    init: str  # the name of the checkpoint
-    recipe: str  # its name, or ""
-    params: Any  # to start from
-    tokenizer: Tokenizer
-    examples: Examples
-    steps_per_epoch: int
-    rate: RateSchedule
-    program: Program
-
-    @property
-    def task(self) -> Task:
-        """The task with its labels."""
-        return self.examples.task
-
-    @property
-    def largest(self) -> Stage:
-        """The length and the number of the longest sequences of a step."""
-        return Stage(self.examples.train.longest, self.config.data.batch_size)
-
-    @property
-    def steps(self) -> int:
-        """The number of steps of a seed."""
-        return self.rate.steps
-
-    @property
-    def eval_every(self) -> int:
-        """The number of steps between evaluations, each with a checkpoint."""
-        return max(1, self.steps_per_epoch // self.config.evaluations)
-
-    def indices(self, size: int) -> np.ndarray:
-        """Return the indices that this process reads of a global batch of some size."""
-        return meshes.process_indices(self.program.setup.layout.mesh, size)
-
-    def batches(self, seed: int) -> BucketedBatches:
-        """Return this process's part of the training batches."""
-        size = self.config.data.batch_size
-        return BucketedBatches(self.examples.train, size, self.steps, seed, self.indices)
-
-    def new_state(self, seed: int) -> TrainState:
-        """Return a randomly initialized state, on the devices."""
-        return dataclasses.replace(self.program.setup, seed=seed).new_state()
-
-    def predict(
-        self, params: Any, examples: Sequence[Example], batcher: Batcher
-    ) -> tuple[list[Any], dict[str, float]]:
-        """Return the predictions of examples, and their scores."""
-
-        def step(batch: Batch) -> Any:
-            return self.program.predict_step(params, loader.take_indices(batch, self.indices))
-
-        return predict_examples(
-            step=step,
-            task=self.task,
-            examples=examples,
-            batcher=batcher,
-            # What fits in training.
-            batch_size=self.config.data.batch_size // self.config.optimizer.microbatches,
-        )
-
-    def evaluate(self, params: Any) -> dict[str, float]:
-        """Return the scores on the first held-out set."""
-        name, batcher = next(iter(self.examples.held_out.items()))
-        _, scores = self.predict(params, self.examples.datasets.evals[name], batcher)
-        return scores
 
 
 def train_seed(

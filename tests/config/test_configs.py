@@ -195,7 +195,7 @@ REFUSED = {
         (Phase(start=1.5, max_length=128, batch_size=8),),
         (Phase(start=0.5, max_length=1024, batch_size=8),),
     ],
-    "optimizer.learning_rate": [0.0, float("inf")],
+    "optimizer.learning_rate": [0.0, float("inf"), (), (1e-3, 1e-4), (1e-3, 0.0)],
     "optimizer.microbatches": [3],
     "optimizer.name": ["lion"],
     "checkpoint.every": [0],
@@ -255,6 +255,7 @@ def test_what_may_be_another_on_resume(tmp_path):
     [
         ("steps", "100", 100),
         ("optimizer.learning_rate", "1e-3", 1e-3),
+        ("optimizer.learning_rate", "1e-3,1e-4", (1e-3, 1e-4)),
         ("data.eval_fraction", "0", 0.0),
         ("data.source", "a.txt,b.txt", "a.txt,b.txt"),
         ("tokenizer.lowercase", "false", False),

@@ -26,6 +26,7 @@ from training_runs import (
 import bert_jax
 from bert_jax import Bert, FinetuneConfig, FinetuningResult, TokenizerConfig, UserError
 from bert_jax.commands.flags import read_config
+from bert_jax.errors import Interrupted
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.runs import finetune as finetuning
 from bert_jax.text import tokenizer_training
@@ -227,6 +228,48 @@ def test_several_seeds_and_degenerate_ones(task, tmp_path, capsys):
     for name in ("mean", "random weights", "TF-IDF"):
         assert name in printed
     assert scores["TF-IDF, logistic regression"] > 0.9
+
+
+def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_given(
+    task, tmp_path, capsys
+):
+    changes = SHORT, "epochs=3.0", "seed=3"
+    workdir, rates = tmp_path / "found", "optimizer.learning_rate=1e-9,0.01"
+    config = read_config(
+        "finetune/classification", flags(task, *changes, rates), FinetuneConfig
+    ).config
+    run = finetuning.start(config, task / "init", workdir)
+    # One call after each step: the trial of a rate has 45.
+    answers = iter([""] * 50 + ["a signal"])
+    with pytest.raises(Interrupted):
+        finetuning.train(run, lambda: next(answers))
+    first = (workdir / "rate-1e-09/result.json").stat().st_mtime_ns
+
+    found = finetune(task, workdir, *changes, rates)
+    printed = capsys.readouterr().out
+    assert "the best of 1e-09, 0.01, found first" in printed
+    assert "rate       0.01 is the best: 1e-09 0." in printed
+    assert "(accuracy of 60 examples)" in printed
+    assert "resuming from step 6" in printed
+    assert (workdir / "rate-1e-09/result.json").stat().st_mtime_ns == first
+    assert not list(workdir.glob("rate-*/checkpoints"))
+    tried = json.loads((workdir / "results.json").read_text())["learning_rates"]
+    scores = [each["scores"]["accuracy"] for each in tried]
+    assert [each["learning_rate"] for each in tried] == [1e-9, 0.01]
+    assert scores[1] > scores[0]
+
+    given = finetune(task, tmp_path / "given", *changes, "optimizer.learning_rate=0.01", quiet=True)
+    jax.tree.map(np.testing.assert_array_equal, found.bert.params, given.bert.params)
+    with refused("optimizer.learning_rate"):
+        finetune(task, workdir, *changes, "optimizer.learning_rate=0.01")
+
+
+def test_several_learning_rates_need_examples_to_try_them_on(task, tmp_path):
+    (tmp_path / "one.tsv").write_text("sentence\tlabel\nzero one\thas zero\n")
+    changes = f"data.train={tmp_path / 'one.tsv'}", "data.batch_size=8"
+    head = "task.labels=has zero,has one,has two"
+    with refused("optimizer.learning_rate has several rates, and there is one example"):
+        finetune(task, tmp_path / "run", *changes, head, "optimizer.learning_rate=1e-3,1e-2")
 
 
 def test_mnli_has_two_sets_of_each_kind(task, tmp_path):

@@ -155,10 +155,10 @@ def test_the_header_has_the_batch_the_rate_and_the_memory():
     assert header.batch([first], 4) == f"{text}, in 4 microbatches"
     assert header.batch([first, then], 1).startswith(f"{text}; from step 900 32 seq")
     optimizer = OptimizerConfig(name="adamw", learning_rate=3e-3, warmup_fraction=0.1)
-    rate = header.rate(make_rate_schedule(optimizer, 4000), "adamw")
+    rate = header.rate(make_rate_schedule(optimizer, 4000), optimizer)
     assert rate == "0.003 after a warm-up of 400 steps, then falling to 0; adamw"
     optimizer = dataclasses.replace(optimizer, schedule="wsd", warmup_fraction=0.0)
-    rate = header.rate(make_rate_schedule(optimizer, 4000, [(900, 1e-3)]), "adamw")
+    rate = header.rate(make_rate_schedule(optimizer, 4000, [(900, 1e-3)]), optimizer)
     assert rate.startswith(
         "0.003, 0.001 from step 900, then constant, falling to 0 from step 3,600"
     )
