@@ -135,6 +135,8 @@ class Parser(argparse.ArgumentParser):
             for flag in self._option_string_actions:
                 names[flag.strip("-").replace("-", "_")] = flag + equals + value
             otherwise = self.others or f"{'--help-all' if fields else '--help'} lists the flags"
+            if name == "--config" or name.startswith("--config."):
+                otherwise = "a recipe and its fields are for `bert-jax pretrain` and `finetune`"
             hint = nearest(name.strip("-").replace("-", "_"), names, otherwise)
             raise UserError(f"{word!r} is not a flag; {hint}")
 
