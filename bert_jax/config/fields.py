@@ -318,6 +318,7 @@ _MODULE = "bert_jax.tasks"
 TASKS: dict[str, Any] = {
     "classification": f"{_MODULE}.classification:Classification",
     "regression": f"{_MODULE}.classification:Regression",
+    "multi_label_classification": f"{_MODULE}.multi_label:MultiLabelClassification",
     "token_classification": f"{_MODULE}.token_classification:TokenClassification",
     "question_answering": f"{_MODULE}.question_answering:QuestionAnswering",
     "multiple_choice": f"{_MODULE}.multiple_choice:MultipleChoice",

@@ -278,7 +278,7 @@ def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], di
         if name == main_set:
             if hosts.is_main() and console.shows(Level.RESULTS):
                 task.draw(workdir / "confusion.png", examples, predictions)
-            task.tune(scores[name])
+            task.tune(examples, predictions, scores[name])
             scores[name] |= task.score(examples, predictions)
         stem = "predictions" if name == main_set else f"predictions.{name}"
         write_predictions(task, examples, predictions, workdir / stem)

@@ -123,6 +123,10 @@ class Task(abc.ABC):
             return (example.label,)
         return () if self.num_outputs else example.label or ()
 
+    def label_place(self, example: Example, index: int) -> str:
+        """Return where one of the `example_labels` is, for messages."""
+        return example.where
+
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """Return the names of all labels, in the order of the head's outputs."""
         return tuple(sorted({label for each in examples for label in self.example_labels(each)}))
@@ -176,8 +180,9 @@ class Task(abc.ABC):
         lines = []
         for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
             result = self.to_json(example, prediction)
-            predicted = next(iter(result.values()))  # a value, the name of a class, or a choice
-            predicted = predicted if isinstance(predicted, float) else str(predicted)
+            # A value, the name of a class, a choice, or a list of names.
+            predicted = next(iter(result.values()))
+            predicted = predicted if isinstance(predicted, float | list) else str(predicted)
             line = {"id": number if example.id is None else example.id, "prediction": predicted}
             if "probability" in result:
                 line["probability"] = round(result["probability"], 6)
@@ -196,8 +201,10 @@ class Task(abc.ABC):
     ) -> None:
         """Write a picture of the predictions of examples that all have labels."""
 
-    def tune(self, scores: Mapping[str, float]) -> None:  # noqa: B027 - few kinds have any
-        """Choose settings of `config` by the scores of held-out examples."""
+    def tune(  # noqa: B027 - few kinds have any
+        self, examples: Sequence[Example], predictions: Sequence[Any], scores: Mapping[str, float]
+    ) -> None:
+        """Choose settings of `config` by the predictions of held-out examples, and their scores."""
 
     def transformers_config(self) -> dict[str, Any]:
         """Return what the `config.json` of `transformers_class` says of the task."""

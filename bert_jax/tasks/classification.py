@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -46,6 +46,7 @@ class TextTask(Task):
     transformers_class = "ForSequenceClassification"
     pipeline_tag = "text-classification"
     value_form = "a text, a pair of texts, or a dict of the columns of data.text"
+    empty_is_missing: ClassVar[bool] = True  # whether an empty label says that there is none
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         name, _, split = source.partition("@")
@@ -99,7 +100,8 @@ class TextTask(Task):
             raise UserError(f"data.text names {len(texts)} columns; one text or two are classified")
         readers.check_texts(texts, where)
         label = label.strip() if isinstance(label, str) else label
-        label = None if label is None or label == "" else self.read_label(label, where)
+        is_missing = label is None or (label == "" and self.empty_is_missing)
+        label = None if is_missing else self.read_label(label, where)
         return Example(record.fields.get("id"), where, texts, label)
 
     def read_label(self, label: Any, where: str) -> Any:
@@ -129,7 +131,7 @@ class TextTask(Task):
             features.truncated += is_truncated
         return features
 
-    def target(self, example: Example) -> float:
+    def target(self, example: Example) -> float | np.ndarray:
         """Return the label for the loss: the number of the class, or the value."""
         return NO_LABEL if example.label is None else self.labels.index(example.label)
 

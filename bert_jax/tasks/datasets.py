@@ -109,14 +109,13 @@ def check_labels(task: Task, examples: Sequence[Example]) -> None:
     """Raise UserError, with file and line, at a label that is no output of the head."""
     known = set(task.labels)
     for example in examples:
-        labels, where = task.example_labels(example), example.where
+        labels = task.example_labels(example)
         unknown = next((i for i, label in enumerate(labels) if label not in known), None)
         if unknown is not None:
-            if not isinstance(example.label, str):
-                where += f", word {unknown + 1} of the sentence ({example.texts[unknown]!r})"
             raise UserError(
-                f"{where}: the label {labels[unknown]!r} is none of those of the training data, or "
-                f"of the head: {', '.join(task.labels[:20])}; mend it, or give all in task.labels"
+                f"{task.label_place(example, unknown)}: the label {labels[unknown]!r} is none of "
+                f"those of the training data, or of the head: {', '.join(task.labels[:20])}; mend "
+                "it, or give all in task.labels"
             )
 
 

@@ -235,7 +235,9 @@ class QuestionAnswering(Task):
         withheld = self.config.with_unanswerable and lead > self.config.null_threshold
         return "" if withheld else text
 
-    def tune(self, scores: Mapping[str, float]) -> None:
+    def tune(
+        self, examples: Sequence[Example], predictions: Sequence[Any], scores: Mapping[str, float]
+    ) -> None:
         if self.config.with_unanswerable:
             threshold = scores["best_f1_threshold"]
             self.config = dataclasses.replace(self.config, null_threshold=threshold)

@@ -73,6 +73,9 @@ class TokenClassification(Task):
             tags = None if unknown else tuple(map(str, tags))
         return Example(None, where, tuple(map(str, words)), tags)
 
+    def label_place(self, example: Example, index: int) -> str:
+        return f"{example.where}, word {index + 1} of the sentence ({example.texts[index]!r})"
+
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         return tuple(sorted(super().label_names(examples), key=lambda tag: (tag != _OUTSIDE, tag)))
 

@@ -309,6 +309,10 @@ LABELS = {"id2label": {0: "no", 1: "yes", 2: "maybe"}, "label2id": {"no": 0, "ye
 TASKS = {
     "classification": ("ForSequenceClassification", LABELS),
     "regression": ("ForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
+    "multi_label_classification": (
+        "ForSequenceClassification",
+        {**LABELS, "problem_type": "multi_label_classification"},
+    ),
     "token_classification": ("ForTokenClassification", LABELS),
     "question_answering": ("ForQuestionAnswering", {}),
     "multiple_choice": ("ForMultipleChoice", {}),
@@ -323,7 +327,7 @@ def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
     reference = write_model(kind, tmp_path / "original", 2, head, type_vocab_size=2, **values)
     ours = bert_jax.load(tmp_path / "original")
     assert ours.task.kind == task
-    assert ours.task.labels == (("no", "yes", "maybe") if values is LABELS else ())
+    assert ours.task.labels == (("no", "yes", "maybe") if "id2label" in values else ())
     assert not ours.unused
 
     ids, types, mask = rows(ours)
@@ -345,6 +349,12 @@ def test_round_trip_of_a_fine_tuned_model(kind, task, tmp_path):
         close(actual[real], expected.logits[real], least=0.3)
     else:
         close(actual, expected.logits, least=0.3)
+    if task == "multi_label_classification":
+        labels = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 1, 1]], np.float32)
+        loss = make_task(ours.task).objective(ours.model).metrics(actual, labels)["loss"]
+        with torch.no_grad():
+            theirs = reference(**inputs, labels=torch.from_numpy(labels)).loss
+        assert float(loss.total / loss.weight) == pytest.approx(theirs.item(), rel=1e-5)
 
     exported = ours.export(tmp_path / "exported")
     again = read_there(tmp_path / "exported", f"AutoModel{head}")
