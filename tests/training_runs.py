@@ -83,7 +83,7 @@ def stop_after(steps: int, config: TrainConfig, workdir: Path) -> None:
     run = pretraining.start(config, workdir)
     reasons = iter([""] * (steps - 1) + ["a test"])
     with console.quiet(), pytest.raises(Interrupted):
-        pretraining.train(run, lambda: next(reasons))
+        pretraining.train_run(run, lambda: next(reasons))
 
 
 def wait_for_logs(process: subprocess.Popen, count: int) -> None:

@@ -183,9 +183,7 @@ def add_fields(parser: argparse.ArgumentParser, config: Any, names: Sequence[str
 def read_config(recipe: str, words: Sequence[str], kind: type, own: Any = None) -> Recipe:
     """Return the config of a recipe, or `own`, with the fields that the other words set."""
     path, argument = recipes.find(recipe)
-    config = own or recipes.recipe(recipe)
-    if not isinstance(config, kind):
-        raise UserError(f"recipe {path}: get_config() returns no {kind.__name__}")
+    config = own or recipes.recipe(recipe, kind)
     rest, values = list(words), []
     while rest:
         word = rest.pop(0)

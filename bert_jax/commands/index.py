@@ -18,7 +18,7 @@ def add_arguments(parser: Parser) -> None:
     parser.flags = {"set column": "set --column"}
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    what = "a text a line; or .tsv, .csv, .jsonl, with a text in --column; plain, .gz or .xz"
+    what = "a text a line; or .tsv, .csv, .jsonl, .parquet, with a text in --column"
     example = "builtin: the functions of Python's library"
     add("files", metavar="FILE", nargs="+", help=f"{what}; {example}")
     add("--output", metavar="INDEX", required=True, help="the folder to write")

@@ -48,7 +48,7 @@ _FLAGS = {
 def add_arguments(parser: Parser) -> None:
     parser.flags = _FLAGS
     add = parser.add_argument
-    text = "plain text, .jsonl, .csv, .tsv, or .gz or .xz of them"
+    text = "plain text, .jsonl, .csv, .tsv, or .gz or .xz of them; .parquet"
     text = f"files, globs or URLs, comma separated ({text}), tfds:NAME or builtin"
     add("source", metavar="SOURCE", help=text)
     add("store", metavar="STORE", help="the folder to write, or for shards a URL")

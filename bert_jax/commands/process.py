@@ -144,7 +144,7 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
                 config = _fit(recipe, minutes, keeps_size=bool(args.init))
             run = module.start(config, workdir=workdir, **options)
             with stop_signals(args.parser.prog) as reason:
-                module.train(run, reason)
+                module.train_run(run, reason)
 
     hosts.run(connected)
 

@@ -349,7 +349,7 @@ class TaskConfig:
 
 @dataclasses.dataclass(slots=True)
 class DataFiles:
-    """A task's data: .tsv, .csv, .jsonl, .conll, SQuAD's .json, or "tfds:NAME@SPLIT".
+    """A task's data: .tsv, .csv, .jsonl, .parquet, .conll, SQuAD's .json, or "tfds:NAME@SPLIT".
 
     >>> DataFiles(train="train.tsv", eval="dev.tsv").text
     'sentence'

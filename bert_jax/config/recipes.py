@@ -3,37 +3,49 @@
 import os
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
+from bert_jax.config.fields import FinetuneConfig, TrainConfig
 from bert_jax.errors import UserError, nearest
 
 _PACKAGE = Path(__file__).parents[1]
 # A wheel has the recipes inside the package; a clone has them beside it.
 _FOLDER = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir())
+_Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
 
 
-def recipe(name: str) -> Any:
+@overload
+def recipe(name: str) -> Any: ...
+@overload
+def recipe(name: str, kind: type[_Config]) -> _Config: ...
+
+
+def recipe(name: str, kind: type = object) -> Any:
     """Return the config of a recipe, to be changed and passed to `pretrain` or `finetune`.
 
     Args:
       name: such as "tiny", "finetune/squad" or "finetune/glue:mrpc"; or the path of a file.
+      kind: `TrainConfig` or `FinetuneConfig`, which a type checker then knows the config to be.
 
     Raises:
-      UserError: there is no such recipe, or it cannot be run.
+      UserError: there is no such recipe, it cannot be run, or it is of another kind.
 
-    >>> recipe("tiny").model.hidden_size
+    >>> recipe("tiny", TrainConfig).model.hidden_size
     128
     """
     path, argument = find(name)
     try:
         get_config = runpy.run_path(str(path))["get_config"]
-        return get_config(argument) if argument else get_config()
+        config = get_config(argument) if argument else get_config()
     except UserError:
         raise
     except Exception as error:  # whatever the recipe's own Python raises
         words = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
         reason = " ".join(words.split()) or type(error).__name__
         raise UserError(f"recipe {path} cannot be read: {reason}") from error
+    if not isinstance(config, kind):
+        raise UserError(f"recipe {path}: get_config() returns no {kind.__name__}")
+    return config
 
 
 def find(name: str) -> tuple[Path, str]:

@@ -1,6 +1,6 @@
 """Fine-tuning: from a checkpoint and a task's examples to scores, predictions and a model.
 
-`finetune` is `start`, which checks everything and reads the examples, and `train`.
+`finetune` is `start`, which checks everything and reads the examples, and `train_run`.
 """
 
 import dataclasses
@@ -57,7 +57,13 @@ class FinetuningResult:
 
 
 def finetune(
-    config: FinetuneConfig, init: str | Path | Bert, workdir: str | Path, *, quiet: bool = False
+    config: FinetuneConfig,
+    init: str | Path | Bert,
+    workdir: str | Path,
+    *,
+    train: Any = None,
+    eval: Any = None,
+    quiet: bool = False,
 ) -> FinetuningResult:
     """Fine-tune a model for a task, with one seed or several, or resume.
 
@@ -68,6 +74,11 @@ def finetune(
       init: the checkpoint to fine-tune, or a model.
       workdir: folder of results, predictions, checkpoints and pictures. A run that is there
         resumes.
+      train: training examples in memory, in place of the file `config.data.train`: dictionaries
+        with the columns that `config.data` names, in a list or any iterable; a dictionary of
+        columns; a data frame of pandas or polars, a table of Arrow, or a `datasets.Dataset`. A run
+        resumes with the same ones.
+      eval: held-out examples, as `train`, in place of `config.data.eval`.
       quiet: whether to print nothing and draw nothing.
 
     Raises:
@@ -82,7 +93,7 @@ def finetune(
     """
     with console.output(Level.NOTHING if quiet else Level.PROGRESS), console.logging_kept():
         paths.check_named(workdir)
-        return train(start(config, init, Path(workdir)))
+        return train_run(start(config, init, Path(workdir), train=train, held_out=eval))
 
 
 def start(
@@ -91,6 +102,9 @@ def start(
     workdir: Path,
     model_fields: Iterable[str] | None = None,
     recipe: str = "",
+    *,
+    train: Any = None,
+    held_out: Any = None,
 ) -> Run:
     """Check a run against its checkpoint, its workdir and the devices, and read its examples."""
     settings.check_class(config, FinetuneConfig)
@@ -115,7 +129,7 @@ def start(
     meshes.check_divides(chosen.data.batch_size, microbatches, mesh)
     workdirs.check_shared(workdir)
     head = _head_to_keep(chosen, initial)
-    examples = _read_examples(chosen, initial, head, found)
+    examples = _read_examples(chosen, initial, head, found, train=train, held_out=held_out)
     packed = examples.train.features.is_packed
     meshes.check_model(chosen.model, mesh, [chosen.data.max_length], packed=packed)
     config = dataclasses.replace(chosen, task=examples.task.config)
@@ -161,12 +175,20 @@ def _head_to_keep(config: FinetuneConfig, initial: Bert) -> TaskConfig | None:
 
 
 def _read_examples(
-    config: FinetuneConfig, initial: Bert, head: TaskConfig | None, workdir: Workdir[FinetuneConfig]
+    config: FinetuneConfig,
+    initial: Bert,
+    head: TaskConfig | None,
+    workdir: Workdir[FinetuneConfig],
+    *,
+    train: Any,
+    held_out: Any,
 ) -> Examples:
     """Read and tokenize the examples; the labels are those of the head, or of the examples."""
     with console.working("reading the examples"):
         labels = head.labels if head else ()
-        task, datasets = hosts.run_on_all_hosts(lambda: load_datasets(config, labels))
+        task, datasets = hosts.run_on_all_hosts(
+            lambda: load_datasets(config, labels, train=train, held_out=held_out)
+        )
     if head:
         check_same_head(task, head)
     fingerprint = f"{datasets.fingerprint()}-{checkpoint.checksum(initial.params)}"
@@ -184,7 +206,7 @@ def _read_examples(
     )
 
 
-def train(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
+def train_run(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResult:
     """Train with each seed, predict everything with the best, and write the results."""
     with workdirs.hold(run.workdir), devices.out_of_memory_refused(run.largest, jax.devices()[0]):
         return _train(run, stop)

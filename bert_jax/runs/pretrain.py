@@ -1,6 +1,6 @@
 """Pretraining: from a config and text to checkpoints.
 
-`pretrain` is `start`, which checks everything and prepares the text, and `train`.
+`pretrain` is `start`, which checks everything and prepares the text, and `train_run`.
 """
 
 import atexit
@@ -29,7 +29,7 @@ from bert_jax.runs.origin import Origin
 from bert_jax.runs.workdir import Workdir
 from bert_jax.storage import daemon_thread, mirror, paths
 from bert_jax.storage.paths import AnyPath
-from bert_jax.text import mixture
+from bert_jax.text import memory, mixture
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint, loop
@@ -93,6 +93,7 @@ def pretrain(
     *,
     init: str | Path | None = None,
     fork: str | Path | None = None,
+    texts: Any = None,
     quiet: bool = False,
 ) -> PretrainingResult:
     """Pretrain an encoder, or resume a run.
@@ -107,6 +108,9 @@ def pretrain(
       fork: a run, "RUN" or "RUN@STEP", whose state to continue from in a new workdir: parameters,
         optimizer, step and random key. Its model, its tokenizer and its optimizer's name stay;
         it may have more positions.
+      texts: documents in memory, in place of `config.data.source`: texts, or dictionaries with a
+        text in `config.data.text_field`, in a list or any iterable, or a table as `finetune` takes.
+        They are written to `texts.jsonl` in the workdir; a run resumes with the same ones.
       quiet: whether to print nothing and draw nothing.
 
     Raises:
@@ -120,7 +124,7 @@ def pretrain(
     Bert(bert, 2 layers of 16, 2 heads, 6,722 parameters, wordpiece of 64 tokens)
     """
     with console.output(Level.NOTHING if quiet else Level.PROGRESS), console.logging_kept():
-        return train(start(config, paths.as_path(workdir), init, fork=fork))
+        return train_run(start(config, paths.as_path(workdir), init, fork=fork, texts=texts))
 
 
 def start(
@@ -130,14 +134,21 @@ def start(
     model_fields: Iterable[str] | None = None,
     fork: str | Path | None = None,
     recipe: str = "",
+    texts: Any = None,
 ) -> Run:
     """Check a run against its workdir and the devices, and prepare its text."""
     settings.check_class(config, TrainConfig)
     folder = hosts.run_on_all_hosts(lambda: mirror.open_workdir(workdir, jax.process_index()))
     workdirs.check_path(folder)
+    if texts is not None:
+        data = dataclasses.replace(config.data, source=str(folder / memory.TEXTS))
+        config = dataclasses.replace(config, data=data)
     found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
     origin = origins.find(config, found, init=init, fork=fork, model_fields=model_fields)
     config = origin.config
+    if texts is not None:
+        path = folder / memory.TEXTS
+        hosts.run_on_main(lambda: memory.write_texts(texts, path, config.data.text_field))
     if config.steps in found.steps:
         report.finished(
             f"{workdir} has done its {config.steps:,} steps",
@@ -203,7 +214,7 @@ def _read_text(config: TrainConfig, tokenizer: Tokenizer | None, workdir: Path) 
     return hosts.run_on_all_hosts(lambda: prepared or mixture.open_prepared(source, folder))
 
 
-def train(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
+def train_run(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResult:
     """Train, from the latest checkpoint on, and evaluate."""
     refusing = devices.out_of_memory_refused(run.schedule.largest, jax.devices()[0])
     with workdirs.hold(run.workdir.path), mirror.sending(run.workdir.path), refusing:

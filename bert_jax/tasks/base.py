@@ -81,8 +81,12 @@ class Task(abc.ABC):
         return config
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        """Yield the records of a file or a TensorFlow dataset, with the fields of a task."""
-        for record in read_records(source):
+        """Return the records of a file or a TensorFlow dataset, with the fields of a task."""
+        return self.task_records(read_records(source), data)
+
+    def task_records(self, records: Iterable[Record], data: DataFiles) -> Iterator[Record]:
+        """Yield records of columns with the fields of a task."""
+        for record in records:
             yield Record(record.where, self.select_fields(record, data))
 
     @abc.abstractmethod

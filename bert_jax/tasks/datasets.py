@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import glue, make_task
 from bert_jax.tasks.base import Example, Task
+from bert_jax.text import memory
 
 _SPLIT_SEED = 0  # the same held-out examples for every seed of a run
 
@@ -36,14 +38,21 @@ class Datasets:
         return digest.hexdigest()
 
 
-def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[Task, Datasets]:
-    """Read all files of a task; its labels are the config's, or `labels`, or those of training."""
+def load_datasets(
+    config: FinetuneConfig, labels: Sequence[str] = (), *, train: Any = None, held_out: Any = None
+) -> tuple[Task, Datasets]:
+    """Read all examples of a task; its labels are the config's, or `labels`, or those of training.
+
+    `train` and `held_out` are examples in memory, in place of the files of the config.
+    """
     data = config.data
-    train_source, eval_sources, test_sources = _sources(config)
+    train_source, eval_sources, test_sources = _sources(config, train, held_out)
     task = make_task(config.task, config.task.labels or labels)
     read = partial(read_examples, task, data=data)
-    train = read(train_source, labelled=True)
-    evals = {name: read(source, labelled=True) for name, source in eval_sources.items()}
+    train = read(train_source, labelled=True, name="train")
+    evals = {
+        name: read(source, labelled=True, name="eval") for name, source in eval_sources.items()
+    }
     tests = {name: read(source, labelled=False) for name, source in test_sources.items()}
     names = task.labels or task.label_names(train)  # before some are held out
     if not evals:
@@ -52,19 +61,33 @@ def load_datasets(config: FinetuneConfig, labels: Sequence[str] = ()) -> tuple[T
         evals = {"eval": [train[i] for i in sorted(held_out)]}
         train = [example for i, example in enumerate(train) if i not in held_out]
     if not train:
-        raise UserError(f"{train_source} has too few examples to train on")
+        raise UserError(f"{_name_of(train_source, 'train')} has too few examples to train on")
     if len(names) < task.min_labels:
-        counts = f"fewer than {task.min_labels} labels"
-        raise UserError(f"{train_source} has {counts}; there is nothing to tell apart")
+        counts = f"fewer than {task.min_labels} labels" if names else "no labels"
+        raise UserError(
+            f"{_name_of(train_source, 'train')} has {counts}; there is nothing to tell apart"
+        )
     task = make_task(task.config, names)
     for examples in (train, *evals.values(), *tests.values()):
         check_labels(task, examples)
     return task, Datasets(train, evals, tests)
 
 
-def _sources(config: FinetuneConfig) -> tuple[str, dict[str, str], dict[str, str]]:
+def _sources(
+    config: FinetuneConfig, given_train: Any, given_eval: Any
+) -> tuple[Any, dict[str, Any], dict[str, str]]:
     data, train = config.data, config.data.train
-    evals, tests = parse_sources(data.eval, "eval"), parse_sources(data.test, "test")
+    evals: dict[str, Any] = parse_sources(data.eval, "eval")
+    tests = parse_sources(data.test, "test")
+    for given, setting in ((given_train, "train"), (given_eval, "eval")):
+        if given is not None and getattr(data, setting):
+            raise UserError(
+                f"data.{setting} is {getattr(data, setting)!r}, and {setting} is given too; leave "
+                "one"
+            )
+    evals = evals if given_eval is None else {"eval": given_eval}
+    if given_train is not None:
+        return given_train, evals, tests
     if config.task.glue and (not train or os.path.isdir(os.path.expanduser(train))):
         train, usual_evals, usual_tests = glue.sources(config.task.glue, train)
         evals, tests = evals or usual_evals, tests or usual_tests
@@ -75,10 +98,25 @@ def _sources(config: FinetuneConfig) -> tuple[str, dict[str, str], dict[str, str
     return train, evals, tests
 
 
-def read_examples(task: Task, source: str, data: DataFiles, *, labelled: bool) -> list[Example]:
-    """Return the examples of a file, and show how many records the format's tools skip."""
+def _name_of(source: Any, name: str) -> str:
+    """Return the name of a source, which of data in memory is that of the argument."""
+    return source if isinstance(source, str) else name
+
+
+def read_examples(
+    task: Task, source: Any, data: DataFiles, *, labelled: bool, name: str = "examples"
+) -> list[Example]:
+    """Return the examples of a file, and show how many records the format's tools skip.
+
+    A source that is no str is data in memory, and `name` is that of its argument.
+    """
     examples, num_skipped = [], 0
-    for record in task.read_records(source, data):
+    if isinstance(source, str):
+        records = task.read_records(source, data)
+    else:
+        records = task.task_records(memory.records(source, name), data)
+    source = _name_of(source, name)
+    for record in records:
         example = task.make_example(record)
         if example is None:
             num_skipped += 1

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -214,10 +214,13 @@ class Embedding(Task):
                 yield Record(f"{source} #{index}", {"texts": texts})
         elif file_type(source) == _PLAIN:
             yield from self._read_lines(source)
-        elif self.config.embedding.pairs != "columns" and "," not in data.text:
-            yield from self._make_pairs(super().read_records(source, data))
         else:
             yield from super().read_records(source, data)
+
+    def task_records(self, records: Iterable[Record], data: DataFiles) -> Iterator[Record]:
+        fields = super().task_records(records, data)
+        makes_pairs = self.config.embedding.pairs != "columns" and "," not in data.text
+        return self._make_pairs(fields) if makes_pairs else fields
 
     def _read_lines(self, source: str) -> Iterator[Record]:
         lines = read_records(source, lines=True)

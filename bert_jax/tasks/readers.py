@@ -52,7 +52,7 @@ def _columns(line: str) -> list[str]:
 
 def squad(source: str) -> Iterator[Record]:
     """Yield the questions of a SQuAD file, with the context, or of a .jsonl or tfds:... of them."""
-    is_flat = source.startswith("tfds:") or file_type(source) == ".jsonl"
+    is_flat = source.startswith("tfds:") or file_type(source) in (".jsonl", ".parquet")
     seen = set()
     for record in read_records(source) if is_flat else _nested_questions(source):
         name = record.fields.get("id")

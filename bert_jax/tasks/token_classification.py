@@ -40,7 +40,7 @@ class TokenClassification(Task):
         super().__init__(config, labels)
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        if source.startswith("tfds:") or file_type(source) == ".jsonl":
+        if source.startswith("tfds:") or file_type(source) in (".jsonl", ".parquet"):
             return super().read_records(source, data)
         return readers.conll(source)
 

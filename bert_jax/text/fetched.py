@@ -19,7 +19,7 @@ from bert_jax.storage import locks, paths, remote
 from bert_jax.text import shards, store
 
 _WITHOUT_LISTS = ("http:", "https:", "file:")  # their stores are not copied
-_OF_TEXT = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".xz")  # saves requests
+_OF_TEXT = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".xz")  # saves requests
 _SPACE = "set XDG_CACHE_HOME to a folder with enough space"
 
 

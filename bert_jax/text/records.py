@@ -16,9 +16,10 @@ import numpy as np
 
 from bert_jax.console import counted, show
 from bert_jax.errors import UserError, first_line, nearest
-from bert_jax.text.files import STDIN, existing, file_type, line_name, read_lines
+from bert_jax.text.files import STDIN, existing, file_type, line_name, open_file, read_lines
 
 _TABLES = (".csv", ".tsv")
+_PARQUET, _PARQUET_ROWS = ".parquet", 1024  # rows that are read at once
 _TFDS = "tfds:"
 # The groups of TFDS that have datasets for the tasks of this package.
 _GROUPS = ("question_answering", "summarization", "text", "translate")
@@ -66,7 +67,7 @@ def read_records(
     """Return the records of a file or of a dataset.
 
     Args:
-      source: a .tsv, .csv or .jsonl, or .gz or .xz of it; or tfds:NAME@SPLIT.
+      source: a .tsv, .csv or .jsonl, or .gz or .xz of it; a .parquet; or tfds:NAME@SPLIT.
       columns: names for the fields of a table whose first row has none of these names.
       skips_ragged: whether a row of a table with another number of fields is a record without
         fields, rather than an error.
@@ -91,15 +92,24 @@ def read_records(
         return table_rows(path, columns, skips_ragged=skips_ragged)
     if read:
         return read(path)
-    raise UserError(f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz")
+    raise UserError(
+        f"{source} is of an unknown kind; give a .tsv, .csv or .jsonl, or .gz or .xz, or a .parquet"
+    )
 
 
 def reader(path: Path | str) -> Callable[..., Iterator[Record]] | None:
-    """Return `table_rows` for a table, `json_lines` for JSON; None for plain text."""
+    """Return what reads a table, Parquet or JSON; None for plain text."""
     if file_type(path) in _TABLES:
         return table_rows
+    if Path(path).suffix.lower() == _PARQUET:
+        return parquet_rows
     is_json = not {".jsonl", ".json"}.isdisjoint(Path(path).suffixes)
     return json_lines if is_json else None
+
+
+def is_whole(path: Path | str) -> bool:
+    """Return whether a file can only be read from its beginning, and has no lines of its own."""
+    return reader(path) in (table_rows, parquet_rows)
 
 
 def text_lines(path: Path | str) -> Iterator[Record]:
@@ -206,6 +216,31 @@ def _rows(path: Path | str) -> Iterator[tuple[int, list[str], int]]:
             number = reader.line_num + 1
     except csv.Error as error:
         raise UserError(f"{path}:{number}: {error}; fix its quotes, or the line") from error
+
+
+def parquet_rows(path: Path | str) -> Iterator[Record]:
+    """Yield the rows of a Parquet file; a row that is null in a column has None there."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(
+            f"{path} needs pyarrow, which is not installed; pip install 'bert-jax[parquet]'"
+        ) from error
+    with open_file(path) as file:
+        size, index = file.seek(0, os.SEEK_END), 0
+        file.seek(0)
+        try:
+            table = parquet.ParquetFile(file)
+            num_rows = table.metadata.num_rows
+            for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
+                for row in batch.to_pylist():
+                    index += 1
+                    yield Record(f"{path}:{index}", plain_value(row), size * index // num_rows)
+        except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+            raise UserError(
+                f"{path} is damaged after row {index} ({first_line(error)}); fetch it again"
+            ) from error
 
 
 def open_dataset(source: str) -> Any:

@@ -242,7 +242,7 @@ def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_gi
     # One call after each step: the trial of a rate has 45.
     answers = iter([""] * 50 + ["a signal"])
     with pytest.raises(Interrupted):
-        finetuning.train(run, lambda: next(answers))
+        finetuning.train_run(run, lambda: next(answers))
     first = (workdir / "rate-1e-09/result.json").stat().st_mtime_ns
 
     found = finetune(task, workdir, *changes, rates)

@@ -1,0 +1,168 @@
+"""Data in memory: the same examples and texts as from files, from every kind of table."""
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import refused
+
+import bert_jax
+from bert_jax.text import memory
+
+ROWS = [{"sentence": "fox", "label": "a"}, {"sentence": "the hen", "label": "b"}]
+COLUMNS = {"sentence": ["fox", "the hen"], "label": ["a", "b"]}
+
+
+class _Frame:
+    """What is asked of a data frame of pandas."""
+
+    columns = tuple(COLUMNS)
+
+    def to_dict(self, orient):
+        assert orient == "records"
+        return ROWS
+
+
+class _Dataset:
+    """What is asked of a `datasets.Dataset`, whose classes are numbers."""
+
+    class _Label:
+        def int2str(self, number):
+            return "ab"[number]
+
+    def __init__(self):
+        self.features = {"sentence": object(), "label": self._Label()}
+
+    def __iter__(self):
+        return iter([{**row, "label": "ab".index(row["label"])} for row in ROWS])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [ROWS, tuple(ROWS), COLUMNS, _Frame(), _Dataset()],
+    ids=["list", "tuple", "columns", "frame", "dataset"],
+)
+def test_records_of_each_kind(data):
+    records = list(memory.records(data, "train"))
+    assert [record.fields for record in records] == ROWS
+    assert [record.where for record in records] == ["train[0]", "train[1]"]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("module", ["pandas", "polars", "pyarrow", "datasets"])
+def test_records_of_tables_of_other_libraries(module):
+    library = pytest.importorskip(module)
+    make = {
+        "pandas": lambda: library.DataFrame(COLUMNS),
+        "polars": lambda: library.DataFrame(COLUMNS),
+        "pyarrow": lambda: library.table(COLUMNS),
+        "datasets": lambda: library.Dataset.from_dict(COLUMNS).class_encode_column("label"),
+    }
+    assert [record.fields for record in memory.records(make[module](), "train")] == ROWS
+
+
+def test_values_of_numpy_are_plain():
+    rows = ({"sentence": b"fox", "label": value} for value in np.arange(2))
+    fields = [record.fields for record in memory.records(rows, "train")]
+    assert fields == [{"sentence": "fox", "label": 0}, {"sentence": "fox", "label": 1}]
+    assert type(fields[0]["label"]) is int
+
+
+@pytest.mark.parametrize(
+    ("data", "key_words"),
+    [
+        ("train.tsv", "train is 'train.tsv'; give a list"),
+        (3, "train is 3; give a list"),
+        (["fox"], "train[0] is 'fox'; give a dictionary of its columns"),
+        ({"sentence": ["fox"], "label": []}, "the columns of train have [0, 1] values"),
+        ([{"sentence": b"\xff"}], "train[0] has bytes that are no UTF-8"),
+    ],
+)
+def test_what_are_no_records(data, key_words):
+    with refused(key_words):
+        list(memory.records(data, "train"))
+
+
+def in_memory(config) -> bert_jax.FinetuneConfig:
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, train=""))
+
+
+def test_a_fine_tuning_on_rows_is_that_on_a_file(tiny_finetuning_config, tiny_run, tmp_path):
+    config = tiny_finetuning_config
+    lines = Path(config.data.train).read_text().splitlines()
+    rows = [dict(zip(("sentence", "label"), line.split("\t"), strict=True)) for line in lines[1:]]
+    results = [
+        bert_jax.finetune(
+            copy.deepcopy(each), tiny_run.checkpoint, tmp_path / name, quiet=True, **given
+        )
+        for name, each, given in (
+            ("file", config, {}),
+            ("rows", in_memory(config), {"train": iter(rows)}),
+        )
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *(each.bert.params for each in results))
+    again = {"train": rows, "quiet": True}
+    bert_jax.finetune(in_memory(config), tiny_run.checkpoint, tmp_path / "rows", **again)
+    with refused("was trained on other text"):
+        again["train"] = rows[1:]
+        bert_jax.finetune(in_memory(config), tiny_run.checkpoint, tmp_path / "rows", **again)
+    with refused("data.train is", "and train is given too; leave one"):
+        bert_jax.finetune(config, tiny_run.checkpoint, tmp_path / "both", train=rows)
+    with refused("train has no examples"):
+        bert_jax.finetune(in_memory(config), tiny_run.checkpoint, tmp_path / "no", train=iter([]))
+    with refused("train[0] has no column 'sentence'; set data.text to one of text"):
+        bert_jax.finetune(
+            in_memory(config), tiny_run.checkpoint, tmp_path / "no", train=[{"text": "fox"}]
+        )
+    assert not (tmp_path / "no").exists()
+
+
+def test_pretraining_on_texts_is_that_on_a_file_of_them(tiny_config, tiny_text, tmp_path):
+    documents = [d for d in tiny_text.read_text().split("\n\n") if d.strip()]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    config = copy.deepcopy(tiny_config)
+    config.data.source = str(path)
+    expected = bert_jax.pretrain(config, tmp_path / "file", quiet=True)
+    config.data.source = "builtin"
+    run = tmp_path / "run"
+    found = bert_jax.pretrain(copy.deepcopy(config), run, texts=iter(documents), quiet=True)
+    jax.tree.map(np.testing.assert_array_equal, expected.bert.params, found.bert.params)
+
+    config.steps = 3
+    rows = [{"text": text} for text in documents]
+    longer = bert_jax.pretrain(copy.deepcopy(config), run, texts=rows, quiet=True)
+    assert longer.checkpoint.name == "3"
+    config.steps = 4
+    with refused(f"{run} has a run on other texts"):
+        bert_jax.pretrain(copy.deepcopy(config), run, texts=documents[1:])
+    assert not list(run.glob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("texts", "key_words"),
+    [
+        (iter([]), "texts has no texts; give one or more, and a generator anew"),
+        (["fox", 3], "texts[1] is 3; give a text, or a dictionary with a text in 'text'"),
+        ([{"body": "fox"}], "texts[0] is {'body': 'fox'}; give a text"),
+        ("fox", "texts is 'fox'; give a list"),
+    ],
+)
+def test_what_are_no_texts(tiny_config, tmp_path, texts, key_words):
+    with refused(key_words):
+        bert_jax.pretrain(copy.deepcopy(tiny_config), tmp_path / "run", texts=texts)
+    assert not (tmp_path / "run/texts.jsonl").exists()
+
+
+def test_texts_that_end_with_an_error_leave_nothing(tiny_config, tmp_path):
+    def texts():
+        yield "fox"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        bert_jax.pretrain(copy.deepcopy(tiny_config), tmp_path / "run", texts=texts())
+    assert not list((tmp_path / "run").glob("texts*"))

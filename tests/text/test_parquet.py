@@ -1,0 +1,87 @@
+"""Parquet files: the same records, texts and examples as JSON lines; damaged and missing ones."""
+
+import json
+import sys
+
+import pytest
+from helpers import refused
+
+from bert_jax.config import DataConfig, DataFiles, TaskConfig
+from bert_jax.tasks import make_task
+from bert_jax.tasks.datasets import read_examples
+from bert_jax.text.records import read_records
+from bert_jax.text.sources import open_source
+
+pytestmark = pytest.mark.parity
+
+ROWS = [{"text": f"The fox {i}. It runs.", "label": "ab"[i % 2], "number": i} for i in range(2500)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path_factory.mktemp("parquet") / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=700)
+    return path
+
+
+def test_records(path):
+    records = list(read_records(str(path)))
+    assert [record.fields for record in records] == ROWS
+    assert records[4].where == f"{path}:5"
+    positions = [record.position for record in records]
+    assert positions == sorted(positions)
+    assert positions[-1] == path.stat().st_size
+
+
+def test_a_text_source(path):
+    lines = path.with_suffix(".jsonl")
+    lines.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    documents = [list(open_source(str(each), DataConfig()).documents()) for each in (path, lines)]
+    assert documents[0] == documents[1]
+    assert documents[0][0] == ["The fox 0.", "It runs."]
+    source = open_source(f"{path},{lines}", DataConfig(text_field="text"))
+    assert len(list(source.documents())) == 2 * len(ROWS)
+    with refused("has no column 'body'; set data.text_field to one of text, label, number"):
+        list(open_source(str(path), DataConfig(text_field="body")).documents())
+    with refused("rows.parquet:1 has no text in 'number'; set data.text_field"):
+        list(open_source(str(path), DataConfig(text_field="number")).documents())
+
+
+def test_examples_of_a_task(path):
+    task = make_task(TaskConfig(labels=("a", "b")))
+    examples = read_examples(task, str(path), DataFiles(text="text"), labelled=True)
+    assert [example.label for example in examples[:3]] == ["a", "b", "a"]
+
+
+def test_nested_columns_and_nulls(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    rows = [{"tokens": ["a", "fox"], "ner_tags": ["O", "B-X"], "text": {"a": 1}, "label": None}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    task = make_task(TaskConfig("token_classification"))
+    data = DataFiles(text="tokens", label="ner_tags")
+    (example,) = read_examples(task, str(path), data, labelled=True)
+    assert (example.texts, example.label) == (("a", "fox"), ("O", "B-X"))
+    with refused("a.parquet:1: a text is {'a': 1}"):
+        read_examples(make_task(TaskConfig()), str(path), DataFiles(text="text"), labelled=False)
+
+
+def test_a_file_that_is_damaged_and_one_without_the_library(path, tmp_path, monkeypatch):
+    whole = path.read_bytes()
+    for name, content in {"cut": whole[:-20], "other": b"fox\n", "empty": b""}.items():
+        damaged = tmp_path / f"{name}.parquet"
+        damaged.write_bytes(content)
+        with refused(f"{damaged} is damaged after row 0"):
+            list(read_records(str(damaged)))
+    middle = tmp_path / "middle.parquet"
+    middle.write_bytes(whole[:60] + bytes(400) + whole[460:])
+    with refused(f"{middle} is damaged after row"):
+        list(read_records(str(middle)))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with refused("rows.parquet needs pyarrow, which is not installed; pip install"):
+        list(read_records(str(path)))
