@@ -92,8 +92,9 @@ class TextIndex:
         Args:
           bert: the model, or its checkpoint. Texts that exceed its positions are truncated, and
             counted.
-          files: with a text a line, or .tsv, .csv, .jsonl or .parquet with one in `column`; plain, .gz or
-            .xz. Empty lines and fields are skipped. "builtin": the functions of Python's library.
+          files: with a text a line, or .tsv, .csv, .jsonl or .parquet with one in `column`; but for
+            the last, plain, .gz or .xz. Empty lines and fields are skipped. "builtin": the
+            functions of Python's library.
           output: the folder, which must not exist.
           texts: further texts; the `file` of their hits is "texts", and the first has line 1.
           column: of the text in tables.
