@@ -247,7 +247,8 @@ def test_code_runs(page, folder, small_runs, bert_jax_main, monkeypatch, capsys)
     for block in blocks(page):
         if block.language == "bash":
             run_bash(block, bert_jax_main, monkeypatch)
-        elif "torch" in block.text:  # run by tests/convert/test_onnx.py, with the parity extra
+        # Run by tests/convert/test_onnx.py and tests/inference/test_mteb.py, where they can be.
+        elif "torch" in block.text or "mteb" in block.text:
             assert block.language == "python"
         elif block.language == "python":
             capsys.readouterr()
