@@ -45,6 +45,7 @@ class Features:
     # What a task needs to read the predictions of each feature.
     spans: list[Any] = dataclasses.field(default_factory=list)
     truncated: int = 0  # number of texts, or words of a sentence
+    windowed: int = 0  # number of texts that have several features, each a window
     # Where each example is whose label cannot be used, and why.
     skipped: list[str] = dataclasses.field(default_factory=list)
 

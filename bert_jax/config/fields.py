@@ -345,6 +345,12 @@ class TaskConfig:
     glue: str = setting("", "one of GLUE's nine tasks by name: its columns, labels and metrics")
     labels: tuple[str, ...] = setting((), "labels in the order of the head; empty: from the data")
     metrics: tuple[str, ...] = setting((), "scores that choose the best checkpoint by their mean")
+    stride: int = setting(
+        0,
+        "tokens between the windows of a text that has more than the model's positions; 0: half of "
+        "a window",
+        NOT_NEGATIVE,
+    )
 
 
 @dataclasses.dataclass(slots=True)
@@ -361,7 +367,9 @@ class DataFiles:
     eval_fraction: float = setting(0.1, "share of the training examples held out", SHARE)
     text: str = setting("sentence", "column of the text; two of a pair, comma separated")
     label: str = setting("label", "column of the label")
-    max_length: int = setting(128, "tokens a sequence, at most")
+    max_length: int = setting(
+        128, "tokens of a text, at most; beyond the model's positions it is read in windows"
+    )
     batch_size: int = setting(32, "examples a step, over all devices")
 
 

@@ -66,7 +66,8 @@ def validate(config: TrainConfig) -> None:
     )
     for number, phase in enumerate(schedule.main_stages):
         where = f"data.phases[{number - 1}]" if number else "data"
-        _validate_batches(where, phase, model, config.optimizer)
+        _validate_length(where, phase.max_length, model)
+        _validate_batches(where, phase, config.optimizer)
         if (
             number
             and data.phases[number - 1].global_rope_theta
@@ -91,14 +92,17 @@ def validate_finetuning(config: FinetuneConfig) -> None:
     validate_model(model, "config")
     _validate_parallel(config.parallel)
     _validate_optimizer(config.optimizer)
-    _validate_batches("data", data, model, config.optimizer)
+    task = resolve(TASKS, config.task.kind)
+    if not task.has_windows:
+        _validate_length("data", data.max_length, model)
+    _validate_batches("data", data, config.optimizer)
     refuse(
         config.probe and config.layer_decay < 1,
         "layer_decay does nothing with probe, which freezes all layers",
         fix="leave one",
     )
     refuse_probe(config.probe, model)
-    resolve(TASKS, config.task.kind).check(config)
+    task.check(config)
 
 
 def refuse_probe(probe: str, model: ModelConfig) -> None:
@@ -167,16 +171,17 @@ def _validate_optimizer(config: OptimizerConfig) -> None:
     )
 
 
-def _validate_batches(
-    where: str, batches: Stage | DataFiles, model: ModelConfig, optimizer: OptimizerConfig
-) -> None:
-    length, batch_size = batches.max_length, batches.batch_size
+def _validate_length(where: str, length: int, model: ModelConfig) -> None:
     refuse(
         length > model.max_position_embeddings,
         f"{where}.max_length {length} exceeds model.max_position_embeddings "
         f"{model.max_position_embeddings}",
         fix="lower it or raise the other",
     )
+
+
+def _validate_batches(where: str, batches: Stage | DataFiles, optimizer: OptimizerConfig) -> None:
+    length, batch_size = batches.max_length, batches.batch_size
     refuse(
         length < 8,
         f"{where}.max_length {length} leaves no room for text",

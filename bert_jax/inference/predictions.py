@@ -21,7 +21,7 @@ from bert_jax.models.architecture import num_token_types
 from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import make_task
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Example, Task, longest_sequence
 from bert_jax.tasks.datasets import check_labels, read_examples
 from bert_jax.training.metrics import add_up, means
 from bert_jax.training.objective import Metrics
@@ -124,7 +124,8 @@ def predict(
         task = type(task)(task.config, task.label_names(examples))
     check_labels(task, examples)
     features = task.features(examples, model.tokenizer, model.config, data.max_length)
-    batcher = Batcher(features, model.tokenizer, num_token_types(model.config), data.max_length)
+    length = longest_sequence(model.config, data.max_length)
+    batcher = Batcher(features, model.tokenizer, num_token_types(model.config), length)
     warn_unknown(*batcher.unknown)
     # One batch of few examples, of a power of two, has few sizes to compile.
     batch_size = min(batch_size * model.runner.num_devices, 1 << (len(features) - 1).bit_length())

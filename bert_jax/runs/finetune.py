@@ -29,6 +29,7 @@ from bert_jax.runs.task_run import Examples, Run, compile_program, num_steps, to
 from bert_jax.runs.workdir import Workdir
 from bert_jax.storage import paths, replacement
 from bert_jax.tasks import task_class
+from bert_jax.tasks.base import longest_sequence
 from bert_jax.tasks.datasets import check_same_head, load_datasets
 from bert_jax.tasks.results import comparison
 from bert_jax.training import checkpoint
@@ -131,7 +132,8 @@ def start(
     head = _head_to_keep(chosen, initial)
     examples = _read_examples(chosen, initial, head, found, train=train, held_out=held_out)
     packed = examples.train.features.is_packed
-    meshes.check_model(chosen.model, mesh, [chosen.data.max_length], packed=packed)
+    length = longest_sequence(chosen.model, chosen.data.max_length)
+    meshes.check_model(chosen.model, mesh, [length], packed=packed)
     config = dataclasses.replace(chosen, task=examples.task.config)
     rate = make_rate_schedule(config.optimizer, num_steps(config, examples))
     run = Run(

@@ -26,7 +26,7 @@ from bert_jax.inference.tokenization import UNKNOWN_TOKENS
 from bert_jax.objectives import Pretraining
 from bert_jax.runs import header
 from bert_jax.storage.paths import AnyPath
-from bert_jax.tasks.base import Task
+from bert_jax.tasks.base import Task, longest_sequence
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.tasks.results import as_text, is_worthless, no_better
 from bert_jax.text.masked_sentences import NUM_SENTENCES, masked_sentences
@@ -267,7 +267,7 @@ def finetuning_start(
     recipe: str,
 ) -> None:
     """Print what is about to be learned, from which examples, and how they are padded."""
-    task, length = config.task, config.data.max_length
+    task, length = config.task, longest_sequence(config.model, config.data.max_length)
     names = ", ".join(task.labels[:12]) + (", …" if len(task.labels) > 12 else "")
     labels = f": {len(task.labels)} labels: {names}" if names else ""
     counts = {"train": sets.train, **sets.evals, **sets.tests}
@@ -297,7 +297,13 @@ def finetuning_start(
     if 100 * unknown > tokens:
         warn_on_main(f"{unknown / tokens:.1%} {UNKNOWN_TOKENS}")
     if train.features.truncated:
-        print_on_main(f"truncated  {train.features.truncated:,} texts to {length} tokens")
+        longest = config.data.max_length
+        print_on_main(f"truncated  {train.features.truncated:,} texts to {longest} tokens")
+    if train.features.windowed:
+        print_on_main(
+            f"windows    {train.features.windowed:,} texts have more than {length} tokens, and are "
+            f"read in windows; {len(train.features):,} with all others"
+        )
     if train.features.skipped:
         skipped = f"{len(train.features.skipped):,} training examples, all in results.json"
         print_on_main(f"skipped    {skipped}; the first: {train.features.skipped[0]}")

@@ -17,7 +17,7 @@ from bert_jax.config.schedule import RateSchedule, Stage
 from bert_jax.distributed import mesh as meshes
 from bert_jax.inference.predictions import predict_examples
 from bert_jax.models.architecture import num_token_types
-from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.base import Example, Task, longest_sequence
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import Metrics, PredictionObjective
@@ -185,4 +185,4 @@ def tokenize(
     """Return the features of examples, to be padded to batches."""
     model, length = config.model, config.data.max_length
     features = task.features(examples, tokenizer, model, length)
-    return Batcher(features, tokenizer, num_token_types(model), length)
+    return Batcher(features, tokenizer, num_token_types(model), longest_sequence(model, length))

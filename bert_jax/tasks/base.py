@@ -41,6 +41,8 @@ class Task(abc.ABC):
     model_class: ClassVar[type[TaskModel]]
     num_outputs: ClassVar[int | None] = None  # of the head; None: one for each label
     min_labels: ClassVar[int] = 0  # fewer of them leave nothing to tell apart
+    # Whether a text of more tokens than the model has positions is read in windows.
+    has_windows: ClassVar[bool] = False
     # Tokens of a sequence, at most, where a model from elsewhere does not say it; None for as many
     # as it has positions.
     foreign_max_length: ClassVar[int | None] = None
@@ -68,7 +70,18 @@ class Task(abc.ABC):
     @classmethod
     def check(cls, config: FinetuneConfig) -> None:
         """Refuse settings of a run that this task cannot be trained with."""
-        labels = config.task.labels
+        labels, stride = config.task.labels, config.task.stride
+        refuse(
+            stride and not cls.has_windows,
+            f"task.stride is for windows of a text, which {config.task.kind} has none of",
+            fix="leave it out",
+        )
+        refuse(
+            stride > config.model.max_position_embeddings - 2,
+            f"task.stride {stride} exceeds the {config.model.max_position_embeddings - 2} tokens "
+            "of a window, so that no window has those between",
+            fix="lower it",
+        )
         refuse(
             len(set(labels)) < len(labels),
             f"task.labels has a label twice: {', '.join(labels)}",
@@ -284,6 +297,18 @@ def build_sequence(
 def max_text_tokens(texts: int, model: ModelConfig, max_length: int) -> int:
     """Return how many tokens one or two texts may have in a sequence of `max_length`."""
     return max_length - 2 - architecture(model).separators * (texts - 1)
+
+
+def longest_sequence(model: ModelConfig, max_length: int) -> int:
+    """Return the most tokens of a sequence, where a text may have `max_length` in several."""
+    return min(max_length, model.max_position_embeddings)
+
+
+def token_windows(size: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """Return the start and end of each window over `size` tokens; every token is in one."""
+    last = max(0, size - room)  # the first start whose window has all the rest
+    step = min(stride, room)
+    return [(i, min(i + room, size)) for i in range(0, last + step, step)]
 
 
 def truncate(texts: Sequence[Sequence[int]], size: int) -> list[list[int]]:

@@ -23,6 +23,7 @@ from bert_jax.tasks.base import (
     build_sequence,
     max_text_tokens,
     read_labels,
+    token_windows,
     truncate,
 )
 from bert_jax.tasks.readers import Record
@@ -121,15 +122,42 @@ class TextTask(Task):
         encoded = iter(tokenizer.encode([t for group in groups for texts in group for t in texts]))
         features = Features(choices=len(groups[0]) if groups else 1)
         for index, (example, group) in enumerate(zip(examples, groups, strict=True)):
-            sequences, is_truncated = [], False
+            choices, is_truncated = [], False
             for texts in group:
                 ids = [next(encoded) for _ in texts]
                 truncated = truncate(ids, max_text_tokens(len(ids), model, max_length))
                 is_truncated |= sum(map(len, truncated)) < sum(map(len, ids))
-                sequences.append(build_sequence(truncated, tokenizer, model))
-            features.add(index, self.target(example), sequences)
+                windows = self._windows(truncated, model, example.where)
+                choices.append([build_sequence(each, tokenizer, model) for each in windows])
+            # Several choices have one window each.
+            features_of_example = list(zip(*choices, strict=True))
+            for sequences in features_of_example:
+                share = 1 / len(features_of_example)
+                features.add(index, self.target(example), sequences, span=share)
             features.truncated += is_truncated
+            features.windowed += len(features_of_example) > 1
         return features
+
+    def _windows(
+        self, texts: list[list[int]], model: ModelConfig, where: str
+    ) -> list[list[list[int]]]:
+        """Return the texts of each window: as they are where the model has positions for them."""
+        room = max_text_tokens(len(texts), model, model.max_position_embeddings)
+        if sum(map(len, texts)) <= room:
+            return [texts]
+        if len(texts) > 1:
+            raise UserError(
+                f"{where}: a pair of texts has more tokens than the model's "
+                f"{model.max_position_embeddings} positions, and only single texts are read in "
+                "windows; lower data.max_length to truncate it"
+            )
+        stride = self.config.stride or max(1, room // 2)
+        return [[texts[0][a:b]] for a, b in token_windows(len(texts[0]), room, stride)]
+
+    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
+        """Return the logits of an example: the mean over the windows of its text."""
+        share = features.spans[index]
+        return logits.copy() if share == 1 else (0 if before is None else before) + share * logits
 
     def target(self, example: Example) -> float | np.ndarray:
         """Return the label for the loss: the number of the class, or the value."""
@@ -142,6 +170,7 @@ class Classification(TextTask):
     default_metrics = ("accuracy",)
     known_metrics = ("accuracy", "f1", "matthews")
     min_labels = 2
+    has_windows = True
     problem_type = "single_label_classification"
 
     @classmethod
@@ -229,6 +258,7 @@ class Regression(TextTask):
     """Each text or pair has a number, such as a similarity. So has a prediction."""
 
     num_outputs = 1
+    has_windows = True
     default_metrics = known_metrics = ("pearson", "spearman")
     problem_type = "regression"
 
@@ -254,7 +284,7 @@ class Regression(TextTask):
         return float("nan") if example.label is None else example.label
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
-        return float(logits[0])
+        return float(np.ravel(super().collect(before, features, index, logits))[0])
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return the MSE and the correlations, which are 0 for constant predictions."""

@@ -71,6 +71,7 @@ class MultiLabelClassification(TextTask):
     settings = MultiLabelConfig
     config: MultiLabelConfig
     min_labels = 1
+    has_windows = True
     default_metrics = ("mean_average_precision",)
     known_metrics = ("micro_f1", "macro_f1", "mean_average_precision")
     problem_type = "multi_label_classification"

@@ -24,7 +24,13 @@ from bert_jax.config.settings import setting
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers, squad_metrics
-from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens
+from bert_jax.tasks.base import (
+    Example,
+    Task,
+    build_sequence,
+    max_text_tokens,
+    token_windows,
+)
 from bert_jax.tasks.readers import Record
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -176,7 +182,7 @@ class QuestionAnswering(Task):
                 target = _target(text, first_character, context, offsets)
                 if isinstance(target, str):
                     features.skipped.append(f"{example.where}: {target}")
-            windows = _windows(len(ids), size - len(question), config.doc_stride)
+            windows = token_windows(len(ids), size - len(question), config.doc_stride)
             for (start, end), is_central in zip(windows, _central(windows), strict=True):
                 sequence, second = build_sequence([question, ids[start:end]], tokenizer, model)
                 label = [NO_LABEL] * 2
@@ -325,13 +331,6 @@ def _target(text: str, start: int, context: str, offsets: np.ndarray) -> tuple[i
     if not len(inside):
         return f"the answer {text!r} has no tokens"
     return int(inside[0]), int(inside[-1])
-
-
-def _windows(size: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Return the start and end of each window over `size` tokens; every token is in one."""
-    last = max(0, size - room)  # the first start whose window has all the rest
-    step = min(stride, room)
-    return [(i, min(i + room, size)) for i in range(0, last + step, step)]
 
 
 def _central(windows: Sequence[tuple[int, int]]) -> list[np.ndarray]:

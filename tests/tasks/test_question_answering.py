@@ -17,6 +17,7 @@ from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import question_answering
+from bert_jax.tasks.base import token_windows
 from bert_jax.tasks.question_answering import (
     Answers,
     Candidate,
@@ -147,7 +148,7 @@ def google_is_central(spans, number, position):
 @settings(deadline=None)
 @given(st.integers(1, 80), st.integers(1, 30), st.integers(1, 40))
 def test_windows_and_central_tokens_are_those_of_the_original(size, room, stride):
-    windows = question_answering._windows(size, room, stride)
+    windows = token_windows(size, room, stride)
     expected = google_windows(size, room, stride)
     assert [(start, end - start) for start, end in windows] == expected
     for number, central in enumerate(question_answering._central(windows)):

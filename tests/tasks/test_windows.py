@@ -1,0 +1,110 @@
+"""Texts longer than the model's positions: windows that have every token, one answer for all."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers import model_config, refused
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bert_jax
+from bert_jax import FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.config import DataFiles
+from bert_jax.config.validation import validate_finetuning
+from bert_jax.tasks import make_task
+from bert_jax.tasks.base import Example
+from bert_jax.text.tokenizer import Tokenizer
+
+POSITIONS = 32
+MODEL = model_config(max_position_embeddings=POSITIONS)
+WORDS = ["the", "a", "of", "reads"]
+
+
+def features(tokenizer: Tokenizer, *texts: tuple[str, ...], max_length=200, stride=0, kind=""):
+    task = make_task(TaskConfig(kind or "classification", labels=("a", "b"), stride=stride))
+    examples = [Example(None, f"a.tsv:{i + 2}", each, "b") for i, each in enumerate(texts)]
+    return task, task.features(examples, tokenizer, MODEL, max_length)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 150), st.integers(0, POSITIONS - 2), st.integers(40, 160))
+def test_every_token_is_in_a_window_and_no_window_is_too_long(wordpiece, count, stride, longest):
+    text = " ".join(np.random.default_rng(count).choice(["fox", "over", "lazy", "dog"], count))
+    ids = list(wordpiece.encode([text])[0])
+    _, found = features(wordpiece, (text,), max_length=longest, stride=stride)
+    step, covered, end = stride or (POSITIONS - 2) // 2, [], 0
+    for number, sequence in enumerate(found.sequences):
+        assert len(sequence) <= POSITIONS
+        assert (sequence[0], sequence[-1]) == (wordpiece.cls_id, wordpiece.sep_id)
+        start = number * step
+        covered += list(sequence[1 + end - start : -1]) if number else list(sequence[1:-1])
+        end = start + len(sequence) - 2
+    assert covered == ids[: longest - 2]
+    assert sum(found.spans) == pytest.approx(1)
+    assert found.labels == [1] * len(found)
+    assert found.windowed == (len(found) > 1) == (min(count, longest - 2) > POSITIONS - 2)
+    assert found.truncated == (count > longest - 2)
+
+
+def test_the_answer_is_the_mean_over_the_windows_in_any_order(wordpiece):
+    task, found = features(wordpiece, ("fox " * 70,), ("dog",), stride=20)
+    assert found.example_indices == [0, 0, 0, 1]
+    logits, before = np.random.default_rng(0).normal(size=(4, 2)), None
+    for index in (2, 0, 1):
+        before = task.collect(before, found, index, logits[index])
+    np.testing.assert_allclose(before, logits[:3].mean(0))
+    alone = task.collect(None, found, 3, logits[3])
+    np.testing.assert_array_equal(alone, logits[3])
+    assert not np.shares_memory(alone, logits)
+
+
+def test_numbers_are_means_too(wordpiece):
+    task = make_task(TaskConfig("regression"))
+    found = task.features([Example(None, "", ("fox " * 50,), 3.0)], wordpiece, MODEL, 200)
+    before = None
+    for index, value in enumerate((1.0, 2.0, 6.0)):
+        before = task.collect(before, found, index, np.array([value]))
+    assert len(found) == 3
+    assert before == pytest.approx(3.0)
+
+
+def test_pairs_and_strides_that_have_no_windows(wordpiece):
+    features(wordpiece, ("fox", "dog"))
+    with refused("a.tsv:2: a pair of texts has more tokens than the model's 32 positions"):
+        features(wordpiece, ("fox " * 20, "dog " * 20))
+    config = FinetuneConfig(model=MODEL, data=DataFiles(max_length=200))
+    validate_finetuning(config)
+    config.task.stride = POSITIONS - 1
+    with refused("task.stride 31 exceeds the 30 tokens of a window"):
+        validate_finetuning(config)
+    tagging = dataclasses.replace(config, task=TaskConfig("token_classification"))
+    with refused("data.max_length 200 exceeds model.max_position_embeddings 32"):
+        validate_finetuning(tagging)
+    tagging.data.max_length, tagging.task.stride = 32, 8
+    with refused("task.stride is for windows of a text, which token_classification has none of"):
+        validate_finetuning(tagging)
+
+
+def test_a_word_beyond_the_positions_is_learned(tiny_bert, tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    rows = []
+    for _ in range(160):
+        label = ("river", "token")[generator.integers(2)]
+        words = [*generator.choice(WORDS, 30), label, *generator.choice(WORDS, 4)]
+        rows.append({"sentence": " ".join(words), "label": label})
+    config = FinetuneConfig(
+        epochs=12.0,
+        data=DataFiles(max_length=96, batch_size=16),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=0.02, warmup_fraction=0.1),
+    )
+    assert tiny_bert.config.max_position_embeddings == POSITIONS
+    result = bert_jax.finetune(config, tiny_bert, tmp_path / "run", train=rows[40:], eval=rows[:40])
+    printed = capsys.readouterr().out
+    assert "windows    120 texts have more than 32 tokens, and are read in windows" in printed
+    assert result.scores["eval"]["accuracy"] > 0.8
+    bert = bert_jax.load(tmp_path / "run")
+    texts = [row["sentence"] for row in rows[:40]]
+    labels = [each["label"] for each in bert.predict(texts)]
+    right = np.mean([a == row["label"] for a, row in zip(labels, rows[:40], strict=True)])
+    assert right == pytest.approx(result.scores["eval"]["accuracy"])
