@@ -84,6 +84,14 @@ class TrainingError(CommandError):
     """
 
 
+class DivergedError(TrainingError):
+    """A loss or a gradient is not finite.
+
+    >>> DivergedError("loss is nan at step 7").exit_code
+    1
+    """
+
+
 class Interrupted(CommandError):
     """A signal asked the run to stop; it has saved, and the same command resumes (EX_TEMPFAIL).
 

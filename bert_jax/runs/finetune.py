@@ -247,6 +247,8 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         workdir / best["checkpoint"], run.program.setup.abstract_state.params
     )
     params = origin.copy_params(run.program.setup.abstract_state.params, params)
+    # Before the task is tuned by the predictions of the model, which the baselines are not.
+    rows = comparison(task, run.examples.datasets, results, random, _score_untrained(run))
     scores, truncated = _predict_all(run, params)
     bert = Bert(
         config.model,
@@ -258,7 +260,6 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         source=workdir / "best",
     )
     _write_best(bert, config, workdir)
-    rows = comparison(task, run.examples.datasets, results, random, _score_untrained(run))
     summary = {
         "init": run.init,
         "task": dataclasses.asdict(task.config),

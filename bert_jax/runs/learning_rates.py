@@ -1,4 +1,4 @@
-"""Find the learning rate of a fine-tuning run, where several are set, on a part of its examples."""
+"""Choose the best of several learning rates by trials on a sample of the training examples."""
 
 import dataclasses
 import shutil
@@ -7,49 +7,60 @@ from collections.abc import Callable
 import numpy as np
 
 from bert_jax.distributed import hosts
-from bert_jax.errors import UserError
+from bert_jax.errors import DivergedError, UserError
 from bert_jax.runs import report
 from bert_jax.runs.seed import train_seed
 from bert_jax.runs.task_run import Examples, Run, tokenize
 
-_MOST = 10_000  # examples of the part
-_SCORED = 0.2  # of the part; the rest is trained on
-_NAME = "part"
+_MAX_SAMPLE = 10_000  # examples
+_EVAL_FRACTION = 0.2  # of the sample; the rest is trained on
+_SAMPLE = "sample"
 
 
 def find_rate(run: Run, stop: Callable[[], str]) -> Run:
-    """Return the run with the best of its learning rates, or with the one that it has.
+    """Return the run with the best of its learning rates, or as it is if it has one.
 
-    Each rate trains with the run's first seed and epochs on the same examples, and is scored on
-    others, all of them training examples: the held-out ones have no part in the choice. A rate that
-    was tried before the run was interrupted is not tried again.
+    Each rate trains with the run's first seed and its epochs on one part of the sample and is
+    scored on the other; the held-out examples have no part in the choice. A rate that diverges is
+    left out. A rate that was tried before the run was interrupted is not tried again.
+
+    Args:
+      run: whose `config.optimizer.learning_rates` are tried.
+      stop: returns why to stop training now, or "".
     """
     rates = list(dict.fromkeys(run.config.optimizer.learning_rates))
     if len(rates) == 1:
         return run
-    part = _part(run)
-    trained, scored = part.datasets.train, part.datasets.evals[_NAME]
+    sample = _sample(run)
+    num_trained, scored = len(sample.datasets.train), sample.datasets.evals[_SAMPLE]
     constant_score = run.task.constant_score(scored)
-    once = dataclasses.replace(run.config, seeds=1, compare=False)
-    tried = []
+    # One seed, which then prints no heading of its own.
+    config = dataclasses.replace(run.config, seeds=1, compare=False)
+    results = []
     for rate in rates:
-        hosts.print_on_main(f"\nlearning rate {rate:g}, on {len(trained):,} examples")
-        trial = dataclasses.replace(run, config=once).at_rate(rate, part)
+        hosts.print_on_main(f"\nlearning rate {rate:g}, on {num_trained:,} examples")
+        trial = dataclasses.replace(run, config=config).at_rate(rate, sample)
         folder = run.workdir / f"rate-{rate:g}"
-        result = train_seed(trial, once.seed, run.params, folder, constant_score, stop)
+        try:
+            result = train_seed(trial, config.seed, run.params, folder, constant_score, stop)
+        except DivergedError as error:
+            hosts.warn_on_main(f"the learning rate {rate:g} is left out: {error}")
+            continue
         if hosts.is_main():  # the result says what the rate is worth
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        tried.append({"learning_rate": rate, "scores": result["best"]})
-    best = max(tried, key=lambda each: run.task.rank(each["scores"]))["learning_rate"]
-    report.rate_found(best, tried, run.task, len(scored))
-    return dataclasses.replace(run.at_rate(best, run.examples), tried=tried)
+        results.append({"learning_rate": rate, "scores": result["best"]})
+    if not results:
+        raise DivergedError("no learning rate has a finite loss; give lower ones")
+    best = max(results, key=lambda each: run.task.rank(each["scores"]))["learning_rate"]
+    report.rate_found(best, results, run.task, len(scored))
+    return dataclasses.replace(run.at_rate(best, run.examples), tried=results)
 
 
-def _part(run: Run) -> Examples:
-    """Return a part of the training examples, of which some are for scores."""
+def _sample(run: Run) -> Examples:
+    """Return a random sample of the training examples, of which some are held out for scores."""
     examples = run.examples.datasets.train
-    count = min(len(examples), _MOST)
-    num_scored = max(1, round(_SCORED * count))
+    count = min(len(examples), _MAX_SAMPLE)
+    num_scored = max(1, round(_EVAL_FRACTION * count))
     if num_scored == count:
         raise UserError(
             "optimizer.learning_rate has several rates, and there is one example to try them on; "
@@ -61,11 +72,9 @@ def _part(run: Run) -> Examples:
     train, held_out = (
         tokenize(run.config, run.task, run.tokenizer, each) for each in (trained, scored)
     )
+    datasets = dataclasses.replace(
+        run.examples.datasets, train=trained, evals={_SAMPLE: scored}, tests={}
+    )
     return dataclasses.replace(
-        run.examples,
-        datasets=dataclasses.replace(
-            run.examples.datasets, train=trained, evals={_NAME: scored}, tests={}
-        ),
-        train=train,
-        held_out={_NAME: held_out},
+        run.examples, datasets=datasets, train=train, held_out={_SAMPLE: held_out}
     )

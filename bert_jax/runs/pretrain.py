@@ -147,8 +147,8 @@ def start(
     origin = origins.find(config, found, init=init, fork=fork, model_fields=model_fields)
     config = origin.config
     if texts is not None:
-        path = folder / memory.TEXTS
-        hosts.run_on_main(lambda: memory.write_texts(texts, path, config.data.text_field))
+        write = partial(memory.write_texts, texts, folder / memory.TEXTS, config.data.text_field)
+        hosts.run_on_main(lambda: write(may_replace=not found.config))
     if config.steps in found.steps:
         report.finished(
             f"{workdir} has done its {config.steps:,} steps",

@@ -56,8 +56,8 @@ class Program:
 class Run:
     """A run that is ready to train: its config, resolved and valid, and what its seeds share."""
 
-    settings: FinetuneConfig  # with the labels that the user gave, if any
-    config: FinetuneConfig  # with the labels of the task
+    settings: FinetuneConfig  # as the user wrote it
+    config: FinetuneConfig  # with the labels that were found in the data
     workdir: Path
     init: str  # the name of the checkpoint
     recipe: str  # its name, or ""
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of batches that have all examples once."""
+        """The number of steps of an epoch."""
         return batches_per_epoch(self.config, self.examples)
 
     @property
@@ -94,7 +94,10 @@ class Run:
         return max(1, self.steps_per_epoch // self.config.evaluations)
 
     def at_rate(self, learning_rate: float, examples: Examples) -> "Run":
-        """Return the run with one learning rate, and as many epochs of some examples."""
+        """Return a copy of the run with this learning rate and these examples.
+
+        The number of epochs stays; warm-up and decay are scaled to the steps.
+        """
         optimizer = dataclasses.replace(self.config.optimizer, learning_rate=learning_rate)
         config = dataclasses.replace(self.config, optimizer=optimizer)
         steps = num_steps(config, examples)
@@ -153,12 +156,12 @@ def num_steps(config: FinetuneConfig, examples: Examples) -> int:
 
 
 def batches_per_epoch(config: FinetuneConfig, examples: Examples) -> int:
-    """Return the number of batches that have all examples once."""
+    """Return the number of steps of an epoch."""
     return -(-len(examples.train.features) // config.data.batch_size)
 
 
 def compile_program(config: FinetuneConfig, task: Task, rate: RateSchedule, mesh: Mesh) -> Program:
-    """Return the model of a task, its objective and its optimizer, with the compiled steps."""
+    """Return the objective and the initial state of a run, with its compiled steps."""
     model = task.model(config.model, config.probe)
     optimizer = make_optimizer(
         config.optimizer,
@@ -182,7 +185,7 @@ def compile_program(config: FinetuneConfig, task: Task, rate: RateSchedule, mesh
 def tokenize(
     config: FinetuneConfig, task: Task, tokenizer: Tokenizer, examples: Sequence[Example]
 ) -> Batcher:
-    """Return the features of examples, to be padded to batches."""
+    """Tokenize examples, and return what makes batches of them."""
     model, length = config.model, config.data.max_length
     features = task.features(examples, tokenizer, model, length)
     return Batcher(features, tokenizer, num_token_types(model), longest_sequence(model, length))

@@ -128,7 +128,7 @@ def read_examples(
         skipped = console.counted(num_skipped, "record")
         console.show(f"skipped    {skipped} of {source}, as the format's own readers do")
     if not examples:
-        raise UserError(f"{source} has no examples; give a file that has")
+        raise UserError(f"{source} has no examples; give one or more (a generator is read once)")
     return examples
 
 

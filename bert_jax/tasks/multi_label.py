@@ -23,7 +23,7 @@ from bert_jax.tasks.classification import TextTask
 from bert_jax.training.objective import Metrics, PredictionObjective, WeightedSum
 
 _MIN_POSITIVE = 10  # held-out examples of a label, from which it has a threshold of its own
-_MAX_CONSTANT = 20  # labels of a constant prediction, at most
+_MAX_CONSTANT = 20  # labels of a constant prediction that is tried, or else all
 
 
 @dataclasses.dataclass(slots=True)
@@ -38,7 +38,7 @@ class MultiLabelConfig(TaskConfig):
     separator: str = setting(",", "what is between the labels of an example in a table")
     thresholds: tuple[float, ...] = setting(
         (),
-        "probability from which each label is predicted; empty: 0.5; tuned on held-out examples",
+        "probability from which each label is predicted; empty: tuned on held-out examples",
         POSITIVE_SHARE,
     )
 
@@ -53,7 +53,7 @@ class MultiLabelObjective(LabelsObjective):
         labels: Array,
         collectives: Collectives = SINGLE_DEVICE,
     ) -> Metrics:
-        """Return the loss; `labels` [B, N] are 1 for a label that a text has, and 0, or NaN."""
+        """Return the loss. `labels` are 1 where a text has the label, else 0, or NaN if unknown."""
         weights = self._has_label(labels)
         labels = jnp.where(weights[..., None] > 0, labels, 0.0)
         losses = labels * jax.nn.log_sigmoid(logits) + (1 - labels) * jax.nn.log_sigmoid(-logits)
@@ -85,8 +85,9 @@ class MultiLabelClassification(TextTask):
             len(task.thresholds) not in (0, len(task.labels)),
             f"task.thresholds has {len(task.thresholds)} numbers, and task.labels "
             f"{len(task.labels)} labels",
-            fix="give each label one, or leave them out",
+            fix="set task.labels too, with one threshold for each, or leave task.thresholds empty",
         )
+        refuse(not task.separator, "task.separator is empty", fix="give one, such as ','")
 
     @classmethod
     def transformers_labels(cls, values: Mapping[str, Any], where: str) -> Sequence[str] | None:
@@ -97,12 +98,17 @@ class MultiLabelClassification(TextTask):
         return MultiLabelObjective(model)
 
     def read_label(self, label: Any, where: str) -> tuple[str, ...]:
+        names = label
         if isinstance(label, str):
-            label = [each.strip() for each in label.split(self.config.separator)]
-            label = [each for each in label if each]
-        if not isinstance(label, Sequence) or not all(isinstance(x, str) and x for x in label):
-            raise UserError(f"{where}: the labels {label!r} are no list of names, nor a text")
-        return tuple(dict.fromkeys(label))
+            names = filter(str.strip, label.split(self.config.separator))
+        elif not isinstance(label, Sequence) or not all(
+            isinstance(name, str) and name.strip() for name in label
+        ):
+            raise UserError(
+                f"{where}: the label is {label!r}; give a list of names, or a text of names with "
+                f"{self.config.separator!r} between them"
+            )
+        return tuple(dict.fromkeys(name.strip() for name in names))
 
     def target(self, example: Example) -> np.ndarray:
         if example.label is None:
@@ -119,23 +125,20 @@ class MultiLabelClassification(TextTask):
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return F1 of all labels together, the mean F1, and the mean average precision.
 
-        The means are over the labels that an example has; F1 also over those that are predicted.
+        The average precision is of labels that an example has; F1 also of those that are predicted.
         """
-        from sklearn import metrics
+        from sklearn.metrics import average_precision_score, f1_score
 
         actual, logits = self._actual(examples), np.stack(predictions)
         predicted = logits >= self._thresholds()
-        seen, either = actual.any(0), (actual | predicted).any(0)
-        options: dict[str, Any] = {"zero_division": 0}
-        precision = metrics.average_precision_score(actual[:, seen], logits[:, seen])
+        # Column by column: scikit-learn reads a single column as two classes.
+        columns = list(zip(actual.T, predicted.T, logits.T, strict=True))
+        f1 = [f1_score(a, p, zero_division=0) for a, p, _ in columns if (a | p).any()]
+        precision = [average_precision_score(a, x) for a, _, x in columns if a.any()]
         return {
-            "micro_f1": float(metrics.f1_score(actual, predicted, average="micro", **options)),
-            "macro_f1": float(
-                metrics.f1_score(
-                    actual[:, either], predicted[:, either], average="macro", **options
-                )
-            ),
-            "mean_average_precision": float(precision),
+            "micro_f1": float(f1_score(actual.ravel(), predicted.ravel(), zero_division=0)),
+            "macro_f1": float(np.mean(f1)) if f1 else 0.0,
+            "mean_average_precision": float(np.mean(precision)) if precision else 0.0,
         }
 
     def tune(
@@ -144,7 +147,9 @@ class MultiLabelClassification(TextTask):
         predictions: Sequence[Any],
         scores: Mapping[str, float],
     ) -> None:
-        """Give each label the threshold of its best F1, and rare ones that of all together."""
+        """Set each label's threshold to that of the best F1; of rare ones, of the best micro F1."""
+        if self.config.thresholds:  # the user's
+            return
         actual, logits = self._actual(examples), np.stack(predictions)
         common = _best_threshold(actual.ravel(), logits.ravel())
         thresholds = [
@@ -184,7 +189,7 @@ class MultiLabelClassification(TextTask):
         # The best are the most frequent labels, some number of them.
         order = np.argsort(-self._actual(examples).sum(0), kind="stable")
         scores = []
-        for count in range(1, min(len(order), _MAX_CONSTANT) + 1):
+        for count in {*range(1, min(len(order), _MAX_CONSTANT) + 1), len(order)}:
             logits = np.full(len(order), -100.0)
             logits[order[:count]] = 100.0
             scores.append(self.mean_score(self.score(examples, [logits] * len(examples))))

@@ -1,5 +1,6 @@
 """Records and texts that a program has in memory: of lists, generators, tables and datasets."""
 
+import contextlib
 import filecmp
 import json
 import os
@@ -27,51 +28,71 @@ def records(data: Any, name: str) -> Iterator[Record]:
         if not isinstance(value, Mapping):
             raise UserError(f"{where} is {reprlib.repr(value)}; give a dictionary of its columns")
         try:
-            yield Record(where, plain_value(dict(value)))
+            fields = plain_value(dict(value))
         except UnicodeDecodeError as error:
             raise UserError(f"{where} has bytes that are no UTF-8; decode them") from error
+        # A data frame of pandas has NaN where a value is missing.
+        yield Record(where, {key: None if x != x else x for key, x in fields.items()})
 
 
-def write_texts(data: Any, path: Path, text_field: str) -> None:
-    """Write texts as JSON lines, unless the file has the same ones; refuse others than it has.
+def write_texts(data: Any, path: Path, text_field: str, *, may_replace: bool) -> None:
+    """Write texts as JSON lines; raise UserError for others than a run has been trained on.
 
     Args:
       data: texts, each a document; or what `records` takes, with a text in `text_field`.
       path: of the file.
       text_field: the column of the text.
+      may_replace: whether no run has been trained on the texts of the file.
     """
     temporary = path.with_suffix(".tmp")
-    count = 0
-    try:
+    lines, count = _lines_of_texts(data, text_field), 0
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            for index, value in enumerate(_rows(data, "texts")):
-                text = value.get(text_field) if isinstance(value, Mapping) else value
-                if not isinstance(text, str):
-                    raise UserError(
-                        f"texts[{index}] is {reprlib.repr(value)}; give a text, or a dictionary "
-                        f"with a text in {text_field!r}, which data.text_field names"
-                    )
-                file.write(json.dumps({text_field: plain_value(text)}) + "\n")
-                count += 1
+        file = temporary.open("w", encoding="utf-8")
+    try:
+        with file:
+            for count, line in enumerate(lines, start=1):  # noqa: B007 - it is read below
+                with _writing(path):
+                    file.write(line)
         if not count:
             raise UserError(
-                "texts has no texts; give one or more, and a generator anew, as it is read once"
+                "texts has no texts; give one or more (a generator can be read only once)"
             )
-        if path.exists() and not filecmp.cmp(path, temporary, shallow=False):
+        if path.exists() and not may_replace and not filecmp.cmp(path, temporary, shallow=False):
             raise UserError(
-                f"{path.parent} has a run on other texts; give the same ones, or choose another "
-                "workdir"
+                f"{path} has other texts than the ones given; give the same texts, or choose "
+                "another workdir"
             )
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose another") from error
+        with _writing(path):
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise UserError where a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}); choose another workdir"
+        ) from error
+
+
+def _lines_of_texts(data: Any, text_field: str) -> Iterator[str]:
+    for index, value in enumerate(_rows(data, "texts")):
+        text = value.get(text_field) if isinstance(value, Mapping) else value
+        if not isinstance(text, str):
+            raise UserError(
+                f"texts[{index}] is {reprlib.repr(value)}; give a text, or a dictionary with a "
+                f"text in {text_field!r}, which data.text_field names"
+            )
+        yield json.dumps({text_field: plain_value(text)}) + "\n"
+
+
 def _rows(data: Any, name: str) -> Iterable[Any]:
-    """Return the rows of a table by its own method, those of columns, or the values of others."""
+    """Return the rows of a table or of a dictionary of columns, or the values of an iterable."""
     if hasattr(data, "to_pylist"):  # pyarrow.Table
         return data.to_pylist()
     if hasattr(data, "to_dicts"):  # polars.DataFrame
@@ -79,6 +100,11 @@ def _rows(data: Any, name: str) -> Iterable[Any]:
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas.DataFrame
         return data.to_dict("records")
     if isinstance(data, Mapping):
+        if any(hasattr(values, "column_names") for values in data.values()):
+            splits = ", ".join(map(str, data))
+            raise UserError(f"{name} has the splits {splits}; give one, such as data['train']")
+        if any(isinstance(x, str) or not isinstance(x, Iterable) for x in data.values()):
+            raise UserError(f"{name} is one record; give a list of records")
         columns = {key: list(values) for key, values in data.items()}
         sizes = {len(values) for values in columns.values()}
         if len(sizes) > 1:
@@ -92,5 +118,14 @@ def _rows(data: Any, name: str) -> Iterable[Any]:
     features = getattr(data, "features", None)  # of a `datasets.Dataset`, whose classes are numbers
     if not isinstance(features, Mapping):
         return data
-    classes = {key: each.int2str for key, each in features.items() if hasattr(each, "int2str")}
-    return ({**row, **{key: name(row[key]) for key, name in classes.items()}} for row in data)
+    return ({key: _named(value, features.get(key)) for key, value in row.items()} for row in data)
+
+
+def _named(value: Any, feature: Any) -> Any:
+    """Return the name of a class, or of each in a list; None for one that is unknown."""
+    if isinstance(value, list):
+        feature = getattr(feature, "feature", None)
+        return [_named(each, feature) for each in value]
+    if not hasattr(feature, "int2str") or value is None:
+        return value
+    return feature.int2str(value) if value >= 0 else None

@@ -107,8 +107,11 @@ def reader(path: Path | str) -> Callable[..., Iterator[Record]] | None:
     return json_lines if is_json else None
 
 
-def is_whole(path: Path | str) -> bool:
-    """Return whether a file can only be read from its beginning, and has no lines of its own."""
+def is_undivided(path: Path | str) -> bool:
+    """Return whether a file of this format can only be read from its beginning.
+
+    A record of a table may have several lines, and Parquet is binary.
+    """
     return reader(path) in (table_rows, parquet_rows)
 
 
@@ -237,9 +240,13 @@ def parquet_rows(path: Path | str) -> Iterator[Record]:
                 for row in batch.to_pylist():
                     index += 1
                     yield Record(f"{path}:{index}", plain_value(row), size * index // num_rows)
-        except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        except UnicodeDecodeError as error:
             raise UserError(
-                f"{path} is damaged after row {index} ({first_line(error)}); fetch it again"
+                f"{path}:{index} has bytes that are not UTF-8; remove or decode their column"
+            ) from error
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(
+                f"{path} cannot be read after row {index} ({first_line(error)}); fetch it again"
             ) from error
 
 

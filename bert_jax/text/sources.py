@@ -100,7 +100,7 @@ class FileSource(Source):
             self.form = f"one {'document' if self._is_document else 'sentence'} a line"
 
     def _first_lines(self) -> list[str]:
-        paths = (path for path in self.paths if not records.is_whole(path))
+        paths = (path for path in self.paths if not records.is_undivided(path))
         lines = (line for path in paths for line, _ in read_lines(path) if line)
         # Their beginnings, to bound the memory.
         return [s[: sentences.MAX_SENTENCE_CHARACTERS] for s in itertools.islice(lines, 1000)]
@@ -137,7 +137,7 @@ class FileSource(Source):
         for path, file_start, start, end in self._sections(chunk):
             self._check_unchanged(path)
             if reader := records.reader(path):
-                rows = reader(path) if records.is_whole(path) else reader(path, start, end)
+                rows = reader(path) if records.is_undivided(path) else reader(path, start, end)
                 read = ((_record_sentences(r, self._text_field), r.position) for r in rows)
             else:
                 read = self._plain(path, start, end)
@@ -154,7 +154,7 @@ class FileSource(Source):
             path, file_start = self.paths[index], self._starts[index]
             if file_start >= high:
                 break
-            if Path(path).suffix in files.OPENERS or records.is_whole(path):
+            if Path(path).suffix in files.OPENERS or records.is_undivided(path):
                 # It can only be read from its beginning, and is in the chunk of its first byte.
                 start, end = 0, self._states[path][0] if file_start >= low else 0
             else:

@@ -15,7 +15,7 @@ from bert_jax import console
 from bert_jax.batches import Batch
 from bert_jax.config import FinetuneConfig, TrainConfig
 from bert_jax.distributed import hosts
-from bert_jax.errors import Interrupted, TrainingError
+from bert_jax.errors import DivergedError, Interrupted
 from bert_jax.text.store import Corpus
 from bert_jax.training.checkpoint import Checkpoints
 from bert_jax.training.metrics import Sums, Writer, add_up, describe, describe_speed, means
@@ -236,12 +236,12 @@ def evaluate(
 
 
 def check_finite(name: str, value: float, step: int, checkpoints: Checkpoints) -> None:
-    """Raise TrainingError if a value is not finite, with the step of the last good checkpoint."""
+    """Raise DivergedError if a value is not finite, with the step of the last good checkpoint."""
     if math.isfinite(value):
         return
     latest = checkpoints.latest()
     saved = f"checkpoint {checkpoints.folder / str(latest)}" if latest else "none"
-    raise TrainingError(
+    raise DivergedError(
         f"{name} is {value} at step {step}; the last good checkpoint is: {saved}; lower "
         "optimizer.learning_rate or look at the data"
     )

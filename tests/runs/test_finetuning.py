@@ -26,7 +26,7 @@ from training_runs import (
 import bert_jax
 from bert_jax import Bert, FinetuneConfig, FinetuningResult, TokenizerConfig, UserError
 from bert_jax.commands.flags import read_config
-from bert_jax.errors import Interrupted
+from bert_jax.errors import DivergedError, Interrupted
 from bert_jax.objectives.sentence_pairs import BertForPreTraining
 from bert_jax.runs import finetune as finetuning
 from bert_jax.text import tokenizer_training
@@ -262,6 +262,17 @@ def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_gi
     jax.tree.map(np.testing.assert_array_equal, found.bert.params, given.bert.params)
     with refused("optimizer.learning_rate"):
         finetune(task, workdir, *changes, "optimizer.learning_rate=0.01")
+
+
+def test_a_learning_rate_that_diverges_is_left_out(task, tmp_path, capsys):
+    changes = SHORT, "epochs=1.0", "optimizer.warmup_fraction=0.0", "optimizer.clip_norm=0"
+    changes += ("optimizer.weight_decay=0.9",)
+    finetune(task, tmp_path / "run", *changes, "optimizer.learning_rate=1e9,1e-3")
+    output = capsys.readouterr()
+    assert "the learning rate 1e+09 is left out: " in output.out + output.err
+    assert "rate       0.001 is the best: 0.001 0." in output.out
+    with pytest.raises(DivergedError, match="no learning rate has a finite loss; give lower ones"):
+        finetune(task, tmp_path / "no", *changes, "optimizer.learning_rate=1e9,1e8", quiet=True)
 
 
 def test_several_learning_rates_need_examples_to_try_them_on(task, tmp_path):

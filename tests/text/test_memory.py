@@ -34,6 +34,12 @@ class _Dataset:
         def int2str(self, number):
             return "ab"[number]
 
+    class _List:
+        def __init__(self, feature):
+            self.feature = feature
+
+    column_names = tuple(COLUMNS)
+
     def __init__(self):
         self.features = {"sentence": object(), "label": self._Label()}
 
@@ -65,6 +71,24 @@ def test_records_of_tables_of_other_libraries(module):
     assert [record.fields for record in memory.records(make[module](), "train")] == ROWS
 
 
+def test_classes_in_lists_and_missing_ones_have_names():
+    data = _Dataset()
+    data.features = {"label": data._List(data._Label()), "other": data._Label()}
+    data.__class__ = type("_Rows", (_Dataset,), {"__iter__": lambda self: iter(rows)})
+    rows = [{"label": [1, 0], "other": 1}, {"label": [], "other": -1}, {"label": [], "other": None}]
+    fields = [record.fields for record in memory.records(data, "train")]
+    assert fields == [
+        {"label": ["b", "a"], "other": "b"},
+        {"label": [], "other": None},
+        {"label": [], "other": None},
+    ]
+
+
+def test_a_missing_value_of_pandas_is_none():
+    (record,) = memory.records([{"sentence": "fox", "label": float("nan")}], "train")
+    assert record.fields == {"sentence": "fox", "label": None}
+
+
 def test_values_of_numpy_are_plain():
     rows = ({"sentence": b"fox", "label": value} for value in np.arange(2))
     fields = [record.fields for record in memory.records(rows, "train")]
@@ -80,6 +104,8 @@ def test_values_of_numpy_are_plain():
         (["fox"], "train[0] is 'fox'; give a dictionary of its columns"),
         ({"sentence": ["fox"], "label": []}, "the columns of train have [0, 1] values"),
         ([{"sentence": b"\xff"}], "train[0] has bytes that are no UTF-8"),
+        ({"sentence": "fox", "label": "a"}, "train is one record; give a list of records"),
+        ({"train": _Dataset(), "test": _Dataset()}, "train has the splits train, test; give one"),
     ],
 )
 def test_what_are_no_records(data, key_words):
@@ -138,7 +164,7 @@ def test_pretraining_on_texts_is_that_on_a_file_of_them(tiny_config, tiny_text, 
     longer = bert_jax.pretrain(copy.deepcopy(config), run, texts=rows, quiet=True)
     assert longer.checkpoint.name == "3"
     config.steps = 4
-    with refused(f"{run} has a run on other texts"):
+    with refused(f"{run / 'texts.jsonl'} has other texts than the ones given"):
         bert_jax.pretrain(copy.deepcopy(config), run, texts=documents[1:])
     assert not list(run.glob("*.tmp"))
 
@@ -146,7 +172,7 @@ def test_pretraining_on_texts_is_that_on_a_file_of_them(tiny_config, tiny_text, 
 @pytest.mark.parametrize(
     ("texts", "key_words"),
     [
-        (iter([]), "texts has no texts; give one or more, and a generator anew"),
+        (iter([]), "texts has no texts; give one or more (a generator"),
         (["fox", 3], "texts[1] is 3; give a text, or a dictionary with a text in 'text'"),
         ([{"body": "fox"}], "texts[0] is {'body': 'fox'}; give a text"),
         ("fox", "texts is 'fox'; give a list"),

@@ -76,11 +76,11 @@ def test_a_file_that_is_damaged_and_one_without_the_library(path, tmp_path, monk
     for name, content in {"cut": whole[:-20], "other": b"fox\n", "empty": b""}.items():
         damaged = tmp_path / f"{name}.parquet"
         damaged.write_bytes(content)
-        with refused(f"{damaged} is damaged after row 0"):
+        with refused(f"{damaged} cannot be read after row 0"):
             list(read_records(str(damaged)))
     middle = tmp_path / "middle.parquet"
     middle.write_bytes(whole[:60] + bytes(400) + whole[460:])
-    with refused(f"{middle} is damaged after row"):
+    with refused(f"{middle} cannot be read after row"):
         list(read_records(str(middle)))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with refused("rows.parquet needs pyarrow, which is not installed; pip install"):
