@@ -133,10 +133,11 @@ class MultiLabelClassification(TextTask):
         predicted = logits >= self._thresholds()
         # Column by column: scikit-learn reads a single column as two classes.
         columns = list(zip(actual.T, predicted.T, logits.T, strict=True))
-        f1 = [f1_score(a, p, zero_division=0) for a, p, _ in columns if (a | p).any()]
+        options: dict[str, Any] = {"zero_division": 0}
+        f1 = [f1_score(a, p, **options) for a, p, _ in columns if (a | p).any()]
         precision = [average_precision_score(a, x) for a, _, x in columns if a.any()]
         return {
-            "micro_f1": float(f1_score(actual.ravel(), predicted.ravel(), zero_division=0)),
+            "micro_f1": float(f1_score(actual.ravel(), predicted.ravel(), **options)),
             "macro_f1": float(np.mean(f1)) if f1 else 0.0,
             "mean_average_precision": float(np.mean(precision)) if precision else 0.0,
         }
