@@ -111,9 +111,9 @@ def make_samples(folder: Path) -> None:
     make_unfinished_store(folder / "unfinished")
     with console.quiet():
         run = pretraining.start(config, folder / "half-pretrained")
-        _stop_after(3, partial(pretraining.train, run))
+        _stop_after(3, partial(pretraining.train_run, run))
         run = finetuning.start(task, pretrained, folder / "half-finetuned")
-        _stop_after(13, partial(finetuning.train, run))  # in the second seed
+        _stop_after(13, partial(finetuning.train_run, run))  # in the second seed
 
 
 def _stop_after(steps: int, train: Callable[[Callable[[], str]], Any]) -> None:

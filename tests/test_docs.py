@@ -156,7 +156,9 @@ def small_runs(tiny_config, tiny_finetuning_config, one_device, monkeypatch):
     def small_finetune(config, init, workdir, **options):
         validate_finetuning(config)
         data = dataclasses.replace(config.data, max_length=32, batch_size=8)
-        examples = len(Path(data.train).read_text(encoding="utf-8").splitlines()) - 1
+        examples = len(options.get("train", ()))
+        if data.train:
+            examples = len(Path(data.train).read_text(encoding="utf-8").splitlines()) - 1
         changes = {"task": config.task, "data": data, "epochs": 24 / examples}  # three steps
         small = dataclasses.replace(tiny_finetuning_config, **changes)
         shutil.rmtree(workdir, ignore_errors=True)

@@ -136,7 +136,7 @@ def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> Tas
         # With another kind or labels, `transformers` has trained the model again since the export.
         if own.kind in labels and labels[own.kind] in ((), own.labels):
             return own
-    kind = next(iter(labels), None)
+    kind = next(reversed(labels), None)  # the user's own come last
     return task_class(kind).settings(kind=kind, labels=tuple(labels[kind])) if kind else None
 
 

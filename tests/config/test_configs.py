@@ -230,7 +230,13 @@ def test_every_number_has_a_range():
         ({"probe": "mix", "layer_decay": 0.9}, "layer_decay does nothing with probe"),
         ({"layer_decay": 1.5}, "layer_decay is 1.5"),
         ({"seeds": 0}, "seeds is 0"),
-        ({"data": DataFiles(max_length=1024)}, "exceeds model.max_position_embeddings 512"),
+        (
+            {
+                "data": DataFiles(max_length=1024),
+                "task": TaskConfig("token_classification"),
+            },
+            "exceeds model.max_position_embeddings 512",
+        ),
         ({"task": TaskConfig(kind="tagging")}, "task.kind is 'tagging'"),
         ({"task": TaskConfig(labels=("a", "b", "a"))}, "task.labels has a label twice"),
         ({"task": QuestionAnsweringConfig(max_question=100)}, "max_question 100"),

@@ -319,7 +319,7 @@ def test_a_foreign_model_reads_as_many_tokens_as_it_has_positions(task, longest,
         assert not bert.predict([text]).num_truncated
 
 
-@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+@pytest.mark.parametrize("problem", ["ranking", "regression"])
 def test_only_the_encoder_of_an_unsupported_task_is_loaded(problem, either, tmp_path):
     bert = foreign(either, tmp_path / "model", SEVERAL, problem_type=problem)
     loaded = bert_jax.load(tmp_path / "model")

@@ -353,7 +353,7 @@ def test_a_workdir_alone_has_the_config_of_its_run(stopped, tmp_path, monkeypatc
     """With fields it is changed by them; an explicit recipe is a recipe."""
     started = []
     monkeypatch.setattr(pretraining, "start", lambda config, **rest: started.append((config, rest)))
-    monkeypatch.setattr(pretraining, "train", lambda run, stop: None)
+    monkeypatch.setattr(pretraining, "train_run", lambda run, stop: None)
     for words in ([], ["--config.steps=20"], ["--config=tiny"]):
         bert_jax_main("pretrain", f"--workdir={stopped}", "--num_processes=1", *words)
     fork = "--workdir=new", f"--fork={stopped}"

@@ -115,7 +115,8 @@ def test_settings_of_version_0_2_0_are_read_by_each_kind():
         for name in every.keys() & read.keys() - {"embedding"}:
             assert read[name] == every[name]
         assert read.get("embedding", {"dense": 32})["dense"] == 32
-        assert read.keys() - {"kind", "glue", "labels", "metrics"} <= every.keys()
+        later = {"kind", "glue", "labels", "metrics", "stride", "separator", "thresholds"}
+        assert read.keys() - later <= every.keys()
 
 
 CLASSES = make_task(TaskConfig("classification", labels=("a", "b")))

@@ -86,7 +86,7 @@ NO_DROPOUT = model_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=
     ("embedding", "others", "key_words"),
     [
         ({"dimensions": (8, 32)}, {}, "has 8, 32, and a vector has 16 numbers"),
-        ({"dimensions": (0,)}, {}, "give some from 1 to 16"),
+        ({"dimensions": (0,)}, {}, "task.embedding.dimensions is 0; it must be a positive"),
         ({}, {"data": DataFiles(max_length=16, batch_size=1)}, "batch_size is 1; raise it"),
         ({}, {"probe": "1"}, "embeddings have no head"),
         ({"pairs": "same", "loss": "cosine"}, {}, "has no scores for loss cosine"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import model_config, refused
 
-from bert_jax.batches.buckets import NO_LABEL
+from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks.base import Example
@@ -108,8 +108,9 @@ def test_a_head_of_another_number_of_choices(tmp_path):
 def test_predictions():
     examples = [Example(None, "a:1", TEXTS, "2"), Example("x", "a:2", TEXTS, "0")]
     chooser, predictions = task("0", "1", "2", "3"), [None] * 2
-    predictions[0] = chooser.collect(None, None, 0, np.array([0, 1, 4, 2], np.float32))
-    predictions[1] = chooser.collect(None, None, 1, np.array([0, 0, 0, 9], np.float32))
+    features = Features(spans=[1.0] * 2)
+    predictions[0] = chooser.collect(None, features, 0, np.array([0, 1, 4, 2], np.float32))
+    predictions[1] = chooser.collect(None, features, 1, np.array([0, 0, 0, 9], np.float32))
     assert chooser.score(examples, predictions)["accuracy"] == 0.5
     assert chooser.constant_score([*examples, examples[0]]) == pytest.approx(2 / 3)
     values = chooser.to_json(examples[1], predictions[1])
