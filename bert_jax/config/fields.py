@@ -347,8 +347,7 @@ class TaskConfig:
     metrics: tuple[str, ...] = setting((), "scores that choose the best checkpoint by their mean")
     stride: int = setting(
         0,
-        "tokens between the windows of a text that has more than the model's positions; 0: half of "
-        "a window",
+        "tokens from one window of a text to the next; 0: half of a window",
         NOT_NEGATIVE,
     )
 
@@ -367,9 +366,7 @@ class DataFiles:
     eval_fraction: float = setting(0.1, "share of the training examples held out", SHARE)
     text: str = setting("sentence", "column of the text; two of a pair, comma separated")
     label: str = setting("label", "column of the label")
-    max_length: int = setting(
-        128, "tokens of a text, at most; beyond the model's positions it is read in windows"
-    )
+    max_length: int = setting(128, "tokens of a text, at most; beyond the positions in windows")
     batch_size: int = setting(32, "examples a step, over all devices")
 
 

@@ -25,12 +25,7 @@ def validate(config: TrainConfig) -> None:
     model, data = config.model, config.data
     validate_model(model, "config")
     _validate_parallel(config.parallel)
-    _validate_optimizer(config.optimizer)
-    refuse(
-        len(config.optimizer.learning_rates) > 1,
-        "optimizer.learning_rate has several rates, which only fine-tuning tries",
-        fix="give one",
-    )
+    _validate_optimizer(config.optimizer, max_rates=1)
     schedule = make_schedule(config)
     tokenizer = config.tokenizer
     refuse(
@@ -162,8 +157,13 @@ def _validate_parallel(config: ParallelConfig) -> None:
     )
 
 
-def _validate_optimizer(config: OptimizerConfig) -> None:
+def _validate_optimizer(config: OptimizerConfig, *, max_rates: int | None = None) -> None:
     refuse(not config.learning_rates, "optimizer.learning_rate is empty", fix="give a rate")
+    refuse(
+        max_rates and len(config.learning_rates) > max_rates,
+        "optimizer.learning_rate has several rates, which only fine-tuning tries",
+        fix="give one",
+    )
     refuse(
         config.schedule != "wsd" and config.decay_fraction != OptimizerConfig().decay_fraction,
         f"optimizer.decay_fraction does nothing with optimizer.schedule {config.schedule}",

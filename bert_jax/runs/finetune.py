@@ -247,9 +247,8 @@ def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
         workdir / best["checkpoint"], run.program.setup.abstract_state.params
     )
     params = origin.copy_params(run.program.setup.abstract_state.params, params)
-    # Before the task is tuned by the predictions of the model, which the baselines are not.
     rows = comparison(task, run.examples.datasets, results, random, _score_untrained(run))
-    scores, truncated = _predict_all(run, params)
+    scores, truncated = _predict_all(run, params)  # which tunes the task, unlike the baselines
     bert = Bert(
         config.model,
         params,

@@ -22,7 +22,7 @@ def find_rate(run: Run, stop: Callable[[], str]) -> Run:
 
     Each rate trains with the run's first seed and its epochs on one part of the sample and is
     scored on the other; the held-out examples have no part in the choice. A rate that diverges is
-    left out. A rate that was tried before the run was interrupted is not tried again.
+    dropped. A rate that was tried before the run was interrupted is not tried again.
 
     Args:
       run: whose `config.optimizer.learning_rates` are tried.
@@ -44,7 +44,7 @@ def find_rate(run: Run, stop: Callable[[], str]) -> Run:
         try:
             result = train_seed(trial, config.seed, run.params, folder, constant_score, stop)
         except DivergedError as error:
-            hosts.warn_on_main(f"the learning rate {rate:g} is left out: {error}")
+            hosts.warn_on_main(f"the learning rate {rate:g} is dropped: {error}")
             continue
         if hosts.is_main():  # the result says what the rate is worth
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)

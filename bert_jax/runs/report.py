@@ -302,7 +302,7 @@ def finetuning_start(
     if train.features.windowed:
         print_on_main(
             f"windows    {train.features.windowed:,} texts have more than {length} tokens, and are "
-            f"read in windows; {len(train.features):,} with all others"
+            f"read in windows: {len(train.features):,} sequences with those of all other texts"
         )
     if train.features.skipped:
         skipped = f"{len(train.features.skipped):,} training examples, all in results.json"

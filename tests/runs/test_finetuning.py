@@ -264,12 +264,12 @@ def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_gi
         finetune(task, workdir, *changes, "optimizer.learning_rate=0.01")
 
 
-def test_a_learning_rate_that_diverges_is_left_out(task, tmp_path, capsys):
+def test_a_learning_rate_that_diverges_is_dropped(task, tmp_path, capsys):
     changes = SHORT, "epochs=1.0", "optimizer.warmup_fraction=0.0", "optimizer.clip_norm=0"
     changes += ("optimizer.weight_decay=0.9",)
     finetune(task, tmp_path / "run", *changes, "optimizer.learning_rate=1e9,1e-3")
     output = capsys.readouterr()
-    assert "the learning rate 1e+09 is left out: " in output.out + output.err
+    assert "the learning rate 1e+09 is dropped: " in output.out + output.err
     assert "rate       0.001 is the best: 0.001 0." in output.out
     with pytest.raises(DivergedError, match="no learning rate has a finite loss; give lower ones"):
         finetune(task, tmp_path / "no", *changes, "optimizer.learning_rate=1e9,1e8", quiet=True)
