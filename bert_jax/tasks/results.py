@@ -88,12 +88,15 @@ def _means(name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of a comparison."""
     names, width = list(rows[0]["scores"]), max(len(row["name"]) for row in rows) + 2
-    lines = ["held out".ljust(width) + "".join(f"{name:>18}" for name in names)]
+    column = max(18, *(len(name) + 2 for name in names))
+    lines = ["held out".ljust(width) + "".join(f"{name:>{column}}" for name in names)]
     for row in rows:
         cells = {name: f"{score:z.4f}" for name, score in row["scores"].items()}
         if row.get("runs", 1) > 1:
             cells = {name: f"{cells[name]} ± {x:.4f}" for name, x in row["deviation"].items()}
-        lines.append(row["name"].ljust(width) + "".join(f"{cells.get(n, ''):>18}" for n in names))
+        lines.append(
+            row["name"].ljust(width) + "".join(f"{cells.get(n, ''):>{column}}" for n in names)
+        )
         if not row.get("is_beaten", True):
             lines[-1] += f"  {no_better()}"
     return "\n".join(lines)
