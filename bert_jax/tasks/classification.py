@@ -47,7 +47,7 @@ class TextTask(Task):
     transformers_class = "ForSequenceClassification"
     pipeline_tag = "text-classification"
     value_form = "a text, a pair of texts, or a dict of the columns of data.text"
-    empty_is_missing: ClassVar[bool] = True  # whether an empty label says that there is none
+    empty_is_missing: ClassVar[bool] = True  # an example with an empty label is not labelled
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         name, _, split = source.partition("@")
