@@ -17,13 +17,17 @@ _SHOWN = 160  # characters of a text
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.flags = {"top_k": "--top-k"}
+    parser.flags = {"top_k": "--top-k", "candidates": "--candidates"}
     add = parser.add_argument
     add("index", metavar="INDEX", help="what `bert-jax index` wrote")
     what = 'such as "how to remove a file"; - for stdin, one a line'
     add("query", metavar="QUERY", type=texts.argument, help=what)
     add("--top-k", type=int, default=10, help="texts for each query (10)")
     add("--json", action="store_true", help="print JSON, a line for each query, with whole texts")
+    what = "a model of finetune/reranker, which ranks the nearest texts anew"
+    add("--reranker", metavar="CHECKPOINT", help=what)
+    what = "texts that a reranker reads for each query (100)"
+    add("--candidates", type=int, default=100, help=what)
     what = "the model that the index was made with, if it is elsewhere now"
     add("--checkpoint", metavar="CHECKPOINT", help=what)
 
@@ -33,12 +37,13 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
     process.cache_compiled_programs()
     index = Index.load(args.index, args.checkpoint)
+    reranker = None if args.reranker is None else process.load_checkpoint(args.reranker)
     is_several = args.query == STDIN
     parts = texts.read_ahead(texts.numbered(STDIN)) if is_several else [[("", args.query)]]
     is_first = True
     for part in parts:
         queries = [query for _, query in part]
-        found = index.search(queries, args.top_k)
+        found = index.search(queries, args.top_k, reranker=reranker, candidates=args.candidates)
         for query, hits in zip(queries, found, strict=True):
             if args.json:
                 texts.print_json({"query": query, "hits": list(map(dataclasses.asdict, hits))})

@@ -323,6 +323,7 @@ TASKS: dict[str, Any] = {
     "question_answering": f"{_MODULE}.question_answering:QuestionAnswering",
     "multiple_choice": f"{_MODULE}.multiple_choice:MultipleChoice",
     "embedding": f"{_MODULE}.embedding:Embedding",
+    "reranker": f"{_MODULE}.reranker:Reranker",
 }
 
 

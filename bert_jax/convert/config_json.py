@@ -30,6 +30,8 @@ _OF_NO_EFFECT = (
     *("is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward"),
     *("use_cache", "output_past", "output_attentions", "output_hidden_states", "return_dict"),
     *("gradient_checkpointing", "summary_last_dropout", "classifier_dropout", "language"),
+    # How a library reads the output of a single label; of others it is read as here.
+    *("sentence_transformers", "sbert_ce_default_activation_function"),
     # Older versions also wrote the settings of generation.
     *("max_length", "num_beams", "num_beam_groups", "num_return_sequences", "temperature"),
     *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty"),
@@ -137,7 +139,10 @@ def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> Tas
         if own.kind in labels and labels[own.kind] in ((), own.labels):
             return own
     kind = next(reversed(labels), None)  # the user's own come last
-    return task_class(kind).settings(kind=kind, labels=tuple(labels[kind])) if kind else None
+    if kind is None:
+        return None
+    own = task_class(kind).transformers_settings(values, where)
+    return task_class(kind).settings(kind=kind, labels=tuple(labels[kind]), **own)
 
 
 def architecture(values: Mapping[str, Any]) -> str:

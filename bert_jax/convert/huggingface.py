@@ -26,6 +26,7 @@ from bert_jax.text.tokenizer import Tokenizer
 
 _WRITER = "bert-jax"
 _FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
+_CROSS_ENCODER = "config_sentence_transformers.json"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
 # What an export may have: the card, and the files of each kind of tokenizer.
 FILES = ("config.json", _FILE, "README.md", "tokenizer.json", "tokenizer_config.json")
@@ -54,6 +55,14 @@ def is_huggingface(path: Path) -> bool:
     )
 
 
+def is_cross_encoder(path: Path) -> bool:
+    """Return whether a directory is of a `CrossEncoder`, as its later versions write it."""
+    file = path / _CROSS_ENCODER
+    if not os.path.isfile(file):
+        return False
+    return read_json(file, "fetch it again").get("model_type") == "CrossEncoder"
+
+
 def is_export(path: Path) -> bool:
     """Return whether a directory is one that `save` has written, with nothing added."""
     try:
@@ -68,6 +77,9 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     """Return a model's config, parameters and tokenizer."""
     file = path / "config.json"
     values = read_json(file, "fetch it again")
+    if is_cross_encoder(path):  # of older versions, config.json says it
+        library = read_json(path / _CROSS_ENCODER, "fetch it again")
+        values = {**values, "sentence_transformers": library}
     config = config_json.read_config(values, str(file))
     task = config_json.read_task(values, config, str(file))
     architecture = config_json.architecture(values)

@@ -64,8 +64,8 @@ _REMEDY = "fetch it again"
 
 
 def is_sentence_transformers(path: Path) -> bool:
-    """Return whether a directory is one of sentence-transformers, by its files."""
-    return os.path.isfile(path / _MODULES)
+    """Return whether a directory is one of embeddings of sentence-transformers, by its files."""
+    return os.path.isfile(path / _MODULES) and not huggingface.is_cross_encoder(path)
 
 
 def read_modules(path: Path, name: str = "") -> dict[str, Path]:

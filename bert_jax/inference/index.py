@@ -20,6 +20,7 @@ from bert_jax.convert import hub
 from bert_jax.errors import UserError, refuse
 from bert_jax.inference.embeddings import TextEncoder, embedding_identity
 from bert_jax.inference.loading import LoadedModel, load_model
+from bert_jax.inference.reranking import check_reranker, relevance
 from bert_jax.inference.runner import chunks
 from bert_jax.inference.tokenization import own_prompt, text_list, warn_truncated
 from bert_jax.retrieval import search
@@ -43,7 +44,8 @@ class Hit:
 
     Attributes:
       text: the text as it was indexed.
-      score: the cosine of its embedding and that of the query, 1 for the same direction.
+      score: the cosine of its embedding and that of the query, 1 for the same direction; or the
+        score of a reranker.
       file, line: where it is from; the first line of a row of a table.
       number: its number in the index, from 0: the row of `Index.vectors`.
 
@@ -161,29 +163,46 @@ class TextIndex:
             raise UserError(f"{path} cannot be read ({error.strerror or error})") from error
 
     @overload
-    def search(self, query: str, top_k: int = 10) -> list[Hit]: ...  # pyright: ignore
+    def search(  # pyright: ignore
+        self, query: str, top_k: int = 10, *, reranker: Any = None, candidates: int = 100
+    ) -> list[Hit]: ...
     @overload
-    def search(self, query: Sequence[str], top_k: int = 10) -> list[list[Hit]]: ...
-    def search(self, query: Any, top_k: int = 10) -> Any:
+    def search(
+        self, query: Sequence[str], top_k: int = 10, *, reranker: Any = None, candidates: int = 100
+    ) -> list[list[Hit]]: ...
+    def search(
+        self, query: Any, top_k: int = 10, *, reranker: Any = None, candidates: int = 100
+    ) -> Any:
         """Return the texts whose embeddings are nearest to that of a query, the nearest first.
 
         Args:
           query: one query or several. What exceeds the model's positions is truncated, with a
             warning.
           top_k: hits of each query; all texts where there are fewer.
+          reranker: a model that reads a query and a text together, or its checkpoint. It ranks the
+            `candidates` nearest texts anew, and the scores of the hits are its own.
+          candidates: texts that a reranker reads for each query, at least `top_k`.
 
         Returns:
           The hits of the query; a list of such for several. Of equal ones the first is first.
 
         Raises:
-          UserError: a query is empty, `top_k` is less than 1, or the index is of another model.
+          UserError: a query is empty, `top_k` or `candidates` is less than 1, the index is of
+            another model, or the reranker is none.
         """
         search.check_count(top_k, "top_k")
-        found = search.top_k(self.vectors, self.encode(query), top_k)
+        search.check_count(candidates, "candidates")
+        if reranker is not None:
+            reranker = self._loaded(reranker)
+            check_reranker(reranker)
+        count = top_k if reranker is None else max(top_k, candidates)
+        found = search.top_k(self.vectors, self.encode(query), count)
         hits = [
             [self._hit(int(number), float(score)) for number, score in zip(*each, strict=True)]
             for each in zip(found.indices, found.scores, strict=True)
         ]
+        if reranker is not None:
+            hits = _reranked(reranker, text_list(query, "queries"), hits, top_k)
         return hits[0] if isinstance(query, str) else hits
 
     def encode(self, queries: str | Sequence[str]) -> np.ndarray:
@@ -261,6 +280,20 @@ class TextIndex:
                 f"bert is {reprlib.repr(bert)}; give a model, or the path of a checkpoint"
             )
         return bert
+
+
+def _reranked(
+    reranker: LoadedModel, queries: Sequence[str], hits: Sequence[Sequence[Hit]], top_k: int
+) -> list[list[Hit]]:
+    """Return the best hits of each query by a reranker, with its scores."""
+    scores = relevance(reranker, queries, [[hit.text for hit in own] for own in hits])
+    return [
+        [
+            dataclasses.replace(own[index], score=float(values[index]))
+            for index in search.best(values, top_k)
+        ]
+        for own, values in zip(hits, scores, strict=True)
+    ]
 
 
 class _Entry(NamedTuple):

@@ -85,6 +85,33 @@ class TaskModel(nn.Module):
         return self.init(key, ids, ids, ids)["params"]
 
 
+class SequenceScores(TaskModel):
+    """A score of each of several sequences, or of one, by its pooled output."""
+
+    uses_pooler = True
+    input_rank = 3
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B *C L"],
+        token_type_ids: Int[Array, "B *C L"],
+        attention_mask: Int[Array, "B *C L"],
+        dropout_key: DropoutKey | None = None,
+    ) -> Float[Array, "B C"]:
+        """Return float32 logits of sequences [B, C, L]; of [B, L] as many as there are."""
+        batch, *choices, length = input_ids.shape
+        if dropout_key and choices:
+            indices = dropout_key.indices[:, None] * choices[0] + jnp.arange(choices[0])
+            dropout_key = DropoutKey(dropout_key.key, indices.reshape(-1))
+        logits = super().__call__(
+            input_ids=input_ids.reshape(-1, length),
+            token_type_ids=token_type_ids.reshape(-1, length),
+            attention_mask=attention_mask.reshape(-1, length),
+            dropout_key=dropout_key,
+        )
+        return logits.reshape(batch, -1)
+
+
 def normalized(vectors: Float[Array, "*any I"]) -> Float[Array, "*any I"]:
     """Return vectors scaled to unit length; the floor is torch's `normalize`."""
     # By the squares, as the gradient of a norm is not finite at 0.

@@ -54,3 +54,20 @@ class LabelsObjective(PredictionObjective):
         else:
             has_label = ~jnp.isnan(labels) if self.is_regression else labels >= 0
         return has_label.astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BinaryObjective(LabelsObjective):
+    """The mean binary cross-entropy over the outputs of an example, as in `transformers`."""
+
+    def metrics(
+        self,
+        logits: Float[Array, "*labels N"],
+        labels: Array,
+        collectives: Collectives = SINGLE_DEVICE,
+    ) -> Metrics:
+        """Return the loss. `labels` are from 0 to 1, or NaN if unknown."""
+        weights = self._has_label(labels)
+        labels = jnp.where(weights[..., None] > 0, labels, 0.0)
+        losses = labels * jax.nn.log_sigmoid(logits) + (1 - labels) * jax.nn.log_sigmoid(-logits)
+        return {"loss": WeightedSum(-(weights * losses.mean(-1)).sum(), weights.sum())}

@@ -30,19 +30,36 @@ def baselines(texts: Sequence[str], queries: Sequence[str], k: int) -> dict[str,
     >>> {name: top.indices.tolist() for name, top in found.items()}
     {'BM25': [[0]], 'TF-IDF': [[0]]}
     """
-    from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer  # a second
+    from sklearn.feature_extraction.text import TfidfTransformer  # a second
+
+    counts, asked = _count(texts, queries)
+    tfidf = TfidfTransformer().fit(counts)  # its vectors have unit length
+    return {
+        "BM25": _top_k(bm25_weights(counts), asked, k),
+        "TF-IDF": _top_k(tfidf.transform(counts), tfidf.transform(asked), k),
+    }
+
+
+def rank(texts: Sequence[str], queries: Sequence[str], k: int) -> TopK:
+    """Return the k best texts for each query by BM25; see `baselines`.
+
+    >>> rank(["remove a file", "open a file"], ["to open it"], k=1).indices.tolist()
+    [[1]]
+    """
+    counts, asked = _count(texts, queries)
+    return _top_k(bm25_weights(counts), asked, k)
+
+
+def _count(texts: Sequence[str], queries: Sequence[str]) -> tuple[Any, Any]:
+    """Return how often each word of the texts is in a text, [N, V], and in a query, [Q, V]."""
+    from sklearn.feature_extraction.text import CountVectorizer
 
     vectorizer = CountVectorizer(token_pattern=_WORD)
     try:
         counts = vectorizer.fit_transform(texts)
     except ValueError as error:  # no words
         raise UserError(f"{len(texts):,} texts have no words to search for") from error
-    asked = vectorizer.transform(queries)
-    tfidf = TfidfTransformer().fit(counts)  # its vectors have unit length
-    return {
-        "BM25": _top_k(bm25_weights(counts), asked, k),
-        "TF-IDF": _top_k(tfidf.transform(counts), tfidf.transform(asked), k),
-    }
+    return counts, vectorizer.transform(queries)
 
 
 def bm25_weights(counts: Any) -> sparse.csr_matrix:

@@ -47,6 +47,8 @@ class Task(abc.ABC):
     # as it has positions.
     foreign_max_length: ClassVar[int | None] = None
     is_headless: ClassVar[bool] = False  # whether an encoder has scores before it is trained for it
+    is_ranking_passages: ClassVar[bool] = False  # whether a query and a passage have a "score"
+    has_quick_baselines: ClassVar[bool] = False  # shown without `compare`
     value_form: ClassVar[str]  # what `example_from` takes, for messages
     has_txt_lines: ClassVar[bool] = True  # whether a .txt to predict has a text on each line
     # The end of the name of the class of `transformers` that the head is exported as, such as
@@ -148,6 +150,14 @@ class Task(abc.ABC):
         """Return the names of all labels, in the order of the head's outputs."""
         return tuple(sorted({label for each in examples for label in self.example_labels(each)}))
 
+    def training_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """Return what is trained on, from the labelled examples of a file."""
+        return examples
+
+    def held_out_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """Return what is predicted and scored, from the labelled examples of a file."""
+        return examples
+
     @abc.abstractmethod
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
@@ -238,6 +248,11 @@ class Task(abc.ABC):
         if cls.problem_type and problem_type != cls.problem_type:
             return None
         return () if cls.num_outputs else read_labels(values, where)
+
+    @classmethod
+    def transformers_settings(cls, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """Return the settings in the `config.json` of a model that this package did not write."""
+        return {}
 
     def description(self, model: ModelConfig) -> str:
         """Return sentences for the card of an export: what a prediction is."""

@@ -70,7 +70,8 @@ def load_datasets(
     task = make_task(task.config, names)
     for examples in (train, *evals.values(), *tests.values()):
         check_labels(task, examples)
-    return task, Datasets(train, evals, tests)
+    evals = {name: list(task.held_out_examples(examples)) for name, examples in evals.items()}
+    return task, Datasets(list(task.training_examples(train)), evals, tests)
 
 
 def _sources(

@@ -120,7 +120,7 @@ class Embedding(Task):
     config: EmbeddingTaskConfig
     model_class = BertForEmbedding
     num_outputs = 1  # so that no label is the name of an output
-    is_headless = True
+    is_headless = has_quick_baselines = True
     library = "sentence-transformers"
     pipeline_tag = "sentence-similarity"
     known_metrics = (*_RETRIEVAL, "spearman", "pearson")

@@ -4,23 +4,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 from scipy.special import expit, logit
 
 from bert_jax import console
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.config.fields import POSITIVE_SHARE
 from bert_jax.config.settings import setting
-from bert_jax.distributed.fsdp import SINGLE_DEVICE, Collectives
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel
-from bert_jax.objectives.labels import LabelsObjective
+from bert_jax.objectives.labels import BinaryObjective
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import TextTask
-from bert_jax.training.objective import Metrics, PredictionObjective, WeightedSum
+from bert_jax.training.objective import PredictionObjective
 
 _MIN_POSITIVE = 10  # held-out examples of a label, from which it has a threshold of its own
 _MAX_CONSTANT = 20  # labels of a constant prediction that is tried, or else all
@@ -41,23 +37,6 @@ class MultiLabelConfig(TaskConfig):
         "probability from which each label is predicted; empty: tuned on held-out examples",
         POSITIVE_SHARE,
     )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MultiLabelObjective(LabelsObjective):
-    """The mean binary cross-entropy over the labels of texts, as in `transformers`."""
-
-    def metrics(
-        self,
-        logits: Float[Array, "*labels N"],
-        labels: Array,
-        collectives: Collectives = SINGLE_DEVICE,
-    ) -> Metrics:
-        """Return the loss. `labels` are 1 where a text has the label, else 0, or NaN if unknown."""
-        weights = self._has_label(labels)
-        labels = jnp.where(weights[..., None] > 0, labels, 0.0)
-        losses = labels * jax.nn.log_sigmoid(logits) + (1 - labels) * jax.nn.log_sigmoid(-logits)
-        return {"loss": WeightedSum(-(weights * losses.mean(-1)).sum(), weights.sum())}
 
 
 class MultiLabelClassification(TextTask):
@@ -95,7 +74,7 @@ class MultiLabelClassification(TextTask):
         return super().transformers_labels(values, where) if is_own else None
 
     def objective(self, model: TaskModel) -> PredictionObjective:
-        return MultiLabelObjective(model)
+        return BinaryObjective(model)
 
     def read_label(self, label: Any, where: str) -> tuple[str, ...]:
         names = label

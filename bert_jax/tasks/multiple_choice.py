@@ -4,44 +4,20 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-from jaxtyping import Array
 from scipy.special import softmax
 
 from bert_jax.config import DataFiles
 from bert_jax.errors import UserError, refuse
-from bert_jax.models.heads import TaskModel
-from bert_jax.models.layers import DropoutKey
+from bert_jax.models.heads import SequenceScores
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.readers import Record
 
 
-class BertForMultipleChoice(TaskModel):
-    """A score of each of several sequences, by its pooled output."""
-
-    uses_pooler = True
-    input_rank = 3
-
-    def __call__(self, input_ids, token_type_ids, attention_mask, dropout_key=None) -> Array:
-        """Return float32 logits [B, C] of sequences [B, C, L]."""
-        batch, choices, length = input_ids.shape
-        if dropout_key:
-            indices = dropout_key.indices[:, None] * choices + jnp.arange(choices)
-            dropout_key = DropoutKey(dropout_key.key, indices.reshape(-1))
-        logits = super().__call__(
-            input_ids=input_ids.reshape(-1, length),
-            token_type_ids=token_type_ids.reshape(-1, length),
-            attention_mask=attention_mask.reshape(-1, length),
-            dropout_key=dropout_key,
-        )
-        return logits.reshape(batch, choices)
-
-
 class MultipleChoice(Classification):
     """A class is the number of a choice, from 0. Source: Devlin et al. 2019, section 4.4."""
 
-    model_class = BertForMultipleChoice
+    model_class = SequenceScores
     transformers_class = "ForMultipleChoice"
     problem_type = pipeline_tag = ""
     num_outputs = 1

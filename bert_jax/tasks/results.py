@@ -39,7 +39,7 @@ def comparison(
         rows += _means("random weights", random)
     if untrained:
         rows.append(_row("before training", untrained))
-    if random or task.is_headless:
+    if random or task.has_quick_baselines:
         held_out = next(iter(datasets.evals.values()))
         baselines = task.baselines(datasets.train, held_out)
         rows += [_row(name, scores) for name, scores in baselines.items()]

@@ -1,0 +1,391 @@
+"""Reranking: how well each passage of a list answers a query, read together with it."""
+
+import dataclasses
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import expit, log_softmax
+
+from bert_jax import console
+from bert_jax.batches.buckets import Features
+from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.config.fields import NOT_NEGATIVE
+from bert_jax.config.settings import setting
+from bert_jax.errors import UserError, refuse
+from bert_jax.models.heads import SequenceScores, TaskModel
+from bert_jax.objectives.labels import BinaryObjective, LabelsObjective
+from bert_jax.retrieval import bm25, metrics
+from bert_jax.tasks import readers
+from bert_jax.tasks.base import (
+    Example,
+    Task,
+    build_sequence,
+    max_text_tokens,
+    read_labels,
+    truncate,
+)
+from bert_jax.tasks.readers import Record
+from bert_jax.text import builtin
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.objective import PredictionObjective
+
+# Where `config.json` says how a score follows from the output: `CrossEncoder` of
+# sentence-transformers 4 and later, and before.
+_LIBRARY_FIELD, _ACTIVATION = "sentence_transformers", "activation_fn"
+_OLD_ACTIVATION = "sbert_ce_default_activation_function"
+_ACTIVATIONS = {
+    "sigmoid": "torch.nn.modules.activation.Sigmoid",
+    "identity": "torch.nn.modules.linear.Identity",
+}
+_MAX_GROUP = 32  # passages of a query that are scored at once; of more, each alone
+_POOL = 20_000  # passages, at most, among which BM25 looks for the negatives of a query
+_LISTED = 10  # passages of a query in the file of predictions
+_SEED = 0  # of negatives and of the order of candidates: the same for every seed of a run
+
+
+@dataclasses.dataclass(slots=True)
+class RerankerConfig(TaskConfig):
+    """Settings of a reranker.
+
+    Source: Nogueira and Cho 2019 (`binary`); Gao et al. 2021 (`listwise`, their LCE).
+
+    >>> RerankerConfig().negatives
+    7
+    """
+
+    kind: str = setting("reranker", "kind of task")
+    loss: Literal["listwise", "binary"] = setting(
+        "listwise",
+        "listwise: cross-entropy of the passages of a query; binary: of each passage alone",
+    )
+    negatives: int = setting(
+        7,
+        "passages that are not relevant, for each that is: those of the file, then the best of "
+        "BM25; 0: pairs as the file has them, by the binary loss",
+        NOT_NEGATIVE,
+    )
+    candidates: int = setting(
+        100,
+        "held-out passages of a query that BM25 finds and that are ranked; 0: those of the file",
+        NOT_NEGATIVE,
+    )
+    activation: Literal["sigmoid", "identity"] = setting("sigmoid", "from an output to a score")
+
+
+class Reranker(Task):
+    """A query and its passages, each with its relevance. A prediction is their logits, [C].
+
+    The label of an example is the relevance of each passage, and after these that of relevant ones
+    which are not among them: a ranking has missed them.
+    """
+
+    settings = RerankerConfig
+    config: RerankerConfig
+    model_class = SequenceScores
+    transformers_class = "ForSequenceClassification"
+    pipeline_tag = "text-ranking"
+    num_outputs = 1
+    has_quick_baselines = is_ranking_passages = True
+    known_metrics = ("ndcg@10", "mrr@10", "map")
+    default_metrics = ("ndcg@10",)
+    value_form = "a query and its passages, or a dict of the columns of data.text"
+
+    @classmethod
+    def check(cls, config: FinetuneConfig) -> None:
+        super().check(config)
+        task = config.task
+        most = _MAX_GROUP - 1
+        refuse(
+            isinstance(task, RerankerConfig) and task.negatives > most,
+            f"task.negatives exceeds {most}, and all passages of a query are in one batch",
+            fix="lower it",
+        )
+        refuse(
+            isinstance(task, RerankerConfig) and task.loss == "listwise" and not task.negatives,
+            "task.loss listwise compares passages, and task.negatives is 0",
+            fix="raise it, or use the binary loss",
+        )
+
+    def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
+        name, _, split = source.partition("@")
+        if name == "builtin":
+            for index, texts in enumerate(builtin.described(split or "train")):
+                yield Record(f"{source} #{index}", {"texts": texts, "label": None})
+        else:
+            yield from super().read_records(source, data)
+
+    def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
+        texts: list[Any] = []
+        for column in data.text.split(","):
+            value = record.field(column.strip(), "data.text")
+            texts += value if isinstance(value, list | tuple) else [value]
+        fields = record.fields
+        return {"id": fields.get("id"), "texts": tuple(texts), "label": fields.get(data.label)}
+
+    def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
+        is_texts = isinstance(value, list | tuple) and len(value) > 1
+        return {"texts": tuple(value), "is_unknown": True} if is_texts else None
+
+    def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
+        return texts if len(texts) > 1 else None
+
+    def make_example(self, record: Record) -> Example:
+        fields, where = record.fields, record.where
+        texts, label = fields["texts"], fields.get("label")
+        refuse(
+            len(texts) < 2,
+            f"{where} has a query without a passage",
+            fix="name the columns of both in data.text",
+        )
+        readers.check_texts(texts, where)
+        relevance = None if fields.get("is_unknown") else self._relevance(label, texts, where)
+        return Example(fields.get("id"), where, texts, relevance)
+
+    def _relevance(self, label: Any, texts: Sequence[str], where: str) -> tuple[float, ...]:
+        count = len(texts) - 1
+        if label is None or label == "":  # the first passage is the one that is asked for
+            return (1.0, *(0.0,) * (count - 1))
+        labels = label if isinstance(label, list | tuple) else [label]
+        refuse(
+            len(labels) != count,
+            f"{where} has {console.counted(len(labels), 'label')} of "
+            f"{console.counted(count, 'passage')}",
+            fix="give one for each passage, or none where the first alone is relevant",
+        )
+        values = tuple(map(readers.to_number, labels))
+        refuse(
+            not all(0 <= value < float("inf") for value in values),
+            f"{where}: the label {label!r} is no relevance",
+            fix="give 0, or above 0 if a passage is relevant",
+        )
+        return values
+
+    def example_labels(self, example: Example) -> Sequence[str]:
+        return ()
+
+    def training_examples(self, examples: Sequence[Example]) -> list[Example]:
+        """Return each relevant passage with as many that are not, as the settings say."""
+        count, largest = self.config.negatives, max(max(each.label) for each in examples)
+        if not count:
+            refuse(
+                largest > 1,
+                f"a label is {largest:g}, and the binary loss takes those from 0 to 1",
+                fix="divide them, or set task.negatives",
+            )
+            return list(examples)
+        judged = _judged(examples)
+        positives = [
+            (query, passage)
+            for query, passages in judged.items()
+            for passage, value in passages.items()
+            if value > 0
+        ]
+        refuse(not positives, "no passage is relevant", fix="give labels above 0")
+        negatives = self._negatives(judged, count)
+        target = (1.0, *(0.0,) * count)
+        return [
+            Example(None, f"query {query!r}", (query, passage, *negatives[query]), target)
+            for query, passage in positives
+        ]
+
+    @console.working("finding passages that are not relevant", says_end=False)
+    def _negatives(
+        self, judged: Mapping[str, Mapping[str, float]], count: int
+    ) -> dict[str, list[str]]:
+        """Return passages that are not relevant to each query, `count` of them."""
+        generator = np.random.default_rng(_SEED)
+        corpus = list(dict.fromkeys(text for texts in judged.values() for text in texts))
+        queries = list(judged)
+        chosen = {
+            query: [text for text, value in judged[query].items() if not value][:count]
+            for query in queries
+        }
+        lacking = [query for query in queries if len(chosen[query]) < count]
+        size = max(1, _POOL * len(lacking) // max(1, len(corpus)))  # queries of a pool
+        for start in range(0, len(lacking), size):
+            asked = lacking[start : start + size]
+            pool = generator.permutation(len(corpus))[:_POOL]
+            texts = [corpus[index] for index in np.sort(pool)]
+            # As many more as may be relevant.
+            most = count + max(len(judged[query]) for query in asked)
+            found = bm25.rank(texts, asked, most)
+            for query, indices in zip(asked, found.indices, strict=True):
+                others = (texts[index] for index in indices)
+                own = chosen[query]
+                own += [text for text in others if text not in judged[query]][: count - len(own)]
+                refuse(
+                    len(own) < count,
+                    f"the query {query!r} has {len(own)} passages that are not relevant, of "
+                    f"{count} that task.negatives asks for",
+                    fix="lower it, or give more passages",
+                )
+        return chosen
+
+    def held_out_examples(self, examples: Sequence[Example]) -> list[Example]:
+        """Return each query with its candidates, in random order, and their relevance."""
+        judged = _judged(examples)
+        generator = np.random.default_rng(_SEED)
+        corpus = list(dict.fromkeys(text for texts in judged.values() for text in texts))
+        found: dict[str, list[str]] = {query: list(texts) for query, texts in judged.items()}
+        if self.config.candidates:
+            ranked = bm25.rank(corpus, list(judged), self.config.candidates).indices
+            found = {
+                query: [corpus[index] for index in indices]
+                for query, indices in zip(judged, ranked, strict=True)
+            }
+        result = []
+        for query, candidates in found.items():
+            order = generator.permutation(len(candidates))
+            passages = [candidates[index] for index in order]
+            of_query = dict(judged[query])
+            relevance = [of_query.pop(text, 0.0) for text in passages]
+            relevance += filter(None, of_query.values())  # of those that BM25 has not found
+            texts = (query, *passages)
+            result.append(Example(None, f"query {query!r}", texts, tuple(relevance)))
+        return result
+
+    def features(
+        self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
+    ) -> Features:
+        texts = list(dict.fromkeys(text for example in examples for text in example.texts))
+        ids = dict(zip(texts, tokenizer.encode(texts), strict=True))
+        sizes = {len(example.texts) - 1 for example in examples}
+        is_together = len(sizes) == 1 and max(sizes) <= _MAX_GROUP
+        features = Features(choices=sizes.pop() if is_together else 1)
+        room = max_text_tokens(2, model, min(max_length, model.max_position_embeddings))
+        for index, example in enumerate(examples):
+            query, *passages = example.texts
+            labels = np.full(len(passages), np.nan, np.float32)
+            if example.label is not None:
+                labels[:] = example.label[: len(passages)]
+            sequences = []
+            for passage in passages:
+                pair = [ids[query], ids[passage]]
+                kept = truncate(pair, room)
+                features.truncated += sum(map(len, kept)) < sum(map(len, pair))
+                sequences.append(build_sequence(kept, tokenizer, model))
+            count = features.choices
+            for start in range(0, len(passages), count):
+                part = slice(start, start + count)
+                features.add(index, labels[part], sequences[part], span=(start, len(passages)))
+        return features
+
+    def objective(self, model: TaskModel) -> PredictionObjective:
+        is_listwise = self.config.loss == "listwise"
+        return LabelsObjective(model) if is_listwise else BinaryObjective(model)
+
+    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
+        start, count = features.spans[index]
+        scores = np.full(count, np.nan) if before is None else before
+        scores[start : start + len(logits)] = logits  # the features come in any order
+        return scores
+
+    def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+        """Return the loss, and the mean scores of the queries' rankings."""
+        queries: dict[str, list[int]] = defaultdict(list)
+        for index, example in enumerate(examples):
+            queries[example.texts[0]].append(index)
+        rankings, relevance, losses = [], [], []
+        for own in queries.values():
+            logits = np.concatenate([predictions[index] for index in own])
+            labels = [examples[index].label[: len(predictions[index])] for index in own]
+            missed = [examples[index].label[len(predictions[index]) :] for index in own]
+            rankings.append(np.argsort(-logits, kind="stable"))
+            relevance.append(dict(enumerate(np.concatenate([*labels, *missed]).tolist())))
+            losses += self._losses(logits, np.concatenate(labels))
+        scores = metrics.ranking_scores(rankings, relevance, (10,))
+        # The loss over all candidates of a query, which are in several features.
+        means = {"loss": float(np.mean(losses))} if losses else {}
+        return means | {name: float(scores[name].mean()) for name in self.known_metrics}
+
+    def _losses(self, logits: np.ndarray, labels: np.ndarray) -> list[float]:
+        if self.config.loss == "binary":
+            labels = np.minimum(labels, 1.0)
+            return (np.logaddexp(0, logits) - labels * logits).tolist()
+        total = labels.sum()
+        return [float(-(labels / total) @ log_softmax(logits))] if total else []
+
+    def baselines(
+        self, train: Sequence[Example], held_out: Sequence[Example]
+    ) -> dict[str, dict[str, float]]:
+        """Return the scores of the order in which BM25 has the passages."""
+        corpus = list(dict.fromkeys(text for each in held_out for text in each.texts[1:]))
+        ranked = bm25.rank(corpus, [each.texts[0] for each in held_out], len(corpus))
+        predictions = []
+        for example, indices in zip(held_out, ranked.indices, strict=True):
+            rank = {corpus[index]: rank for rank, index in enumerate(indices)}
+            predictions.append(np.array([-float(rank[text]) for text in example.texts[1:]]))
+        scores = self.score(held_out, predictions)
+        return {"BM25": {name: scores[name] for name in self.known_metrics}}
+
+    def constant_score(self, examples: Sequence[Example]) -> float:
+        # With equal scores the order is that of the candidates, which is random.
+        constant = [np.zeros(len(example.texts) - 1) for example in examples]
+        return self.mean_score(self.score(examples, constant))
+
+    def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
+        scores = self._scores(np.asarray(prediction, np.float64)).tolist()
+        if len(scores) == 1:
+            return {"score": scores[0]}
+        return {"ranking": np.argsort(-prediction, kind="stable").tolist(), "scores": scores}
+
+    def as_line(self, example: Example, result: Mapping[str, Any]) -> str:
+        query, *passages = example.texts
+        scores = result.get("scores", [result.get("score")])
+        best = int(np.argmax(scores))
+        return f"{scores[best]:8.4f}  {query} | {passages[best]}"
+
+    def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
+        """Return JSON lines: each query with its best passages and their scores."""
+        lines = []
+        for number, (example, prediction) in enumerate(zip(examples, predictions, strict=True)):
+            query, *passages = example.texts
+            scores = self._scores(prediction)
+            listed = []
+            for index in np.argsort(-prediction, kind="stable")[:_LISTED]:
+                entry = {"text": passages[index], "score": round(float(scores[index]), 6)}
+                entry |= {"label": example.label[index]} if example.label else {}
+                listed.append(entry)
+            name = number if example.id is None else example.id
+            line = {"id": name, "query": query, "passages": listed}
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        return {".jsonl": "".join(lines)}
+
+    def _scores(self, logits: np.ndarray) -> np.ndarray:
+        return expit(logits) if self.config.activation == "sigmoid" else logits
+
+    def transformers_config(self) -> dict[str, Any]:
+        names = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        return names | {_LIBRARY_FIELD: {_ACTIVATION: _ACTIVATIONS[self.config.activation]}}
+
+    @classmethod
+    def transformers_labels(cls, values: Mapping[str, Any], where: str) -> Sequence[str] | None:
+        is_number = len(read_labels(values, where)) == 1
+        is_own = _LIBRARY_FIELD in values or _OLD_ACTIVATION in values
+        return () if is_number and is_own else None
+
+    @classmethod
+    def transformers_settings(cls, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        own = values.get(_LIBRARY_FIELD)
+        name = own.get(_ACTIVATION) if isinstance(own, dict) else values.get(_OLD_ACTIVATION)
+        if name is None:
+            return {}
+        for activation, theirs in _ACTIVATIONS.items():
+            if name == theirs:
+                return {"activation": activation}
+        both = " and ".join(_ACTIVATIONS.values())
+        raise UserError(f"{where} has the activation {str(name)[:80]!r}; only {both} are read")
+
+
+def _judged(examples: Sequence[Example]) -> dict[str, dict[str, float]]:
+    """Return the passages of each query, each with its highest relevance."""
+    judged: dict[str, dict[str, float]] = {}
+    for example in examples:
+        query, *passages = example.texts
+        own = judged.setdefault(query, {})
+        for passage, value in zip(passages, example.label, strict=True):
+            own[passage] = max(value, own.get(passage, 0.0))
+    return judged
