@@ -19,7 +19,7 @@ _STARTED = time.monotonic()
 # By what they are for, in the order of a project.
 TASKS = {
     "train": ("prepare", "pretrain", "finetune"),
-    "use": ("predict", "fill-mask", "attention", "embed", "index", "search"),
+    "use": ("predict", "fill-mask", "attention", "embed", "index", "search", "mine"),
     "exchange": ("import", "export"),
     "measure": ("plan", "benchmark"),
 }

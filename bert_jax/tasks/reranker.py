@@ -176,7 +176,7 @@ class Reranker(Task):
                 fix="divide them, or set task.negatives",
             )
             return list(examples)
-        judged = _judged(examples)
+        judged = judged_passages(examples)
         positives = [
             (query, passage)
             for query, passages in judged.items()
@@ -226,7 +226,7 @@ class Reranker(Task):
 
     def held_out_examples(self, examples: Sequence[Example]) -> list[Example]:
         """Return each query with its candidates, in random order, and their relevance."""
-        judged = _judged(examples)
+        judged = judged_passages(examples)
         generator = np.random.default_rng(_SEED)
         corpus = list(dict.fromkeys(text for texts in judged.values() for text in texts))
         found: dict[str, list[str]] = {query: list(texts) for query, texts in judged.items()}
@@ -380,7 +380,7 @@ class Reranker(Task):
         raise UserError(f"{where} has the activation {str(name)[:80]!r}; only {both} are read")
 
 
-def _judged(examples: Sequence[Example]) -> dict[str, dict[str, float]]:
+def judged_passages(examples: Sequence[Example]) -> dict[str, dict[str, float]]:
     """Return the passages of each query, each with its highest relevance."""
     judged: dict[str, dict[str, float]] = {}
     for example in examples:

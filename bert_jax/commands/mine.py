@@ -1,0 +1,85 @@
+"""Mine hard negatives: texts of an index that are near a query and do not answer it.
+
+    bert-jax mine pairs.tsv my.index --text=query,passage --output=mined.jsonl
+
+Each relevant passage of FILE becomes a line of JSON with the query, the passage and the negatives:
+the texts of INDEX nearest to the query, but for those that FILE has as relevant to it. The last
+line that is printed has the flags that train on them.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from bert_jax import console
+from bert_jax.commands import process
+from bert_jax.commands.flags import Parser
+from bert_jax.errors import UserError
+
+_QUERIES = 256  # that are searched for at once
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.flags = {"data.text": "--text", "data.label": "--label"}
+    add = parser.add_argument
+    add("file", metavar="FILE", help="a table of queries and passages, perhaps with labels")
+    add("index", metavar="INDEX", help="what `bert-jax index` wrote")
+    add("--output", metavar="OUT", required=True, help="the .jsonl to write")
+    add("--text", default="query,passage", help="columns of the query and of the passages")
+    what = "column of the relevance, 0 for none; without it the first passage is relevant"
+    add("--label", default="label", help=what)
+    add("--negatives", type=int, default=7, help="for each relevant passage (7)")
+    what = "nearest texts to leave out, which may answer the query without a label (0)"
+    add("--skip", type=int, default=0, help=what)
+    what = "the model that the index was made with, if it is elsewhere now"
+    add("--checkpoint", metavar="CHECKPOINT", help=what)
+
+
+def run(args: argparse.Namespace, _: list[str]) -> None:
+    from bert_jax.bert import Index
+    from bert_jax.config import DataFiles
+    from bert_jax.retrieval.search import check_count
+    from bert_jax.tasks.datasets import read_examples
+    from bert_jax.tasks.reranker import Reranker, RerankerConfig, judged_passages
+
+    check_count(args.negatives, "--negatives")
+    if args.skip < 0:
+        raise UserError(f"--skip is {args.skip}; give a whole number, 0 or more")
+    if os.path.exists(args.output):
+        raise UserError(f"{args.output} exists; remove it, or choose another --output")
+    process.cache_compiled_programs()
+    columns = DataFiles(text=args.text, label=args.label)
+    examples = read_examples(Reranker(RerankerConfig()), args.file, columns, labelled=True)
+    judged = judged_passages(examples)
+    index = Index.load(args.index, args.checkpoint)
+    queries, count = list(judged), 0
+    temporary = Path(f"{args.output}.tmp")
+    with console.working("mining"), temporary.open("w", encoding="utf-8") as file:
+        for start in range(0, len(queries), _QUERIES):
+            asked = queries[start : start + _QUERIES]
+            relevant = [{t for t, value in judged[query].items() if value > 0} for query in asked]
+            most = args.negatives + args.skip + max(map(len, relevant))
+            for query, own, hits in zip(asked, relevant, index.search(asked, most), strict=True):
+                texts = dict.fromkeys(hit.text for hit in hits if hit.text not in own)
+                negatives = list(texts)[args.skip : args.skip + args.negatives]
+                if len(negatives) < args.negatives:
+                    temporary.unlink()
+                    raise UserError(
+                        f"the index has {console.counted(len(negatives), 'negative')} for "
+                        f"{query!r}, of {args.negatives}; lower --negatives or --skip, or index "
+                        "more texts"
+                    )
+                for passage in own:
+                    values = {"query": query, "passage": passage}
+                    values |= {f"negative{i}": text for i, text in enumerate(negatives, start=1)}
+                    file.write(json.dumps(values, ensure_ascii=False) + "\n")
+                    count += 1
+            console.advance(start + len(asked), len(queries))
+    temporary.replace(args.output)
+    names = ",".join(["query", "passage", *(f"negative{i + 1}" for i in range(args.negatives))])
+    print(
+        f"{args.output}: {console.counted(count, 'relevant passage')} with "
+        f"{console.counted(args.negatives, 'negative')} each; to train on them: "
+        f"--config.data.train={args.output} --config.data.text={names}"
+    )

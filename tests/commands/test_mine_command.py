@@ -1,0 +1,57 @@
+"""`bert-jax mine`: the negatives that it writes, and its mistakes."""
+
+import json
+
+import pytest
+from helpers import refused
+
+from bert_jax import Index
+
+TEXTS = ["The river bank.", "A model reads.", "the bank of the river", "head", "small river"]
+FLAGS = ("--output=mined.jsonl", "--negatives=2")
+
+
+@pytest.fixture
+def index(tiny_bert, tmp_path, monkeypatch) -> Index:
+    monkeypatch.chdir(tmp_path)
+    tiny_bert.save("bert")
+    rows = [("river", TEXTS[0], 1), ("river", TEXTS[2], 1), ("river", "head", 0), ("a", "head", 1)]
+    lines = ["query\tpassage\tlabel", *("\t".join(map(str, row)) for row in rows)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
+    return Index.build("bert", output="my.index", texts=TEXTS)
+
+
+def test_negatives_are_the_nearest_texts_that_are_not_relevant(index, bert_jax_main, tmp_path):
+    printed = bert_jax_main("mine", "pairs.tsv", "my.index", *FLAGS)
+    assert printed == (
+        "mined.jsonl: 3 relevant passages with 2 negatives each; to train on them: "
+        "--config.data.train=mined.jsonl "
+        "--config.data.text=query,passage,negative1,negative2\n"
+    )
+    rows = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
+    assert [(row["query"], row["passage"]) for row in rows] == [
+        ("river", TEXTS[0]),
+        ("river", TEXTS[2]),
+        ("a", "head"),
+    ]
+    for query, relevant in (("river", {TEXTS[0], TEXTS[2]}), ("a", {"head"})):
+        nearest = [hit.text for hit in index.search(query, 5) if hit.text not in relevant]
+        for row in rows:
+            if row["query"] == query:
+                assert [row["negative1"], row["negative2"]] == nearest[:2]
+    bert_jax_main("mine", "pairs.tsv", "my.index", "--output=b.jsonl", "--negatives=1", "--skip=1")
+    second = json.loads((tmp_path / "b.jsonl").read_text().splitlines()[0])
+    assert second["negative1"] == rows[0]["negative2"]
+
+
+def test_mistakes(index, bert_jax_main, tmp_path):
+    for flags, message in (
+        (("--negatives=5",), "the index has 3 negatives for 'river', of 5; lower --negatives"),
+        (("--negatives=0",), "--negatives is 0; give a whole number, 1 or more"),
+        (("--skip=-1",), "--skip is -1; give a whole number, 0 or more"),
+        (("--text=question,passage",), "has no column 'question'; set --text to one of"),
+        (("--output=pairs.tsv",), "pairs.tsv exists; remove it, or choose another --output"),
+    ):
+        with refused(message):
+            bert_jax_main("mine", "pairs.tsv", "my.index", *FLAGS, *flags)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bert", "my.index", "pairs.tsv"]
