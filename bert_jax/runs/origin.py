@@ -23,6 +23,7 @@ from bert_jax.distributed import hosts
 from bert_jax.distributed.devices import resolve_dtype
 from bert_jax.errors import UserError, refuse
 from bert_jax.objectives import objective_name, pretraining_model
+from bert_jax.runs import vocabulary
 from bert_jax.runs import workdir as workdirs
 from bert_jax.runs.workdir import Workdir
 from bert_jax.storage import paths, remote
@@ -73,6 +74,10 @@ def find(
     if init is not None and fork is not None:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
     bert = None if init is None else load(init)
+    vocabulary.check(config, bert)
+    if bert:
+        tokenizer = vocabulary.chosen_tokenizer(config, bert, workdir.path)
+        bert = vocabulary.with_tokenizer(bert, tokenizer)
     if fork is not None and not workdir.config:
         return _find_fork(config, workdir, find_fork(fork))
     config = resolve(
@@ -113,7 +118,7 @@ def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath
     config = resolve(config, workdir, validate, source=before.model, fork=str(fork))
     content = checkpoint.read_json(fork, "tokenizer")
     tokenizer = tokenizer_loading.from_json(content, f"{fork}/tokenizer")
-    chosen = prepare.choose_tokenizer(config, tokenizer)
+    chosen = prepare.choose_tokenizer(config, None)
     if isinstance(chosen, Tokenizer) and chosen.fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"tokenizer.path {config.tokenizer.path} is not the tokenizer of {fork}, which --fork "

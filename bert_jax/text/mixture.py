@@ -3,11 +3,10 @@
 import dataclasses
 import glob
 import hashlib
-import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
@@ -132,8 +131,9 @@ def _open_given(folder: Path, tokenizer: Tokenizer | TokenizerConfig) -> Corpus:
     if isinstance(tokenizer, Tokenizer) and tokenizer.fingerprint != corpus.tokenizer.fingerprint:
         raise UserError(
             f"the tokenizer of tokenizer.path, --init or --fork is not the one that {folder} was "
-            "prepared with; drop that flag, or: "
-            "bert-jax prepare SOURCE STORE --tokenizer=CHECKPOINT"
+            "prepared with; drop that flag, or prepare the text anew: bert-jax prepare SOURCE "
+            "STORE --tokenizer=CHECKPOINT; or move --init to the vocabulary of the store: "
+            f"--config.tokenizer.path={folder}/tokenizer"
         )
     return corpus
 
@@ -173,15 +173,22 @@ def _train_tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
     digest = hashlib.sha256(repr((*settings, data.sentences)).encode()).hexdigest()
     path = folder / f"tokenizer-{digest[:8]}"
 
-    def sample(name: str, weight: float) -> list[str]:
+    if not path.exists():
+        with replacing(path) as new:
+            sentences = sample_sentences(config)
+            prepare.train_tokenizer(sentences, config.tokenizer, size).save(new)
+    return tokenizer_loading.load(path)
+
+
+def sample_sentences(config: TrainConfig) -> Iterator[str]:
+    """Yield a sample of the training text; a text's share of it is its weight."""
+    data = config.data
+    for name, weight in (parse(data.source) or {data.source: 1.0}).items():
+        if is_store(name):
+            raise UserError(
+                f"{name} is a store, whose text has been tokenized; give the text itself"
+            )
         sources = prepare.open_sources(dataclasses.replace(data, source=name))
         sentences = prepare.training_sentences(sources, data.eval_fraction)
         most = max(1, round(weight * tokenizer_training.MAX_SENTENCES))
-        return tokenizer_training.sample(sentences, most)
-
-    if not path.exists():
-        samples = itertools.starmap(sample, parse(data.source).items())
-        sentences = itertools.chain.from_iterable(samples)
-        with replacing(path) as new:
-            prepare.train_tokenizer(sentences, config.tokenizer, size).save(new)
-    return tokenizer_loading.load(path)
+        yield from tokenizer_training.sample(sentences, most)

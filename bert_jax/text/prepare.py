@@ -35,8 +35,8 @@ _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 def choose_tokenizer(config: TrainConfig, init: Tokenizer | None) -> Tokenizer | TokenizerConfig:
-    """Return the tokenizer of a run, or how to train it: `tokenizer.path` comes first."""
-    if config.tokenizer.path:
+    """Return the tokenizer of a run, or how to train it; `init` is that which it begins with."""
+    if init is None and config.tokenizer.path:
         return tokenizer_loading.load(config.tokenizer.path, lowercase=config.tokenizer.lowercase)
     return init or config.tokenizer
 
@@ -149,7 +149,7 @@ def _identity(
         settings = {"fingerprint": tokenizer.fingerprint}
     else:
         settings = {**dataclasses.asdict(tokenizer), "vocab_size": vocab_size}
-        del settings["path"]
+        del settings["path"], settings["add"]
         if not tokenizer.strip_accents:  # so that the stores of earlier settings are those of these
             del settings["strip_accents"]
     return {"format": _FORMAT, "text": text, "held_out": held_out, "tokenizer": settings}

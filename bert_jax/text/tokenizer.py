@@ -136,7 +136,7 @@ class Tokenizer(abc.ABC):
         first, *others = [*parts, last]
         ids = [*self.encode([first])[0]]
         for part in others:
-            ids += [self.mask_id, *self._encode_rest(part)]
+            ids += [self.mask_id, *self.encode_rest(part)]
         return [int(index) for index in ids]
 
     @property
@@ -144,8 +144,11 @@ class Tokenizer(abc.ABC):
         """Whether the mask token includes the space before it."""
         return True
 
-    def _encode_rest(self, text: str) -> Sequence[int]:
-        """Return the token ids of what follows a mask, which may continue the masked word."""
+    def encode_rest(self, text: str) -> Sequence[int]:
+        """Return the token ids of a text without a space before it, such as what follows a mask.
+
+        A WordPiece tokenizer takes it for the start of a word.
+        """
         return self.encode([text])[0]
 
 
@@ -179,7 +182,7 @@ class SentencePieceTokenizer(Tokenizer):
         offsets = [(end - len(text[start:end].lstrip()), end) for start, end in encoding["offsets"]]
         return encoding["ids"], offsets
 
-    def _encode_rest(self, text: str) -> Sequence[int]:
+    def encode_rest(self, text: str) -> Sequence[int]:
         starts_word = self._with_prefix[False].normalize(f".{text}").startswith(".▁")
         return self._with_prefix[starts_word].encode(text)
 
@@ -306,7 +309,7 @@ class ByteLevelTokenizer(_FastTokenizer):
         added = self._tokenizer.get_added_tokens_decoder().get(self.mask_id)
         return added is None or added.lstrip
 
-    def _encode_rest(self, text: str) -> Sequence[int]:
+    def encode_rest(self, text: str) -> Sequence[int]:
         return self._without_prefix.encode(text, add_special_tokens=False).ids
 
     @functools.cached_property

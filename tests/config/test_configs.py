@@ -88,7 +88,9 @@ def test_finetuning_recipe(name):
         make_task(config.task)
     command = "bert-jax finetune"
     assert command + f" --config=finetune/{name}" * (name != "docstrings") in module.__doc__
-    assert name in ("docstrings", "embedding", "reranker", "squad2") or "Published" in module.__doc__
+    assert (
+        name in ("docstrings", "embedding", "reranker", "squad2") or "Published" in module.__doc__
+    )
 
 
 def test_defaults_are_bert_base():

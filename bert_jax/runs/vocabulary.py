@@ -1,0 +1,100 @@
+"""Begin a run from a model with another tokenizer: embeddings for tokens that it did not have."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from flax import traverse_util
+
+from bert_jax.bert import Bert
+from bert_jax.config import TrainConfig
+from bert_jax.distributed import hosts
+from bert_jax.errors import UserError, refuse
+from bert_jax.objectives import pretraining_model
+from bert_jax.text import mixture, tokenizer_loading
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.vocabulary import extended, spellings, summary
+
+_AXIS = "vocab"  # the logical name of an axis with an entry for each token
+
+
+def chosen_tokenizer(config: TrainConfig, bert: Bert, workdir: Path) -> Tokenizer:
+    """Return the tokenizer of a run that begins with a model: its own, or that of the settings.
+
+    A run that resumes has it in its workdir.
+    """
+    settings = config.tokenizer
+    tokenizer = bert.tokenizer
+    if settings.path:
+        tokenizer = tokenizer_loading.load(settings.path, lowercase=settings.lowercase)
+    if not settings.add:
+        return tokenizer
+    if (workdir / "tokenizer").is_dir():
+        return tokenizer_loading.load(workdir / "tokenizer")
+    return hosts.run_on_all_hosts(
+        lambda: extended(tokenizer, mixture.sample_sentences(config), settings.add)
+    )
+
+
+def with_tokenizer(bert: Bert, tokenizer: Tokenizer) -> Bert:
+    """Return a model with another tokenizer, whose embeddings follow from those that it has.
+
+    A token that both have keeps its embedding. Any other starts from the mean of the tokens that
+    spell it, or of all tokens where none do. The same holds for everything that has an entry for
+    each token, such as the bias of the masked LM head.
+
+    Raises:
+      UserError: the two have no token in common but special ones.
+    """
+    if tokenizer.fingerprint == bert.tokenizer.fingerprint:
+        return bert
+    found = spellings(tokenizer, bert.tokenizer)
+    one, several, none = summary(found)
+    if one + several <= len({*tokenizer.special_ids, tokenizer.unk_id}):
+        raise UserError(
+            "the tokenizer shares no token with that of --init, so that none of its embeddings "
+            "can be used; train from scratch without --init, or give another tokenizer.path"
+        )
+    config = dataclasses.replace(bert.config, vocab_size=tokenizer.vocab_size)
+    model = pretraining_model(dataclasses.replace(config, dtype="float32"), pairs=True)
+    boxed = jax.eval_shape(model.init_params, jax.random.key(0))
+    is_box = lambda leaf: isinstance(leaf, nn.Partitioned)  # noqa: E731
+    axes: Any = jax.tree.map(lambda leaf: getattr(leaf, "names", ()), boxed, is_leaf=is_box)
+    names: Any = traverse_util.flatten_dict(axes, sep="/")
+    params: Any = traverse_util.flatten_dict(bert.params, sep="/")
+    for name, value in params.items():
+        if _AXIS in names.get(name, ()):
+            axis = names[name].index(_AXIS)
+            params[name] = _transferred(np.asarray(value), axis, found, bert.tokenizer.vocab_size)
+    hosts.print_on_main(
+        f"vocabulary {tokenizer.vocab_size:,} tokens: {one:,} keep the embedding of a token of "
+        f"--init, {several:,} start from the mean of those that spell them, {none:,} from the "
+        "mean of all"
+    )
+    return dataclasses.replace(
+        bert,
+        config=config,
+        params=traverse_util.unflatten_dict(params, sep="/"),
+        tokenizer=tokenizer,
+    )
+
+
+def _transferred(values: np.ndarray, axis: int, found: list[list[int]], count: int) -> np.ndarray:
+    """Return an array with an entry for each list of ids: the mean of theirs, of `count` known."""
+    values = np.moveaxis(values, axis, 0)[:count]
+    everything = values.mean(0)
+    new = np.stack([values[ids].mean(0) if ids else everything for ids in found])
+    return np.moveaxis(new, 0, axis).astype(np.float32)
+
+
+def check(config: TrainConfig, bert: Bert | None) -> None:
+    """Refuse words to add where there is no vocabulary to add them to."""
+    refuse(
+        config.tokenizer.add and bert is None,
+        f"tokenizer.add is {config.tokenizer.add}, and there is no checkpoint to extend the "
+        "vocabulary of",
+        fix="give --init, or set a larger model.vocab_size",
+    )

@@ -1,0 +1,106 @@
+"""A run that begins from a model with another tokenizer."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers import random_bert, refused
+
+import bert_jax
+from bert_jax.config import TokenizerConfig
+from bert_jax.runs.vocabulary import with_tokenizer
+from bert_jax.text.tokenizer import WordPieceTokenizer
+
+
+def shuffled(tokenizer: WordPieceTokenizer, seed: int) -> WordPieceTokenizer:
+    """Return a tokenizer with the same tokens under other ids."""
+    order = np.random.default_rng(seed).permutation(tokenizer.vocab_size)
+    tokens = [tokenizer.id_to_token(index) for index in order]
+    return WordPieceTokenizer.from_vocabulary(tokens, lowercase=True, strip_accents=False)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_same_tokens_under_other_ids_give_the_same_model(tiny_bert, seed):
+    bert = random_bert(tiny_bert.config, tiny_bert.tokenizer)
+    moved = with_tokenizer(bert, shuffled(bert.tokenizer, seed))
+    text = "The river bank reads a [MASK] token."
+    assert moved.tokenizer.encode([text]) != bert.tokenizer.encode([text])
+    np.testing.assert_allclose(moved.encode([text]), bert.encode([text]), atol=1e-6)
+    guesses, expected = (each.fill_mask(text, top_k=20) for each in (moved, bert))
+    assert [g.token for g in guesses] == [g.token for g in expected]
+    np.testing.assert_allclose(
+        [g.probability for g in guesses], [g.probability for g in expected], rtol=1e-4
+    )
+
+
+def test_a_new_token_is_the_mean_of_those_that_spell_it(tiny_bert):
+    bert = random_bert(tiny_bert.config, tiny_bert.tokenizer)
+    old = bert.tokenizer
+    tokens = [old.id_to_token(index) for index in range(old.vocab_size)]
+    new = WordPieceTokenizer.from_vocabulary(
+        [*tokens[:-3], "heads", "日", "##eread"], lowercase=True, strip_accents=False
+    )
+    moved = with_tokenizer(bert, new)
+    (before, bias), (after, new_bias) = (
+        (
+            np.asarray(each.params["bert"]["embeddings"]["word_embeddings"]),
+            np.asarray(each.params["mlm_head"]["bias"]),
+        )
+        for each in (bert, moved)
+    )
+    count = old.vocab_size - 3
+    np.testing.assert_array_equal(after[:count], before[:count])
+    ids = old.encode(["heads"])[0]
+    assert len(ids) > 1
+    np.testing.assert_allclose(after[count], before[ids].mean(0), atol=1e-7)
+    np.testing.assert_allclose(new_bias[count], bias[ids].mean(0), atol=1e-7)
+    np.testing.assert_allclose(after[count + 1], before.mean(0), atol=1e-7)
+    with refused("the tokenizer shares no token with that of --init"):
+        with_tokenizer(
+            bert, WordPieceTokenizer.from_vocabulary([*tokens[:5], "日", "本"], lowercase=True)
+        )
+
+
+def test_a_run_adds_words_and_resumes(tiny_run, tiny_config, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("The heads reads a heads.\n\n" * 60)
+    config = dataclasses.replace(
+        tiny_config,
+        steps=4,
+        tokenizer=TokenizerConfig(add=3),
+        data=dataclasses.replace(tiny_config.data, source=str(text)),
+        checkpoint=bert_jax.CheckpointConfig(every=2),
+    )
+    with refused("tokenizer.add is 3, and there is no checkpoint to extend the vocabulary of"):
+        bert_jax.pretrain(config, tmp_path / "new")
+    capsys.readouterr()
+    whole = bert_jax.pretrain(config, tmp_path / "whole", init=tiny_run.checkpoint)
+    tokenizer = whole.bert.tokenizer
+    size = tokenizer.vocab_size
+    assert tokenizer.id_to_token(size - 1) == "heads"
+    assert f"vocabulary {size} tokens: {size - 1} keep the embedding" in capsys.readouterr().out
+    assert whole.bert.config.vocab_size == size
+    half = dataclasses.replace(config, steps=2)
+    bert_jax.pretrain(half, tmp_path / "half", init=tiny_run.checkpoint, quiet=True)
+    half = dataclasses.replace(config, steps=4)
+    bert_jax.pretrain(half, tmp_path / "half", init=tiny_run.checkpoint, quiet=True)
+    again = bert_jax.load(tmp_path / "half")
+    assert again.tokenizer.fingerprint == tokenizer.fingerprint
+    assert again.config.vocab_size == size
+    (tmp_path / "text.txt").write_text("Another text reads.\n\n" * 60)
+    with refused("was prepared from other text"):
+        bert_jax.pretrain(half, tmp_path / "half", init=tiny_run.checkpoint, quiet=True)
+
+
+def test_a_run_with_a_tokenizer_of_its_own(tiny_run, tiny_config, tmp_path):
+    tokenizer = bert_jax.load(tiny_run.checkpoint).tokenizer
+    shuffled(tokenizer, 2).save(tmp_path / "mine")
+    config = dataclasses.replace(
+        tiny_config, tokenizer=TokenizerConfig(path=str(tmp_path / "mine"))
+    )
+    losses = {}
+    for name, own in (("mine", config), ("theirs", tiny_config)):
+        result = bert_jax.pretrain(own, tmp_path / name / "run", init=tiny_run.checkpoint)
+        losses[name] = result.scores["mlm_loss"]
+    # The same text, model and masks; [MASK] is as likely to be replaced by another token.
+    assert losses["mine"] == pytest.approx(losses["theirs"], rel=0.02)

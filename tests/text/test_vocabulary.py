@@ -1,0 +1,102 @@
+"""Another vocabulary: how tokens are spelled by those of another tokenizer, and words added."""
+
+import pytest
+from helpers import refused
+
+from bert_jax.config import TokenizerConfig
+from bert_jax.text import tokenizer_training
+from bert_jax.text.tokenizer import WordPieceTokenizer
+from bert_jax.text.vocabulary import extended, spellings, summary
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+OLD = WordPieceTokenizer.from_vocabulary(
+    [*SPECIAL, "the", "fox", "jump", "##s", "##ed", "##e", "d", "o"], lowercase=True
+)
+SENTENCES = [
+    "The encoder reads the whole sentence at once, from both sides.",
+    "Naïve café owners in Zürich déjà vu, and 3.14 costs $5!",
+    "Unaffable players were replaying the unplayable overtures (again).",
+] * 30
+KINDS = {
+    "wordpiece": (TokenizerConfig(kind="wordpiece"), 150),
+    "cased": (TokenizerConfig(kind="wordpiece", lowercase=False), 170),
+    "unigram": (TokenizerConfig(), 80),
+    "byte_bpe": (TokenizerConfig(kind="byte_bpe"), 330),
+}
+TRAINED = {
+    name: tokenizer_training.train(SENTENCES, config, size)
+    for name, (config, size) in KINDS.items()
+}
+
+
+def named(new: WordPieceTokenizer) -> dict[str, list[str]]:
+    found = spellings(new, OLD)
+    return {
+        new.id_to_token(index): [OLD.id_to_token(i) for i in ids] for index, ids in enumerate(found)
+    }
+
+
+def test_spellings_by_hand():
+    tokens = [
+        *SPECIAL[::-1],
+        "jumps",
+        "fox",
+        "##sed",
+        "##es",
+        "##the",
+        "zebra",
+        "##zz",
+        "THE",
+        "do",
+    ]
+    new = WordPieceTokenizer.from_vocabulary(tokens, lowercase=False)
+    assert named(new) == {
+        **{name: [name] for name in SPECIAL},
+        "jumps": ["jump", "##s"],
+        "fox": ["fox"],
+        "##sed": ["##s", "##ed"],
+        "##es": ["##e", "##s"],
+        "##the": ["the"],
+        "zebra": [],
+        "##zz": [],
+        "THE": ["the"],
+        "do": [],  # there is no ##o
+    }
+    assert summary(spellings(new, OLD)) == (8, 3, 3)
+
+
+@pytest.mark.parametrize("old", KINDS)
+@pytest.mark.parametrize("new", KINDS)
+def test_what_spells_a_token_is_its_text(new, old):
+    new, old = TRAINED[new], TRAINED[old]
+    found = spellings(new, old)
+    assert len(found) == new.vocab_size
+    special = {*new.special_ids, new.unk_id}
+    known = 0
+    for index, ids in enumerate(found):
+        if index in special or not ids:
+            continue
+        text = new.decode([index]).removeprefix("##").strip()
+        tokens = [old.decode([i]).removeprefix("##").strip() for i in ids]
+        if "\ufffd" not in "".join(tokens):  # parts of a character
+            spelled = "".join(tokens)
+            assert spelled.lower() == text.lower() or set(text) - set("".join(SENTENCES))
+            known += 1
+    # Of bytes, most are no text.
+    assert known > (60 if new.kind == "byte_bpe" else 0.9 * (new.vocab_size - 5))
+    for a, b in zip((*new.special_ids, new.unk_id), (*old.special_ids, old.unk_id), strict=True):
+        assert found[a] == [b]
+
+
+def test_the_most_frequent_words_are_added():
+    sentences = ["Foxes jumped", "foxes fox zebra", "foxes zebra zebra zebra the", "jumped"]
+    new = extended(OLD, sentences, 2)
+    assert new.vocab_size == OLD.vocab_size + 2
+    assert [new.id_to_token(OLD.vocab_size + i) for i in range(2)] == ["zebra", "foxes"]
+    for text in ("the fox jumps", "fo", "[MASK]"):
+        assert new.encode_with_masks(text) == OLD.encode_with_masks(text)
+    assert new.encode(["Foxes, zebra foxesed"])[0] == [14, 1, 13, 14, 9]
+    assert extended(OLD, sentences, 9).vocab_size == OLD.vocab_size + 3
+    assert spellings(new, OLD)[13:] == [[], [6, 10, 8]]
+    with refused("tokenizer.add adds words to a wordpiece tokenizer, and this is sentencepiece;"):
+        extended(TRAINED["unigram"], sentences, 2)
