@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("*.md"))
 PAGES += sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts)
 RUN = ("prepare", "predict", "fill-mask", "attention", "embed", "index", "search")
-RUN += ("import", "export")
+RUN += ("mine", "import", "export")
 TRAIN = {"pretrain": "runs/tiny", "finetune": "runs/reviews"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTEST = PROJECT["tool"]["pytest"]["ini_options"]
@@ -125,6 +125,7 @@ def files(tmp_path_factory) -> Path:
     for name in ("tiny", "python"):  # the second of the tutorials
         bert.save(folder / "runs" / name)
     untrained(bert, "classification", ("bad", "good")).save(folder / "runs/reviews")
+    untrained(bert, "reranker").save(folder / "runs/reranker")
     bert.export(folder / "huggingface")
     return folder
 

@@ -10,12 +10,17 @@ line that is printed has the flags that train on them.
 import argparse
 import json
 import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bert_jax import console
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser
 from bert_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from bert_jax.bert import Index
 
 _QUERIES = 256  # that are searched for at once
 
@@ -34,6 +39,21 @@ def add_arguments(parser: Parser) -> None:
     add("--skip", type=int, default=0, help=what)
     what = "the model that the index was made with, if it is elsewhere now"
     add("--checkpoint", metavar="CHECKPOINT", help=what)
+
+
+def _nearest_others(
+    index: "Index", queries: Sequence[str], relevant: Sequence[Collection[str]], count: int
+) -> list[list[str]]:
+    """Return the nearest texts of each query, each once, without those that are relevant to it."""
+    most = count + max(map(len, relevant))
+    while True:
+        found = [
+            list(dict.fromkeys(hit.text for hit in hits if hit.text not in own))[:count]
+            for hits, own in zip(index.search(queries, most), relevant, strict=True)
+        ]
+        if most >= len(index) or all(len(texts) == count for texts in found):
+            return found
+        most *= 4  # an index may have a text many times
 
 
 def run(args: argparse.Namespace, _: list[str]) -> None:
@@ -58,11 +78,10 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     with console.working("mining"), temporary.open("w", encoding="utf-8") as file:
         for start in range(0, len(queries), _QUERIES):
             asked = queries[start : start + _QUERIES]
-            relevant = [{t for t, value in judged[query].items() if value > 0} for query in asked]
-            most = args.negatives + args.skip + max(map(len, relevant))
-            for query, own, hits in zip(asked, relevant, index.search(asked, most), strict=True):
-                texts = dict.fromkeys(hit.text for hit in hits if hit.text not in own)
-                negatives = list(texts)[args.skip : args.skip + args.negatives]
+            relevant = [[t for t, value in judged[query].items() if value > 0] for query in asked]
+            nearest = _nearest_others(index, asked, relevant, args.skip + args.negatives)
+            for query, own, texts in zip(asked, relevant, nearest, strict=True):
+                negatives = texts[args.skip :]
                 if len(negatives) < args.negatives:
                     temporary.unlink()
                     raise UserError(

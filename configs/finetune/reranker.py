@@ -4,7 +4,7 @@
     bert-jax finetune --config=finetune/reranker
 
 Needs no data, and starts from the checkpoint of `bert-jax pretrain`. It prints how well the best
-passages of BM25 are ranked, beside their order by BM25. docs/reranking.md has the recipe for your
+passages of BM25 are ranked, beside their order by BM25. docs/embeddings.md has the recipe for your
 own queries and passages.
 """
 
