@@ -11,7 +11,7 @@ from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.errors import UserError
 from bert_jax.models.heads import TaskModel
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example, Task, build_sequence, max_text_tokens
+from bert_jax.tasks.base import Example, Task, build_sequence, longest_sequence, max_text_tokens
 from bert_jax.text.files import file_type
 from bert_jax.text.records import Record
 from bert_jax.text.tokenizer import Tokenizer
@@ -30,6 +30,7 @@ class TokenClassification(Task):
     model_class = BertForTokenClassification
     transformers_class = "ForTokenClassification"
     pipeline_tag = "token-classification"
+    has_windows = True
     has_txt_lines = False  # but words in columns
     value_form = "a list of words, or a dict of the columns of data.text and data.label"
     default_metrics, known_metrics = ("f1",), ("accuracy", "precision", "recall", "f1")
@@ -86,38 +87,43 @@ class TokenClassification(Task):
         space = " " if tokenizer.kind == "byte_bpe" else ""
         encoded = iter(tokenizer.encode([space + word for e in examples for word in e.texts]))
         features = Features(per_token=True)
-        size = max_text_tokens(1, model, max_length)
+        room = max_text_tokens(1, model, longest_sequence(model, max_length))
+        stride = self.config.stride or max(1, room // 2)
         for index, example in enumerate(examples):
-            # The tokens of each sequence, and each of its words with the position of its first one.
-            parts: list[tuple[list[int], list[tuple[int, int]]]] = [([], [])]
-            for word in range(len(example.texts)):
-                word_ids = list(next(encoded))
-                features.truncated += len(word_ids) > size
-                if len(parts[-1][0]) + len(word_ids[:size]) > size:
-                    parts.append(([], []))
-                ids, positions = parts[-1]
-                if word_ids:
-                    positions.append((word, len(ids) + 1))
-                    ids += word_ids[:size]
-            for ids, positions in parts:
+            words = [list(next(encoded)) for _ in example.texts]
+            features.truncated += sum(len(ids) > room for ids in words)
+            words = [ids[:room] for ids in words]
+            windows = _windows(list(map(len, words)), room, stride)
+            features.windowed += len(windows) > 1
+            for first, end in windows:
+                ids = [token for word in words[first:end] for token in word]
                 sequence, second_start = build_sequence([ids], tokenizer, model)
                 labels = np.full(len(sequence), NO_LABEL, np.int32)
-                for word, position in positions if example.label else ():
+                spans, position = [], 1
+                for word in range(first, end):
+                    if words[word]:
+                        context = min(position - 1, 1 + len(ids) - position)
+                        spans.append((word, position, context))
+                        position += len(words[word])
+                for word, position, _ in spans if example.label else ():
                     labels[position] = self.labels.index(example.label[word])
-                features.add(index, labels, [(sequence, second_start)], positions)
+                features.add(index, labels, [(sequence, second_start)], spans)
         return features
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
-        prediction = dict(before or {})  # of each word, the number and the probability of its tag
-        for word, position in features.spans[index]:
-            best = int(logits[position].argmax())
-            prediction[word] = best, float(softmax(logits[position])[best])
+        # Of each word, the number and the probability of its tag in the window where the least
+        # of its context is missing, and how many tokens it has there on its shorter side.
+        prediction = dict(before or {})
+        for word, position, context in features.spans[index]:
+            if word not in prediction or context > prediction[word][2]:
+                best = int(logits[position].argmax())
+                prediction[word] = best, float(softmax(logits[position])[best]), context
         return prediction
 
-    def _tags(self, example: Example, prediction: Mapping[int, tuple[int, float]]) -> list[str]:
+    def _tags(self, example: Example, prediction: Mapping[int, Sequence[float]]) -> list[str]:
         """Return the tag of each word; of a word without tokens, no entity."""
         other = self.labels.index(_OUTSIDE) if _OUTSIDE in self.labels else 0
-        numbers = [prediction.get(word, (other,))[0] for word in range(len(example.texts))]
+        numbers = [int(prediction.get(word, (other,))[0]) for word in range(len(example.texts))]
         return [self.labels[number] for number in numbers]
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
@@ -159,6 +165,25 @@ class TokenClassification(Task):
             columns[1:1] = [] if example.label is None else [example.label]
             lines += ["\t".join(line) for line in zip(*columns, strict=True)] + [""]
         return {".conll": "".join(line + "\n" for line in lines)}
+
+
+def _windows(sizes: Sequence[int], room: int, stride: int) -> list[tuple[int, int]]:
+    """Return the first word of each window and the one after its last; every word is in one.
+
+    Args:
+      sizes: tokens of each word, at most `room`.
+      room: tokens of a window.
+      stride: tokens from the start of a window to that of the next, or as near as words allow.
+    """
+    ends = np.cumsum([0, *sizes])
+    windows, first = [], 0
+    while True:
+        end = int(np.searchsorted(ends, ends[first] + room, side="right")) - 1
+        windows.append((first, end))
+        if end == len(sizes):
+            return windows
+        following = int(np.searchsorted(ends, ends[first] + stride))
+        first = min(max(following, first + 1), end)
 
 
 def _is_list(value: Any) -> bool:

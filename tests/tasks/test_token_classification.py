@@ -1,6 +1,7 @@
 """Token classification: features by hand, every word once, entities against plain BIO."""
 
 import json
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_the_first_token_has_the_label(wordpiece):
 def test_long_sentences_have_several_features(wordpiece):
     tags = "B-PER I-PER O B-LOC I-LOC O"
     examples = [sentence("fox jumps dog jumped over the", tags), sentence("fox", "O")]
-    features = task(*BIO).features(examples, wordpiece, MODEL, 6)
+    features = task(*BIO, stride=4).features(examples, wordpiece, MODEL, 6)
     assert [sequence.tolist() for sequence in features.sequences] == [
         [2, 6, 7, 8, 12, 3],
         [2, 7, 9, 10, 5, 3],
@@ -99,36 +100,37 @@ def test_a_word_longer_than_a_sequence_keeps_its_start(byte_bpe):
 @given(
     sentences=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=20), min_size=1),
     max_length=st.integers(8, 20),
+    stride=st.integers(0, 12),
 )
-def test_every_word_is_predicted_once(wordpiece, sentences, max_length):
+def test_a_word_is_predicted_where_it_has_most_context(wordpiece, sentences, max_length, stride):
     """Each feature and position has its own random tag, so that any other would be noticed."""
     generator = np.random.default_rng(0)
     examples = [sentence(words, ["a"] * len(words)) for words in sentences]
-    tagger = task(*"abcdefg")
+    tagger = task(*"abcdefg", stride=stride)
     features = tagger.features(examples, wordpiece, MODEL, max_length)
     assert features.truncated == 0
+    assert features.windowed == sum(n > 1 for n in Counter(features.example_indices).values())
     tags = generator.integers(0, 7, (len(features), max_length))
     predictions = predict(tagger, features, lambda index, position: tags[index, position])
-    words = [
-        (features.example_indices[index], word)
-        for index in range(len(features))
-        for word, _ in features.spans[index]
-    ]
-    assert words == [
+    found = defaultdict(list)  # of each word, its context in each window and what it has there
+    for index, sequence in enumerate(features.sequences):
+        assert len(sequence) <= max_length
+        labelled = [i for i, label in enumerate(features.labels[index]) if label != NO_LABEL]
+        assert labelled == [position for _, position, _ in features.spans[index]]
+        example = features.example_indices[index]
+        for word, position, _ in features.spans[index]:
+            context = min(position - 1, len(sequence) - 1 - position)
+            found[example, word].append((context, -index, tags[index, position]))
+            ids = wordpiece.encode([examples[example].texts[word]])[0]
+            assert sequence[position : position + len(ids)].tolist() == list(ids)
+    assert {*found} == {
         (number, word)
         for number, words in enumerate(sentences)
         for word, text in enumerate(words)
         if text != "\u200b"
-    ]
-    for index, sequence in enumerate(features.sequences):
-        assert len(sequence) <= max_length
-        labelled = [i for i, label in enumerate(features.labels[index]) if label != NO_LABEL]
-        assert labelled == [position for _, position in features.spans[index]]
-        example = features.example_indices[index]
-        for word, position in features.spans[index]:
-            assert predictions[example][word][0] == tags[index, position]
-            ids = wordpiece.encode([examples[example].texts[word]])[0]
-            assert sequence[position : position + len(ids)].tolist() == list(ids)
+    }
+    for (example, word), windows in found.items():
+        assert predictions[example][word][0] == max(windows)[-1]
 
 
 def test_words_without_tokens_are_no_entities(wordpiece):

@@ -78,12 +78,12 @@ def test_pairs_and_strides_that_have_no_windows(wordpiece):
     config.task.stride = POSITIONS - 1
     with refused("task.stride 31 exceeds the 30 tokens of a window"):
         validate_finetuning(config)
-    tagging = dataclasses.replace(config, task=TaskConfig("token_classification"))
+    choosing = dataclasses.replace(config, task=TaskConfig("multiple_choice"))
     with refused("data.max_length 200 exceeds model.max_position_embeddings 32"):
-        validate_finetuning(tagging)
-    tagging.data.max_length, tagging.task.stride = 32, 8
-    with refused("task.stride is for windows of a text, which token_classification has none of"):
-        validate_finetuning(tagging)
+        validate_finetuning(choosing)
+    choosing.data.max_length, choosing.task.stride = 32, 8
+    with refused("task.stride is for windows of a text, which multiple_choice has none of"):
+        validate_finetuning(choosing)
 
 
 def test_a_word_beyond_the_positions_is_learned(tiny_bert, tmp_path, capsys):
