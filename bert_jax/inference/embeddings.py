@@ -16,8 +16,9 @@ from bert_jax.inference.runner import Arrays, apply, chunks
 from bert_jax.inference.tokenization import sequences_of, warn_unknown
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.encoder import Encoder
-from bert_jax.retrieval.search import check_count
-from bert_jax.tasks.embedding import BertForEmbedding
+from bert_jax.retrieval.search import check_count, normalize
+from bert_jax.tasks.base import longest_sequence
+from bert_jax.tasks.embedding import BertForEmbedding, text_windows
 from bert_jax.training import checkpoint
 
 # What the vectors of a model of embeddings depend on, beside its parameters.
@@ -59,7 +60,8 @@ class TextEncoder:
     `pooling` is "mean" or "max" over all tokens, [CLS] and [SEP] included; "cls" for the first;
     "tokens" for one vector a token; "words" for the mean of each of `word_spans`, NaN if truncated.
     Without `layers` and `pooling`, a model of embeddings has its own, and any other the last
-    layer's mean.
+    layer's mean. Where a model of embeddings was trained on texts of more tokens than it has
+    positions, a text is read in windows, and its vector is the mean of theirs.
     """
 
     def __init__(
@@ -82,10 +84,13 @@ class TextEncoder:
         if batch_size is not None:
             check_count(batch_size, "batch_size")
         self._model, self._pooling, self._batch_size = model, pooling, batch_size
+        self._is_unit, self._stride = False, 0
         self.max_length = model.config.max_position_embeddings
         self.size = model.config.hidden_size
         if is_own and isinstance(model.model, BertForEmbedding):
-            self.max_length = min(model.data.max_length, self.max_length)
+            self.max_length = model.data.max_length
+            self._is_unit = model.model.embedding.normalize
+            self._stride = model.task.stride if model.task else 0
             self.size = model.model.embedding.dense or self.size
             function = functools.partial(_own_embeddings, model.model)
         else:
@@ -111,9 +116,13 @@ class TextEncoder:
             tokens = tokenizer.encode(texts)
         unknown = sum(list(ids).count(tokenizer.unk_id) for ids in tokens)
         warn_unknown(unknown, sum(map(len, tokens)))
+        size = longest_sequence(self._model.config, self.max_length) - 2
+        windows = [text_windows(ids[:room], size, self._stride) for ids in tokens]
         vectors = self._vectors(
-            [[tokenizer.cls_id, *ids[:room], tokenizer.sep_id] for ids in tokens]
+            [[tokenizer.cls_id, *ids, tokenizer.sep_id] for own in windows for ids in own]
         )
+        if len(vectors) > len(texts):
+            vectors = self._means(vectors, list(map(len, windows)))
         result = []
         for index, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
             embedded, spans = vectors[index], None
@@ -124,6 +133,17 @@ class TextEncoder:
                 embedded, spans = _pool_words(embedded, spans, words), words
             result.append(TextEmbedding(embedded, spans, is_truncated=len(ids) > room))
         return result
+
+    def _means(self, vectors: list[np.ndarray], counts: list[int]) -> list[np.ndarray]:
+        """Return the vector of each text from those of its windows."""
+        ends = np.cumsum(counts)
+        means = [
+            np.mean(vectors[end - n : end], axis=0) for end, n in zip(ends, counts, strict=True)
+        ]
+        return [
+            normalize(mean) if self._is_unit and n > 1 else mean
+            for mean, n in zip(means, counts, strict=True)
+        ]
 
     def _vectors(self, token_ids: list[list[int]]) -> list[np.ndarray]:
         """Return the vector of each sequence, or those of its tokens but [CLS] and [SEP]."""

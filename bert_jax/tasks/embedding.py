@@ -21,7 +21,7 @@ from bert_jax.models.layers import Dense, DropoutKey
 from bert_jax.objectives.embeddings import EmbeddingObjective
 from bert_jax.retrieval import bm25, metrics, search
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example, Task, build_sequence
+from bert_jax.tasks.base import Example, Task, build_sequence, longest_sequence, token_windows
 from bert_jax.tasks.classification import correlations
 from bert_jax.tasks.readers import Record
 from bert_jax.text import builtin
@@ -120,7 +120,7 @@ class Embedding(Task):
     config: EmbeddingTaskConfig
     model_class = BertForEmbedding
     num_outputs = 1  # so that no label is the name of an output
-    is_headless = has_quick_baselines = True
+    is_headless = has_quick_baselines = has_windows = True
     library = "sentence-transformers"
     pipeline_tag = "sentence-similarity"
     known_metrics = (*_RETRIEVAL, "spearman", "pearson")
@@ -293,14 +293,34 @@ class Embedding(Task):
         ids = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
         encoded = tokenizer.encode(list(numbers))
         features, room = Features(choices=width, is_packed=True), max_length - 2
-        sequences = [build_sequence([tokens[:room]], tokenizer, model) for tokens in encoded]
+        size = longest_sequence(model, max_length) - 2
+        windows = [
+            [
+                build_sequence([part], tokenizer, model)
+                for part in text_windows(tokens[:room], size, self.config.stride)
+            ]
+            for tokens in encoded
+        ]
         for index, example in enumerate(examples):
             own = ids[index * width : (index + 1) * width]
             score = math.nan if example.label is None else example.label
             label = own if self.is_ranking else np.float32(score)
-            features.add(index, label, (sequences[number] for number in own))
+            counts = np.array([len(windows[number]) for number in own])
+            # A feature has a window of each text, the last one again where there are no more.
+            for window in range(counts.max()):
+                chosen = np.minimum(window, counts - 1)
+                texts = (windows[number][i] for number, i in zip(own, chosen, strict=True))
+                features.add(index, label, texts, span=(window < counts) / counts)
         features.truncated = sum(len(tokens) > room for tokens in encoded)
+        features.windowed = sum(len(each) > 1 for each in windows)
         return features
+
+    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
+        """Return the vectors of the texts of an example, each the mean of its windows' vectors."""
+        shares = features.spans[index]
+        if before is None and (shares == 1).all():
+            return logits.copy()
+        return (0 if before is None else before) + shares[:, None] * logits
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return the correlations of cosines and scores, or how well passages are found."""
@@ -334,6 +354,18 @@ class Embedding(Task):
 
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         return {"similarity": cosine(prediction)}
+
+
+def text_windows(ids: Sequence[int], size: int, stride: int = 0) -> list[Sequence[int]]:
+    """Return the token ids of a text in windows of at most `size`, which overlap.
+
+    `stride` is the number of tokens from one to the next; 0: half of a window.
+
+    >>> text_windows([1, 2, 3, 4, 5], 4)
+    [[1, 2, 3, 4], [3, 4, 5]]
+    """
+    stride = stride or max(1, size // 2)
+    return [ids[start:end] for start, end in token_windows(len(ids), size, stride)]
 
 
 def cosine(vectors: np.ndarray) -> float:

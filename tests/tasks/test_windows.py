@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from helpers import model_config, refused
+from helpers import model_config, refused, untrained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +84,39 @@ def test_pairs_and_strides_that_have_no_windows(wordpiece):
     choosing.data.max_length, choosing.task.stride = 32, 8
     with refused("task.stride is for windows of a text, which multiple_choice has none of"):
         validate_finetuning(choosing)
+
+
+@pytest.mark.parametrize("stride", [0, 13, 30])
+def test_the_vector_of_a_text_is_the_mean_over_its_windows(tiny_bert, stride):
+    bert = untrained(tiny_bert, "embedding")
+    task = dataclasses.replace(bert.task, stride=stride)
+    bert = dataclasses.replace(bert, task=task, data=dataclasses.replace(bert.data, max_length=80))
+    generator = np.random.default_rng(0)
+    words = ["the", "reads", "head", "large"]  # each a token
+    texts = [" ".join(generator.choice(words, n)) for n in (90, 3, 40, 25)]
+    with pytest.warns(UserWarning, match="1 of 4 texts are longer than the model's 80 tokens"):
+        vectors = bert.encode(texts)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    short = dataclasses.replace(bert, data=dataclasses.replace(bert.data, max_length=POSITIONS))
+    for text, vector in zip(texts, vectors, strict=True):
+        words = text.split()[:78]
+        assert len(bert.tokenizer.encode([text])[0]) == len(text.split())
+        starts = range(0, max(1, len(words) - 30 + (stride or 15)), stride or 15)
+        parts = [" ".join(words[start : start + 30]) for start in starts]
+        mean = short.encode(parts).mean(0)
+        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-6)
+    # Fine-tuning's own evaluation has the same vectors.
+    pairs = [(texts[0], texts[1]), (texts[2], texts[3])]
+    actual = [each["similarity"] for each in bert.predict(pairs)]
+    expected = [float(vectors[0] @ vectors[1]), float(vectors[2] @ vectors[3])]
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    (query,) = (
+        make_task(task)
+        .features([Example(None, "", (texts[1], texts[0]), 1.0)], bert.tokenizer, bert.config, 80)
+        .spans[-1:]
+    )
+    assert query[0] == 0
+    assert query[1] < 1
 
 
 def test_a_word_beyond_the_positions_is_learned(tiny_bert, tmp_path, capsys):
