@@ -3,21 +3,22 @@
     bert-jax mine pairs.tsv my.index --text=query,passage --output=mined.jsonl
 
 Each relevant passage of FILE becomes a line of JSON with the query, the passage and the negatives:
-the texts of INDEX nearest to the query, but for those that FILE has as relevant to it. The last
-line that is printed has the flags that train on them.
+the passages that FILE has as not relevant, then the texts of INDEX nearest to the query, but for
+those that FILE has as relevant. The index must have the passages as FILE has them. The line that is
+printed has the flags that train on them.
 """
 
 import argparse
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from bert_jax import console
 from bert_jax.commands import process
 from bert_jax.commands.flags import Parser
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 
 if TYPE_CHECKING:
     from bert_jax.bert import Index
@@ -44,12 +45,16 @@ def add_arguments(parser: Parser) -> None:
 def _nearest_others(
     index: "Index", queries: Sequence[str], relevant: Sequence[Collection[str]], count: int
 ) -> list[list[str]]:
-    """Return the nearest texts of each query, each once, without those that are relevant to it."""
-    most = count + max(map(len, relevant))
+    """Return the nearest texts of each query, each once, without it and those relevant to it."""
+    others = [
+        {_plain(text) for text in (query, *own)}
+        for query, own in zip(queries, relevant, strict=True)
+    ]
+    most = count + max(map(len, others))
     while True:
         found = [
-            list(dict.fromkeys(hit.text for hit in hits if hit.text not in own))[:count]
-            for hits, own in zip(index.search(queries, most), relevant, strict=True)
+            list(dict.fromkeys(hit.text for hit in hits if _plain(hit.text) not in own))[:count]
+            for hits, own in zip(index.search(queries, most), others, strict=True)
         ]
         if most >= len(index) or all(len(texts) == count for texts in found):
             return found
@@ -66,39 +71,66 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     check_count(args.negatives, "--negatives")
     if args.skip < 0:
         raise UserError(f"--skip is {args.skip}; give a whole number, 0 or more")
+    if not args.output.endswith(".jsonl"):
+        raise UserError(f"--output is {args.output}; name a .jsonl, since it has lines of JSON")
     if os.path.exists(args.output):
         raise UserError(f"{args.output} exists; remove it, or choose another --output")
     process.cache_compiled_programs()
     columns = DataFiles(text=args.text, label=args.label)
     examples = read_examples(Reranker(RerankerConfig()), args.file, columns, labelled=True)
-    judged = judged_passages(examples)
+    judged = {
+        query: passages
+        for query, passages in judged_passages(examples).items()
+        if any(passages.values())
+    }
+    refuse(not judged, f"{args.file} has no relevant passage", fix="give labels above 0")
     index = Index.load(args.index, args.checkpoint)
-    queries, count = list(judged), 0
     temporary = Path(f"{args.output}.tmp")
-    with console.working("mining"), temporary.open("w", encoding="utf-8") as file:
-        for start in range(0, len(queries), _QUERIES):
-            asked = queries[start : start + _QUERIES]
-            relevant = [[t for t, value in judged[query].items() if value > 0] for query in asked]
-            nearest = _nearest_others(index, asked, relevant, args.skip + args.negatives)
-            for query, own, texts in zip(asked, relevant, nearest, strict=True):
-                negatives = texts[args.skip :]
-                if len(negatives) < args.negatives:
-                    temporary.unlink()
-                    raise UserError(
-                        f"the index has {console.counted(len(negatives), 'negative')} for "
-                        f"{query!r}, of {args.negatives}; lower --negatives or --skip, or index "
-                        "more texts"
-                    )
-                for passage in own:
-                    values = {"query": query, "passage": passage}
-                    values |= {f"negative{i}": text for i, text in enumerate(negatives, start=1)}
-                    file.write(json.dumps(values, ensure_ascii=False) + "\n")
-                    count += 1
-            console.advance(start + len(asked), len(queries))
-    temporary.replace(args.output)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            count = _write(file, judged, index, args.negatives, args.skip)
+        temporary.replace(args.output)
+    finally:
+        temporary.unlink(missing_ok=True)
     names = ",".join(["query", "passage", *(f"negative{i + 1}" for i in range(args.negatives))])
     print(
         f"{args.output}: {console.counted(count, 'relevant passage')} with "
         f"{console.counted(args.negatives, 'negative')} each; to train on them: "
         f"--config.data.train={args.output} --config.data.text={names}"
     )
+
+
+@console.working("mining")
+def _write(
+    file: TextIO,
+    judged: Mapping[str, Mapping[str, float]],
+    index: "Index",
+    negatives: int,
+    skip: int,
+) -> int:
+    """Write a line for each relevant passage, and return their number."""
+    queries, count = list(judged), 0
+    for start in range(0, len(queries), _QUERIES):
+        asked = queries[start : start + _QUERIES]
+        relevant = [[t for t, value in judged[query].items() if value > 0] for query in asked]
+        nearest = _nearest_others(index, asked, relevant, skip + negatives)
+        for query, own, texts in zip(asked, relevant, nearest, strict=True):
+            # Those of the file first, which somebody has judged.
+            known = [text for text, value in judged[query].items() if not value]
+            chosen = list(dict.fromkeys([*known, *texts[skip:]]))[:negatives]
+            if len(chosen) < negatives:
+                raise UserError(
+                    f"the index has {console.counted(len(chosen), 'negative')} for {query!r}, of "
+                    f"{negatives}; lower --negatives or --skip, or index more texts"
+                )
+            for passage in own:
+                values = {"query": query, "passage": passage}
+                values |= {f"negative{i}": text for i, text in enumerate(chosen, start=1)}
+                file.write(json.dumps(values, ensure_ascii=False) + "\n")
+                count += 1
+        console.advance(start + len(asked), len(queries))
+    return count
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())

@@ -2,7 +2,8 @@
 
     bert-jax search my.index "how to remove a file"
 
-Each line has a score, at most 1, then the file and the line of the text, and how the text begins.
+Each line has a score, then the file and the line of the text, and how the text begins. The score is
+a cosine, at most 1, or that of the reranker.
 With - for QUERY, the queries are the lines of stdin.
 """
 
@@ -11,6 +12,7 @@ import dataclasses
 
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser
+from bert_jax.errors import UserError
 from bert_jax.text.files import STDIN
 
 _SHOWN = 160  # characters of a text
@@ -27,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
     what = "a model of finetune/reranker, which ranks the nearest texts anew"
     add("--reranker", metavar="CHECKPOINT", help=what)
     what = "texts that a reranker reads for each query (100)"
-    add("--candidates", type=int, default=100, help=what)
+    add("--candidates", type=int, help=what)
     what = "the model that the index was made with, if it is elsewhere now"
     add("--checkpoint", metavar="CHECKPOINT", help=what)
 
@@ -37,13 +39,16 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
     process.cache_compiled_programs()
     index = Index.load(args.index, args.checkpoint)
+    if args.candidates is not None and args.reranker is None:
+        raise UserError("--candidates are what a reranker reads; give --reranker, or leave it out")
+    candidates = 100 if args.candidates is None else args.candidates
     reranker = None if args.reranker is None else process.load_checkpoint(args.reranker)
     is_several = args.query == STDIN
     parts = texts.read_ahead(texts.numbered(STDIN)) if is_several else [[("", args.query)]]
     is_first = True
     for part in parts:
         queries = [query for _, query in part]
-        found = index.search(queries, args.top_k, reranker=reranker, candidates=args.candidates)
+        found = index.search(queries, args.top_k, reranker=reranker, candidates=candidates)
         for query, hits in zip(queries, found, strict=True):
             if args.json:
                 texts.print_json({"query": query, "hits": list(map(dataclasses.asdict, hits))})

@@ -31,7 +31,8 @@ def export(
     """
     is_of_embeddings = task and head is None and task.library == sentence_transformers.LIBRARY
     max_length = config.max_position_embeddings
-    if is_of_embeddings:  # the directory says how a text is truncated
+    is_reranker = task and head is None and task.is_ranking_passages
+    if is_of_embeddings or is_reranker:  # the directory says how a text is truncated
         max_length = min(data.max_length, max_length)
     name = str(path).removeprefix("hf:") if hub.is_name(path) else Path(path).name
     with hub.destination(path, force=force, private=private) as folder:
@@ -40,7 +41,15 @@ def export(
                 config, params, tokenizer, folder, task=task, max_length=max_length
             )
         else:
-            exported = huggingface.save(config, params, tokenizer, folder, head=head, task=task)
+            exported = huggingface.save(
+                config,
+                params,
+                tokenizer,
+                folder,
+                head=head,
+                task=task,
+                max_length=max_length if is_reranker else None,
+            )
         model_card.write(
             folder,
             name=name,

@@ -20,6 +20,7 @@ from bert_jax.models.architecture import architecture as architecture_of
 from bert_jax.models.exchange import COMPANION_FOLDER, Head
 from bert_jax.models.positions import position_kind
 from bert_jax.storage.json_files import read_json
+from bert_jax.tasks import task_class
 from bert_jax.tasks.base import Task
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
@@ -63,6 +64,20 @@ def is_cross_encoder(path: Path) -> bool:
     return read_json(file, "fetch it again").get("model_type") == "CrossEncoder"
 
 
+def _max_length(path: Path) -> int | None:
+    """Return the number of tokens to which the tokenizer of a directory truncates."""
+    for name, key in (
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
+        values = read_json(path / name, "fetch it again") if os.path.isfile(path / name) else {}
+        length = values.get(key)
+        # An unset one is written as a huge number.
+        if isinstance(length, int) and not isinstance(length, bool) and 8 <= length < 1 << 30:
+            return length
+    return None
+
+
 def is_export(path: Path) -> bool:
     """Return whether a directory is one that `save` has written, with nothing added."""
     try:
@@ -79,7 +94,9 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     values = read_json(file, "fetch it again")
     if is_cross_encoder(path):  # of older versions, config.json says it
         library = read_json(path / _CROSS_ENCODER, "fetch it again")
-        values = {**values, "sentence_transformers": library}
+        before = values.get("sentence_transformers")
+        before = before if isinstance(before, dict) else {}
+        values = {**values, "sentence_transformers": {**before, **library}}
     config = config_json.read_config(values, str(file))
     task = config_json.read_task(values, config, str(file))
     architecture = config_json.architecture(values)
@@ -93,6 +110,8 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
         read_positions = tensors[_POSITIONS]
         tensors[_POSITIONS] = lambda: np.atleast_1d(read_positions())[first:]
     converted = names.from_foreign(tensors, config, str(path), task, architecture)
+    if task and task_class(task.kind).is_ranking_passages:
+        converted = dataclasses.replace(converted, max_length=_max_length(path))
     tokenizer = tokenizer_loading.load(path)
     config_json.check_tokenizer(path, tokenizer, config, values)
     beside = path / COMPANION_FOLDER
@@ -111,12 +130,14 @@ def save(
     *,
     head: str | None = None,
     task: Task | None = None,
+    max_length: int | None = None,
 ) -> Exported:
     """Write a checkpoint that `transformers` loads.
 
     Args:
       head: one of `Exchange.heads`; None for the class of the task, or for the first that fits.
       task: the task whose head the model has.
+      max_length: to which its tokenizer truncates; None for the number of positions.
     """
     positions = position_kind(config)
     if positions.scores:
@@ -155,7 +176,7 @@ def save(
     }
     (path / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     write_weights(path, tensors)
-    for name, content in tokenizer_files.files(tokenizer, config).items():
+    for name, content in tokenizer_files.files(tokenizer, config, max_length).items():
         (path / name).write_bytes(content)
     return dataclasses.replace(exported, num_parameters=sum(x.size for x in tensors.values()))
 

@@ -15,13 +15,18 @@ from bert_jax.text import sentencepiece_model
 from bert_jax.text.tokenizer import SentencePieceTokenizer, Tokenizer
 
 
-def files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, bytes]:
-    """Return the files by name: `tokenizer.json`, its settings, and the original vocabulary."""
+def files(
+    tokenizer: Tokenizer, config: ModelConfig, max_length: int | None = None
+) -> dict[str, bytes]:
+    """Return the files by name: `tokenizer.json`, its settings, and the original vocabulary.
+
+    `max_length` is that to which a text is truncated; None for the number of positions.
+    """
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     settings: dict[str, Any] = {
         # The class that reads tokenizer.json unchanged; BertTokenizer would build another.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.max_position_embeddings,
+        "model_max_length": max_length or config.max_position_embeddings,
         "model_input_names": inputs if num_token_types(config) > 1 else [inputs[0], inputs[2]],
         "clean_up_tokenization_spaces": False,
     }

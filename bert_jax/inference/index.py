@@ -192,17 +192,18 @@ class TextIndex:
         """
         search.check_count(top_k, "top_k")
         search.check_count(candidates, "candidates")
+        queries = text_list(query, "queries")  # once, as it may be a generator
         if reranker is not None:
-            reranker = self._loaded(reranker)
+            reranker = self._loaded(reranker, "reranker")
             check_reranker(reranker)
         count = top_k if reranker is None else max(top_k, candidates)
-        found = search.top_k(self.vectors, self.encode(query), count)
+        found = search.top_k(self.vectors, self.encode(queries), count)
         hits = [
             [self._hit(int(number), float(score)) for number, score in zip(*each, strict=True)]
             for each in zip(found.indices, found.scores, strict=True)
         ]
         if reranker is not None:
-            hits = _reranked(reranker, text_list(query, "queries"), hits, top_k)
+            hits = _reranked(reranker, queries, hits, top_k)
         return hits[0] if isinstance(query, str) else hits
 
     def encode(self, queries: str | Sequence[str]) -> np.ndarray:
@@ -271,13 +272,13 @@ class TextIndex:
         return load_model(path)
 
     @classmethod
-    def _loaded(cls, bert: Any) -> LoadedModel:
+    def _loaded(cls, bert: Any, name: str = "bert") -> LoadedModel:
         """Return a model, which may be given as its checkpoint."""
         if isinstance(bert, str | Path):
             return cls._load(bert)
         if not isinstance(bert, LoadedModel):
             raise UserError(
-                f"bert is {reprlib.repr(bert)}; give a model, or the path of a checkpoint"
+                f"{name} is {reprlib.repr(bert)}; give a model, or the path of a checkpoint"
             )
         return bert
 

@@ -37,5 +37,5 @@ def relevance(
     pairs = [
         (query, passage) for query, own in zip(queries, passages, strict=True) for passage in own
     ]
-    scores = np.array([each["score"] for each in predict(model, pairs)]) if pairs else np.empty(0)
-    return np.split(scores, np.cumsum([len(own) for own in passages])[:-1])
+    scores = iter([each["score"] for each in predict(model, pairs)] if pairs else ())
+    return [np.array([next(scores) for _ in own]) for own in passages]

@@ -50,6 +50,23 @@ def rank(texts: Sequence[str], queries: Sequence[str], k: int) -> TopK:
     return _top_k(bm25_weights(counts), asked, k)
 
 
+def scores(
+    texts: Sequence[str], queries: Sequence[str], candidates: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+    """Return the scores by BM25 of some texts for each query, given by their indices.
+
+    >>> found = scores(["remove a file", "open a file"], ["to open it"], [[1, 0]])
+    >>> [values.argmax().item() for values in found]
+    [0]
+    """
+    counts, asked = _count(texts, queries)
+    weights = bm25_weights(counts)
+    return [
+        (weights[indices] @ query.T).toarray().ravel()
+        for indices, query in zip(candidates, asked, strict=True)
+    ]
+
+
 def _count(texts: Sequence[str], queries: Sequence[str]) -> tuple[Any, Any]:
     """Return how often each word of the texts is in a text, [N, V], and in a query, [Q, V]."""
     from sklearn.feature_extraction.text import CountVectorizer

@@ -74,9 +74,11 @@ def find(
     if init is not None and fork is not None:
         raise UserError("--init and --fork are both set; --fork has the weights too: leave one")
     bert = None if init is None else load(init)
-    vocabulary.check(config, bert)
+    if bert is None and not workdir.config:
+        vocabulary.check(config, is_fork=fork is not None)
     if bert:
-        tokenizer = vocabulary.chosen_tokenizer(config, bert, workdir.path)
+        resumed = workdir.path if workdir.config else None
+        tokenizer = vocabulary.chosen_tokenizer(config, bert, resumed)
         bert = vocabulary.with_tokenizer(bert, tokenizer)
     if fork is not None and not workdir.config:
         return _find_fork(config, workdir, find_fork(fork))

@@ -144,11 +144,11 @@ def start(
         data = dataclasses.replace(config.data, source=str(folder / memory.TEXTS))
         config = dataclasses.replace(config, data=data)
     found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
-    origin = origins.find(config, found, init=init, fork=fork, model_fields=model_fields)
-    config = origin.config
-    if texts is not None:
+    if texts is not None:  # of which the origin may add words to a vocabulary
         write = partial(memory.write_texts, texts, folder / memory.TEXTS, config.data.text_field)
         hosts.run_on_main(lambda: write(may_replace=not found.config))
+    origin = origins.find(config, found, init=init, fork=fork, model_fields=model_fields)
+    config = origin.config
     if config.steps in found.steps:
         report.finished(
             f"{workdir} has done its {config.steps:,} steps",

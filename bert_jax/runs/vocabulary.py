@@ -9,6 +9,7 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
+from bert_jax import console
 from bert_jax.bert import Bert
 from bert_jax.config import TrainConfig
 from bert_jax.distributed import hosts
@@ -21,10 +22,10 @@ from bert_jax.text.vocabulary import extended, spellings, summary
 _AXIS = "vocab"  # the logical name of an axis with an entry for each token
 
 
-def chosen_tokenizer(config: TrainConfig, bert: Bert, workdir: Path) -> Tokenizer:
+def chosen_tokenizer(config: TrainConfig, bert: Bert, resumed: Path | None) -> Tokenizer:
     """Return the tokenizer of a run that begins with a model: its own, or that of the settings.
 
-    A run that resumes has it in its workdir.
+    `resumed` is the workdir of a run that resumes, which has it.
     """
     settings = config.tokenizer
     tokenizer = bert.tokenizer
@@ -32,8 +33,8 @@ def chosen_tokenizer(config: TrainConfig, bert: Bert, workdir: Path) -> Tokenize
         tokenizer = tokenizer_loading.load(settings.path, lowercase=settings.lowercase)
     if not settings.add:
         return tokenizer
-    if (workdir / "tokenizer").is_dir():
-        return tokenizer_loading.load(workdir / "tokenizer")
+    if resumed:
+        return tokenizer_loading.load(resumed / "tokenizer")
     return hosts.run_on_all_hosts(
         lambda: extended(tokenizer, mixture.sample_sentences(config), settings.add)
     )
@@ -47,16 +48,17 @@ def with_tokenizer(bert: Bert, tokenizer: Tokenizer) -> Bert:
     each token, such as the bias of the masked LM head.
 
     Raises:
-      UserError: the two have no token in common but special ones.
+      UserError: no token can be spelled but special ones.
     """
     if tokenizer.fingerprint == bert.tokenizer.fingerprint:
         return bert
-    found = spellings(tokenizer, bert.tokenizer)
+    with console.working("moving to the other vocabulary", says_end=False):
+        found = spellings(tokenizer, bert.tokenizer)
     one, several, none = summary(found)
     if one + several <= len({*tokenizer.special_ids, tokenizer.unk_id}):
         raise UserError(
-            "the tokenizer shares no token with that of --init, so that none of its embeddings "
-            "can be used; train from scratch without --init, or give another tokenizer.path"
+            "no token of the tokenizer can be spelled by those of --init, so that none of its "
+            "embeddings can be used; train without --init, or give another tokenizer.path"
         )
     config = dataclasses.replace(bert.config, vocab_size=tokenizer.vocab_size)
     model = pretraining_model(dataclasses.replace(config, dtype="float32"), pairs=True)
@@ -90,11 +92,12 @@ def _transferred(values: np.ndarray, axis: int, found: list[list[int]], count: i
     return np.moveaxis(new, 0, axis).astype(np.float32)
 
 
-def check(config: TrainConfig, bert: Bert | None) -> None:
-    """Refuse words to add where there is no vocabulary to add them to."""
+def check(config: TrainConfig, *, is_fork: bool) -> None:
+    """Refuse words to add to a vocabulary for a run that begins without --init."""
+    count = config.tokenizer.add
+    fix = "give --init, or set a larger model.vocab_size"
     refuse(
-        config.tokenizer.add and bert is None,
-        f"tokenizer.add is {config.tokenizer.add}, and there is no checkpoint to extend the "
-        "vocabulary of",
-        fix="give --init, or set a larger model.vocab_size",
+        count,
+        f"tokenizer.add is {count}, and adds words to the vocabulary of --init",
+        fix="leave it out: --fork keeps its tokenizer" if is_fork else fix,
     )

@@ -134,7 +134,7 @@ class Task(abc.ABC):
         example = self.make_example(Record(where, fields)) if fields else None
         if example is None:
             raise UserError(f"{where} is {reprlib.repr(value)}; give {self.value_form}")
-        return example
+        return self.complete(example, labelled=False)
 
     def example_labels(self, example: Example) -> Sequence[str]:
         """Return the labels of an example that are outputs of the head."""
@@ -149,6 +149,17 @@ class Task(abc.ABC):
     def label_names(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """Return the names of all labels, in the order of the head's outputs."""
         return tuple(sorted({label for each in examples for label in self.example_labels(each)}))
+
+    def complete(self, example: Example, *, labelled: bool) -> Example:
+        """Return an example of a file, with the label that it is taken to have without one.
+
+        `labelled` says whether it is to be trained on or scored, or may be without a label.
+        """
+        return example
+
+    def held_out_group(self, example: Example) -> Any:
+        """Return what examples have in common that are held out together; None for nothing."""
+        return None
 
     def training_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
         """Return what is trained on, from the labelled examples of a file."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -56,10 +57,9 @@ def load_datasets(
     tests = {name: read(source, labelled=False) for name, source in test_sources.items()}
     names = task.labels or task.label_names(train)  # before some are held out
     if not evals:
-        order = np.random.default_rng(_SPLIT_SEED).permutation(len(train))
-        held_out = set(order[: max(1, round(data.eval_fraction * len(train)))].tolist())
-        evals = {"eval": [train[i] for i in sorted(held_out)]}
-        train = [example for i, example in enumerate(train) if i not in held_out]
+        is_held_out = _hold_out(task, train, data.eval_fraction)
+        evals = {"eval": list(itertools.compress(train, is_held_out))}
+        train = list(itertools.compress(train, ~is_held_out))
     if not train:
         raise UserError(f"{_name_of(train_source, 'train')} has too few examples to train on")
     if len(names) < task.min_labels:
@@ -72,6 +72,17 @@ def load_datasets(
         check_labels(task, examples)
     evals = {name: list(task.held_out_examples(examples)) for name, examples in evals.items()}
     return task, Datasets(list(task.training_examples(train)), evals, tests)
+
+
+def _hold_out(task: Task, examples: Sequence[Example], fraction: float) -> np.ndarray:
+    """Return which examples are held out: a share of them, or of their groups."""
+    numbers: dict[Any, int] = {}
+    groups = np.empty(len(examples), np.int64)
+    for index, example in enumerate(examples):
+        group = task.held_out_group(example)
+        groups[index] = numbers.setdefault((index,) if group is None else group, len(numbers))
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(numbers))
+    return np.isin(groups, order[: max(1, round(fraction * len(numbers)))])
 
 
 def _sources(
@@ -119,6 +130,7 @@ def read_examples(
     source = _name_of(source, name)
     for record in records:
         example = task.make_example(record)
+        example = example and task.complete(example, labelled=labelled)
         if example is None:
             num_skipped += 1
         elif labelled and example.label is None:

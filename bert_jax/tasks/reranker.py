@@ -40,6 +40,7 @@ _ACTIVATIONS = {
     "sigmoid": "torch.nn.modules.activation.Sigmoid",
     "identity": "torch.nn.modules.linear.Identity",
 }
+_FIRST = ()  # the label where a file has none: the first passage is relevant
 _MAX_GROUP = 32  # passages of a query that are scored at once; of more, each alone
 _POOL = 20_000  # passages, at most, among which BM25 looks for the negatives of a query
 _LISTED = 10  # passages of a query in the file of predictions
@@ -113,7 +114,7 @@ class Reranker(Task):
         name, _, split = source.partition("@")
         if name == "builtin":
             for index, texts in enumerate(builtin.described(split or "train")):
-                yield Record(f"{source} #{index}", {"texts": texts, "label": None})
+                yield Record(f"{source} #{index}", {"texts": texts})
         else:
             yield from super().read_records(source, data)
 
@@ -122,32 +123,44 @@ class Reranker(Task):
         for column in data.text.split(","):
             value = record.field(column.strip(), "data.text")
             texts += value if isinstance(value, list | tuple) else [value]
-        fields = record.fields
-        return {"id": fields.get("id"), "texts": tuple(texts), "label": fields.get(data.label)}
+        fields: dict[str, Any] = {"id": record.fields.get("id"), "texts": tuple(texts)}
+        if data.label in record.fields or data.label != DataFiles().label:
+            fields["label"] = record.field(data.label, "data.label")
+        return fields
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
         is_texts = isinstance(value, list | tuple) and len(value) > 1
-        return {"texts": tuple(value), "is_unknown": True} if is_texts else None
+        return {"texts": tuple(value), "label": None} if is_texts else None
 
     def value_of_texts(self, texts: Sequence[str], data: DataFiles) -> Any:
         return texts if len(texts) > 1 else None
 
     def make_example(self, record: Record) -> Example:
         fields, where = record.fields, record.where
-        texts, label = fields["texts"], fields.get("label")
+        texts = fields["texts"]
         refuse(
             len(texts) < 2,
             f"{where} has a query without a passage",
             fix="name the columns of both in data.text",
         )
         readers.check_texts(texts, where)
-        relevance = None if fields.get("is_unknown") else self._relevance(label, texts, where)
-        return Example(fields.get("id"), where, texts, relevance)
+        label: Any = _FIRST
+        if "label" in fields:
+            label = self._relevance(fields["label"], len(texts) - 1, where)
+        return Example(fields.get("id"), where, texts, label)
 
-    def _relevance(self, label: Any, texts: Sequence[str], where: str) -> tuple[float, ...]:
-        count = len(texts) - 1
-        if label is None or label == "":  # the first passage is the one that is asked for
-            return (1.0, *(0.0,) * (count - 1))
+    def complete(self, example: Example, *, labelled: bool) -> Example:
+        if example.label != _FIRST:
+            return example
+        first = (1.0, *(0.0,) * (len(example.texts) - 2))
+        return dataclasses.replace(example, label=first if labelled else None)
+
+    def held_out_group(self, example: Example) -> Any:
+        return example.texts[0]  # else a query is trained on with one passage, and asks for another
+
+    def _relevance(self, label: Any, count: int, where: str) -> tuple[float, ...] | None:
+        if label is None or label == "":
+            return None
         labels = label if isinstance(label, list | tuple) else [label]
         refuse(
             len(labels) != count,
@@ -155,7 +168,7 @@ class Reranker(Task):
             f"{console.counted(count, 'passage')}",
             fix="give one for each passage, or none where the first alone is relevant",
         )
-        values = tuple(map(readers.to_number, labels))
+        values = tuple(float(x) if isinstance(x, bool) else readers.to_number(x) for x in labels)
         refuse(
             not all(0 <= value < float("inf") for value in values),
             f"{where}: the label {label!r} is no relevance",
@@ -174,6 +187,11 @@ class Reranker(Task):
                 largest > 1,
                 f"a label is {largest:g}, and the binary loss takes those from 0 to 1",
                 fix="divide them, or set task.negatives",
+            )
+            refuse(
+                len({value for each in examples for value in each.label}) == 1,
+                "all labels are equal, so that there is nothing to tell apart",
+                fix="name their column in data.label, or set task.negatives",
             )
             return list(examples)
         judged = judged_passages(examples)
@@ -238,6 +256,8 @@ class Reranker(Task):
             }
         result = []
         for query, candidates in found.items():
+            if not any(judged[query].values()):  # no order of them is better than another
+                continue
             order = generator.permutation(len(candidates))
             passages = [candidates[index] for index in order]
             of_query = dict(judged[query])
@@ -245,6 +265,7 @@ class Reranker(Task):
             relevance += filter(None, of_query.values())  # of those that BM25 has not found
             texts = (query, *passages)
             result.append(Example(None, f"query {query!r}", texts, tuple(relevance)))
+        refuse(not result, "no held-out query has a relevant passage", fix="give labels above 0")
         return result
 
     def features(
@@ -312,13 +333,13 @@ class Reranker(Task):
         self, train: Sequence[Example], held_out: Sequence[Example]
     ) -> dict[str, dict[str, float]]:
         """Return the scores of the order in which BM25 has the passages."""
-        corpus = list(dict.fromkeys(text for each in held_out for text in each.texts[1:]))
-        ranked = bm25.rank(corpus, [each.texts[0] for each in held_out], len(corpus))
-        predictions = []
-        for example, indices in zip(held_out, ranked.indices, strict=True):
-            rank = {corpus[index]: rank for rank, index in enumerate(indices)}
-            predictions.append(np.array([-float(rank[text]) for text in example.texts[1:]]))
-        scores = self.score(held_out, predictions)
+        texts = (text for each in held_out for text in each.texts[1:])
+        numbers: dict[str, int] = {}
+        for text in texts:
+            numbers.setdefault(text, len(numbers))
+        candidates = [[numbers[text] for text in each.texts[1:]] for each in held_out]
+        queries = [each.texts[0] for each in held_out]
+        scores = self.score(held_out, bm25.scores(list(numbers), queries, candidates))
         return {"BM25": {name: scores[name] for name in self.known_metrics}}
 
     def constant_score(self, examples: Sequence[Example]) -> float:
@@ -331,6 +352,16 @@ class Reranker(Task):
         if len(scores) == 1:
             return {"score": scores[0]}
         return {"ranking": np.argsort(-prediction, kind="stable").tolist(), "scores": scores}
+
+    def description(self, model: ModelConfig) -> str:
+        steps = ", through a sigmoid" if self.config.activation == "sigmoid" else ""
+        return (
+            f"The output for a query and a passage is the score of the passage{steps}. "
+            "`CrossEncoder` of sentence-transformers loads the model too."
+        )
+
+    def example_code(self, data: DataFiles) -> tuple[str, str]:
+        return '("A query.", "A passage.")', '"A query.", "A passage."'
 
     def as_line(self, example: Example, result: Mapping[str, Any]) -> str:
         query, *passages = example.texts
@@ -370,7 +401,13 @@ class Reranker(Task):
     @classmethod
     def transformers_settings(cls, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         own = values.get(_LIBRARY_FIELD)
-        name = own.get(_ACTIVATION) if isinstance(own, dict) else values.get(_OLD_ACTIVATION)
+        own = own if isinstance(own, dict) else {}
+        name, prompts = own.get(_ACTIVATION, values.get(_OLD_ACTIVATION)), own.get("prompts")
+        refuse(
+            isinstance(prompts, dict) and prompts.get(str(own.get("default_prompt_name"))),
+            f"{where}: the model puts a prompt before its texts, which is not supported",
+            fix="put it there yourself, and remove default_prompt_name",
+        )
         if name is None:
             return {}
         for activation, theirs in _ACTIVATIONS.items():

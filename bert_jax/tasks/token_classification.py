@@ -25,7 +25,10 @@ class BertForTokenClassification(TaskModel):
 
 
 class TokenClassification(Task):
-    """Each word has a tag, predicted at its first token (Devlin et al. 2019, section 5.3)."""
+    """Each word has a tag, predicted at its first token (Devlin et al. 2019, section 5.3).
+
+    A long sentence is read in windows. A word in several counts in the loss of each.
+    """
 
     model_class = BertForTokenClassification
     transformers_class = "ForTokenClassification"

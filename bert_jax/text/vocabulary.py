@@ -30,29 +30,40 @@ def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
         )
     }
     ids = {old.id_to_token(index): index for index in range(old.vocab_size)}
-    is_same_kind, found = new.kind == old.kind, []
+    is_same_kind, found = new.kind == old.kind, [[] for _ in range(new.vocab_size)]
+    starts: dict[int, str] = {}  # texts that start a word, to encode at once
     for index in range(new.vocab_size):
-        name = new.id_to_token(index)
+        name, text = new.id_to_token(index), _text(new, index)
+        tokens: Sequence[int] = []
         if index in special:
-            found.append(special[index])
+            tokens = special[index]
         elif is_same_kind and name in ids:
-            found.append([ids[name]])
-        else:
-            found.append(_spelling(new, index, old, ids))
-    return found
+            tokens = [ids[name]]
+        elif text and not new.is_continuation[index]:
+            starts[index] = text
+        elif text and isinstance(old, WordPieceTokenizer):
+            tokens = _continuation(text, ids)
+            if not tokens:  # such as punctuation, which is never within a word
+                starts[index] = text
+        elif text:
+            tokens = old.encode_rest(text)
+        found[index] = list(tokens)
+    encoded = old.encode([f" {text}" for text in starts.values()])
+    found = [[int(token) for token in tokens] for tokens in found]
+    for index, tokens in zip(starts, encoded, strict=True):
+        found[index] = [int(token) for token in tokens]
+    return [
+        tokens if index in special else [token for token in tokens if token != old.unk_id]
+        for index, tokens in enumerate(found)
+    ]
 
 
-def _spelling(new: Tokenizer, index: int, old: Tokenizer, ids: dict[str, int]) -> list[int]:
-    text = new.decode([index]).removeprefix("##").strip()
-    if not text or "\ufffd" in text:
-        return []
-    if not new.is_continuation[index]:
-        tokens = old.encode([f" {text}"])[0]
-    elif isinstance(old, WordPieceTokenizer):
-        tokens = _continuation(text, ids) or old.encode([text])[0]  # such as punctuation
-    else:
-        tokens = old.encode_rest(text)
-    return [int(token) for token in tokens if token != old.unk_id]
+def _text(tokenizer: Tokenizer, index: int) -> str:
+    """Return the text of a token, "" for a part of a character."""
+    text = tokenizer.decode([index]).strip()
+    if isinstance(tokenizer, WordPieceTokenizer):
+        text = text.removeprefix("##")
+    return "" if "\ufffd" in text else text
 
 
 def _continuation(text: str, ids: dict[str, int]) -> list[int]:
@@ -102,7 +113,8 @@ def _count_words(inner: tokenizers.Tokenizer, sentences: Iterable[str]) -> Count
     counts: Counter[str] = Counter()
     for sentence in sentences:
         text = inner.normalizer.normalize_str(sentence) if inner.normalizer else sentence
-        counts.update(word for word, _ in inner.pre_tokenizer.pre_tokenize_str(text))
+        split = inner.pre_tokenizer.pre_tokenize_str(text) if inner.pre_tokenizer else [(text, ())]
+        counts.update(word for word, _ in split)
     return counts
 
 

@@ -36,22 +36,41 @@ def test_negatives_are_the_nearest_texts_that_are_not_relevant(index, bert_jax_m
     ]
     for query, relevant in (("river", {TEXTS[0], TEXTS[2]}), ("a", {"head"})):
         nearest = [hit.text for hit in index.search(query, 5) if hit.text not in relevant]
+        if query == "river":  # one that the file has as not relevant comes first
+            nearest = list(dict.fromkeys(["head", *nearest]))
         for row in rows:
             if row["query"] == query:
                 assert [row["negative1"], row["negative2"]] == nearest[:2]
     bert_jax_main("mine", "pairs.tsv", "my.index", "--output=b.jsonl", "--negatives=1", "--skip=1")
-    second = json.loads((tmp_path / "b.jsonl").read_text().splitlines()[0])
-    assert second["negative1"] == rows[0]["negative2"]
+    last = json.loads((tmp_path / "b.jsonl").read_text().splitlines()[-1])
+    assert last["negative1"] == rows[-1]["negative2"]
+
+
+def test_neither_the_query_nor_the_passage_with_other_spaces_is_a_negative(
+    tiny_bert, tmp_path, monkeypatch, bert_jax_main
+):
+    monkeypatch.chdir(tmp_path)
+    tiny_bert.save("bert")
+    Index.build("bert", output="my.index", texts=["river", "the  bank ", "head", "head"])
+    (tmp_path / "pairs.tsv").write_text("query\tpassage\nriver\tthe bank\n")
+    bert_jax_main("mine", "pairs.tsv", "my.index", "--output=a.jsonl", "--negatives=1")
+    assert json.loads((tmp_path / "a.jsonl").read_text())["negative1"] == "head"
 
 
 def test_mistakes(index, bert_jax_main, tmp_path):
+    (tmp_path / "there.jsonl").write_text("")
     for flags, message in (
         (("--negatives=5",), "the index has 3 negatives for 'river', of 5; lower --negatives"),
         (("--negatives=0",), "--negatives is 0; give a whole number, 1 or more"),
         (("--skip=-1",), "--skip is -1; give a whole number, 0 or more"),
         (("--text=question,passage",), "has no column 'question'; set --text to one of"),
-        (("--output=pairs.tsv",), "pairs.tsv exists; remove it, or choose another --output"),
+        (("--output=pairs.tsv",), "--output is pairs.tsv; name a .jsonl, since it has lines"),
+        (("--output=there.jsonl",), "there.jsonl exists; remove it, or choose another --output"),
     ):
         with refused(message):
             bert_jax_main("mine", "pairs.tsv", "my.index", *FLAGS, *flags)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bert", "my.index", "pairs.tsv"]
+    (tmp_path / "none.tsv").write_text("query\tpassage\tlabel\nriver\thead\t0\n")
+    with refused("none.tsv has no relevant passage; give labels above 0"):
+        bert_jax_main("mine", "none.tsv", "my.index", *FLAGS)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["bert", "my.index", "none.tsv", "pairs.tsv", "there.jsonl"]

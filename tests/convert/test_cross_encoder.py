@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import untrained
+from helpers import refused, untrained
 
 import bert_jax
 
@@ -29,7 +29,9 @@ PAIRS = [
 def test_scores_are_those_of_a_cross_encoder(tiny_bert, tmp_path, activation):
     bert = untrained(tiny_bert, "reranker")
     task = dataclasses.replace(bert.task, activation=activation)
-    bert = dataclasses.replace(bert, task=task)
+    # Shorter than the model has positions.
+    data = dataclasses.replace(bert.data, max_length=24)
+    bert = dataclasses.replace(bert, task=task, data=data)
     bert.export(tmp_path / "ours")
     theirs = sentence_transformers.CrossEncoder(str(tmp_path / "ours"), device="cpu")
     expected = theirs.predict(PAIRS, show_progress_bar=False)
@@ -46,5 +48,15 @@ def test_scores_are_those_of_a_cross_encoder(tiny_bert, tmp_path, activation):
     file.write_text(json.dumps(values))
     again = bert_jax.load(tmp_path / "theirs")
     assert (again.task.kind, again.task.activation) == ("reranker", activation)
+    assert again.data.max_length == 24
     scores = [each["score"] for each in again.predict(PAIRS)]
     np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+    file = tmp_path / "theirs" / "config_sentence_transformers.json"
+    values = json.loads(file.read_text()) | {
+        "prompts": {"query": "ask: "},
+        "default_prompt_name": "query",
+    }
+    file.write_text(json.dumps(values))
+    with refused("the model puts a prompt before its texts, which is not supported"):
+        bert_jax.load(tmp_path / "theirs")

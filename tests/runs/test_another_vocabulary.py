@@ -55,7 +55,7 @@ def test_a_new_token_is_the_mean_of_those_that_spell_it(tiny_bert):
     np.testing.assert_allclose(after[count], before[ids].mean(0), atol=1e-7)
     np.testing.assert_allclose(new_bias[count], bias[ids].mean(0), atol=1e-7)
     np.testing.assert_allclose(after[count + 1], before.mean(0), atol=1e-7)
-    with refused("the tokenizer shares no token with that of --init"):
+    with refused("no token of the tokenizer can be spelled by those of --init"):
         with_tokenizer(
             bert, WordPieceTokenizer.from_vocabulary([*tokens[:5], "日", "本"], lowercase=True)
         )
@@ -71,8 +71,10 @@ def test_a_run_adds_words_and_resumes(tiny_run, tiny_config, tmp_path, capsys):
         data=dataclasses.replace(tiny_config.data, source=str(text)),
         checkpoint=bert_jax.CheckpointConfig(every=2),
     )
-    with refused("tokenizer.add is 3, and there is no checkpoint to extend the vocabulary of"):
+    with refused("tokenizer.add is 3, and adds words to the vocabulary of --init; give --init"):
         bert_jax.pretrain(config, tmp_path / "new")
+    with refused("tokenizer.add is 3", "leave it out: --fork keeps its tokenizer"):
+        bert_jax.pretrain(config, tmp_path / "new", fork=tiny_run.checkpoint)
     capsys.readouterr()
     whole = bert_jax.pretrain(config, tmp_path / "whole", init=tiny_run.checkpoint)
     tokenizer = whole.bert.tokenizer
@@ -90,6 +92,18 @@ def test_a_run_adds_words_and_resumes(tiny_run, tiny_config, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("Another text reads.\n\n" * 60)
     with refused("was prepared from other text"):
         bert_jax.pretrain(half, tmp_path / "half", init=tiny_run.checkpoint, quiet=True)
+
+
+def test_words_of_texts_in_memory_and_a_start_that_was_interrupted(tiny_run, tiny_config, tmp_path):
+    config = dataclasses.replace(tiny_config, tokenizer=TokenizerConfig(add=3))
+    config.data = dataclasses.replace(config.data, source="")
+    old = bert_jax.load(tiny_run.checkpoint).tokenizer
+    old.save(tmp_path / "run" / "tokenizer")  # of a run without a checkpoint
+    result = bert_jax.pretrain(
+        config, tmp_path / "run", init=tiny_run.checkpoint, texts=["The heads see a head."] * 60
+    )
+    names = [result.bert.tokenizer.id_to_token(i) for i in range(old.vocab_size, 99)]
+    assert "heads" in names
 
 
 def test_a_run_with_a_tokenizer_of_its_own(tiny_run, tiny_config, tmp_path):

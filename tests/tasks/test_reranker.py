@@ -28,6 +28,43 @@ def read(path, columns=COLUMNS):
     return [(e.texts, e.label) for e in read_examples(task(), str(path), columns, labelled=True)]
 
 
+def test_a_label_that_is_missing_is_not_one(tmp_path):
+    table = tmp_path / "a.tsv"
+    table.write_text("query\tpassage\tlabel\nwho\tfox\t\n")
+    with refused("a.tsv:2 has no label; fill it in"):
+        read(table)
+    (example,) = read_examples(task(), str(table), COLUMNS, labelled=False)
+    assert example.label is None
+    with refused("a.tsv:2 has no column 'labl'; set data.label to one of query, passage, label"):
+        read(table, DataFiles(text="query,passage", label="labl"))
+    table.write_text("query\tpassage\nwho\tfox\n")
+    (example,) = read_examples(task(), str(table), COLUMNS, labelled=False)
+    assert example.label is None  # to predict, and not to score
+    value = {"query": "who", "passage": "fox"}
+    assert task().example_from(value, 0, COLUMNS).label is None
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"query": "who", "passage": ["fox", "dog"], "label": [true, false]}\n')
+    assert read(lines) == [(("who", "fox", "dog"), (1.0, 0.0))]
+
+
+def test_queries_are_held_out_whole(tmp_path):
+    table = tmp_path / "a.tsv"
+    rows = [f"q{i}\tp{i} {j}\t{int(not j)}" for i in range(40) for j in range(6)]
+    table.write_text("\n".join(["query\tpassage\tlabel", *rows]) + "\n")
+    data = dataclasses.replace(COLUMNS, train=str(table), eval_fraction=0.25)
+    config = FinetuneConfig(task=RerankerConfig(negatives=3, candidates=0), data=data)
+    _, sets = load_datasets(config)
+    assert {len(each.texts) for each in sets.evals["eval"]} == {7}
+    held_out, trained = ({each.texts[0] for each in s} for s in (sets.evals["eval"], sets.train))
+    assert (len(held_out), len(trained)) == (10, 30)
+    assert not held_out & trained
+    of_task = task(candidates=0)
+    with_one = examples(("q", "a", "b", [1, 0]), ("r", "a", "b", [0, 0]))
+    assert [e.texts[0] for e in of_task.held_out_examples(with_one)] == ["q"]
+    with refused("no held-out query has a relevant passage; give labels above 0"):
+        of_task.held_out_examples(with_one[1:])
+
+
 def examples(*rows) -> list[Example]:
     return [Example(None, "a:1", tuple(texts), tuple(label)) for *texts, label in rows]
 
@@ -119,6 +156,8 @@ def test_negatives_of_the_file_come_first():
         task().training_examples(examples(("who", "fox", [0])))
     pairs = examples(("who", "fox", [0.5]), ("what", "dog", [0]))
     assert task(loss="binary", negatives=0).training_examples(pairs) == pairs
+    with refused("all labels are equal, so that there is nothing to tell apart; name their column"):
+        task(loss="binary", negatives=0).training_examples(pairs[:1])
     with refused("a label is 2, and the binary loss takes those from 0 to 1"):
         task(loss="binary", negatives=0).training_examples(examples(("who", "fox", [2])))
 
@@ -281,6 +320,13 @@ def test_search_with_a_reranker(finished, tiny_bert, tmp_path, bert_jax_main):
     np.testing.assert_allclose([h.score for h in both[0]], [h.score for h in hits], rtol=1e-5)
     with refused("the reranker", "has no head of a task; train one with"):
         index.search("river", reranker=tiny_bert)
+    assert index.search([], reranker=bert) == []
+    (again,) = index.search((q for q in ["river"]), 5, reranker=bert, candidates=20)
+    np.testing.assert_allclose([h.score for h in again], [h.score for h in hits], rtol=1e-5)
+    with refused("reranker is 5; give a model, or the path of a checkpoint"):
+        index.search("river", reranker=5)
+    with refused("--candidates are what a reranker reads; give --reranker, or leave it out"):
+        bert_jax_main("search", tmp_path / "my.index", "river", "--candidates=5")
     with refused("candidates is 0; give a whole number, 1 or more"):
         index.search("river", reranker=bert, candidates=0)
     flags = ("--checkpoint", tmp_path / "bert", "--candidates=20", "--top-k=5", "--json")

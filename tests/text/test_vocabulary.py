@@ -65,6 +65,13 @@ def test_spellings_by_hand():
     assert summary(spellings(new, OLD)) == (8, 3, 3)
 
 
+def test_number_signs_are_text_but_in_wordpiece():
+    new = TRAINED["byte_bpe"]
+    (index,) = new.encode(["#"])[0][-1:]
+    (found,) = spellings(new, TRAINED["byte_bpe"])[index : index + 1]
+    assert found == [index]
+
+
 @pytest.mark.parametrize("old", KINDS)
 @pytest.mark.parametrize("new", KINDS)
 def test_what_spells_a_token_is_its_text(new, old):
