@@ -66,7 +66,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     from bert_jax.config import DataFiles
     from bert_jax.retrieval.search import check_count
     from bert_jax.tasks.datasets import read_examples
-    from bert_jax.tasks.reranker import Reranker, RerankerConfig, judged_passages
+    from bert_jax.tasks.passages import judged_passages
+    from bert_jax.tasks.reranker import Reranker, RerankerConfig
 
     check_count(args.negatives, "--negatives")
     if args.skip < 0:

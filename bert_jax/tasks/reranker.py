@@ -27,6 +27,7 @@ from bert_jax.tasks.base import (
     read_labels,
     truncate,
 )
+from bert_jax.tasks.passages import candidate_lists, judged_passages, training_groups
 from bert_jax.tasks.readers import Record
 from bert_jax.text import builtin
 from bert_jax.text.tokenizer import Tokenizer
@@ -42,9 +43,7 @@ _ACTIVATIONS = {
 }
 _FIRST = ()  # the label where a file has none: the first passage is relevant
 _MAX_GROUP = 32  # passages of a query that are scored at once; of more, each alone
-_POOL = 20_000  # passages, at most, among which BM25 looks for the negatives of a query
 _LISTED = 10  # passages of a query in the file of predictions
-_SEED = 0  # of negatives and of the order of candidates: the same for every seed of a run
 
 
 @dataclasses.dataclass(slots=True)
@@ -194,79 +193,11 @@ class Reranker(Task):
                 fix="name their column in data.label, or set task.negatives",
             )
             return list(examples)
-        judged = judged_passages(examples)
-        positives = [
-            (query, passage)
-            for query, passages in judged.items()
-            for passage, value in passages.items()
-            if value > 0
-        ]
-        refuse(not positives, "no passage is relevant", fix="give labels above 0")
-        negatives = self._negatives(judged, count)
-        target = (1.0, *(0.0,) * count)
-        return [
-            Example(None, f"query {query!r}", (query, passage, *negatives[query]), target)
-            for query, passage in positives
-        ]
-
-    @console.working("finding passages that are not relevant", says_end=False)
-    def _negatives(
-        self, judged: Mapping[str, Mapping[str, float]], count: int
-    ) -> dict[str, list[str]]:
-        """Return passages that are not relevant to each query, `count` of them."""
-        generator = np.random.default_rng(_SEED)
-        corpus = list(dict.fromkeys(text for texts in judged.values() for text in texts))
-        queries = list(judged)
-        chosen = {
-            query: [text for text, value in judged[query].items() if not value][:count]
-            for query in queries
-        }
-        lacking = [query for query in queries if len(chosen[query]) < count]
-        size = max(1, _POOL * len(lacking) // max(1, len(corpus)))  # queries of a pool
-        for start in range(0, len(lacking), size):
-            asked = lacking[start : start + size]
-            pool = generator.permutation(len(corpus))[:_POOL]
-            texts = [corpus[index] for index in np.sort(pool)]
-            # As many more as may be relevant.
-            most = count + max(len(judged[query]) for query in asked)
-            found = bm25.rank(texts, asked, most)
-            for query, indices in zip(asked, found.indices, strict=True):
-                others = (texts[index] for index in indices)
-                own = chosen[query]
-                own += [text for text in others if text not in judged[query]][: count - len(own)]
-                refuse(
-                    len(own) < count,
-                    f"the query {query!r} has {len(own)} passages that are not relevant, of "
-                    f"{count} that task.negatives asks for",
-                    fix="lower it, or give more passages",
-                )
-        return chosen
+        return training_groups(judged_passages(examples), count)
 
     def held_out_examples(self, examples: Sequence[Example]) -> list[Example]:
         """Return each query with its candidates, in random order, and their relevance."""
-        judged = judged_passages(examples)
-        generator = np.random.default_rng(_SEED)
-        corpus = list(dict.fromkeys(text for texts in judged.values() for text in texts))
-        found: dict[str, list[str]] = {query: list(texts) for query, texts in judged.items()}
-        if self.config.candidates:
-            ranked = bm25.rank(corpus, list(judged), self.config.candidates).indices
-            found = {
-                query: [corpus[index] for index in indices]
-                for query, indices in zip(judged, ranked, strict=True)
-            }
-        result = []
-        for query, candidates in found.items():
-            if not any(judged[query].values()):  # no order of them is better than another
-                continue
-            order = generator.permutation(len(candidates))
-            passages = [candidates[index] for index in order]
-            of_query = dict(judged[query])
-            relevance = [of_query.pop(text, 0.0) for text in passages]
-            relevance += filter(None, of_query.values())  # of those that BM25 has not found
-            texts = (query, *passages)
-            result.append(Example(None, f"query {query!r}", texts, tuple(relevance)))
-        refuse(not result, "no held-out query has a relevant passage", fix="give labels above 0")
-        return result
+        return candidate_lists(judged_passages(examples), self.config.candidates)
 
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
@@ -415,14 +346,3 @@ class Reranker(Task):
                 return {"activation": activation}
         both = " and ".join(_ACTIVATIONS.values())
         raise UserError(f"{where} has the activation {str(name)[:80]!r}; only {both} are read")
-
-
-def judged_passages(examples: Sequence[Example]) -> dict[str, dict[str, float]]:
-    """Return the passages of each query, each with its highest relevance."""
-    judged: dict[str, dict[str, float]] = {}
-    for example in examples:
-        query, *passages = example.texts
-        own = judged.setdefault(query, {})
-        for passage, value in zip(passages, example.label, strict=True):
-            own[passage] = max(value, own.get(passage, 0.0))
-    return judged

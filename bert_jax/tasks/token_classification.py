@@ -66,7 +66,7 @@ class TokenClassification(Task):
 
     def make_example(self, record: Record) -> Example | None:
         words, tags, where = record.fields["tokens"], record.fields["tags"], record.where
-        if not _is_list(words) or not words or not all(words):
+        if not _is_list(words) or not words or not all(map(_is_text, words)):
             raise UserError(f"{where}: a list of words is expected, none of them empty")
         if tags is not None:
             if not _is_list(tags) or len(tags) != len(words):
@@ -74,6 +74,8 @@ class TokenClassification(Task):
             unknown = sum(tag is None for tag in tags)
             if 0 < unknown < len(tags):
                 raise UserError(f"{where}: some words have a tag and others none")
+            if not unknown and not all(map(_is_text, tags)):
+                raise UserError(f"{where}: the tags are {tags!r}; give each as a text")
             tags = None if unknown else tuple(map(str, tags))
         return Example(None, where, tuple(map(str, words)), tags)
 
@@ -187,6 +189,11 @@ def _windows(sizes: Sequence[int], room: int, stride: int) -> list[tuple[int, in
             return windows
         following = int(np.searchsorted(ends, ends[first] + stride))
         first = min(max(following, first + 1), end)
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether a value of a file is a text, or a number, and not empty."""
+    return isinstance(value, str | int | float) and bool(str(value))
 
 
 def _is_list(value: Any) -> bool:

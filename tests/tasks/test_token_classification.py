@@ -274,6 +274,8 @@ def test_files_of_json_lines(tmp_path):
     [
         ("The fox", ["O"], "a list of words is expected"),
         (["fox", ""], ["O", "O"], "a list of words is expected, none of them empty"),
+        ([["fox"]], ["O"], "a list of words is expected, none of them empty"),
+        (["fox", 0], ["O", ["O"]], "the tags are ['O', ['O']]; give each as a text"),
         (["The", "fox"], ["O"], "2 words have the tags ['O']"),
         (["The", "fox"], "OB", "2 words have the tags 'OB'"),
         (["The", "fox"], ["O", None], "some words have a tag and others none"),
