@@ -235,7 +235,7 @@ def test_every_number_has_a_range():
         (
             {
                 "data": DataFiles(max_length=1024),
-                "task": TaskConfig("token_classification"),
+                "task": TaskConfig("multiple_choice"),
             },
             "exceeds model.max_position_embeddings 512",
         ),
