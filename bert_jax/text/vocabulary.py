@@ -47,9 +47,8 @@ def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
                 starts[index] = text
         elif text:
             tokens = old.encode_rest(text)
-        found[index] = list(tokens)
+        found[index] = [int(token) for token in tokens]
     encoded = old.encode([f" {text}" for text in starts.values()])
-    found = [[int(token) for token in tokens] for tokens in found]
     for index, tokens in zip(starts, encoded, strict=True):
         found[index] = [int(token) for token in tokens]
     return [
