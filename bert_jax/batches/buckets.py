@@ -41,6 +41,11 @@ class Features:
     labels: list[Any] = dataclasses.field(default_factory=list)
     choices: int = 1
     is_packed: bool = False  # whether the choices of a feature are packed into one sequence
+    # Whether the loss compares the examples of a batch, which must then be random ones: among texts
+    # of one length it learns nothing from their lengths.
+    is_contrastive: bool = False
+    # The roles of the tokens of each sequence, where they have some, as a model numbers them.
+    roles: list[np.ndarray] = dataclasses.field(default_factory=list)
     per_token: bool = False  # whether `labels` has a number for each token
     # What a task needs to read the predictions of each feature.
     spans: list[Any] = dataclasses.field(default_factory=list)
@@ -91,6 +96,7 @@ class Batcher:
         self.features = features
         self._pad, self._types = tokenizer.pad_id, types
         self._sequences = _Ragged(features.sequences)
+        self._roles = _Ragged(features.roles) if features.roles else None
         self._second_starts = np.array(features.second_starts, np.int64)
         lengths = self._sequences.sizes.reshape(-1, features.choices)
         # [n], of the longest choice or of all
@@ -140,6 +146,10 @@ class Batcher:
             types[row, column] = position >= self._second_starts[numbers[is_text]][text]
         batch: Batch = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
         labels = self._labels(indices, length)
+        if self._roles:
+            roles = np.zeros_like(ids)
+            roles[row, column] = self._roles.take(numbers[is_text])[0]
+            batch = {**batch, "token_roles": roles}
         if features.is_packed:
             position_ids[row, column] = position
             packed = {"position_ids": position_ids, "segment_starts": starts.astype(np.int32)}
@@ -175,9 +185,7 @@ class BucketedBatches:
         self._per_epoch = -(-len(batcher.lengths) // batch_size)
         is_packed = batcher.features.is_packed
         self.per_sequence = _share(batch_size, batcher.tokens) if is_packed else 1  # examples
-        # A loss of embeddings compares the examples of a batch, which must be random ones: among
-        # texts of one length it learns nothing from their lengths.
-        window = 1 if is_packed else _WINDOW
+        window = 1 if batcher.features.is_contrastive else _WINDOW
         draw = functools.partial(epoch_batches, batcher.lengths, batch_size, window=window)
         self._epoch = functools.lru_cache(maxsize=1)(functools.partial(draw, seed))
         # Independent of `seed`, so that runs of several seeds share their compiled programs.

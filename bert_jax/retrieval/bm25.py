@@ -10,12 +10,11 @@ import numpy as np
 from scipy import sparse
 
 from bert_jax.errors import UserError
-from bert_jax.retrieval.search import TopK, best
+from bert_jax.retrieval.search import TopK, sparse_top_k
 
 # Robertson and Zaragoza 2009, equation 3.15; the values are those of Lucene's BM25Similarity.
 K1, B = 1.2, 0.75
 _WORD = r"\b\w+\b"
-_SCORES = 1 << 24  # of a block of queries
 
 
 def baselines(texts: Sequence[str], queries: Sequence[str], k: int) -> dict[str, TopK]:
@@ -35,8 +34,8 @@ def baselines(texts: Sequence[str], queries: Sequence[str], k: int) -> dict[str,
     counts, asked = _count(texts, queries)
     tfidf = TfidfTransformer().fit(counts)  # its vectors have unit length
     return {
-        "BM25": _top_k(bm25_weights(counts), asked, k),
-        "TF-IDF": _top_k(tfidf.transform(counts), tfidf.transform(asked), k),
+        "BM25": sparse_top_k(bm25_weights(counts), asked, k),
+        "TF-IDF": sparse_top_k(tfidf.transform(counts), tfidf.transform(asked), k),
     }
 
 
@@ -47,7 +46,7 @@ def rank(texts: Sequence[str], queries: Sequence[str], k: int) -> TopK:
     [[1]]
     """
     counts, asked = _count(texts, queries)
-    return _top_k(bm25_weights(counts), asked, k)
+    return sparse_top_k(bm25_weights(counts), asked, k)
 
 
 def scores(
@@ -94,17 +93,3 @@ def bm25_weights(counts: Any) -> sparse.csr_matrix:
     weights.data /= weights.data + np.repeat(damping, np.diff(counts.indptr))
     weights.data *= rarity[counts.indices]
     return weights
-
-
-def _top_k(weights: Any, queries: Any, k: int) -> TopK:
-    k, by_word = min(k, weights.shape[0]), weights.T.tocsr()
-    indices, scores = [], []
-    size = max(1, _SCORES // weights.shape[0])
-    for start in range(0, queries.shape[0], size):
-        for row in (queries[start : start + size] @ by_word).toarray():
-            indices.append(best(row, k))
-            scores.append(row[indices[-1]])
-    shape = -1, k
-    return TopK(
-        np.array(indices, np.int64).reshape(shape), np.array(scores, np.float32).reshape(shape)
-    )

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import numbers
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +17,7 @@ from bert_jax.errors import UserError
 
 _BLOCK = 1 << 20  # numbers of the matrix that a thread searches at once: few enough for its caches
 _THREAD = 1 << 22  # products that a thread should have to do
+_SCORES = 1 << 24  # scores of sparse vectors that are in memory at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,82 @@ def _search(matrix: np.ndarray, queries: np.ndarray, k: int, first: int, end: in
                 indices[:] = np.concatenate([indices, start + new])[order]
                 scores[:] = both[order]
     return found
+
+
+def token_top_k(passages: Sequence[np.ndarray], queries: Sequence[np.ndarray], k: int) -> TopK:
+    """Return the passages with the largest sum, over a query's tokens, of the best product.
+
+    Args:
+      passages: of each the vectors of its tokens, [n, D]; at least one.
+      queries: of each the same.
+      k: results of each query; all passages where there are fewer.
+
+    >>> found = token_top_k([np.eye(2), np.eye(2)[:1]], [np.array([[0.0, 1.0]])], k=2)
+    >>> found.indices.tolist(), found.scores.tolist()
+    ([[0, 1]], [[1.0, 0.0]])
+    """
+    starts = np.cumsum([0, *map(len, passages)])
+    return flat_token_top_k(np.concatenate(passages), starts, queries, k)
+
+
+def flat_token_top_k(
+    vectors: np.ndarray, starts: np.ndarray, queries: Sequence[np.ndarray], k: int
+) -> TopK:
+    """Return what `token_top_k` does, of passages one after the other.
+
+    Args:
+      vectors: of the tokens of N passages, [T, D] float16 or float32; may be memory-mapped.
+      starts: where each passage starts, and where the last one ends, [N + 1].
+      queries: of each the vectors of its tokens, [n, D].
+      k: results of each query.
+    """
+    check_count(k, "top_k")
+    count, size = len(starts) - 1, vectors.shape[1]
+    scores = np.empty((len(queries), count), np.float32)
+    first = 0
+    while first < count:  # blocks of whole passages, each read once
+        end = int(np.searchsorted(starts, starts[first] + max(1, _BLOCK // size), side="right")) - 1
+        end = max(end, first + 1)
+        block = np.asarray(vectors[starts[first] : starts[end]], np.float32)
+        edges = starts[first:end] - starts[first]
+        for row, query in zip(scores, queries, strict=True):
+            products = block @ np.asarray(query, np.float32).T
+            row[first:end] = np.maximum.reduceat(products, edges).sum(1)
+        first = end
+    return _best_of(scores, k)
+
+
+def sparse_top_k(matrix: Any, queries: Any, k: int) -> TopK:
+    """Return the rows of a sparse matrix with the largest inner products with each query.
+
+    Args:
+      matrix: [N, V] of scipy.
+      queries: [Q, V] of scipy.
+      k: results of each query; all N where there are fewer.
+
+    >>> from scipy.sparse import csr_array
+    >>> found = sparse_top_k(csr_array(np.eye(3)), csr_array([[0.0, 0.0, 1.0]]), k=2)
+    >>> found.indices.tolist(), found.scores.tolist()
+    ([[2, 0]], [[1.0, 0.0]])
+    """
+    check_count(k, "top_k")
+    by_column = matrix.T.tocsr()
+    size = max(1, _SCORES // matrix.shape[0])
+    parts = [
+        _best_of((queries[start : start + size] @ by_column).toarray(), k)
+        for start in range(0, max(1, queries.shape[0]), size)
+    ]
+    return TopK(
+        np.concatenate([part.indices for part in parts]),
+        np.concatenate([part.scores for part in parts]),
+    )
+
+
+def _best_of(scores: np.ndarray, k: int) -> TopK:
+    """Return the best of each row of scores, [Q, N]."""
+    shape = len(scores), min(k, scores.shape[1])
+    indices = np.array([best(row, k) for row in scores], np.int64).reshape(shape)
+    return TopK(indices, np.take_along_axis(scores, indices, 1).astype(np.float32))
 
 
 def check_count(count: Any, name: str) -> None:

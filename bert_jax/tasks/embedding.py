@@ -19,20 +19,18 @@ from bert_jax.models.encoder import gather_positions
 from bert_jax.models.heads import TaskModel, normalized
 from bert_jax.models.layers import Dense, DropoutKey
 from bert_jax.objectives.embeddings import EmbeddingObjective
-from bert_jax.retrieval import bm25, metrics, search
+from bert_jax.retrieval import search
 from bert_jax.tasks import readers
-from bert_jax.tasks.base import Example, Task, build_sequence, longest_sequence, token_windows
+from bert_jax.tasks.base import Example, build_sequence, longest_sequence, token_windows
 from bert_jax.tasks.classification import correlations
 from bert_jax.tasks.readers import Record
-from bert_jax.text import builtin
+from bert_jax.tasks.retrieval import RETRIEVAL_METRICS, Retrieval, number_texts
 from bert_jax.text.files import file_type
 from bert_jax.text.records import read_records
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
 
 _PLAIN = ".txt"
-_RETRIEVAL = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "map")
-_RANKED = 100  # passages of a query that MAP looks at, as in sentence-transformers
 # Settings of a model's vectors, which stay where another run continues with the defaults.
 _OF_VECTORS = (
     "pooling",
@@ -43,7 +41,6 @@ _OF_VECTORS = (
     "passage_prompt",
 )
 _POOLED = {"mean": "the mean of the", "max": "the maximum of the", "cls": "the first of the"}
-_IS_PAIR = 1.0  # the label of texts that belong together
 
 
 @dataclasses.dataclass(slots=True)
@@ -109,22 +106,15 @@ class BertForEmbedding(TaskModel):
         return normalized(vectors) if self.embedding.normalize else vectors
 
 
-class Embedding(Task):
-    """The texts of an example are near, by a score or more than others. A prediction is vectors.
-
-    Scores of retrieval: each query of the held-out examples asks for its own passages among all of
-    theirs.
-    """
+class Embedding(Retrieval):
+    """The texts of an example are near, by a score or more than others. A prediction is vectors."""
 
     settings = EmbeddingTaskConfig
     config: EmbeddingTaskConfig
     model_class = BertForEmbedding
-    num_outputs = 1  # so that no label is the name of an output
-    is_headless = has_quick_baselines = has_windows = True
-    library = "sentence-transformers"
+    has_windows = True
     pipeline_tag = "sentence-similarity"
-    known_metrics = (*_RETRIEVAL, "spearman", "pearson")
-    value_form = "two texts, or a dict of the columns of data.text"
+    known_metrics = (*RETRIEVAL_METRICS, "spearman", "pearson")
 
     def __init__(self, config: EmbeddingTaskConfig, labels: Sequence[str] = ()):
         embedding = config.embedding
@@ -208,11 +198,7 @@ class Embedding(Task):
         return f'print(model.encode(["A text."]{prompt}).shape)'
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        name, _, split = source.partition("@")
-        if name == "builtin":
-            for index, texts in enumerate(builtin.described(split or "train")):
-                yield Record(f"{source} #{index}", {"texts": texts})
-        elif file_type(source) == _PLAIN:
+        if file_type(source) == _PLAIN:
             yield from self._read_lines(source)
         else:
             yield from super().read_records(source, data)
@@ -247,26 +233,21 @@ class Embedding(Task):
                 yield Record(first.where, {"texts": texts})
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
-        columns = [name.strip() for name in data.text.split(",")]
-        texts = tuple(record.field(name, "data.text") for name in columns)
-        fields = {"id": record.fields.get("id"), "texts": texts}
-        if not (self.is_ranking and self.is_retrieval):
-            fields["score"] = record.fields.get(data.label)
-        return fields
+        fields = super().select_fields(record, data)
+        if self.is_ranking and self.is_retrieval:
+            return fields
+        return {**fields, "score": record.fields.get(data.label)}
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
-        is_texts = isinstance(value, list | tuple) and len(value) > 1
-        return {"texts": tuple(value), "score": None} if is_texts else None
+        fields = super().plain_fields(value)
+        return fields and {**fields, "score": None}
 
     def make_example(self, record: Record) -> Example:
-        texts, where = record.fields["texts"], record.where
-        if len(texts) < 2:
-            raise UserError(f"{where} has one text; name two columns or more in data.text")
-        readers.check_texts(texts, where)
-        label: float | None = _IS_PAIR
-        if "score" in record.fields:
-            label = self._score(record.fields["score"], where)
-        return Example(record.fields.get("id"), where, texts, label)
+        example = super().make_example(record)
+        if "score" not in record.fields:
+            return example
+        score = self._score(record.fields["score"], record.where)
+        return dataclasses.replace(example, label=score)
 
     def _score(self, value: Any, where: str) -> float | None:
         if value is None or value == "":
@@ -281,18 +262,11 @@ class Embedding(Task):
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
     ) -> Features:
-        width = len(examples[0].texts) if examples else 2
-        odd = next((each for each in examples if len(each.texts) != width), None)
-        if odd:
-            raise UserError(
-                f"{odd.where} has {len(odd.texts)} texts, and {examples[0].where} {width}"
-            )
         prompts = self.config.embedding.query_prompt, self.config.embedding.passage_prompt
-        texts = [prompts[i > 0] + text for each in examples for i, text in enumerate(each.texts)]
-        numbers: dict[str, int] = {}
-        ids = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
-        encoded = tokenizer.encode(list(numbers))
-        features, room = Features(choices=width, is_packed=True), max_length - 2
+        texts, ids = number_texts(examples, prompts)
+        encoded = tokenizer.encode(texts)
+        features, room = Features(choices=ids.shape[1], is_packed=True), max_length - 2
+        features.is_contrastive = True
         size = longest_sequence(model, max_length) - 2
         windows = [
             [
@@ -302,7 +276,7 @@ class Embedding(Task):
             for tokens in encoded
         ]
         for index, example in enumerate(examples):
-            own = ids[index * width : (index + 1) * width]
+            own = ids[index]
             score = math.nan if example.label is None else example.label
             label = own if self.is_ranking else np.float32(score)
             counts = np.array([len(windows[number]) for number in own])
@@ -327,33 +301,22 @@ class Embedding(Task):
         if not self.is_retrieval:
             scores = [example.label for example in examples]
             return correlations(scores, [cosine(vectors) for vectors in predictions])
-        queries, passages, relevance = _collection(examples)
-        by_query: dict[str, np.ndarray] = {}
-        by_passage: dict[str, np.ndarray] = {}
-        for example, vectors in zip(examples, predictions, strict=True):
-            by_query[example.texts[0]] = vectors[0]
-            by_passage |= zip(example.texts[1:], vectors[1:], strict=True)
-        matrices = (
-            search.normalize(np.array([vectors[text] for text in texts]))
-            for vectors, texts in ((by_query, queries), (by_passage, passages))
-        )
-        asked, corpus = matrices
-        return _ranking_scores(search.top_k(corpus, asked, _RANKED).indices, relevance)
+        return super().score(examples, predictions)
+
+    def best_passages(self, queries: list[Any], passages: list[Any], k: int) -> np.ndarray:
+        asked, corpus = (search.normalize(np.array(vectors)) for vectors in (queries, passages))
+        return search.top_k(corpus, asked, k).indices
+
+    def of_texts(self, prediction: np.ndarray) -> list[np.ndarray]:
+        return list(prediction)
+
+    def similarity(self, prediction: Any) -> float:
+        return cosine(prediction)
 
     def baselines(
         self, train: Sequence[Example], held_out: Sequence[Example]
     ) -> dict[str, dict[str, float]]:
-        if not self.is_retrieval:
-            return {}
-        queries, passages, relevance = _collection(held_out)
-        found = bm25.baselines(passages, queries, _RANKED)
-        return {name: _ranking_scores(top.indices, relevance) for name, top in found.items()}
-
-    def constant_score(self, examples: Sequence[Example]) -> float:
-        return 0.0
-
-    def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
-        return {"similarity": cosine(prediction)}
+        return super().baselines(train, held_out) if self.is_retrieval else {}
 
 
 def text_windows(ids: Sequence[int], size: int, stride: int = 0) -> list[Sequence[int]]:
@@ -372,22 +335,3 @@ def cosine(vectors: np.ndarray) -> float:
     """Return the cosine of the first two of [C, I] vectors."""
     first, second = search.normalize(vectors[:2])
     return float(first @ second)
-
-
-def _collection(
-    examples: Sequence[Example],
-) -> tuple[list[str], list[str], list[dict[int, float]]]:
-    """Return the queries and the passages of examples, each once, and what each query asks for."""
-    passages: dict[str, int] = {}
-    relevant: dict[str, dict[int, float]] = {}
-    for query, *texts in (example.texts for example in examples):
-        indices = [passages.setdefault(text, len(passages)) for text in texts]
-        relevant.setdefault(query, {})[indices[0]] = 1.0
-    return list(relevant), list(passages), list(relevant.values())
-
-
-def _ranking_scores(
-    rankings: np.ndarray, relevance: Sequence[Mapping[int, float]]
-) -> dict[str, float]:
-    scores = metrics.ranking_scores(rankings, relevance, (1, 10))
-    return {name: float(scores[name].mean()) for name in _RETRIEVAL}

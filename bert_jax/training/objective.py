@@ -30,9 +30,10 @@ class WeightedSum:
 # The metric whose total is the number of tokens without padding, and whose mean is their share.
 TOKENS = "token_share"
 
-# The arrays of a batch that an encoder takes; only packed sequences have the last two.
-_ENCODER_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
-_ENCODER_INPUTS += ("position_ids", "segment_starts")
+# The arrays of a batch that a model takes. Only packed sequences have the positions and the starts,
+# and only tasks whose tokens have roles have these.
+_MODEL_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
+_MODEL_INPUTS += ("position_ids", "segment_starts", "token_roles")
 
 Batch = Mapping[str, Any]
 Metrics = Mapping[str, WeightedSum]
@@ -85,9 +86,13 @@ class Objective(abc.ABC):
 
         `arguments` are those that the model takes beside the inputs of an encoder.
         """
-        inputs = {name: batch[name] for name in _ENCODER_INPUTS if name in batch}
+        inputs = {name: batch[name] for name in _MODEL_INPUTS if name in batch}
         key = None if dropout_key is None else DropoutKey(dropout_key, batch["index"])
         return self.model.apply({"params": params}, dropout_key=key, **{**inputs, **arguments})
+
+    def at_share(self, done: Array) -> "Objective":
+        """Return the objective of a step before which this share of all steps is done."""
+        return self
 
     def prepare(self, key: Array, batch: Batch) -> Batch:
         """Return the loader's batch as `loss` takes it, with everything random drawn."""

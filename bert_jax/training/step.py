@@ -44,9 +44,15 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, seed: int) 
 
 
 def make_train_step(
-    objective: Objective, optimizer: optax.GradientTransformation, microbatches: int = 1
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    microbatches: int = 1,
+    steps: int | None = None,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Return `train_step(state, batch, collectives) -> (next state, metrics)`."""
+    """Return `train_step(state, batch, collectives) -> (next state, metrics)`.
+
+    `steps` are those of the run, for an objective that changes on its way.
+    """
 
     def train_step(
         state: TrainState, batch: Batch, collectives: Collectives = SINGLE_DEVICE
@@ -55,7 +61,8 @@ def make_train_step(
             key = jax.random.fold_in(jax.random.wrap_key_data(rng[0], impl=_PRNG), rng[1])
             mask_key, dropout_key = jax.random.split(key)
             examples = objective.prepare(mask_key, batch)
-            gradients, metrics = objective.gradient(
+            present = objective.at_share(rng[1] / steps) if steps else objective
+            gradients, metrics = present.gradient(
                 params, examples, dropout_key, collectives, microbatches
             )
             return collectives.reduce_gradients(gradients), collectives.psum(metrics)

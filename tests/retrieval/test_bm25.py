@@ -7,7 +7,7 @@ import pytest
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
 from bert_jax import UserError
-from bert_jax.retrieval import bm25
+from bert_jax.retrieval import bm25, search
 
 WORDS = ["file", "remove", "open", "path", "sum", "of", "the", "a", "numbers", "größe", "文字"]
 
@@ -44,7 +44,7 @@ def test_equal_to_bm25s():
 
 
 def test_the_best_of_both(monkeypatch):
-    monkeypatch.setattr(bm25, "_SCORES", 700)  # in blocks of three queries
+    monkeypatch.setattr(search, "_SCORES", 700)  # in blocks of three queries
     texts, queries = some_texts(200), some_texts(20, 1)
     found = bm25.baselines(texts, queries, 10)
     vectorizer = TfidfVectorizer(token_pattern=r"\b\w+\b").fit(texts)

@@ -1,0 +1,154 @@
+"""What tasks share in which a query finds its passage: examples, scores and baselines."""
+
+import abc
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bert_jax.batches.buckets import Features
+from bert_jax.config import DataFiles, ModelConfig
+from bert_jax.errors import UserError
+from bert_jax.retrieval import bm25, metrics
+from bert_jax.tasks import readers
+from bert_jax.tasks.base import Example, Task
+from bert_jax.tasks.readers import Record
+from bert_jax.text import builtin
+from bert_jax.text.tokenizer import Tokenizer
+
+RETRIEVAL_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "map")
+_RANKED = 100  # passages of a query that MAP looks at, as in sentence-transformers
+_IS_PAIR = 1.0  # the label of texts that belong together
+
+
+class Retrieval(Task):
+    """A query, its passage and perhaps passages that are not. A prediction is what they become.
+
+    Scores: each query of the held-out examples asks for its own passages among all of theirs.
+    """
+
+    num_outputs = 1  # so that no label is the name of an output
+    is_headless = has_quick_baselines = True
+    library = "sentence-transformers"
+    known_metrics: Sequence[str] = RETRIEVAL_METRICS
+    default_metrics: Sequence[str] = ("ndcg@10",)
+    value_form = "two texts, or a dict of the columns of data.text"
+    # What a text becomes, by its name in `retrieval.vectors.KINDS`. A task of another kind than
+    # "dense" has `text_features`.
+    vectors: ClassVar[str] = "dense"
+
+    def text_features(
+        self,
+        texts: Sequence[str],
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        max_length: int,
+        *,
+        is_query: bool = False,
+    ) -> Features:
+        """Return a feature of each text by itself, whose span is whether it was truncated."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def best_passages(self, queries: list[Any], passages: list[Any], k: int) -> np.ndarray:
+        """Return the indices of the k best passages of each query, [Q, k], the best first."""
+
+    @abc.abstractmethod
+    def of_texts(self, prediction: Any) -> Sequence[Any]:
+        """Return what each text of an example becomes."""
+
+    @abc.abstractmethod
+    def similarity(self, prediction: Any) -> float:
+        """Return the score of the first two texts of an example."""
+
+    def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
+        name, _, split = source.partition("@")
+        if name == "builtin":
+            for index, texts in enumerate(builtin.described(split or "train")):
+                yield Record(f"{source} #{index}", {"texts": texts})
+        else:
+            yield from super().read_records(source, data)
+
+    def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
+        columns = [name.strip() for name in data.text.split(",")]
+        texts = tuple(record.field(name, "data.text") for name in columns)
+        return {"id": record.fields.get("id"), "texts": texts}
+
+    def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
+        is_texts = isinstance(value, list | tuple) and len(value) > 1
+        return {"texts": tuple(value)} if is_texts else None
+
+    def make_example(self, record: Record) -> Example:
+        texts, where = record.fields["texts"], record.where
+        if len(texts) < 2:
+            raise UserError(f"{where} has one text; name two columns or more in data.text")
+        readers.check_texts(texts, where)
+        return Example(record.fields.get("id"), where, texts, _IS_PAIR)
+
+    def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+        """Return how well passages are found."""
+        queries, passages, relevance = _collection(examples)
+        by_query: dict[str, Any] = {}
+        by_passage: dict[str, Any] = {}
+        for example, prediction in zip(examples, predictions, strict=True):
+            by_query[example.texts[0]], *own = self.of_texts(prediction)
+            by_passage |= zip(example.texts[1:], own, strict=True)
+        found = self.best_passages(
+            [by_query[text] for text in queries], [by_passage[text] for text in passages], _RANKED
+        )
+        return _ranking_scores(found, relevance)
+
+    def baselines(
+        self, train: Sequence[Example], held_out: Sequence[Example]
+    ) -> dict[str, dict[str, float]]:
+        queries, passages, relevance = _collection(held_out)
+        found = bm25.baselines(passages, queries, _RANKED)
+        return {name: _ranking_scores(top.indices, relevance) for name, top in found.items()}
+
+    def constant_score(self, examples: Sequence[Example]) -> float:
+        return 0.0
+
+    def python_code(self, data: DataFiles) -> str:
+        return 'print(bert.encode(["A text."], prompt="query")[0].shape)'
+
+    def library_code(self, data: DataFiles) -> str:
+        return 'print(model.encode_query(["A text."])[0].shape)'
+
+    def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
+        return {"similarity": self.similarity(prediction)}
+
+
+def number_texts(
+    examples: Sequence[Example], before: tuple[str, str] = ("", "")
+) -> tuple[list[str], np.ndarray]:
+    """Return the texts of examples, each once, and the numbers of those of each, [N, C] int32.
+
+    `before` is what is put before each query, and before each passage.
+    """
+    width = len(examples[0].texts) if examples else 2
+    odd = next((each for each in examples if len(each.texts) != width), None)
+    if odd:
+        raise UserError(f"{odd.where} has {len(odd.texts)} texts, and {examples[0].where} {width}")
+    texts = [before[i > 0] + text for each in examples for i, text in enumerate(each.texts)]
+    numbers: dict[str, int] = {}
+    found = [numbers.setdefault(text, len(numbers)) for text in texts]
+    return list(numbers), np.array(found, np.int32).reshape(-1, width)
+
+
+def _collection(
+    examples: Sequence[Example],
+) -> tuple[list[str], list[str], list[dict[int, float]]]:
+    """Return the queries and the passages of examples, each once, and what each query asks for."""
+    passages: dict[str, int] = {}
+    relevant: dict[str, dict[int, float]] = {}
+    for query, *texts in (example.texts for example in examples):
+        indices = [passages.setdefault(text, len(passages)) for text in texts]
+        relevant.setdefault(query, {})[indices[0]] = 1.0
+    return list(relevant), list(passages), list(relevant.values())
+
+
+def _ranking_scores(
+    rankings: np.ndarray, relevance: Sequence[Mapping[int, float]]
+) -> dict[str, float]:
+    scores = metrics.ranking_scores(rankings, relevance, (1, 10))
+    return {name: float(scores[name].mean()) for name in RETRIEVAL_METRICS}
