@@ -15,13 +15,13 @@ from bert_jax.config.fields import Dtype
 from bert_jax.convert.export import export
 from bert_jax.convert.huggingface import Exported
 from bert_jax.errors import UserError
-from bert_jax.inference.embeddings import TextEncoder
 from bert_jax.inference.hidden_states import encoder_output
 from bert_jax.inference.index import TextIndex
 from bert_jax.inference.loading import LoadedModel, load_model
 from bert_jax.inference.masked_lm import Guess, fill_masks
 from bert_jax.inference.predictions import Predictions, predict
-from bert_jax.inference.tokenization import prompt_of, text_list, tokenize, warn_truncated
+from bert_jax.inference.task_vectors import text_encoder
+from bert_jax.inference.tokenization import check_prompt, text_list, tokenize, warn_truncated
 from bert_jax.models.encoder import EncoderOutput
 from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import normalize
@@ -148,14 +148,15 @@ class Bert(LoadedModel):
           pooling: "mean", "max" or "cls" for a vector of each text; "tokens" or "words" for one of
             each token or word, as `embeddings.TextEncoder` says.
           prompt: "query" or "passage", to put the model's prompt of that name before each text, as
-            part of it.
+            part of it. A model of late interaction encodes a query in another way than a passage.
           batch_size: texts of a batch at most, over all devices; None for as many as have about
             4,096 tokens. The embeddings do not depend on it.
           normalize_embeddings: make every vector one of unit length.
           show_progress_bar: show on a terminal how far it is.
 
         Returns:
-          [N, D] float32 for N texts; or a list of N arrays, [n, D], by token or word.
+          [N, D] float32 for N texts; or a list of N arrays, [n, D], by token or word. Sparse
+          vectors are [N, V], one number for each token of the vocabulary.
 
         Raises:
           UserError: there is no such layer, pooling or prompt, or a text is no str.
@@ -165,11 +166,11 @@ class Bert(LoadedModel):
         """
         texts = text_list(texts)
         layers = layer if layer is None or isinstance(layer, Sequence) else [layer]
-        encoder = TextEncoder(self, layers, pooling, batch_size=batch_size)
-        before = prompt_of(self, prompt)
+        check_prompt(self, prompt)
+        encoder = text_encoder(self, layers, pooling, prompt, batch_size)
         embeddings = []
         with tqdm(total=len(texts), desc="Texts", disable=not show_progress_bar) as bar:
-            for embedding in encoder(before + text for text in texts):
+            for embedding in encoder(texts):
                 embeddings.append(embedding)
                 bar.update()
         truncated = sum(embedding.is_truncated for embedding in embeddings)
@@ -177,7 +178,7 @@ class Bert(LoadedModel):
         vectors = [embedding.vectors for embedding in embeddings]
         if normalize_embeddings:
             vectors = list(map(normalize, vectors))
-        if pooling in ("tokens", "words"):
+        if encoder.is_by_token:
             return vectors
         return np.array(vectors, np.float32).reshape(len(texts), encoder.size)
 

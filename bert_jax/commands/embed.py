@@ -54,18 +54,21 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
             f"--layer {args.layer} is not numbers; give some such as -2 or -1,-2"
         ) from error
     if args.output:
-        _check_output(Path(args.output), args.pooling)
+        _check_output(Path(args.output), is_by_token=args.pooling in ("tokens", "words"))
     lines = texts.numbered(args.file, with_empty=True)
-    from bert_jax.inference.embeddings import TextEncoder
     from bert_jax.inference.runner import chunks
-    from bert_jax.inference.tokenization import prompt_of
+    from bert_jax.inference.task_vectors import text_encoder
+    from bert_jax.inference.tokenization import check_prompt
 
     bert = process.load_checkpoint(args.checkpoint, args.dtype)
-    encoder, before = TextEncoder(bert, layers, args.pooling), prompt_of(bert, args.prompt)
+    check_prompt(bert, args.prompt)
+    encoder = text_encoder(bert, layers, args.pooling, args.prompt)
+    if args.output:
+        _check_output(Path(args.output), is_by_token=encoder.is_by_token)
     is_truncated: list[bool] = []
 
     def embed(chunk: list[str]) -> list["TextEmbedding"]:
-        embeddings = encoder.encode_chunk([before + text for text in chunk])
+        embeddings = encoder.encode_chunk(chunk)
         if args.normalize:
             embeddings = [replace(each, vectors=normalize(each.vectors)) for each in embeddings]
         is_truncated.extend(each.is_truncated for each in embeddings)
@@ -87,12 +90,12 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
         print(note, file=sys.stderr if args.json else sys.stdout)
 
 
-def _check_output(path: Path, pooling: str) -> None:
+def _check_output(path: Path, *, is_by_token: bool) -> None:
     if path.suffix not in (".npz", ".npy") or os.path.isdir(path):
         raise UserError(f"--output {path}: give a file that ends in .npz or .npy")
-    if path.suffix == ".npy" and pooling in ("tokens", "words"):
+    if path.suffix == ".npy" and is_by_token:
         raise UserError(
-            f"--output {path}: an .npy cannot say which text the {pooling} are of; give an .npz"
+            f"--output {path}: an .npy cannot say which text a vector is of; give an .npz"
         )
     if not os.access(path.absolute().parent, os.W_OK):
         raise UserError(f"--output {path} cannot be written there; make the folder first")
@@ -104,9 +107,10 @@ def _plain(embedding: "TextEmbedding") -> dict[str, Any]:
         None if np.isnan(vector).any() else [float(str(x)) for x in vector]  # as short as exact
         for vector in np.atleast_2d(embedding.vectors)
     ]
-    if embedding.spans is None:
+    if embedding.vectors.ndim == 1:
         return {"vector": vectors[0]}
-    return {"vectors": vectors, "spans": embedding.spans.tolist()}
+    spans = {} if embedding.spans is None else {"spans": embedding.spans.tolist()}
+    return {"vectors": vectors, **spans}
 
 
 def _arrays(chunks: Iterable[list["TextEmbedding"]]) -> Iterator[Mapping[str, np.ndarray]]:
@@ -114,10 +118,11 @@ def _arrays(chunks: Iterable[list["TextEmbedding"]]) -> Iterator[Mapping[str, np
     end = 0
     for chunk in chunks:
         part = {"vectors": np.concatenate([np.atleast_2d(each.vectors) for each in chunk])}
+        if chunk[0].vectors.ndim > 1:
+            ends = end + np.cumsum([len(each.vectors) for each in chunk])
+            end, part["ends"] = int(ends[-1]), ends
         if spans := [each.spans for each in chunk if each.spans is not None]:
-            ends = end + np.cumsum([len(each) for each in spans])
-            end = int(ends[-1])
-            part |= {"spans": np.concatenate(spans), "ends": ends}
+            part["spans"] = np.concatenate(spans)
         yield part
 
 

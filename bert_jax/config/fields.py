@@ -325,6 +325,8 @@ TASKS: dict[str, Any] = {
     "multiple_choice": f"{_MODULE}.multiple_choice:MultipleChoice",
     "embedding": f"{_MODULE}.embedding:Embedding",
     "reranker": f"{_MODULE}.reranker:Reranker",
+    "late_interaction": f"{_MODULE}.late_interaction:LateInteraction",
+    "sparse": f"{_MODULE}.sparse:Sparse",
 }
 
 

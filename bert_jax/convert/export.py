@@ -5,11 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import DataFiles, ModelConfig
-from bert_jax.convert import hub, huggingface, model_card, sentence_transformers
+from bert_jax.convert import (
+    hub,
+    huggingface,
+    late_interaction,
+    model_card,
+    sentence_transformers,
+    splade,
+)
 from bert_jax.convert.huggingface import Exported
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.base import Task
+from bert_jax.tasks.retrieval import Retrieval
 from bert_jax.text.tokenizer import Tokenizer
+
+# By what a text becomes.
+_SAVE = {
+    "dense": sentence_transformers.save,
+    "tokens": late_interaction.save,
+    "sparse": splade.save,
+}
 
 
 def export(
@@ -37,9 +52,8 @@ def export(
     name = str(path).removeprefix("hf:") if hub.is_name(path) else Path(path).name
     with hub.destination(path, force=force, private=private) as folder:
         if task and is_of_embeddings:
-            exported = sentence_transformers.save(
-                config, params, tokenizer, folder, task=task, max_length=max_length
-            )
+            save = _SAVE[task.vectors if isinstance(task, Retrieval) else "dense"]
+            exported = save(config, params, tokenizer, folder, task=task, max_length=max_length)
         else:
             exported = huggingface.save(
                 config,

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from bert_jax import console
 from bert_jax.console import Level
-from bert_jax.convert import config_json, huggingface, sentence_transformers
+from bert_jax.convert import config_json, huggingface, module_folders, sentence_transformers
 from bert_jax.distributed import hosts
 from bert_jax.errors import UserError
 from bert_jax.models.exchange import COMPANION_FOLDER
@@ -57,7 +57,7 @@ def fetch(name: str, *, weights: bool = True) -> Path:
         return folder
     encoder = folder
     if sentence_transformers.is_sentence_transformers(folder):
-        encoder = sentence_transformers.read_modules(folder, name)["Transformer"]
+        encoder = module_folders.read(folder, name)["Transformer"]
     if not (encoder / "config.json").exists():
         raise UserError(f"{name} has no config.json, so it is no model of transformers")
     values = read_json(encoder / "config.json", "choose another model")

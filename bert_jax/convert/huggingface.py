@@ -35,6 +35,7 @@ FILES += ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.model")
 # Of a model of embeddings, by `sentence_transformers.save`.
 FILES += ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 FOLDERS = (COMPANION_FOLDER, "1_Pooling", "2_Dense", "2_Normalize", "3_Normalize")
+FOLDERS += ("1_Dense", "1_SpladePooling")
 
 
 @dataclasses.dataclass(frozen=True)

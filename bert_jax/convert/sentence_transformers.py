@@ -1,7 +1,5 @@
 """Directories of `sentence-transformers`: an encoder, its pooling, and what follows, both ways."""
 
-import json
-import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -10,11 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
-from tokenizers import normalizers
 
 from bert_jax.config import EmbeddingConfig, ModelConfig
-from bert_jax.convert import huggingface, names
+from bert_jax.convert import huggingface, late_interaction, module_folders, names, splade
 from bert_jax.convert.huggingface import Exported
 from bert_jax.convert.names import Converted
 from bert_jax.errors import UserError
@@ -22,14 +18,9 @@ from bert_jax.storage import paths
 from bert_jax.storage.json_files import read_json
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.embedding import EmbeddingTaskConfig
-from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
 LIBRARY = "sentence-transformers"
-_MODULES, _CONFIG, _TOKENIZER = "modules.json", "config.json", "tokenizer_config.json"
-_TRANSFORMER, _SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
-_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
-_READ = "Transformer, Pooling, and after them perhaps Dense and Normalize"
 _POOLINGS = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}
 _OTHER_POOLINGS = ("mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 _MODE = "pooling_mode"
@@ -60,54 +51,32 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "Normalize": _VECTORS,
 }
 _PASSAGE = ("document", "passage", "corpus")  # in the order of its `encode_document`
-_REMEDY = "fetch it again"
 
 
 def is_sentence_transformers(path: Path) -> bool:
-    """Return whether a directory is one of embeddings of sentence-transformers, by its files."""
-    return os.path.isfile(path / _MODULES) and not huggingface.is_cross_encoder(path)
-
-
-def read_modules(path: Path, name: str = "") -> dict[str, Path]:
-    """Return the folder of each module, or refuse what is not read; `name` is for messages."""
-    where, folders = f"{name or path}: {_MODULES}", dict[str, Path]()
-    for entry in read_json(path / _MODULES, _REMEDY, list):
-        entry = entry if isinstance(entry, dict) else {}
-        module, folder = str(entry.get("type")), str(entry.get("path"))
-        kind = module.rpartition(".")[2]
-        is_known = module.startswith("sentence_transformers.") and kind in _ORDER
-        if not is_known or kind in folders or folder == ".." or Path(folder).name != folder:
-            what = f"{module} in {folder!r}" if is_known else module
-            raise UserError(f"{where} has {what}; only {_READ} are read")
-        folders[kind] = path / folder
-    if [*folders] != [kind for kind in _ORDER if kind in {*folders, *_ORDER[:2]}]:
-        raise UserError(f"{where} has {', '.join(folders) or 'no module'}; only {_READ} are read")
-    return folders
+    """Return whether a directory is of sentence-transformers and no reranker, by its files."""
+    return os.path.isfile(path / module_folders.MODULES) and not huggingface.is_cross_encoder(path)
 
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
     """Return the encoder's config, the parameters with the task of a directory, the tokenizer."""
-    folders = read_modules(path)
-    for kind, folder in folders.items():
-        if kind != "Normalize" and not paths.is_folder(folder):  # which git drops as it is empty
-            raise UserError(f"{path / _MODULES} names {folder}, which is no folder; {_REMEDY}")
+    folders = module_folders.read(path)
+    module_folders.check(folders, path)
+    if "SpladePooling" in folders:
+        return splade.load(path, folders)
+    if "Pooling" not in folders:
+        return late_interaction.load(path, folders)
     encoder, normalize = folders["Transformer"], folders.get("Normalize")
-    if normalize and paths.exists(normalize / _CONFIG):
-        _read_config(normalize / _CONFIG, "Normalize")
+    if normalize and paths.exists(normalize / module_folders.CONFIG):
+        _read_config(normalize / module_folders.CONFIG, "Normalize")
     embedding = {
-        "pooling": _read_pooling(folders["Pooling"] / _CONFIG),
+        "pooling": _read_pooling(folders["Pooling"] / module_folders.CONFIG),
         "normalize": bool(normalize),
     }
     embedding |= _read_prompts(path, is_unit=bool(normalize))
-    # In older directories by the name of another model.
-    file = next(iter(sorted(encoder.glob("sentence_*_config.json"))), encoder / _TRANSFORMER)
-    values = _read_config(file, "Transformer") if file.exists() else {}
-    lowercase, longest = values.get("do_lower_case"), values.get("max_seq_length")
-    if longest is None and (beside := encoder / _TOKENIZER).exists():
-        longest = read_json(beside, _REMEDY).get("model_max_length")
-    longest = math.inf if longest is None else longest
-    if not isinstance(longest, int | float) or not longest >= 3:
-        raise UserError(f"{file}: the maximum length is {longest!r}; it must be 3 tokens or more")
+    file = module_folders.settings_file(encoder)
+    if file.exists():
+        _read_config(file, "Transformer")
     config, converted, tokenizer = huggingface.load(encoder)
     params = {"bert": converted.params["bert"]}
     if "Dense" in folders:
@@ -115,14 +84,14 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
         embedding |= about
     task = EmbeddingTaskConfig(embedding=EmbeddingConfig(**embedding))
     unused = [*converted.unused, *sorted(converted.params.keys() - params.keys())]
-    length = int(min(longest, config.max_position_embeddings))
-    tokenizer = _lowercasing(tokenizer, file) if lowercase else tokenizer
+    length = module_folders.max_length(encoder, config)
+    tokenizer = module_folders.lowercased(tokenizer, encoder)
     return config, Converted(params, unused, task, length), tokenizer
 
 
 def _read_config(file: Path, kind: str) -> dict[str, Any]:
     """Return the config of a module, without what would change its result in another way."""
-    values, fields = read_json(file, _REMEDY), _FIELDS[kind]
+    values, fields = read_json(file, module_folders.REMEDY), _FIELDS[kind]
     for name, value in values.items():
         if fields[name] not in (..., value) if name in fields else value:
             raise UserError(f"{file} has {name} {str(value)[:60]!r}, which is not supported")
@@ -142,13 +111,13 @@ def _read_pooling(file: Path) -> str:
 
 def _read_dense(folder: Path, inputs: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters of a dense layer, and the fields of `EmbeddingConfig` about it."""
-    values = _read_config(file := folder / _CONFIG, "Dense")
+    values = _read_config(file := folder / module_folders.CONFIG, "Dense")
     name, size = values.get("activation_function", _ACTIVATIONS["tanh"]), values.get("out_features")
     activation = str(name).rpartition(".")[2].lower()
     if activation not in _ACTIVATIONS or not str(name).startswith("torch.nn."):
         raise UserError(f"{file} has {name}; only {' and '.join(_ACTIVATIONS.values())} are read")
     if not isinstance(size, int) or size < 1:
-        raise UserError(f"{file}: out_features is {size!r}; {_REMEDY}")
+        raise UserError(f"{file}: out_features is {size!r}; {module_folders.REMEDY}")
     tensors, shapes = huggingface.open_weights(folder), {"weight": (size, inputs), "bias": (size,)}
     if not values.get("bias", True):
         tensors = {**tensors, "linear.bias": lambda: np.zeros(size, np.float32)}
@@ -162,13 +131,13 @@ def _read_dense(folder: Path, inputs: int) -> tuple[dict[str, Any], dict[str, An
 
 def _read_prompts(path: Path, *, is_unit: bool) -> dict[str, str]:
     """Return the prompts of queries and passages; warn of settings that are not kept."""
-    file = path / _SETTINGS
-    values = read_json(file, _REMEDY) if file.exists() else {}
+    file = path / module_folders.SETTINGS
+    values = read_json(file, module_folders.REMEDY) if file.exists() else {}
     if values.get("truncate_dim"):
         raise UserError(f"{file} has truncate_dim {values['truncate_dim']}, which is not supported")
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, Mapping) or not all(isinstance(p, str) for p in prompts.values()):
-        raise UserError(f"{file} has prompts that are no texts by name; {_REMEDY}")
+        raise UserError(f"{file} has prompts that are no texts by name; {module_folders.REMEDY}")
     passage = next((name for name in _PASSAGE if prompts.get(name)), _PASSAGE[0])
     read = {"query": prompts.get("query", ""), passage: prompts.get(passage, "")}
     others = [name for name in prompts if prompts[name] not in ("", *read.values())]
@@ -180,19 +149,6 @@ def _read_prompts(path: Path, *, is_unit: bool) -> dict[str, str]:
     if lost:
         warnings.warn(f"{file}: not kept: {'; '.join(lost)}", stacklevel=2)
     return {"query_prompt": read["query"], "passage_prompt": read[passage]}
-
-
-def _lowercasing(tokenizer: Tokenizer, file: Path) -> Tokenizer:
-    """Return a tokenizer that lowercases texts before all else, as `do_lower_case` does there."""
-    content = tokenizer.files().get("tokenizer.json")
-    if not content:
-        kind = f"its tokenizer, of kind {tokenizer.kind}, cannot"
-        raise UserError(f"{file} has do_lower_case, which {kind}; lowercase texts yourself")
-    inner = tokenizers.Tokenizer.from_str(content.decode())
-    steps = [inner.normalizer] if inner.normalizer else []
-    inner.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
-    files = {"tokenizer.json": inner.to_str().encode()}
-    return tokenizer_loading.from_files(files, str(file))
 
 
 def save(
@@ -222,29 +178,18 @@ def save(
         modules["Dense"] = sizes | activation
     if embedding.normalize:
         modules["Normalize"] = _VECTORS
-    listed = []
-    for index, (kind, values) in enumerate(modules.items()):
-        folder = f"{index}_{kind}" if index else ""
-        # The names that every version reads.
-        module = {"path": folder, "type": f"sentence_transformers.models.{kind}"}
-        listed.append({"idx": index, "name": str(index), **module})
-        if folder:
-            (path / folder).mkdir()
-            _write(path / folder / _CONFIG, values)
-        if kind == "Dense":
-            dense = {name: np.asarray(value) for name, value in params["dense"].items()}
-            tensors = {"linear.weight": dense["kernel"].T, "linear.bias": dense["bias"]}
-            huggingface.write_weights(path / folder, tensors)
-            size += sum(x.size for x in tensors.values())
-    _write(path / _MODULES, listed)
+    # The names that every version reads.
+    folders = module_folders.write(path, modules, prefix="sentence_transformers.models.")
+    if "Dense" in folders:
+        dense = {name: np.asarray(value) for name, value in params["dense"].items()}
+        tensors = {"linear.weight": dense["kernel"].T, "linear.bias": dense["bias"]}
+        huggingface.write_weights(folders["Dense"], tensors)
+        size += sum(x.size for x in tensors.values())
     settings: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
     if exported.newly_initialized:  # a pooler, which no vector depends on
         settings["model_args"] = {"add_pooling_layer": False}
-    _write(path / _TRANSFORMER, settings)
+    module_folders.write_json(path / module_folders.TRANSFORMER, settings)
     prompts = {"query": embedding.query_prompt, "document": embedding.passage_prompt}
-    _write(path / _SETTINGS, {"prompts": prompts, "similarity_fn_name": "cosine"})
+    described = {"prompts": prompts, "similarity_fn_name": "cosine"}
+    module_folders.write_json(path / module_folders.SETTINGS, described)
     return Exported("SentenceTransformer", exported.dropped, (), size, task, LIBRARY)
-
-
-def _write(file: Path, values: Any) -> None:
-    file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -17,8 +17,10 @@ from bert_jax.inference.tokenization import sequences_of, warn_unknown
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.encoder import Encoder
 from bert_jax.retrieval.search import check_count, normalize
+from bert_jax.tasks import task_class
 from bert_jax.tasks.base import longest_sequence
 from bert_jax.tasks.embedding import BertForEmbedding, text_windows
+from bert_jax.tasks.retrieval import Retrieval
 from bert_jax.training import checkpoint
 
 # What the vectors of a model of embeddings depend on, beside its parameters.
@@ -61,7 +63,8 @@ class TextEncoder:
     "tokens" for one vector a token; "words" for the mean of each of `word_spans`, NaN if truncated.
     Without `layers` and `pooling`, a model of embeddings has its own, and any other the last
     layer's mean. Where a model of embeddings was trained on texts of more tokens than it has
-    positions, a text is read in windows, and its vector is the mean of theirs.
+    positions, a text is read in windows, and its vector is the mean of theirs. `before` is put
+    before each text, as part of it.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class TextEncoder:
         layers: Sequence[int] | None = None,
         pooling: str | None = None,
         *,
+        before: str = "",
         batch_size: int | None = None,
     ):
         is_own = layers is None and pooling is None and isinstance(model.model, BertForEmbedding)
@@ -84,6 +88,7 @@ class TextEncoder:
         if batch_size is not None:
             check_count(batch_size, "batch_size")
         self._model, self._pooling, self._batch_size = model, pooling, batch_size
+        self._before, self.is_by_token = before, self._pooling in _OF_TOKENS
         self._is_unit, self._stride = False, 0
         self.max_length = model.config.max_position_embeddings
         self.size = model.config.hidden_size
@@ -106,6 +111,7 @@ class TextEncoder:
 
     def encode_chunk(self, texts: Sequence[str]) -> list[TextEmbedding]:
         """Return the embedding of each text, all at once."""
+        texts = [self._before + text for text in texts]
         tokenizer, room = self._model.tokenizer, self.max_length - 2
         offsets: list[Any] = []
         if self._pooling in _OF_TOKENS:
@@ -168,6 +174,9 @@ def embedding_identity(model: LoadedModel) -> dict[str, Any]:
         params = {"bert": params, "dense": model.params.get("dense", {})}
         embedding = dataclasses.asdict(model.model.embedding)
         own = {name: embedding[name] for name in _OWN} | {"max_length": model.data.max_length}
+    elif model.task and issubclass(task_class(model.task.kind), Retrieval):
+        params = model.params
+        own = dataclasses.asdict(model.task) | {"max_length": model.data.max_length}
     return {
         "parameters": checkpoint.checksum(params),
         "tokenizer": model.tokenizer.fingerprint,

@@ -1,17 +1,19 @@
 """An index: the embeddings of texts, in a folder, to search by meaning.
 
-`vectors.npy` is [N, D] float16, of unit length; `texts.bin` the N texts, one after the other;
-`entries.npy` [N, 3] int64: where each text ends there, its file and its line. `index.json` says
-which model and files they are of, and the checksums. The folder gets its name when all are written.
+`vectors.npy` is [N, D] float16, of unit length, or what `retrieval.vectors` says of another kind of
+model; `texts.bin` the N texts, one after the other; `entries.npy` [N, 3] int64: where each text
+ends there, its file and its line. `index.json` says which model and files they are of, and the
+checksums. The folder gets its name when all are written.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
 import reprlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
 
@@ -22,8 +24,10 @@ from bert_jax.inference.embeddings import TextEncoder, embedding_identity
 from bert_jax.inference.loading import LoadedModel, load_model
 from bert_jax.inference.reranking import check_reranker, relevance
 from bert_jax.inference.runner import chunks
-from bert_jax.inference.tokenization import own_prompt, text_list, warn_truncated
+from bert_jax.inference.task_vectors import TaskEncoder, kind_of_vectors, text_encoder
+from bert_jax.inference.tokenization import text_list, warn_truncated
 from bert_jax.retrieval import search
+from bert_jax.retrieval.vectors import KINDS, ArrayWriter
 from bert_jax.storage import checksums, json_files
 from bert_jax.storage.paths import AnyPath, absolute, as_path, check_named
 from bert_jax.storage.replacement import replacing
@@ -32,7 +36,7 @@ from bert_jax.text.files import existing
 from bert_jax.text.records import read_records, reader
 
 _FORMAT = 1
-_RECORD, _FILES = "index.json", ("vectors.npy", "texts.bin", "entries.npy")
+_RECORD, _FILES = "index.json", ("texts.bin", "entries.npy")
 _REMEDY = "remove the folder and build it again"
 _BUILTIN = "builtin"  # in place of a file: the functions of Python's library
 _LISTED = "texts"  # in place of a file's name: the texts of a list
@@ -44,8 +48,8 @@ class Hit:
 
     Attributes:
       text: the text as it was indexed.
-      score: the cosine of its embedding and that of the query, 1 for the same direction; or the
-        score of a reranker.
+      score: the cosine of its embedding and that of the query, 1 for the same direction; of late
+        interaction a sum of such, of sparse vectors their product; or the score of a reranker.
       file, line: where it is from; the first line of a row of a table.
       number: its number in the index, from 0: the row of `Index.vectors`.
 
@@ -70,9 +74,11 @@ class TextIndex:
         identity = record["identity"]
         self._path, self._identity, self._files = path, identity["model"], list(identity["files"])
         self._checkpoint, self.num_truncated = str(record["checkpoint"]), int(record["truncated"])
-        checksums.check(path, {name: record["checksums"][name] for name in _FILES}, _REMEDY)
+        kind = KINDS[record.get("vectors", "dense")]
+        names = (*_FILES, *kind.files)
+        checksums.check(path, {name: record["checksums"][name] for name in names}, _REMEDY)
         # Open from here on, as another index may get the name.
-        self.vectors = np.load(path / "vectors.npy", mmap_mode="r")
+        self._vectors = kind(path, int(record.get("size", 0)))
         self._entries = np.load(path / "entries.npy", mmap_mode="r")
         self._texts = np.memmap(path / "texts.bin", np.uint8, mode="r")
         if bert is not None:
@@ -116,7 +122,8 @@ class TextIndex:
             folder.mkdir()
             bert = cls._loaded(bert)
             num_truncated = _write(bert, read(), count, folder)
-            paths = [folder / name for name in _FILES]
+            kind = kind_of_vectors(bert)
+            paths = [folder / name for name in (*_FILES, *KINDS[kind].files)]
             source = str(bert.source or "")
             is_path = source and not hub.is_name(source)
             record = {
@@ -127,6 +134,8 @@ class TextIndex:
                     "column": column,
                     "texts": count,
                 },
+                "vectors": kind,
+                "size": bert.config.vocab_size,
                 "checkpoint": str(absolute(as_path(source))) if is_path else source,
                 "truncated": num_truncated,
                 "checksums": checksums.of_files(folder, paths),
@@ -197,7 +206,7 @@ class TextIndex:
             reranker = self._loaded(reranker, "reranker")
             check_reranker(reranker)
         count = top_k if reranker is None else max(top_k, candidates)
-        found = search.top_k(self.vectors, self.encode(queries), count)
+        found = self._vectors.top_k(self.encode(queries), count)
         hits = [
             [self._hit(int(number), float(score)) for number, score in zip(*each, strict=True)]
             for each in zip(found.indices, found.scores, strict=True)
@@ -206,10 +215,11 @@ class TextIndex:
             hits = _reranked(reranker, queries, hits, top_k)
         return hits[0] if isinstance(query, str) else hits
 
-    def encode(self, queries: str | Sequence[str]) -> np.ndarray:
+    def encode(self, queries: str | Sequence[str]) -> Any:
         """Return the embeddings of queries, [Q, D] float32 of unit length.
 
-        What exceeds the model's positions is truncated, with a warning.
+        Of late interaction and of sparse vectors, a list of what each query becomes. What exceeds
+        the model's positions is truncated, with a warning.
 
         Raises:
           UserError: a query is empty, or the index is of another model.
@@ -219,10 +229,15 @@ class TextIndex:
             if not query.strip():
                 which = f"query {number} of {len(queries)}" if len(queries) > 1 else "the query"
                 raise UserError(f"{which} is empty; give a text to search for")
-        encoder, prompt = TextEncoder(self.bert), own_prompt(self.bert, "query")
-        vectors, num_truncated = _embed(encoder, [prompt + query for query in queries])
+        encoder = text_encoder(self.bert, prompt="query")
+        vectors, num_truncated = _embed(encoder, queries)
         warn_truncated(num_truncated, len(queries), encoder.max_length)
         return vectors
+
+    @property
+    def vectors(self) -> Any:
+        """The vectors of the texts, as `retrieval.vectors.Vectors.matrix`."""
+        return self._vectors.matrix
 
     def text(self, number: int) -> str:
         """Return a text by its number in the index; UserError where there is none."""
@@ -329,44 +344,41 @@ def _read_file(file: str, column: str) -> Iterator[tuple[str, int]]:
         yield text or "", record.line
 
 
-def _embed(encoder: TextEncoder, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-    """Return the embeddings of texts, [N, D] of unit length, and how many were truncated."""
-    vectors, num_truncated = np.empty((len(texts), encoder.size), np.float32), 0
-    for index, embedding in enumerate(encoder(texts)):
-        vectors[index] = embedding.vectors
-        num_truncated += embedding.is_truncated
-    return search.normalize(vectors), num_truncated
+def _embed(encoder: TextEncoder | TaskEncoder, texts: Sequence[str]) -> tuple[Any, int]:
+    """Return the vectors of texts, as `Index.encode` does, and how many were truncated."""
+    is_task = isinstance(encoder, TaskEncoder)
+    encode = encoder.compact_chunk if is_task else encoder.encode_chunk
+    embeddings = [each for chunk in chunks(texts) for each in encode(chunk)]
+    vectors = [each.vectors for each in embeddings]
+    num_truncated = sum(each.is_truncated for each in embeddings)
+    return vectors if is_task else search.normalize(np.array(vectors, np.float32)), num_truncated
 
 
 def _write(bert: LoadedModel, read: Iterator[_Entry], count: int, folder: Path) -> int:
     """Embed texts, and write the arrays of an index; return how many were truncated."""
-    encoder, prompt = TextEncoder(bert), own_prompt(bert, "passage")
+    encoder, kind = text_encoder(bert, prompt="passage"), KINDS[kind_of_vectors(bert)]
     done = end = num_truncated = 0
-    with (
-        (folder / "vectors.npy").open("wb") as vectors,
-        (folder / "entries.npy").open("wb") as entries,
-        (folder / "texts.bin").open("wb") as texts,
-        console.working("embedding"),
-    ):
-        _write_header(vectors, np.float16, (count, encoder.size))
-        _write_header(entries, np.int64, (count, 3))
+    with contextlib.ExitStack() as files:
+        arrays = [files.enter_context(ArrayWriter(folder / name)) for name in kind.files]
+        entries = files.enter_context(ArrayWriter(folder / "entries.npy"))
+        texts = files.enter_context((folder / "texts.bin").open("wb"))
+        files.enter_context(console.working("embedding"))
         for chunk in chunks(read, lambda entry: len(entry.text)):
-            embedded, truncated = _embed(encoder, [prompt + entry.text for entry in chunk])
-            vectors.write(embedded.astype(np.float16).tobytes())
+            embedded, truncated = _embed(encoder, [entry.text for entry in chunk])
+            for array, part in zip(arrays, kind.arrays(embedded), strict=True):
+                array.append(part)
             for entry in chunk:
                 end += texts.write(entry.text.encode())
-                entries.write(np.array([end, entry.file, entry.line], np.int64).tobytes())
+                entries.append(np.array([[end, entry.file, entry.line]], np.int64))
             done, num_truncated = done + len(chunk), num_truncated + truncated
             console.advance(done, count)
     refuse(done != count, "a file was changed while it was read", fix="repeat the command")
     return num_truncated
 
 
-def _write_header(file: BinaryIO, dtype: type, shape: tuple[int, int]) -> None:
-    """Write how an .npy file begins."""
-    described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "shape": shape}
-    np.lib.format.write_array_header_1_0(file, {**described, "fortran_order": False})
-
-
 def _is_index(path: Path) -> bool:
-    return os.path.exists(path / _RECORD) and {*os.listdir(path)} <= {_RECORD, *_FILES}
+    return os.path.exists(path / _RECORD) and {*os.listdir(path)} <= {
+        _RECORD,
+        *_FILES,
+        *(name for kind in KINDS.values() for name in kind.files),
+    }

@@ -15,8 +15,10 @@ from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Sequences
 from bert_jax.models.architecture import num_token_types
 from bert_jax.retrieval.search import check_count
+from bert_jax.tasks import task_class
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.tasks.embedding import BertForEmbedding
+from bert_jax.tasks.retrieval import Retrieval
 
 UNKNOWN_TOKENS = (
     "of the tokens are unknown to the tokenizer; choose a model that was trained on such text"
@@ -100,18 +102,17 @@ def sequences_of(
     )
 
 
-def prompt_of(model: LoadedModel, name: str) -> str:
-    """Return what a model puts before each "query" or "passage"; nothing without a name."""
-    has_prompts = isinstance(model.model, BertForEmbedding)
+def check_prompt(model: LoadedModel, name: str) -> None:
+    """Refuse the name of a prompt that a model does not have; no name is no prompt."""
+    has_prompts = model.task and issubclass(task_class(model.task.kind), Retrieval)
     if name and (name not in ("query", "passage") or not has_prompts):
         known = "query and passage" if has_prompts else "none, as it was not trained for embeddings"
         raise UserError(f"prompt is {name!r}; the model has {known}")
-    return own_prompt(model, name) if name else ""
 
 
 def own_prompt(model: LoadedModel, name: str) -> str:
     """Return what a model puts before each "query" or "passage", if it has any prompts."""
-    if not isinstance(model.model, BertForEmbedding):
+    if not name or not isinstance(model.model, BertForEmbedding):
         return ""
     return getattr(model.model.embedding, f"{name}_prompt")
 

@@ -4,7 +4,7 @@ Shape letters and arguments are those of `models.bert`.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ class TaskModel(nn.Module):
     has_dropout = True
     input_rank = 2
     keeps_pooler = False  # of a checkpoint, for another task, though this one does not use it
+    kept_heads: ClassVar[Sequence[str]] = ()  # heads of pretraining that the task goes on with
 
     def setup(self) -> None:
         c = self.config
@@ -79,6 +80,14 @@ class TaskModel(nn.Module):
         mixed: Any = sum(weight * state for weight, state in zip(weights, states, strict=True))
         return mixed
 
+    @staticmethod
+    def of_choices(key: DropoutKey | None, shape: Sequence[int]) -> DropoutKey | None:
+        """Return the key of each sequence of a batch of `shape`, [B, C, L] or [B, L]."""
+        if key is None or len(shape) < 3:
+            return key
+        indices = key.indices[:, None] * shape[1] + jnp.arange(shape[1])
+        return DropoutKey(key.key, indices.reshape(-1))
+
     def init_params(self, key: Array) -> Any:
         """Return random parameters, boxed with their logical axes."""
         ids = jnp.zeros((1,) * self.input_rank, jnp.int32)
@@ -99,15 +108,12 @@ class SequenceScores(TaskModel):
         dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "B C"]:
         """Return float32 logits of sequences [B, C, L]; of [B, L] as many as there are."""
-        batch, *choices, length = input_ids.shape
-        if dropout_key and choices:
-            indices = dropout_key.indices[:, None] * choices[0] + jnp.arange(choices[0])
-            dropout_key = DropoutKey(dropout_key.key, indices.reshape(-1))
+        batch, *_, length = input_ids.shape
         logits = super().__call__(
             input_ids=input_ids.reshape(-1, length),
             token_type_ids=token_type_ids.reshape(-1, length),
             attention_mask=attention_mask.reshape(-1, length),
-            dropout_key=dropout_key,
+            dropout_key=self.of_choices(dropout_key, input_ids.shape),
         )
         return logits.reshape(batch, -1)
 

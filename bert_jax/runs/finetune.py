@@ -19,6 +19,7 @@ from bert_jax.config.validation import validate_finetuning
 from bert_jax.console import Level
 from bert_jax.distributed import devices, hosts
 from bert_jax.distributed import mesh as meshes
+from bert_jax.errors import refuse
 from bert_jax.inference.predictions import write_predictions
 from bert_jax.models.heads import TaskModel
 from bert_jax.runs import origin, report
@@ -142,7 +143,7 @@ def start(
         workdir=workdir,
         init=init_name,
         recipe=recipe,
-        params=initial.params if head else {"bert": initial.params["bert"]},
+        params=initial.params if head else _kept_params(initial, config),
         tokenizer=initial.tokenizer,
         examples=examples,
         rate=rate,
@@ -174,6 +175,18 @@ def _head_to_keep(config: FinetuneConfig, initial: Bert) -> TaskConfig | None:
     other = initial.task.kind if initial.task else config.task.kind
     is_headless = other != config.task.kind and task_class(other).is_headless
     return initial.task if is_same_kind and not (is_headless or config.new_head) else None
+
+
+def _kept_params(initial: Bert, config: FinetuneConfig) -> dict[str, Any]:
+    """Return the parameters of a checkpoint that a task without its head goes on with."""
+    kept = task_class(config.task.kind).model_class.kept_heads
+    absent = [name for name in kept if name not in initial.params]
+    refuse(
+        absent,
+        f"the checkpoint has no masked LM head, which {config.task.kind} goes on with",
+        fix="take one that was pretrained and not fine-tuned",
+    )
+    return {name: initial.params[name] for name in ("bert", *kept)}
 
 
 def _read_examples(

@@ -171,7 +171,8 @@ def compile_program(config: FinetuneConfig, task: Task, rate: RateSchedule, mesh
     )
     setup = make_setup(model, optimizer, config.seed, mesh, config.parallel)
     objective = task.objective(model)
-    train_step = make_train_step(objective, optimizer, config.optimizer.microbatches)
+    microbatches = config.optimizer.microbatches
+    train_step = make_train_step(objective, optimizer, microbatches, steps=rate.steps)
     compiled = partial(meshes.compile_step, mode=config.parallel.mode, layout=setup.layout)
     return Program(
         objective=objective,

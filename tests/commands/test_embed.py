@@ -83,7 +83,7 @@ def test_vectors_alone_and_of_unit_length(tiny_run, tiny_bert, file, tmp_path, b
         ({"--layer": "x"}, "is not numbers"),
         ({"file": "empty.txt"}, "empty.txt has no text"),
         ({"--output": "texts.txt"}, "ends in .npz or .npy"),
-        ({"--output": "x.npy", "--pooling": "words"}, "which text the words are of; give an .npz"),
+        ({"--output": "x.npy", "--pooling": "words"}, "which text a vector is of; give an .npz"),
         ({"--output": "no/x.npz"}, "make the folder first"),
     ],
 )

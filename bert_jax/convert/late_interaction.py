@@ -1,0 +1,133 @@
+"""Late interaction in the directories of PyLate, which sentence-transformers 6 reads too."""
+
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import ModelConfig
+from bert_jax.convert import huggingface, module_folders, names
+from bert_jax.convert.huggingface import Exported
+from bert_jax.convert.names import Converted
+from bert_jax.errors import UserError, refuse
+from bert_jax.storage.json_files import read_json
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.late_interaction import LateInteractionConfig
+from bert_jax.text.tokenizer import Tokenizer
+
+_IDENTITY = "torch.nn.modules.linear.Identity"
+_KERNEL = "linear.weight"
+_DENSE = "pylate.models.Dense.Dense"
+
+
+def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converted, Tokenizer]:
+    """Return the model of a directory, from the folders of its modules."""
+    refuse(
+        "MultiVectorMask" in folders,
+        f"{path} is of MultiVectorEncoder's own layout, which is not read",
+        fix="save it with PyLate",
+    )
+    file = path / module_folders.SETTINGS
+    values = read_json(file, module_folders.REMEDY) if file.exists() else {}
+    config, converted, tokenizer = huggingface.load(folders["Transformer"])
+    kernel = _read_dense(folders["Dense"], config.hidden_size)
+    params = {"bert": converted.params["bert"], "dense": {"kernel": jnp.asarray(kernel.T)}}
+    expansion = "attended" if values.get("attend_to_expansion_tokens") else "unattended"
+    task = LateInteractionConfig(
+        size=len(kernel),
+        query_length=_number(values, "query_length", 32, file),
+        expansion=expansion if values.get("do_query_expansion", True) else "none",
+        query_token=_text(values, "query_prefix", "[Q] ", file),
+        passage_token=_text(values, "document_prefix", "[D] ", file),
+        skipped_tokens=_tokens(values, file),
+    )
+    unused = [*converted.unused, *sorted(converted.params.keys() - {"bert"})]
+    length = min(_number(values, "document_length", 180, file), config.max_position_embeddings)
+    tokenizer = module_folders.lowercased(tokenizer, folders["Transformer"])
+    return config, Converted(params, unused, task, length), tokenizer
+
+
+def _read_dense(folder: Path, inputs: int) -> np.ndarray:
+    """Return the matrix of the dense layer, [out, in]."""
+    values = read_json(file := folder / module_folders.CONFIG, module_folders.REMEDY)
+    size = values.get("out_features")
+    for name, value in {"bias": False, "activation_function": _IDENTITY}.items():
+        if values.get(name, value) != value:
+            raise UserError(f"{file} has {name} {str(values[name])[:60]!r}; only {value} is read")
+    refuse(values.get("use_residual"), f"{file} has use_residual", fix="take a model without it")
+    if not isinstance(size, int) or size < 1:
+        raise UserError(f"{file}: out_features is {size!r}; {module_folders.REMEDY}")
+    tensors = huggingface.open_weights(folder)
+    return names.read_tensor(tensors, _KERNEL, (size, inputs), str(folder), _KERNEL)
+
+
+def _number(values: Mapping[str, Any], name: str, default: int, file: Path) -> int:
+    number = values.get(name)
+    number = default if number is None else number
+    if not isinstance(number, int) or isinstance(number, bool) or number < 3:
+        raise UserError(f"{file}: {name} is {str(number)[:60]!r}; it must be 3 tokens or more")
+    return number
+
+
+def _text(values: Mapping[str, Any], name: str, default: str, file: Path) -> str:
+    text = values.get(name)
+    text = default if text is None else text
+    if not isinstance(text, str):
+        raise UserError(f"{file}: {name} is {str(text)[:60]!r}, which is no token")
+    return text
+
+
+def _tokens(values: Mapping[str, Any], file: Path) -> tuple[str, ...]:
+    tokens = values.get("skiplist_words")
+    tokens = list(string.punctuation) if tokens is None else tokens
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise UserError(f"{file}: skiplist_words are no list of tokens; {module_folders.REMEDY}")
+    return tuple(tokens)
+
+
+def save(
+    config: ModelConfig,
+    params: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    path: Path,
+    *,
+    task: Task,
+    max_length: int,
+) -> Exported:
+    """Write a directory that PyLate and `MultiVectorEncoder` load."""
+    own = task.config
+    assert isinstance(own, LateInteractionConfig)
+    encoder = {"bert": params["bert"]}
+    exported = huggingface.save(config, encoder, tokenizer, path, head="none")
+    dense = {
+        "in_features": config.hidden_size,
+        "out_features": own.size,
+        "bias": False,
+        "activation_function": _IDENTITY,
+    }
+    modules = {"Transformer": {}, _DENSE: dense}
+    # The names that every version reads.
+    folders = module_folders.write(path, modules, prefix="sentence_transformers.models.")
+    kernel = np.asarray(params["dense"]["kernel"]).T
+    huggingface.write_weights(folders[_DENSE], {_KERNEL: kernel})
+    settings: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
+    if exported.newly_initialized:  # a pooler, which no vector depends on
+        settings["model_args"] = {"add_pooling_layer": False}
+    module_folders.write_json(path / module_folders.TRANSFORMER, settings)
+    described = {
+        "model_type": "ColBERT",
+        "similarity_fn_name": "MaxSim",
+        "query_prefix": own.query_token,
+        "document_prefix": own.passage_token,
+        "query_length": own.query_length,
+        "document_length": max_length,
+        "do_query_expansion": own.expansion != "none",
+        "attend_to_expansion_tokens": own.expansion == "attended",
+        "skiplist_words": list(own.skipped_tokens),
+    }
+    module_folders.write_json(path / module_folders.SETTINGS, described)
+    size = exported.num_parameters + kernel.size
+    return Exported("MultiVectorEncoder", exported.dropped, (), size, task, task.library)

@@ -1,0 +1,122 @@
+"""The directories of sentence-transformers: a model's modules, each in a folder."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import normalizers
+
+from bert_jax.config import ModelConfig
+from bert_jax.errors import UserError
+from bert_jax.storage import paths
+from bert_jax.storage.json_files import read_json
+from bert_jax.text import tokenizer_loading
+from bert_jax.text.tokenizer import Tokenizer
+
+MODULES, CONFIG, TOKENIZER = "modules.json", "config.json", "tokenizer_config.json"
+TRANSFORMER, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
+REMEDY = "fetch it again"
+# The kinds of modules that are read together, in this order; the optional ones are in brackets.
+_LAYOUTS = (
+    "Transformer Pooling [Dense] [Normalize]",
+    "Transformer Dense [MultiVectorMask] [Normalize]",
+    "Transformer SpladePooling",
+)
+_PACKAGES = ("sentence_transformers.", "pylate.")
+_OTHER_NAMES = {"MLMTransformer": "Transformer"}
+
+
+def read(path: Path, name: str = "") -> dict[str, Path]:
+    """Return the folder of each module, or refuse what is not read; `name` is for messages."""
+    where, folders = f"{name or path}: {MODULES}", dict[str, Path]()
+    for entry in read_json(path / MODULES, REMEDY, list):
+        entry = entry if isinstance(entry, dict) else {}
+        module, folder = str(entry.get("type")), str(entry.get("path"))
+        kind = module.rpartition(".")[2]
+        kind = _OTHER_NAMES.get(kind, kind)
+        is_known = module.startswith(_PACKAGES) and any(kind in each for each in _LAYOUTS)
+        if not is_known or kind in folders or folder == ".." or Path(folder).name != folder:
+            what = f"{module} in {folder!r}" if is_known else module
+            raise UserError(f"{where} has {what}; {_read_layouts()}")
+        folders[kind] = path / folder
+    if not any(_fits([*folders], layout) for layout in _LAYOUTS):
+        raise UserError(f"{where} has {', '.join(folders) or 'no module'}; {_read_layouts()}")
+    return folders
+
+
+def check(folders: Mapping[str, Path], path: Path) -> None:
+    """Refuse a directory without the folder of a module that has files."""
+    for kind, folder in folders.items():
+        # Git drops the folder of a module without files.
+        if kind != "Normalize" and not paths.is_folder(folder):
+            raise UserError(f"{path / MODULES} names {folder}, which is no folder; {REMEDY}")
+
+
+def _fits(kinds: list[str], layout: str) -> bool:
+    names = layout.split()
+    order = [name.strip("[]") for name in names]
+    needed = [name for name in names if "[" not in name]
+    return kinds == [name for name in order if name in kinds] and {*needed} <= {*kinds}
+
+
+def _read_layouts() -> str:
+    return f"only these are read: {'; '.join(_LAYOUTS)}"
+
+
+def settings_file(encoder: Path) -> Path:
+    """Return the file of the settings of an encoder, which older versions named by its model."""
+    return next(iter(sorted(encoder.glob("sentence_*_config.json"))), encoder / TRANSFORMER)
+
+
+def max_length(encoder: Path, config: ModelConfig) -> int:
+    """Return the number of tokens to which the texts of an encoder are truncated."""
+    file = settings_file(encoder)
+    longest = read_json(file, REMEDY).get("max_seq_length") if file.exists() else None
+    if longest is None and (beside := encoder / TOKENIZER).exists():
+        longest = read_json(beside, REMEDY).get("model_max_length")
+    longest = math.inf if longest is None else longest
+    if not isinstance(longest, int | float) or not longest >= 3:
+        raise UserError(f"{file}: the maximum length is {longest!r}; it must be 3 tokens or more")
+    return int(min(longest, config.max_position_embeddings))
+
+
+def lowercased(tokenizer: Tokenizer, encoder: Path) -> Tokenizer:
+    """Return a tokenizer that lowercases texts before all else, if the settings say so."""
+    file = settings_file(encoder)
+    if not file.exists() or not read_json(file, REMEDY).get("do_lower_case"):
+        return tokenizer
+    content = tokenizer.files().get("tokenizer.json")
+    if not content:
+        kind = f"its tokenizer, of kind {tokenizer.kind}, cannot"
+        raise UserError(f"{file} has do_lower_case, which {kind}; lowercase texts yourself")
+    inner = tokenizers.Tokenizer.from_str(content.decode())
+    steps = [inner.normalizer] if inner.normalizer else []
+    inner.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+    files = {"tokenizer.json": inner.to_str().encode()}
+    return tokenizer_loading.from_files(files, str(file))
+
+
+def write(path: Path, modules: Mapping[str, Mapping[str, Any]], *, prefix: str) -> dict[str, Path]:
+    """Write the list of modules by their kinds, and the config of each; return their folders.
+
+    `prefix` is the name of the package that has the kinds, with a point, unless a kind has its own.
+    """
+    listed, folders = [], {}
+    for index, (kind, values) in enumerate(modules.items()):
+        folder = f"{index}_{kind.rpartition('.')[2]}" if index else ""
+        module = kind if "." in kind else prefix + kind
+        listed.append({"idx": index, "name": str(index), "path": folder, "type": module})
+        folders[kind] = path / folder
+        if folder:
+            folders[kind].mkdir()
+            write_json(folders[kind] / CONFIG, values)
+    write_json(path / MODULES, listed)
+    return folders
+
+
+def write_json(file: Path, values: Any) -> None:
+    """Write JSON for a person to read."""
+    file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,62 @@
+"""Sparse vectors as `SparseEncoder` of sentence-transformers has them, both ways."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import ModelConfig
+from bert_jax.convert import huggingface, module_folders
+from bert_jax.convert.huggingface import Exported
+from bert_jax.convert.names import Converted
+from bert_jax.errors import UserError, refuse
+from bert_jax.storage.json_files import read_json
+from bert_jax.tasks.base import Task
+from bert_jax.tasks.sparse import SparseConfig
+from bert_jax.text.tokenizer import Tokenizer
+
+KINDS = ("MLMTransformer", "SpladePooling")
+_POOLING = {"pooling_strategy": "max", "activation_function": "relu"}
+_TYPE = "sentence_transformers.sparse_encoder.models."
+
+
+def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converted, Tokenizer]:
+    """Return the model of a directory, from the folders of its modules."""
+    file = folders["SpladePooling"] / module_folders.CONFIG
+    values = read_json(file, module_folders.REMEDY)
+    for name, value in _POOLING.items():
+        if values.get(name, value) != value:
+            raise UserError(f"{file} has {name} {str(values[name])[:60]!r}; only {value} is read")
+    encoder = folders["Transformer"]
+    config, converted, tokenizer = huggingface.load(encoder)
+    refuse(
+        "mlm_head" not in converted.params,
+        f"{encoder} has no masked LM head, of which the vectors are made",
+        fix=module_folders.REMEDY,
+    )
+    params = {name: converted.params[name] for name in ("bert", "mlm_head")}
+    unused = [*converted.unused, *sorted(converted.params.keys() - params.keys())]
+    length = module_folders.max_length(encoder, config)
+    tokenizer = module_folders.lowercased(tokenizer, encoder)
+    return config, Converted(params, unused, SparseConfig(), length), tokenizer
+
+
+def save(
+    config: ModelConfig,
+    params: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    path: Path,
+    *,
+    task: Task,
+    max_length: int,
+) -> Exported:
+    """Write a directory that `SparseEncoder` loads."""
+    exported = huggingface.save(config, params, tokenizer, path, head="masked-lm")
+    pooling = {**_POOLING, "word_embedding_dimension": None}
+    module_folders.write(path, {"MLMTransformer": {}, "SpladePooling": pooling}, prefix=_TYPE)
+    settings = {"max_seq_length": max_length, "do_lower_case": False}
+    module_folders.write_json(path / module_folders.TRANSFORMER, settings)
+    described = {"model_type": "SparseEncoder", "prompts": {}, "similarity_fn_name": "dot"}
+    module_folders.write_json(path / module_folders.SETTINGS, described)
+    return Exported(
+        "SparseEncoder", exported.dropped, (), exported.num_parameters, task, task.library
+    )

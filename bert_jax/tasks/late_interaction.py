@@ -1,0 +1,233 @@
+"""Late interaction for search: a vector for each token, compared token by token (ColBERT)."""
+
+import dataclasses
+import string
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from bert_jax.batches.buckets import Features
+from bert_jax.config import FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.config.fields import SIZE
+from bert_jax.config.settings import setting
+from bert_jax.errors import refuse
+from bert_jax.models.architecture import make_encoder
+from bert_jax.models.heads import TaskModel, normalized
+from bert_jax.models.layers import Dense, DropoutKey
+from bert_jax.objectives.contrastive import ContrastiveObjective, Shard, is_example, ranking
+from bert_jax.retrieval import search
+from bert_jax.tasks.base import Example
+from bert_jax.tasks.retrieval import Retrieval, number_texts
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.objective import Metrics, WeightedSum
+
+_BLOCK = 4  # queries whose scores of every passage are in memory at once
+_NONE = -1e9  # the score of a passage that has no tokens
+# Roles of tokens; padding has 0.
+_SCORED, _READ, _EXPANSION = 1, 2, 3  # read and scored; read alone; scored alone
+
+
+@dataclasses.dataclass(slots=True)
+class LateInteractionConfig(TaskConfig):
+    """Settings of late interaction.
+
+    Source: Khattab and Zaharia 2020 (ColBERT); of the names and the defaults, PyLate.
+
+    >>> LateInteractionConfig().size
+    128
+    """
+
+    kind: str = setting("late_interaction", "kind of task")
+    size: int = setting(128, "numbers of a token's vector", SIZE)
+    temperature: float = setting(1.0, "divisor of the scores, which are sums over a query's tokens")
+    query_length: int = setting(
+        32, "tokens of a query, at most; of a passage data.max_length", SIZE
+    )
+    expansion: Literal["none", "unattended", "attended"] = setting(
+        "unattended",
+        "fill queries up with [MASK]s that are scored too; attended: other tokens see them",
+    )
+    query_token: str = setting("", "token after [CLS] in queries, such as [unused0]; empty: none")
+    passage_token: str = setting("", "the same in passages")
+    skipped_tokens: tuple[str, ...] = setting(
+        tuple(string.punctuation), "tokens of a passage that are read and not scored"
+    )
+
+
+class BertForLateInteraction(TaskModel):
+    """Vectors of the tokens of each text, of unit length, [B, C, L, I].
+
+    A token that is not scored has a vector of zeros.
+    """
+
+    size: int = 128
+
+    def setup(self) -> None:
+        c = self.config
+        self.bert = make_encoder(c, add_pooling_layer=False)
+        self.dense = Dense(c, (c.hidden_size, self.size), ("embed", "label"), use_bias=False)
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B *C L"],
+        token_type_ids: Int[Array, "B *C L"],
+        attention_mask: Int[Array, "B *C L"],
+        dropout_key: DropoutKey | None = None,
+        *,
+        token_roles: Int[Array, "B *C L"] | None = None,
+    ) -> Float[Array, "B C L I"]:
+        """Return float32 vectors of the texts [B, C, L]; of [B, L] those of one each."""
+        batch, *_, length = input_ids.shape
+        roles = (attention_mask if token_roles is None else token_roles).reshape(-1, length)
+        is_read = (roles == _SCORED) | (roles == _READ)
+        output = self.bert(
+            input_ids.reshape(roles.shape),
+            token_type_ids.reshape(roles.shape),
+            is_read.astype(jnp.int32),
+            self.of_choices(dropout_key, input_ids.shape),
+        )
+        vectors = normalized(self.dense(output.last_hidden_state).astype(jnp.float32))
+        is_scored = (roles == _SCORED) | (roles == _EXPANSION)
+        vectors = jnp.where(is_scored[..., None], vectors, 0.0)
+        return vectors.reshape(batch, -1, length, self.size)
+
+
+def max_similarity(
+    queries: Float[Array, "Q L I"], passages: Float[Array, "P M I"]
+) -> Float[Array, "Q P"]:
+    """Return the largest product of each token of a query with one of the passage, summed."""
+    products = jnp.einsum("qli,pmi->qplm", queries, passages)
+    is_scored = (passages != 0).any(-1)
+    return jnp.where(is_scored[:, None], products, _NONE).max(-1).sum(-1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LateInteractionObjective(ContrastiveObjective):
+    """The cross-entropy of each query's passage among all of the batch."""
+
+    temperature: float
+
+    def shard_metrics(self, own: Shard, every: Shard) -> Metrics:
+        weight = is_example(own[1]).sum(dtype=jnp.float32)
+        losses, is_first = ranking(
+            own,
+            every,
+            similarity=max_similarity,
+            temperature=self.temperature,
+            symmetric=False,
+            block=_BLOCK,
+        )
+        return {"loss": WeightedSum(losses, weight), "accuracy": WeightedSum(is_first, weight)}
+
+
+class LateInteraction(Retrieval):
+    """Vectors of tokens. A prediction is a list of those of each text, [n, I] each."""
+
+    settings = LateInteractionConfig
+    config: LateInteractionConfig
+    model_class = BertForLateInteraction
+    pipeline_tag = "sentence-similarity"
+    vectors = "tokens"
+
+    def model(self, config: ModelConfig, probe: str = "") -> TaskModel:
+        return BertForLateInteraction(config, 0, size=self.config.size)
+
+    def objective(self, model: TaskModel) -> ContrastiveObjective:
+        return LateInteractionObjective(model, self.config.temperature)
+
+    @classmethod
+    def check(cls, config: FinetuneConfig) -> None:
+        super().check(config)
+        task, most = config.task, min(config.data.max_length, config.model.max_position_embeddings)
+        refuse(
+            config.probe,
+            f"probe is {config.probe!r}, and late interaction needs the whole encoder",
+            fix="leave it empty",
+        )
+        refuse(
+            isinstance(task, LateInteractionConfig) and not 8 <= task.query_length <= most,
+            f"task.query_length is {getattr(task, 'query_length', 0)}",
+            fix=f"give 8 to {most}, the tokens of a passage",
+        )
+
+    def features(
+        self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
+    ) -> Features:
+        _, ids = number_texts(examples)
+        columns = list(zip(*(example.texts for example in examples), strict=True))
+        result = Features(choices=ids.shape[1], is_contrastive=True)
+        encoded = []
+        for number, column in enumerate(columns):
+            own = self.text_features(column, tokenizer, model, max_length, is_query=not number)
+            result.truncated += own.truncated
+            encoded.append(own)
+        for index, own in enumerate(ids):
+            sequences = [(each.sequences[index], each.second_starts[index]) for each in encoded]
+            result.add(index, own, sequences)
+            result.roles += [each.roles[index] for each in encoded]
+        return result
+
+    def text_features(
+        self,
+        texts: Sequence[str],
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        max_length: int,
+        *,
+        is_query: bool = False,
+    ) -> Features:
+        config, features = self.config, Features()
+        most = min(config.query_length if is_query else max_length, model.max_position_embeddings)
+        token = config.query_token if is_query else config.passage_token
+        before = [tokenizer.cls_id, *_ids_of([token] if token else [], tokenizer)]
+        refuse(
+            bool(token) and len(before) < 2,
+            f"the tokenizer has no token {token!r}",
+            fix="set task.query_token and task.passage_token to some that it has, or to none",
+        )
+        skipped = [] if is_query else _ids_of(config.skipped_tokens, tokenizer)
+        room = most - len(before) - 1
+        fill = is_query and config.expansion != "none"
+        for index, ids in enumerate(tokenizer.encode(texts)):
+            features.truncated += len(ids) > room
+            sequence = np.array([*before, *ids[:room], tokenizer.sep_id], np.int32)
+            roles = np.where(np.isin(sequence, skipped), _READ, _SCORED).astype(np.int32)
+            if fill:
+                padding = 0, most - len(sequence)
+                role = _SCORED if config.expansion == "attended" else _EXPANSION
+                sequence = np.pad(sequence, padding, constant_values=tokenizer.mask_id)
+                roles = np.pad(roles, padding, constant_values=role)
+            features.add(index, index, [(sequence, len(sequence))], span=len(ids) > room)
+            features.roles.append(roles)
+        return features
+
+    def collect(
+        self, before: Any, features: Features, index: int, logits: np.ndarray
+    ) -> list[np.ndarray]:
+        return [vectors[vectors.any(-1)] for vectors in logits]
+
+    def best_passages(self, queries: list[Any], passages: list[Any], k: int) -> np.ndarray:
+        return search.token_top_k(passages, queries, k).indices
+
+    def of_texts(self, prediction: list[np.ndarray]) -> list[np.ndarray]:
+        return prediction
+
+    def similarity(self, prediction: list[np.ndarray]) -> float:
+        query, passage, *_ = prediction
+        return float(search.token_top_k([passage], [query], 1).scores[0, 0])
+
+    def description(self, model: ModelConfig) -> str:
+        return (
+            f"Each token of a text has a vector of {self.config.size:,} numbers. The score of a "
+            "passage is the sum over the query's tokens of the largest product with a token of the "
+            "passage. PyLate and `MultiVectorEncoder` of sentence-transformers load the model."
+        )
+
+
+def _ids_of(tokens: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of the tokens that a tokenizer has."""
+    known = {tokenizer.id_to_token(index): index for index in range(tokenizer.vocab_size)}
+    return [known[token] for token in tokens if token in known]

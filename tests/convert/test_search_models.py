@@ -1,0 +1,171 @@
+"""Late interaction and sparse vectors as sentence-transformers and PyLate have them, both ways."""
+
+import dataclasses
+import json
+import warnings
+
+import numpy as np
+import pytest
+from helpers import refused, untrained
+
+import bert_jax
+from bert_jax.text import tokenizer_loading
+
+pytestmark = [
+    pytest.mark.parity,
+    # Of the other packages' own making, and of texts that are too long for the tiny models.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::bert_jax.TextWarning"),
+]
+with warnings.catch_warnings(action="ignore"):
+    torch = pytest.importorskip("torch")
+    library = pytest.importorskip("sentence_transformers")
+TEXTS = ["The river bank.", "a token reads, the model!", "bank " * 40, "?", "The bank reads"]
+SETTINGS = "config_sentence_transformers.json"
+# Tokens of the small vocabulary that no text has.
+MARKS = {"query_token": "[unused0]", "passage_token": "[unused1]"}
+
+
+def late(tiny_bert, tmp_path, **fields):
+    """An untrained model of late interaction with the marks in its vocabulary."""
+    folder = tmp_path / "tokenizer"
+    tiny_bert.tokenizer.save(folder)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    for index, mark in enumerate(MARKS.values()):
+        # In place of the last tokens.
+        old = next(token for token, number in vocabulary.items() if number == 63 - index)
+        del vocabulary[old]
+        vocabulary[mark] = 63 - index
+    file.write_text(json.dumps(content))
+    tokenizer = tokenizer_loading.load(folder)
+    bert = untrained(tiny_bert, "late_interaction")
+    task = dataclasses.replace(bert.task, query_length=16, **fields)
+    data = dataclasses.replace(bert.data, max_length=20)
+    return dataclasses.replace(bert, task=task, data=data, tokenizer=tokenizer)
+
+
+def check_late(bert, theirs) -> None:
+    for prompt, encode in (("query", theirs.encode_query), ("passage", theirs.encode_document)):
+        expected = encode(TEXTS, convert_to_numpy=True, show_progress_bar=False)
+        actual = bert.encode(TEXTS, prompt=prompt)
+        assert [len(each) for each in actual] == [len(each) for each in expected]
+        for mine, other in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(mine, other, atol=1e-5)
+    assert len({len(each) for each in actual}) > 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {**MARKS, "expansion": "attended"},
+        {**MARKS, "expansion": "none", "skipped_tokens": ()},
+    ],
+)
+def test_late_interaction(tiny_bert, tmp_path, fields):
+    bert = late(tiny_bert, tmp_path, **fields)
+    bert.export(tmp_path / "ours")
+    check_late(bert, library.MultiVectorEncoder(str(tmp_path / "ours"), device="cpu"))
+    again = bert_jax.load(tmp_path / "ours")
+    assert again.task == bert.task
+    assert again.data.max_length == 20
+    for mine, other in zip(again.encode(TEXTS), bert.encode(TEXTS), strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-6)
+
+
+def test_sparse_vectors(tiny_bert, tmp_path):
+    bert = untrained(tiny_bert, "sparse")
+    bert = dataclasses.replace(bert, data=dataclasses.replace(bert.data, max_length=20))
+    bert.export(tmp_path / "ours")
+    theirs = library.SparseEncoder(str(tmp_path / "ours"), device="cpu")
+    expected = theirs.encode(TEXTS, convert_to_sparse_tensor=False, show_progress_bar=False)
+    expected = np.asarray(expected)
+    assert 0.1 < (expected > 0).mean() < 0.9
+    np.testing.assert_allclose(bert.encode(TEXTS), expected, atol=1e-5)
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    again = bert_jax.load(tmp_path / "theirs")
+    assert (again.task.kind, again.data.max_length) == ("sparse", 20)
+    np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-5)
+
+
+def test_what_is_refused(tiny_bert, tmp_path):
+    untrained(tiny_bert, "sparse").export(tmp_path / "sparse")
+    file = tmp_path / "sparse" / "1_SpladePooling" / "config.json"
+    file.write_text(json.dumps({"pooling_strategy": "sum"}))
+    with refused("has pooling_strategy 'sum'; only max is read"):
+        bert_jax.load(tmp_path / "sparse")
+    folder = tmp_path / "late"
+    late(tiny_bert, tmp_path).export(folder)
+    settings = json.loads((folder / SETTINGS).read_text())
+    for changed, key_words in (
+        ({"query_length": "x"}, "query_length is 'x'"),
+        ({"document_length": 0}, "document_length is '0'"),
+        ({"query_prefix": 3}, "query_prefix is '3', which is no token"),
+        ({"skiplist_words": "ab"}, "skiplist_words are no list of tokens"),
+    ):
+        (folder / SETTINGS).write_text(json.dumps(settings | changed))
+        with refused(key_words):
+            bert_jax.load(folder)
+    (folder / SETTINGS).write_text(json.dumps(settings | {"query_prefix": "[Q] "}))
+    with refused("the tokenizer has no token '[Q] '"):
+        bert_jax.load(folder).encode(TEXTS, prompt="query")
+
+
+@pytest.mark.parametrize("fields", [{}, {"hidden_size": 24}])
+def test_the_loss_of_late_interaction(fields):
+    """As `MultiVectorMultipleNegativesRankingLoss` has it, by its own scores."""
+    from sentence_transformers.multi_vector_encoder.scoring import colbert_scores
+
+    from bert_jax.tasks.late_interaction import LateInteractionObjective, max_similarity
+
+    draw = np.random.default_rng(0)
+    count, size = 6, fields.get("hidden_size", 8)
+    vectors = draw.normal(size=(count, 3, 7, size)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
+    is_scored = draw.random((count, 3, 7)) < 0.7
+    is_scored[..., 0] = True
+    vectors *= is_scored[..., None]
+    scores = colbert_scores(
+        torch.tensor(vectors[:, 0]),
+        torch.tensor(vectors[:, 1:]),
+        queries_mask=torch.tensor(is_scored[:, 0]),
+        documents_mask=torch.tensor(is_scored[:, 1:]),
+    )
+    mine = max_similarity(vectors[:, 0], vectors[:, 1:].reshape(-1, 7, size))
+    np.testing.assert_allclose(mine, scores, atol=1e-5)
+    expected = torch.nn.functional.cross_entropy(scores / 0.5, torch.arange(count) * 2)
+    objective = LateInteractionObjective(None, 0.5)
+    labels = np.arange(count * 3, dtype=np.int32).reshape(count, 3)
+    loss = objective.metrics(vectors, labels)["loss"]
+    np.testing.assert_allclose(loss.total / loss.weight, expected, rtol=1e-5)
+
+
+def test_the_loss_of_sparse_vectors():
+    """As `SpladeLoss` has it: the cross-entropy of inner products, and two penalties."""
+    from sentence_transformers.sparse_encoder.losses import FlopsLoss
+
+    from bert_jax.tasks.sparse import SparseConfig, SparseObjective
+
+    draw = np.random.default_rng(0)
+    vectors = np.maximum(draw.normal(size=(6, 3, 30)), 0).astype(np.float32)
+    config = SparseConfig(query_penalty=0.3, passage_penalty=0.7)
+    queries, passages = torch.tensor(vectors[:, 0]), torch.tensor(vectors[:, 1:].reshape(12, 30))
+    flops = FlopsLoss(None).compute_loss_from_embeddings
+    ranked = torch.nn.functional.cross_entropy(queries @ passages.T, torch.arange(6) * 2)
+    expected = ranked + 0.3 * flops(queries) + 0.7 * flops(passages)
+    # Two examples of padding add nothing.
+    padded = np.pad(vectors, ((0, 2), (0, 0), (0, 0)), constant_values=5.0)
+    labels = np.arange(24, dtype=np.int32).reshape(8, 3)
+    labels[6:] = -1
+    objective = SparseObjective(None, config)
+    loss = objective.metrics(padded, labels)["loss"]
+    np.testing.assert_allclose(loss.total / loss.weight, expected, rtol=1e-5)
+    begun = objective.at_share(np.float32(0.0)).metrics(padded, labels)["loss"]
+    np.testing.assert_allclose(begun.total / begun.weight, ranked, rtol=1e-5)
+    third = objective.at_share(np.float32(0.165)).metrics(padded, labels)["loss"]
+    grown = ranked + (expected - ranked) / 4
+    np.testing.assert_allclose(third.total / third.weight, grown, rtol=1e-5)
