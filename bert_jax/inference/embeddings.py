@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -177,6 +178,7 @@ def embedding_identity(model: LoadedModel) -> dict[str, Any]:
     elif model.task and issubclass(task_class(model.task.kind), Retrieval):
         params = model.params
         own = dataclasses.asdict(model.task) | {"max_length": model.data.max_length}
+        own = json.loads(json.dumps(own))  # which has no tuples
     return {
         "parameters": checkpoint.checksum(params),
         "tokenizer": model.tokenizer.fingerprint,

@@ -15,8 +15,11 @@ from bert_jax.config import EmbeddingConfig, OptimizerConfig, ParallelConfig
 from bert_jax.config.schedule import make_rate_schedule
 from bert_jax.config.settings import as_variant
 from bert_jax.distributed.fsdp import SINGLE_DEVICE
+from bert_jax.objectives.contrastive import ContrastiveObjective
 from bert_jax.objectives.embeddings import EmbeddingObjective
 from bert_jax.tasks.embedding import BertForEmbedding
+from bert_jax.tasks.late_interaction import BertForLateInteraction, LateInteractionObjective
+from bert_jax.tasks.sparse import BertForSparse, SparseConfig, SparseObjective
 from bert_jax.training.optimizer import make_optimizer
 
 SIZE, TEXTS, WIDTH, LENGTH = 16, 3, 8, 24
@@ -120,16 +123,35 @@ def whole(kind: str) -> list[list[float]]:
     return train(kind)
 
 
+def objective_of(kind: str) -> ContrastiveObjective:
+    if kind == "late_interaction":
+        return LateInteractionObjective(BertForLateInteraction(MODEL, 0, size=WIDTH), 0.5)
+    if kind == "sparse":
+        return SparseObjective(BertForSparse(MODEL, 0), SparseConfig(query_penalty=0.1))
+    config = EmbeddingConfig(loss=kind, dense=WIDTH, dense_activation="identity", dimensions=(4, 8))
+    return EmbeddingObjective(BertForEmbedding(MODEL, 0, embedding=config), config)
+
+
+def texts_alone() -> dict[str, np.ndarray]:
+    """Examples of three sequences, one a text, the last example of padding."""
+    draw = np.random.default_rng(0)
+    shape = SIZE, TEXTS, WIDTH
+    is_token = np.arange(WIDTH) < draw.integers(3, WIDTH + 1, shape[:2])[..., None]
+    is_token[-1] = False
+    made = {"input_ids": np.where(is_token, draw.integers(5, 100, shape), 0).astype(np.int32)}
+    made["token_type_ids"] = np.zeros(shape, np.int32)
+    made["attention_mask"] = is_token.astype(np.int32)
+    return {**made, "labels": numbers(), "index": np.arange(SIZE, dtype=np.int32)}
+
+
 def train(kind: str, devices: int = 1, microbatches: int = 1, **parallel) -> list[list[float]]:
     """The loss and the gradient's norm of three steps."""
-    config = EmbeddingConfig(loss=kind, dense=WIDTH, dense_activation="identity", dimensions=(4, 8))
-    objective = EmbeddingObjective(BertForEmbedding(MODEL, 0, embedding=config), config)
+    objective, by_loss = objective_of(kind), kind in ("ranking", "cosent", "cosine")
+    rows = batch(kind) if by_loss else texts_alone()
     adamw = OptimizerConfig(name="adamw", learning_rate=1e-3)
     optimizer = make_optimizer(adamw, make_rate_schedule(adamw, 9))
     config, places = ParallelConfig(**parallel), jax.devices()[:devices]
-    _, metrics, _ = helpers.train(
-        objective, optimizer, [batch(kind)] * 3, config, places, microbatches
-    )
+    _, metrics, _ = helpers.train(objective, optimizer, [rows] * 3, config, places, microbatches)
     names = ("loss", "gradient_norm")
     return [[float(step[name].total / step[name].weight) for name in names] for step in metrics]
 
@@ -137,6 +159,8 @@ def train(kind: str, devices: int = 1, microbatches: int = 1, **parallel) -> lis
 CASES = [
     ("ranking", {"microbatches": 4}),
     ("ranking", {"devices": 8, "data": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}),
+    ("sparse", {"devices": 8, "data": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}),
+    ("late_interaction", {"devices": 8, "fsdp": 2, "microbatches": 2}),
     pytest.param("cosent", {"devices": 8}, marks=pytest.mark.slow),
     pytest.param("ranking", {"devices": 8, "mode": "pmap"}, marks=pytest.mark.slow),
     pytest.param("cosine", {"devices": 8, "microbatches": 2}, marks=pytest.mark.slow),

@@ -1,0 +1,185 @@
+"""Late interaction and sparse vectors: what is encoded, small runs, indexes, and mistakes."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from helpers import model_config, refused, untrained
+
+import bert_jax
+from bert_jax import FinetuneConfig, Index, OptimizerConfig
+from bert_jax.batches.buckets import Batcher
+from bert_jax.config import DataFiles
+from bert_jax.config.validation import validate_finetuning
+from bert_jax.retrieval import search
+from bert_jax.tasks import make_task
+from bert_jax.tasks.base import Example
+from bert_jax.tasks.late_interaction import LateInteractionConfig
+from bert_jax.tasks.sparse import SparseConfig
+
+CONFIGS = {
+    "late_interaction": LateInteractionConfig(query_length=12, skipped_tokens=("the",)),
+    "sparse": SparseConfig(),
+}
+KINDS = pytest.mark.parametrize("kind", [*CONFIGS])
+TEXTS = ["the river bank", "a token", "the model reads a head", "bank", "sees the small river"]
+
+
+def test_the_roles_of_tokens(wordpiece):
+    """A query is filled up with [MASK]s that are scored; of a passage some tokens are not."""
+    config = dataclasses.replace(
+        CONFIGS["late_interaction"], query_length=8, query_token="fox", skipped_tokens=("dog",)
+    )
+    task, model = make_task(config), model_config()
+    examples = [
+        Example(None, "a:1", ("the dog", "lazy dog", "the fox"), 1.0),
+        Example(None, "a:2", ("lazy dog", "the fox", "lazy dog " * 9), 1.0),
+    ]
+    features = task.features(examples, wordpiece, model, 10)
+    assert features.truncated == 1
+    batch = Batcher(features, wordpiece, 2, 10).batch(np.array([0, 1, -1]), 16)
+    assert batch["input_ids"].shape == batch["token_roles"].shape == (3, 3, 16)
+    rows = batch["input_ids"][0], batch["token_roles"][0]
+    tokens = [[wordpiece.id_to_token(token) for token in row] for row in rows[0]]
+    query = ["[CLS]", "fox", "the", "dog", "[SEP]", "[MASK]", "[MASK]", "[MASK]"]
+    assert tokens[0][:8] == query
+    assert rows[1][0].tolist() == [1] * 5 + [3] * 3 + [0] * 8
+    assert tokens[1][:4] == ["[CLS]", "lazy", "dog", "[SEP]"]
+    assert rows[1][1].tolist() == [1, 1, 2, 1] + [0] * 12
+    assert not batch["token_roles"][2].any()
+    # Equal texts have one number, whatever they are.
+    labels = batch["labels"]
+    assert labels[0, 1] == labels[1, 0]
+    assert labels[2].tolist() == [-1] * 3
+
+
+@KINDS
+def test_a_run(kind, tmp_path, tiny_run):
+    """It learns which words belong together, and is loaded, searched and evaluated as trained."""
+    words = ["token", "model", "layer", "head", "river", "bank", "reads", "sees", "small"]
+    pairs = [f"the {a}\ta {b} of {b}" for a, b in zip(words, words[1:] + words[:1], strict=True)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(["q\tp", *pairs]) + "\n")
+    train = str(tmp_path / "pairs.tsv")
+    config = FinetuneConfig(
+        epochs=12.0,
+        task=CONFIGS[kind],
+        data=DataFiles(train=train, eval=train, text="q,p", max_length=16, batch_size=8),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
+    )
+    result = bert_jax.finetune(config, tiny_run.checkpoint, tmp_path / "run", quiet=True)
+    rows = {row["name"]: row["scores"]["ndcg@10"] for row in result.comparison}
+    assert {"before training", "BM25", "TF-IDF"} <= set(rows)
+    assert rows["seed 0"] > rows["before training"] + 0.1
+    loaded = bert_jax.load(tmp_path / "run")
+    assert loaded.task == result.bert.task
+    line = json.loads((tmp_path / "run" / "predictions.jsonl").read_text().splitlines()[0])
+    again = loaded.predict([tuple(pairs[0].split("\t"))])[0]["similarity"]
+    assert again == pytest.approx(line["prediction"], rel=1e-4)
+    # The index finds what the run's own scores say.
+    index = Index.build(loaded, [], tmp_path / "index", texts=[p.split("\t")[1] for p in pairs])
+    hits = index.search([p.split("\t")[0] for p in pairs], top_k=1)
+    first = np.mean([found[0].number == number for number, found in enumerate(hits)])
+    assert first == pytest.approx(result.scores["eval"]["recall@1"], abs=0.12)  # float16
+    reloaded = Index.load(tmp_path / "index")
+    assert [hit.number for hit in reloaded.search("the token", 3)] == [
+        hit.number for hit in index.search("the token", 3)
+    ]
+
+
+@KINDS
+def test_an_index_has_the_scores_of_the_definition(kind, tiny_bert, tmp_path):
+    bert = untrained(tiny_bert, kind)
+    bert = dataclasses.replace(bert, task=dataclasses.replace(CONFIGS[kind]))
+    index = Index.build(bert, [], tmp_path / "my.index", texts=TEXTS)
+    query = "a river reads"
+    asked, passages = bert.encode([query], prompt="query")[0], bert.encode(TEXTS, prompt="passage")
+    if kind == "sparse":
+        assert passages.shape == (len(TEXTS), bert.config.vocab_size)
+        expected = passages @ asked
+    else:
+        assert asked.shape == (12, 128)
+        # [CLS], the tokens but "the", and [SEP].
+        assert [len(each) for each in passages] == [4, 4, 6, 3, 5]
+        expected = np.array([(asked @ each.T).max(1).sum() for each in passages])
+    hits = index.search(query, top_k=5)
+    assert [hit.number for hit in hits] == np.argsort(-expected).tolist()
+    scores = [hit.score for hit in sorted(hits, key=lambda hit: hit.number)]
+    np.testing.assert_allclose(scores, expected, rtol=2e-3)
+    with refused("is of another model"):
+        Index.load(tmp_path / "my.index", tiny_bert)
+    other = dataclasses.replace(bert, data=dataclasses.replace(bert.data, max_length=16))
+    with refused("is of another model"):
+        Index.load(tmp_path / "my.index", other)
+    Index.build(tiny_bert, [], tmp_path / "my.index", texts=TEXTS, force=True)
+
+
+@pytest.mark.parametrize("block", [1, 60, 1 << 20])
+def test_sums_of_the_best_products_in_blocks(monkeypatch, block):
+    monkeypatch.setattr(search, "_BLOCK", block)
+    draw = np.random.default_rng(0)
+    passages = [draw.normal(size=(count, 4)) for count in draw.integers(1, 9, 30)]
+    queries = [draw.normal(size=(count, 4)) for count in (1, 5)]
+    found = search.token_top_k(passages, queries, 40)
+    for query, indices, scores in zip(queries, found.indices, found.scores, strict=True):
+        expected = np.array([(query @ passage.T).max(1).sum() for passage in passages])
+        assert indices.tolist() == np.argsort(-expected).tolist()
+        np.testing.assert_allclose(scores, expected[indices], rtol=1e-5)
+
+
+def test_embeddings_in_a_file(tiny_bert, tmp_path, monkeypatch, bert_jax_main):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    for kind, config in CONFIGS.items():
+        bert = dataclasses.replace(untrained(tiny_bert, kind), task=config)
+        bert.save(tmp_path / kind)
+        bert_jax_main("embed", kind, "texts.txt", f"--output={kind}.npz")
+        arrays = np.load(f"{kind}.npz")
+        expected = bert.encode(TEXTS)
+        if kind == "sparse":
+            np.testing.assert_allclose(arrays["vectors"], expected, atol=1e-6)
+            continue
+        ends = np.cumsum([len(each) for each in expected])
+        np.testing.assert_array_equal(arrays["ends"], ends)
+        np.testing.assert_allclose(arrays["vectors"], np.concatenate(expected), atol=1e-6)
+        printed = bert_jax_main("embed", kind, "texts.txt", "--json", "--prompt=query")
+        line = json.loads(printed.splitlines()[0])
+        assert np.shape(line["vectors"]) == (12, 128)
+        with refused("an .npy cannot say which text a vector is of"):
+            bert_jax_main("embed", kind, "texts.txt", "--output=out.npy")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "others", "key_words"),
+    [
+        ("late_interaction", {"query_length": 20}, {}, "task.query_length is 20; give 8 to 16"),
+        ("late_interaction", {"query_length": 4}, {}, "task.query_length is 4; give 8 to 16"),
+        ("late_interaction", {}, {"probe": "1"}, "late interaction needs the whole encoder"),
+        ("late_interaction", {"size": 0}, {}, "task.size is 0"),
+        ("sparse", {}, {"probe": "1"}, "sparse vectors need the whole encoder"),
+        ("sparse", {"query_penalty": -1.0}, {}, "task.query_penalty is -1.0"),
+        ("sparse", {"temperature": 0.0}, {}, "task.temperature is 0.0"),
+    ],
+)
+def test_settings_that_do_not_fit(kind, fields, others, key_words):
+    task = dataclasses.replace(CONFIGS[kind], **fields)
+    config = FinetuneConfig(
+        task=task, data=DataFiles(max_length=16), model=model_config(), **others
+    )
+    with refused(key_words):
+        validate_finetuning(config)
+
+
+def test_what_a_checkpoint_or_a_tokenizer_lacks(tiny_bert, wordpiece, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("q\tp\nthe token\ta model\n")
+    train = str(tmp_path / "pairs.tsv")
+    data = DataFiles(train=train, eval=train, text="q,p", max_length=16, batch_size=8)
+    config = FinetuneConfig(task=SparseConfig(), data=data)
+    with refused("the checkpoint has no masked LM head, which sparse goes on with"):
+        bert_jax.finetune(config, untrained(tiny_bert, "embedding"), tmp_path / "run", quiet=True)
+    task = make_task(dataclasses.replace(CONFIGS["late_interaction"], passage_token="[D]"))
+    with refused("the tokenizer has no token '[D]'"):
+        task.text_features(["the fox"], wordpiece, model_config(), 16)
+    with refused("has 3 texts, and a:1 2"):
+        examples = [Example(None, f"a:{n}", ("the",) * (n + 1), 1.0) for n in (1, 2)]
+        task.features(examples, wordpiece, model_config(), 16)
