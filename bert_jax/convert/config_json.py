@@ -162,7 +162,8 @@ def check_tokenizer(
     """Refuse a vocabulary that does not fit the model; warn of 128 embeddings without a token."""
     size = (values or {}).get(_VOCAB_SIZE)
     least, most = (size, size) if size else (0, config.vocab_size)
-    if not least <= tokenizer.vocab_size <= most:
+    # A library that adds tokens to a model makes the embeddings as many, and keeps our field.
+    if not least <= tokenizer.vocab_size <= most and tokenizer.vocab_size != config.vocab_size:
         raise UserError(
             f"{path} has a vocabulary of {tokenizer.vocab_size} tokens for {most} embeddings; "
             "fetch the one of the model"

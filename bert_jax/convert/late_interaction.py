@@ -81,6 +81,8 @@ def _text(values: Mapping[str, Any], name: str, default: str, file: Path) -> str
 
 
 def _tokens(values: Mapping[str, Any], file: Path) -> tuple[str, ...]:
+    # One that the tokenizer lacks has no effect, as in sentence-transformers. PyLate then skips
+    # every unknown token of a passage.
     tokens = values.get("skiplist_words")
     tokens = list(string.punctuation) if tokens is None else tokens
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):

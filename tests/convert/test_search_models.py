@@ -77,6 +77,21 @@ def test_late_interaction(tiny_bert, tmp_path, fields):
         np.testing.assert_allclose(mine, other, atol=1e-6)
 
 
+def test_pylate(tiny_bert, tmp_path):
+    """Where it is installed, which needs older versions of the other packages."""
+    pylate = pytest.importorskip("pylate.models")
+    bert = late(tiny_bert, tmp_path, **MARKS)
+    bert.export(tmp_path / "ours")
+    theirs = pylate.ColBERT(str(tmp_path / "ours"), device="cpu")
+    theirs.save(str(tmp_path / "theirs"))
+    again = bert_jax.load(tmp_path / "theirs")
+    for prompt in ("query", "passage"):
+        expected = theirs.encode(TEXTS, is_query=prompt == "query")
+        for model in (bert, again):
+            for mine, other in zip(model.encode(TEXTS, prompt=prompt), expected, strict=True):
+                np.testing.assert_allclose(mine, other, atol=1e-5)
+
+
 def test_sparse_vectors(tiny_bert, tmp_path):
     bert = untrained(tiny_bert, "sparse")
     bert = dataclasses.replace(bert, data=dataclasses.replace(bert.data, max_length=20))
