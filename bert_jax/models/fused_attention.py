@@ -53,8 +53,8 @@ def splash_attention(
 ) -> Float[Array, "B L D"]:
     """Return the context of each query; a window of 0 is none.
 
-    The length is a multiple of 128. Tiles without a key in the window are skipped. The context of
-    padding differs from that of plain attention; nothing reads it.
+    The length is a multiple of 128. Tiles without a key in the window are skipped. Padding attends
+    to the first segment, as the [MASK]s that late interaction adds to a query have to.
     """
     # Only the kernel of a TPU needs this import, which is slow.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
@@ -73,7 +73,7 @@ def splash_attention(
     )
     by_head = (x.reshape(batch, length, -1, head_size).swapaxes(1, 2) for x in (query, key, value))
     query, key, value = by_head
-    ids = splash.SegmentIds(segment_ids, segment_ids)
+    ids = splash.SegmentIds(jnp.maximum(segment_ids, 1), segment_ids)
     context: Any = jax.vmap(kernel)(query * head_size**-0.5, key, value, ids)
     return context.swapaxes(1, 2).reshape(batch, length, size)
 

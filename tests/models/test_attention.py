@@ -147,6 +147,18 @@ def test_splash_attention_is_the_plain_form(length, window, devices):
         check_form(fused, config, length, window=window, packed=True)
 
 
+def test_padding_attends_to_the_text_on_a_tpu():
+    """Late interaction scores [MASK]s that no other token attends to."""
+    config = layer(2, 16, 128, 0.0)
+    draw = np.random.default_rng(0)
+    projected = [jnp.asarray(draw.normal(size=(2, 128, 32)), jnp.float32) for _ in range(3)]
+    text = jnp.asarray(np.arange(128) < np.array([[40], [0]]), jnp.int32)
+    context = fused_attention.splash_attention(*projected, text, head_size=16, window=0)
+    expected, _ = attention.plain_attention(config, projected, AttentionMask(text), None)
+    np.testing.assert_allclose(context[0], expected[0], atol=1e-5)
+    assert jnp.isfinite(context).all()  # of a sequence of padding alone too
+
+
 @pytest.mark.parametrize(
     ("length", "window", "packed", "rate"),
     [(24, 4, False, 0.0), (50, 6, True, 0.3), (13, 1, True, 0.5), (30, 29, False, 0.1)],
