@@ -3,6 +3,7 @@
 import json
 import sys
 
+import fsspec
 import pytest
 from helpers import refused
 
@@ -48,6 +49,17 @@ def test_a_text_source(path):
         list(open_source(str(path), DataConfig(text_field="body")).documents())
     with refused("rows.parquet:1 has no text in 'number'; set data.text_field"):
         list(open_source(str(path), DataConfig(text_field="number")).documents())
+
+
+def test_a_text_in_a_bucket(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    system = fsspec.filesystem("memory")
+    system.put(str(path), "/bucket/rows.parquet")
+    there = open_source("memory://bucket/rows.parquet", DataConfig())
+    local = open_source(str(path), DataConfig())
+    assert list(there.documents()) == list(local.documents())
+    assert there.identity() == local.identity()
+    system.rm("/bucket", recursive=True)
 
 
 def test_examples_of_a_task(path):
