@@ -59,12 +59,14 @@ def test_a_run(kind, tmp_path, tiny_run):
     """It learns which words belong together, and is loaded, searched and evaluated as trained."""
     words = ["token", "model", "layer", "head", "river", "bank", "reads", "sees", "small"]
     pairs = [f"the {a}\ta {b} of {b}" for a, b in zip(words, words[1:] + words[:1], strict=True)]
-    (tmp_path / "pairs.tsv").write_text("\n".join(["q\tp", *pairs]) + "\n")
-    train = str(tmp_path / "pairs.tsv")
+    files = {"train": pairs * 4, "eval": pairs}
+    for name, lines in files.items():
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["q\tp", *lines]) + "\n")
+    files = {name: str(tmp_path / f"{name}.tsv") for name in files}
     config = FinetuneConfig(
-        epochs=12.0,
+        epochs=3.0,
         task=CONFIGS[kind],
-        data=DataFiles(train=train, eval=train, text="q,p", max_length=16, batch_size=8),
+        data=DataFiles(**files, text="q,p", max_length=16, batch_size=8),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-2),
     )
     result = bert_jax.finetune(config, tiny_run.checkpoint, tmp_path / "run", quiet=True)
