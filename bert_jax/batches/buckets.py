@@ -102,6 +102,8 @@ class Batcher:
         # [n], of the longest choice or of all
         self.lengths = lengths.sum(1) if features.is_packed else lengths.max(1)
         max_length *= features.choices if features.is_packed else 1
+        # Queries may have other lengths than passages.
+        max_length = max(max_length, int(self.lengths.max(initial=0)))
         self.max_length = max_length  # of a sequence, whatever the examples
         self.longest = min(int(round_up(self.lengths.max())), max_length)  # fits every example
         # Of a sequence.

@@ -2,9 +2,10 @@
 
     bert-jax embed runs/tiny README.md --output=vectors.npz
 
-The .npz holds `vectors`, one a line. For tokens and words there is one vector each; `spans` has
-their first and end character in the line, and `ends` the vector at which each line ends. An .npy
-holds the vectors alone. --json prints the same as a line of JSON for each line, as they come.
+The .npz holds `vectors`, one a line. For tokens and words, and of late interaction, there is one
+vector each: `ends` has the vector at which each line ends, and `spans`, of tokens and words, their
+first and end character in the line. An .npy holds the vectors alone. --json prints the same as a
+line of JSON for each line, as they come.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--layer", help=what)
     what = f"mean or max over a text's tokens, its [CLS], or a vector a token or word (mean{own})"
     add("--pooling", choices=("mean", "cls", "max", "tokens", "words"), help=what)
-    what = "put the prompt of a model of embeddings before each line (none)"
+    what = "encode each line as one, with the model's prompt for it (as a passage, without)"
     add("--prompt", choices=("query", "passage"), default="", help=what)
     add("--normalize", action="store_true", help="make every vector one of unit length")
     process.add_dtype(parser)

@@ -52,7 +52,7 @@ def export(
     name = str(path).removeprefix("hf:") if hub.is_name(path) else Path(path).name
     with hub.destination(path, force=force, private=private) as folder:
         if task and is_of_embeddings:
-            save = _SAVE[task.vectors if isinstance(task, Retrieval) else "dense"]
+            save = _SAVE[task.vectors_kind if isinstance(task, Retrieval) else "dense"]
             exported = save(config, params, tokenizer, folder, task=task, max_length=max_length)
         else:
             exported = huggingface.save(

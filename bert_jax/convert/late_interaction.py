@@ -28,18 +28,21 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
     refuse(
         "MultiVectorMask" in folders,
         f"{path} is of MultiVectorEncoder's own layout, which is not read",
-        fix="save it with PyLate",
+        fix="take one in the layout of PyLate",
     )
     file = path / module_folders.SETTINGS
     values = read_json(file, module_folders.REMEDY) if file.exists() else {}
+    module_folders.check_settings(values, file, "maxsim")
     config, converted, tokenizer = huggingface.load(folders["Transformer"])
     kernel = _read_dense(folders["Dense"], config.hidden_size)
     params = {"bert": converted.params["bert"], "dense": {"kernel": jnp.asarray(kernel.T)}}
-    expansion = "attended" if values.get("attend_to_expansion_tokens") else "unattended"
+    is_attended = _switch(values, "attend_to_expansion_tokens", default=False, file=file)
+    expansion = "attended" if is_attended else "unattended"
+    expands = _switch(values, "do_query_expansion", default=True, file=file)
     task = LateInteractionConfig(
         size=len(kernel),
         query_length=_number(values, "query_length", 32, file),
-        expansion=expansion if values.get("do_query_expansion", True) else "none",
+        expansion=expansion if expands else "none",
         query_token=_text(values, "query_prefix", "[Q] ", file),
         passage_token=_text(values, "document_prefix", "[D] ", file),
         skipped_tokens=_tokens(values, file),
@@ -70,6 +73,14 @@ def _number(values: Mapping[str, Any], name: str, default: int, file: Path) -> i
     if not isinstance(number, int) or isinstance(number, bool) or number < 3:
         raise UserError(f"{file}: {name} is {str(number)[:60]!r}; it must be 3 tokens or more")
     return number
+
+
+def _switch(values: Mapping[str, Any], name: str, *, default: bool, file: Path) -> bool:
+    value = values.get(name)
+    value = default if value is None else value
+    if not isinstance(value, bool):
+        raise UserError(f"{file}: {name} is {str(value)[:60]!r}; it must be true or false")
+    return value
 
 
 def _text(values: Mapping[str, Any], name: str, default: str, file: Path) -> str:

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from bert_jax.config import ModelConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage import paths
 from bert_jax.storage.json_files import read_json
 from bert_jax.text import tokenizer_loading
@@ -81,6 +81,21 @@ def max_length(encoder: Path, config: ModelConfig) -> int:
     if not isinstance(longest, int | float) or not longest >= 3:
         raise UserError(f"{file}: the maximum length is {longest!r}; it must be 3 tokens or more")
     return int(min(longest, config.max_position_embeddings))
+
+
+def check_settings(values: Mapping[str, Any], file: Path, similarity: str) -> None:
+    """Refuse settings of a model for search that would change its scores."""
+    prompts = values.get("prompts") or {}
+    prompts = prompts.values() if isinstance(prompts, Mapping) else [prompts]
+    found = [name for name in ("max_active_dims", "truncate_dim") if values.get(name)]
+    found += ["prompts"] * any(prompts)
+    name = values.get("similarity_fn_name") or similarity
+    found += ["similarity_fn_name"] * (str(name).lower() != similarity)
+    refuse(
+        found,
+        f"{file} has {', '.join(found)}, which {'are' if len(found) > 1 else 'is'} not supported",
+        fix="take a model without",
+    )
 
 
 def lowercased(tokenizer: Tokenizer, encoder: Path) -> Tokenizer:

@@ -14,7 +14,6 @@ from bert_jax.tasks.base import Task
 from bert_jax.tasks.sparse import SparseConfig
 from bert_jax.text.tokenizer import Tokenizer
 
-KINDS = ("MLMTransformer", "SpladePooling")
 _POOLING = {"pooling_strategy": "max", "activation_function": "relu"}
 _TYPE = "sentence_transformers.sparse_encoder.models."
 
@@ -26,6 +25,10 @@ def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converte
     for name, value in _POOLING.items():
         if values.get(name, value) != value:
             raise UserError(f"{file} has {name} {str(values[name])[:60]!r}; only {value} is read")
+    settings = path / module_folders.SETTINGS
+    if settings.exists():
+        found = read_json(settings, module_folders.REMEDY)
+        module_folders.check_settings(found, settings, "dot")
     encoder = folders["Transformer"]
     config, converted, tokenizer = huggingface.load(encoder)
     refuse(

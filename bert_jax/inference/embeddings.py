@@ -175,9 +175,12 @@ def embedding_identity(model: LoadedModel) -> dict[str, Any]:
         params = {"bert": params, "dense": model.params.get("dense", {})}
         embedding = dataclasses.asdict(model.model.embedding)
         own = {name: embedding[name] for name in _OWN} | {"max_length": model.data.max_length}
-    elif model.task and issubclass(task_class(model.task.kind), Retrieval):
-        params = model.params
-        own = dataclasses.asdict(model.task) | {"max_length": model.data.max_length}
+    elif model.task and issubclass(kind := task_class(model.task.kind), Retrieval):
+        of_encoder = modules if kind.model_class.kept_heads else params.items()
+        encoder = {name: value for name, value in of_encoder if name != "pooler"}
+        params = {**model.params, "bert": encoder}
+        own = {name: getattr(model.task, name) for name in kind.vector_settings}
+        own |= {"kind": model.task.kind, "max_length": model.data.max_length}
         own = json.loads(json.dumps(own))  # which has no tuples
     return {
         "parameters": checkpoint.checksum(params),

@@ -24,7 +24,7 @@ from bert_jax.inference.embeddings import TextEncoder, embedding_identity
 from bert_jax.inference.loading import LoadedModel, load_model
 from bert_jax.inference.reranking import check_reranker, relevance
 from bert_jax.inference.runner import chunks
-from bert_jax.inference.task_vectors import TaskEncoder, kind_of_vectors, text_encoder
+from bert_jax.inference.task_vectors import RetrievalEncoder, kind_of_vectors, text_encoder
 from bert_jax.inference.tokenization import text_list, warn_truncated
 from bert_jax.retrieval import search
 from bert_jax.retrieval.vectors import KINDS, ArrayWriter
@@ -51,7 +51,7 @@ class Hit:
       score: the cosine of its embedding and that of the query, 1 for the same direction; of late
         interaction a sum of such, of sparse vectors their product; or the score of a reranker.
       file, line: where it is from; the first line of a row of a table.
-      number: its number in the index, from 0: the row of `Index.vectors`.
+      number: its number in the index, from 0: the row of `Index.vectors`, where a text has one.
 
     >>> Hit("A river bank.", 0.5, "texts.txt", 3, number=2)
     Hit(0.500, texts.txt:3, 'A river bank.')
@@ -206,6 +206,8 @@ class TextIndex:
             reranker = self._loaded(reranker, "reranker")
             check_reranker(reranker)
         count = top_k if reranker is None else max(top_k, candidates)
+        if not queries:
+            return []
         found = self._vectors.top_k(self.encode(queries), count)
         hits = [
             [self._hit(int(number), float(score)) for number, score in zip(*each, strict=True)]
@@ -344,10 +346,10 @@ def _read_file(file: str, column: str) -> Iterator[tuple[str, int]]:
         yield text or "", record.line
 
 
-def _embed(encoder: TextEncoder | TaskEncoder, texts: Sequence[str]) -> tuple[Any, int]:
+def _embed(encoder: TextEncoder | RetrievalEncoder, texts: Sequence[str]) -> tuple[Any, int]:
     """Return the vectors of texts, as `Index.encode` does, and how many were truncated."""
-    is_task = isinstance(encoder, TaskEncoder)
-    encode = encoder.compact_chunk if is_task else encoder.encode_chunk
+    is_task = isinstance(encoder, RetrievalEncoder)
+    encode = encoder.encode_native if is_task else encoder.encode_chunk
     embeddings = [each for chunk in chunks(texts) for each in encode(chunk)]
     vectors = [each.vectors for each in embeddings]
     num_truncated = sum(each.is_truncated for each in embeddings)

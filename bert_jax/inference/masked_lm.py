@@ -13,6 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Arrays, apply
 from bert_jax.inference.tokenization import sequences_of
+from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
 
 _GUESSES_BY_LAYER = 5  # for a masked token, in the view of a text
@@ -42,7 +43,8 @@ class Guess:
 
 def check_head(model: LoadedModel) -> None:
     """Refuse a model without a masked LM head."""
-    if {"mlm_head", "generator_head"}.isdisjoint(model.params):
+    is_of_task = isinstance(model.model, TaskModel)  # which may have the head, for another use
+    if is_of_task or {"mlm_head", "generator_head"}.isdisjoint(model.params):
         raise UserError(
             "the checkpoint has no masked LM head, and no generator with one, to fill masks; take "
             "one that was pretrained and not fine-tuned, or pretrain from it to train one"

@@ -9,12 +9,14 @@ import numpy as np
 from scipy import sparse
 
 from bert_jax.batches.buckets import Batcher
+from bert_jax.errors import refuse
 from bert_jax.inference.embeddings import TextEmbedding, TextEncoder
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Arrays, apply, chunks
 from bert_jax.inference.tokenization import own_prompt, warn_unknown
 from bert_jax.models.architecture import num_token_types
 from bert_jax.models.heads import TaskModel
+from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import longest_sequence
 from bert_jax.tasks.retrieval import Retrieval
@@ -22,14 +24,16 @@ from bert_jax.tasks.retrieval import Retrieval
 _INPUTS = ("input_ids", "token_type_ids", "attention_mask", "token_roles")
 
 
-class TaskEncoder:
+class RetrievalEncoder:
     """Encode texts as a task of retrieval does, on all local devices."""
 
     def __init__(self, model: LoadedModel, task: Retrieval, prompt: str, batch_size: int | None):
         self._model, self._task, self._batch_size = model, task, batch_size
-        self._is_query, self.is_by_token = prompt == "query", task.vectors == "tokens"
+        self._is_query, self.is_by_token = prompt == "query", task.vectors_kind == "tokens"
         self.size = model.config.vocab_size  # of a vector that is not one of a token
-        self.max_length = model.data.max_length
+        if batch_size is not None:
+            check_count(batch_size, "batch_size")
+        self.max_length = task.longest_text(model.data.max_length, is_query=self._is_query)
         self._step = model.runner.compile("task vectors", _vectors_of(model.model))
 
     def __call__(self, texts: Iterable[str]) -> Iterator[TextEmbedding]:
@@ -41,10 +45,10 @@ class TaskEncoder:
         """Return the vectors of each text, all at once; sparse ones with their zeros, [V]."""
         return [
             dataclasses.replace(each, vectors=_as_array(each.vectors))
-            for each in self.compact_chunk(texts)
+            for each in self.encode_native(texts)
         ]
 
-    def compact_chunk(self, texts: Sequence[str]) -> list[TextEmbedding]:
+    def encode_native(self, texts: Sequence[str]) -> list[TextEmbedding]:
         """Return the vectors of each text, all at once, as the task has them."""
         model, length = self._model, self._model.data.max_length
         config, tokenizer = model.config, model.tokenizer
@@ -59,7 +63,7 @@ class TaskEncoder:
         for indices, values in model.runner.run(self._step, batcher, self._batch_size):
             for index, value in zip(indices.tolist(), np.asarray(values), strict=False):
                 prediction = self._task.collect(None, features, index, value)
-                found[index] = self._task.of_texts(prediction)[0]
+                found[index] = self._task.vectors_by_text(prediction)[0]
         return [
             TextEmbedding(vectors, None, is_truncated=is_truncated)
             for vectors, is_truncated in zip(found, features.spans, strict=True)
@@ -72,15 +76,20 @@ def text_encoder(
     pooling: str | None = None,
     prompt: str = "",
     batch_size: int | None = None,
-) -> TextEncoder | TaskEncoder:
+) -> TextEncoder | RetrievalEncoder:
     """Return what encodes texts by a model: its own way, unless a layer or a pooling is given.
 
     `prompt` is "query", "passage" or "", for what the texts are.
     """
     task = make_task(model.task) if model.task else None
     is_own = layers is None and pooling is None
-    if is_own and isinstance(task, Retrieval) and task.vectors != "dense":
-        return TaskEncoder(model, task, prompt, batch_size)
+    if is_own and isinstance(task, Retrieval) and task.vectors_kind != "dense":
+        return RetrievalEncoder(model, task, prompt, batch_size)
+    refuse(
+        prompt and isinstance(task, Retrieval) and task.vectors_kind != "dense",
+        f"the prompt {prompt!r} is for the model's own vectors",
+        fix="leave it out, or layer and pooling",
+    )
     before = own_prompt(model, prompt)
     return TextEncoder(model, layers, pooling, before=before, batch_size=batch_size)
 
@@ -88,7 +97,7 @@ def text_encoder(
 def kind_of_vectors(model: LoadedModel) -> str:
     """Return the name in `retrieval.vectors.KINDS` of what a text becomes by a model."""
     task = make_task(model.task) if model.task else None
-    return task.vectors if isinstance(task, Retrieval) else "dense"
+    return task.vectors_kind if isinstance(task, Retrieval) else "dense"
 
 
 def _as_array(vectors: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What objectives share that compare the texts of the whole global batch, in any memory.
+"""The base of losses that compare all texts of the global batch, in the memory of a microbatch.
 
 The vectors of the whole batch are gathered, the loss and its gradient by vector are computed, and
 each sequence's gradient is that of the product of its vectors and this gradient. With microbatches

@@ -105,25 +105,30 @@ def flat_token_top_k(
     """
     check_count(k, "top_k")
     count, size = len(starts) - 1, vectors.shape[1]
-    scores = np.empty((len(queries), count), np.float32)
-    first = 0
-    while first < count:  # blocks of whole passages, each read once
-        end = int(np.searchsorted(starts, starts[first] + max(1, _BLOCK // size), side="right")) - 1
-        end = max(end, first + 1)
-        block = np.asarray(vectors[starts[first] : starts[end]], np.float32)
-        edges = starts[first:end] - starts[first]
-        for row, query in zip(scores, queries, strict=True):
-            products = block @ np.asarray(query, np.float32).T
-            row[first:end] = np.maximum.reduceat(products, edges).sum(1)
-        first = end
-    return _best_of(scores, k)
+    most = max(1, _SCORES // count)  # queries whose scores are in memory at once
+    parts = []
+    for number in range(0, max(1, len(queries)), most):
+        asked = [np.asarray(query, np.float32).T for query in queries[number : number + most]]
+        scores = np.empty((len(asked), count), np.float32)
+        first = 0
+        while first < count:  # blocks of whole passages
+            limit = starts[first] + max(1, _BLOCK // size)
+            end = max(first + 1, int(np.searchsorted(starts, limit, side="right")) - 1)
+            block = vectors[starts[first] : starts[end]]
+            block = _as_float32(block, np.empty(block.shape, np.float32))
+            edges = starts[first:end] - starts[first]
+            for row, query in zip(scores, asked, strict=True):
+                row[first:end] = np.maximum.reduceat(block @ query, edges).sum(1)
+            first = end
+        parts.append(_best_of(scores, k))
+    return _joined(parts)
 
 
 def sparse_top_k(matrix: Any, queries: Any, k: int) -> TopK:
     """Return the rows of a sparse matrix with the largest inner products with each query.
 
     Args:
-      matrix: [N, V] of scipy.
+      matrix: [N, V] of scipy; if it is stored by column (CSC), it is not copied.
       queries: [Q, V] of scipy.
       k: results of each query; all N where there are fewer.
 
@@ -133,12 +138,16 @@ def sparse_top_k(matrix: Any, queries: Any, k: int) -> TopK:
     ([[2, 0]], [[1.0, 0.0]])
     """
     check_count(k, "top_k")
-    by_column = matrix.T.tocsr()
-    size = max(1, _SCORES // matrix.shape[0])
+    by_column, size = matrix.T.tocsr(), max(1, _SCORES // matrix.shape[0])
     parts = [
         _best_of((queries[start : start + size] @ by_column).toarray(), k)
         for start in range(0, max(1, queries.shape[0]), size)
     ]
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[TopK]) -> TopK:
+    """Return the results of several parts of the queries."""
     return TopK(
         np.concatenate([part.indices for part in parts]),
         np.concatenate([part.scores for part in parts]),

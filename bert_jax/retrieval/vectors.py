@@ -4,6 +4,7 @@ Each kind has the names of its files, appends vectors to them, and searches them
 """
 
 import abc
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -76,17 +77,24 @@ class TokenVectors(Vectors):
 
 
 class SparseVectors(Vectors):
-    """The numbers of a vector that are not 0, float32, and which they are."""
+    """The weights of a text that are not 0, float32, and the ids of their tokens."""
 
     files = ("weights.npy", "tokens.npy", "counts.npy")
 
     def __init__(self, folder: Path, size: int):
         weights, tokens, counts = (_open(folder / name) for name in self.files)
         starts = np.concatenate([[0], np.cumsum(counts)])
+        if starts[-1] < 1 << 31:  # of the type of `tokens`, which are else copied
+            starts = starts.astype(np.int32)
         self.matrix = sparse.csr_array((weights, tokens, starts), shape=(len(counts), size))
 
     def top_k(self, queries: Sequence[Any], k: int) -> TopK:
-        return search.sparse_top_k(self.matrix, sparse.vstack(queries), k)
+        return search.sparse_top_k(self._by_column, sparse.vstack(queries), k)
+
+    @functools.cached_property
+    def _by_column(self) -> Any:
+        """The matrix as `search.sparse_top_k` reads it, in memory from the first search on."""
+        return self.matrix.tocsc()
 
     @staticmethod
     def arrays(vectors: Sequence[Any]) -> Iterable[np.ndarray]:

@@ -183,8 +183,8 @@ def _kept_params(initial: Bert, config: FinetuneConfig) -> dict[str, Any]:
     absent = [name for name in kept if name not in initial.params]
     refuse(
         absent,
-        f"the checkpoint has no masked LM head, which {config.task.kind} goes on with",
-        fix="take one that was pretrained and not fine-tuned",
+        f"the checkpoint has no masked LM head on its encoder, which {config.task.kind} needs",
+        fix="take a BERT, RoBERTa or ModernBERT that was pretrained and not fine-tuned",
     )
     return {name: initial.params[name] for name in ("bert", *kept)}
 

@@ -307,7 +307,7 @@ class Embedding(Retrieval):
         asked, corpus = (search.normalize(np.array(vectors)) for vectors in (queries, passages))
         return search.top_k(corpus, asked, k).indices
 
-    def of_texts(self, prediction: np.ndarray) -> list[np.ndarray]:
+    def vectors_by_text(self, prediction: np.ndarray) -> list[np.ndarray]:
         return list(prediction)
 
     def similarity(self, prediction: Any) -> float:

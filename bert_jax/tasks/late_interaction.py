@@ -14,7 +14,7 @@ from bert_jax.config import FinetuneConfig, ModelConfig, TaskConfig
 from bert_jax.config.fields import SIZE
 from bert_jax.config.settings import setting
 from bert_jax.errors import refuse
-from bert_jax.models.architecture import make_encoder
+from bert_jax.models.architecture import architecture, make_encoder
 from bert_jax.models.heads import TaskModel, normalized
 from bert_jax.models.layers import Dense, DropoutKey
 from bert_jax.objectives.contrastive import ContrastiveObjective, Shard, is_example, ranking
@@ -27,7 +27,8 @@ from bert_jax.training.objective import Metrics, WeightedSum
 _BLOCK = 4  # queries whose scores of every passage are in memory at once
 _NONE = -1e9  # the score of a passage that has no tokens
 # Roles of tokens; padding has 0.
-_SCORED, _READ, _EXPANSION = 1, 2, 3  # read and scored; read alone; scored alone
+# Attended to and scored; attended to only; scored only.
+_SCORED, _READ, _EXPANSION = 1, 2, 3
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,10 +49,11 @@ class LateInteractionConfig(TaskConfig):
     )
     expansion: Literal["none", "unattended", "attended"] = setting(
         "unattended",
-        "fill queries up with [MASK]s that are scored too; attended: other tokens see them",
+        "fill queries up with [MASK]s, which are scored too; unattended: the query is read without "
+        "them; attended: with them",
     )
     query_token: str = setting("", "token after [CLS] in queries, such as [unused0]; empty: none")
-    passage_token: str = setting("", "the same in passages")
+    passage_token: str = setting("", "token after [CLS] in passages; empty: none")
     skipped_tokens: tuple[str, ...] = setting(
         tuple(string.punctuation), "tokens of a passage that are read and not scored"
     )
@@ -130,7 +132,15 @@ class LateInteraction(Retrieval):
     config: LateInteractionConfig
     model_class = BertForLateInteraction
     pipeline_tag = "sentence-similarity"
-    vectors = "tokens"
+    vectors_kind = "tokens"
+    vector_settings = (
+        "size",
+        "query_length",
+        "expansion",
+        "query_token",
+        "passage_token",
+        "skipped_tokens",
+    )
 
     def model(self, config: ModelConfig, probe: str = "") -> TaskModel:
         return BertForLateInteraction(config, 0, size=self.config.size)
@@ -139,18 +149,25 @@ class LateInteraction(Retrieval):
         return LateInteractionObjective(model, self.config.temperature)
 
     @classmethod
+    def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:
+        result: Any = super().continued(config, initial)
+        assert isinstance(initial, LateInteractionConfig)
+        refuse(
+            result.size != initial.size,
+            f"task.size is {result.size}, and the vectors of the checkpoint have {initial.size} "
+            "numbers",
+            fix="leave it out, or start from an encoder",
+        )
+        return result
+
+    @classmethod
     def check(cls, config: FinetuneConfig) -> None:
         super().check(config)
         task, most = config.task, min(config.data.max_length, config.model.max_position_embeddings)
         refuse(
-            config.probe,
-            f"probe is {config.probe!r}, and late interaction needs the whole encoder",
-            fix="leave it empty",
-        )
-        refuse(
             isinstance(task, LateInteractionConfig) and not 8 <= task.query_length <= most,
             f"task.query_length is {getattr(task, 'query_length', 0)}",
-            fix=f"give 8 to {most}, the tokens of a passage",
+            fix=f"give 8 to {most}, the tokens of a passage at most",
         )
 
     def features(
@@ -170,6 +187,9 @@ class LateInteraction(Retrieval):
             result.roles += [each.roles[index] for each in encoded]
         return result
 
+    def longest_text(self, max_length: int, *, is_query: bool) -> int:
+        return self.config.query_length if is_query else max_length
+
     def text_features(
         self,
         texts: Sequence[str],
@@ -180,7 +200,8 @@ class LateInteraction(Retrieval):
         is_query: bool = False,
     ) -> Features:
         config, features = self.config, Features()
-        most = min(config.query_length if is_query else max_length, model.max_position_embeddings)
+        most = self.longest_text(max_length, is_query=is_query)
+        most = min(most, model.max_position_embeddings)
         token = config.query_token if is_query else config.passage_token
         before = [tokenizer.cls_id, *_ids_of([token] if token else [], tokenizer)]
         refuse(
@@ -189,8 +210,11 @@ class LateInteraction(Retrieval):
             fix="set task.query_token and task.passage_token to some that it has, or to none",
         )
         skipped = [] if is_query else _ids_of(config.skipped_tokens, tokenizer)
+        skipped = [each for each in skipped if each not in (tokenizer.cls_id, tokenizer.sep_id)]
         room = most - len(before) - 1
         fill = is_query and config.expansion != "none"
+        if fill and config.expansion == "unattended":
+            _check_windows(model, most)
         for index, ids in enumerate(tokenizer.encode(texts)):
             features.truncated += len(ids) > room
             sequence = np.array([*before, *ids[:room], tokenizer.sep_id], np.int32)
@@ -212,7 +236,7 @@ class LateInteraction(Retrieval):
     def best_passages(self, queries: list[Any], passages: list[Any], k: int) -> np.ndarray:
         return search.token_top_k(passages, queries, k).indices
 
-    def of_texts(self, prediction: list[np.ndarray]) -> list[np.ndarray]:
+    def vectors_by_text(self, prediction: list[np.ndarray]) -> list[np.ndarray]:
         return prediction
 
     def similarity(self, prediction: list[np.ndarray]) -> float:
@@ -225,6 +249,16 @@ class LateInteraction(Retrieval):
             "passage is the sum over the query's tokens of the largest product with a token of the "
             "passage. PyLate and `MultiVectorEncoder` of sentence-transformers load the model."
         )
+
+
+def _check_windows(model: ModelConfig, length: int) -> None:
+    """Refuse queries whose last [MASK]s are too far from the text for a local layer to see it."""
+    nearest = min((each for each in architecture(model).windows(model) if each), default=length)
+    refuse(
+        length - 3 > nearest,  # of a query of one token, with [CLS] and [SEP]
+        f"queries are filled up to {length} tokens, and a local layer sees {nearest} to each side",
+        fix="lower task.query_length, or set task.expansion to attended or none",
+    )
 
 
 def _ids_of(tokens: Sequence[str], tokenizer: Tokenizer) -> list[int]:

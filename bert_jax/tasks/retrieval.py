@@ -1,14 +1,15 @@
-"""What tasks share in which a query finds its passage: examples, scores and baselines."""
+"""The base of tasks in which a query must find its passage: examples, scores and baselines."""
 
 import abc
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from bert_jax.batches.buckets import Features
-from bert_jax.config import DataFiles, ModelConfig
-from bert_jax.errors import UserError
+from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.errors import UserError, refuse
 from bert_jax.retrieval import bm25, metrics
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example, Task
@@ -22,7 +23,7 @@ _IS_PAIR = 1.0  # the label of texts that belong together
 
 
 class Retrieval(Task):
-    """A query, its passage and perhaps passages that are not. A prediction is what they become.
+    """A query, its passage and perhaps other passages. A prediction has the vectors of them all.
 
     Scores: each query of the held-out examples asks for its own passages among all of theirs.
     """
@@ -35,7 +36,14 @@ class Retrieval(Task):
     value_form = "two texts, or a dict of the columns of data.text"
     # What a text becomes, by its name in `retrieval.vectors.KINDS`. A task of another kind than
     # "dense" has `text_features`.
-    vectors: ClassVar[str] = "dense"
+    vectors_kind: ClassVar[str] = "dense"
+    # Settings that the vectors depend on, beside the parameters. Where a run continues from a model
+    # of the same kind, those that it leaves as they are by default are the model's.
+    vector_settings: ClassVar[Sequence[str]] = ()
+
+    def longest_text(self, max_length: int, *, is_query: bool) -> int:
+        """Return the most tokens of a text, where those of passages are `max_length`."""
+        return max_length
 
     def text_features(
         self,
@@ -46,15 +54,42 @@ class Retrieval(Task):
         *,
         is_query: bool = False,
     ) -> Features:
-        """Return a feature of each text by itself, whose span is whether it was truncated."""
+        """Return the features of texts, one a text; `spans` says which were truncated."""
         raise NotImplementedError
+
+    @classmethod
+    def check(cls, config: FinetuneConfig) -> None:
+        super().check(config)
+        if cls.vectors_kind == "dense":
+            return
+        kind = config.task.kind
+        refuse(
+            config.probe,
+            f"probe is {config.probe!r}, and {kind} trains the whole encoder",
+            fix="leave it empty",
+        )
+        refuse(
+            config.data.batch_size < 2,
+            f"{kind} compares the examples of a batch, and data.batch_size is 1",
+            fix="raise it",
+        )
+
+    @classmethod
+    def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:
+        default = cls.settings()
+        changes = {
+            name: getattr(initial, name)
+            for name in cls.vector_settings
+            if getattr(config, name) == getattr(default, name)
+        }
+        return dataclasses.replace(config, **changes)
 
     @abc.abstractmethod
     def best_passages(self, queries: list[Any], passages: list[Any], k: int) -> np.ndarray:
         """Return the indices of the k best passages of each query, [Q, k], the best first."""
 
     @abc.abstractmethod
-    def of_texts(self, prediction: Any) -> Sequence[Any]:
+    def vectors_by_text(self, prediction: Any) -> Sequence[Any]:
         """Return what each text of an example becomes."""
 
     @abc.abstractmethod
@@ -91,7 +126,7 @@ class Retrieval(Task):
         by_query: dict[str, Any] = {}
         by_passage: dict[str, Any] = {}
         for example, prediction in zip(examples, predictions, strict=True):
-            by_query[example.texts[0]], *own = self.of_texts(prediction)
+            by_query[example.texts[0]], *own = self.vectors_by_text(prediction)
             by_passage |= zip(example.texts[1:], own, strict=True)
         found = self.best_passages(
             [by_query[text] for text in queries], [by_passage[text] for text in passages], _RANKED

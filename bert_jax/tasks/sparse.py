@@ -11,10 +11,9 @@ from jaxtyping import Array, Float, Int
 from scipy import sparse
 
 from bert_jax.batches.buckets import Features
-from bert_jax.config import FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.config.fields import NOT_NEGATIVE, SHARE
 from bert_jax.config.settings import setting
-from bert_jax.errors import refuse
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.heads import TaskModel
 from bert_jax.models.layers import DropoutKey
@@ -22,7 +21,7 @@ from bert_jax.objectives.contrastive import ContrastiveObjective, Shard, dot, is
 from bert_jax.objectives.masked_lm import MaskedLMHead
 from bert_jax.retrieval import search
 from bert_jax.tasks.base import Example, build_sequence
-from bert_jax.tasks.retrieval import RETRIEVAL_METRICS, Retrieval, number_texts
+from bert_jax.tasks.retrieval import Retrieval, number_texts
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import Metrics, WeightedSum
 
@@ -44,11 +43,13 @@ class SparseConfig(TaskConfig):
     kind: str = setting("sparse", "kind of task")
     temperature: float = setting(1.0, "divisor of the inner products")
     query_penalty: float = setting(
-        5e-5, "weight of the squared mean weights of queries, which makes them sparse", NOT_NEGATIVE
+        5e-5, "penalty on the weights of queries that are not 0; larger: sparser", NOT_NEGATIVE
     )
-    passage_penalty: float = setting(3e-5, "the same of passages", NOT_NEGATIVE)
+    passage_penalty: float = setting(
+        3e-5, "penalty on the weights of passages that are not 0", NOT_NEGATIVE
+    )
     penalty_warmup_fraction: float = setting(
-        0.33, "share of the steps in which the penalties grow from 0, by its square", SHARE
+        0.33, "share of the steps over which the penalties grow from 0, quadratically", SHARE
     )
 
 
@@ -98,7 +99,7 @@ class SparseObjective(ContrastiveObjective):
     sparse: SparseConfig
     penalty: Any = 1.0  # the share of the penalties that counts
 
-    def at_share(self, done: Array) -> "SparseObjective":
+    def at_progress(self, done: Array) -> "SparseObjective":
         warmup = self.sparse.penalty_warmup_fraction
         share = jnp.minimum(done / warmup, 1.0) ** 2 if warmup else 1.0
         return dataclasses.replace(self, penalty=share)
@@ -139,20 +140,10 @@ class Sparse(Retrieval):
     config: SparseConfig
     model_class = BertForSparse
     pipeline_tag = "feature-extraction"
-    vectors = "sparse"
-    known_metrics = (*RETRIEVAL_METRICS, *_SIZES)
+    vectors_kind = "sparse"
 
     def objective(self, model: TaskModel) -> ContrastiveObjective:
         return SparseObjective(model, self.config)
-
-    @classmethod
-    def check(cls, config: FinetuneConfig) -> None:
-        super().check(config)
-        refuse(
-            config.probe,
-            f"probe is {config.probe!r}, and sparse vectors need the whole encoder",
-            fix="leave it empty",
-        )
 
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int
@@ -196,7 +187,7 @@ class Sparse(Retrieval):
         corpus, asked = sparse.vstack(passages), sparse.vstack(queries)
         return search.sparse_top_k(corpus, asked, k).indices
 
-    def of_texts(self, prediction: sparse.csr_array) -> list[sparse.csr_array]:
+    def vectors_by_text(self, prediction: sparse.csr_array) -> list[sparse.csr_array]:
         return [prediction[[index]] for index in range(len(prediction.indptr) - 1)]
 
     def similarity(self, prediction: sparse.csr_array) -> float:

@@ -90,8 +90,8 @@ class Objective(abc.ABC):
         key = None if dropout_key is None else DropoutKey(dropout_key, batch["index"])
         return self.model.apply({"params": params}, dropout_key=key, **{**inputs, **arguments})
 
-    def at_share(self, done: Array) -> "Objective":
-        """Return the objective of a step before which this share of all steps is done."""
+    def at_progress(self, done: Array) -> "Objective":
+        """Return the objective for a step, by the share of all steps before it."""
         return self
 
     def prepare(self, key: Array, batch: Batch) -> Batch:

@@ -61,7 +61,7 @@ def make_train_step(
             key = jax.random.fold_in(jax.random.wrap_key_data(rng[0], impl=_PRNG), rng[1])
             mask_key, dropout_key = jax.random.split(key)
             examples = objective.prepare(mask_key, batch)
-            present = objective.at_share(rng[1] / steps) if steps else objective
+            present = objective.at_progress(rng[1] / steps) if steps else objective
             gradients, metrics = present.gradient(
                 params, examples, dropout_key, collectives, microbatches
             )

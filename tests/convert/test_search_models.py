@@ -115,12 +115,19 @@ def test_what_is_refused(tiny_bert, tmp_path):
         bert_jax.load(tmp_path / "sparse")
     folder = tmp_path / "late"
     late(tiny_bert, tmp_path).export(folder)
+    sparse = tmp_path / "sparse" / SETTINGS
+    file.write_text(json.dumps({"pooling_strategy": "max"}))
+    sparse.write_text(json.dumps({"max_active_dims": 5}))
+    with refused("has max_active_dims, which is not supported"):
+        bert_jax.load(tmp_path / "sparse")
     settings = json.loads((folder / SETTINGS).read_text())
     for changed, key_words in (
         ({"query_length": "x"}, "query_length is 'x'"),
         ({"document_length": 0}, "document_length is '0'"),
         ({"query_prefix": 3}, "query_prefix is '3', which is no token"),
         ({"skiplist_words": "ab"}, "skiplist_words are no list of tokens"),
+        ({"do_query_expansion": "no"}, "do_query_expansion is 'no'; it must be true or false"),
+        ({"prompts": {"query": "x"}, "similarity_fn_name": "xtr"}, "prompts, similarity_fn_name"),
     ):
         (folder / SETTINGS).write_text(json.dumps(settings | changed))
         with refused(key_words):
@@ -179,8 +186,8 @@ def test_the_loss_of_sparse_vectors():
     objective = SparseObjective(None, config)
     loss = objective.metrics(padded, labels)["loss"]
     np.testing.assert_allclose(loss.total / loss.weight, expected, rtol=1e-5)
-    begun = objective.at_share(np.float32(0.0)).metrics(padded, labels)["loss"]
+    begun = objective.at_progress(np.float32(0.0)).metrics(padded, labels)["loss"]
     np.testing.assert_allclose(begun.total / begun.weight, ranked, rtol=1e-5)
-    third = objective.at_share(np.float32(0.165)).metrics(padded, labels)["loss"]
+    third = objective.at_progress(np.float32(0.165)).metrics(padded, labels)["loss"]
     grown = ranked + (expected - ranked) / 4
     np.testing.assert_allclose(third.total / third.weight, grown, rtol=1e-5)

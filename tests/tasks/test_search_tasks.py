@@ -13,7 +13,7 @@ from bert_jax.batches.buckets import Batcher
 from bert_jax.config import DataFiles
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.retrieval import search
-from bert_jax.tasks import make_task
+from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.late_interaction import LateInteractionConfig
 from bert_jax.tasks.sparse import SparseConfig
@@ -153,23 +153,81 @@ def test_embeddings_in_a_file(tiny_bert, tmp_path, monkeypatch, bert_jax_main):
             bert_jax_main("embed", kind, "texts.txt", "--output=out.npy")
 
 
+def test_a_model_is_continued_with_its_own_settings(tiny_bert):
+    kind = task_class("late_interaction")
+    initial = dataclasses.replace(CONFIGS["late_interaction"], size=24, expansion="attended")
+    config = dataclasses.replace(LateInteractionConfig(), temperature=0.5, query_length=16)
+    found = kind.continued(config, initial)
+    assert found == dataclasses.replace(initial, temperature=0.5, query_length=16)
+    with refused("task.size is 64, and the vectors of the checkpoint have 24 numbers"):
+        kind.continued(LateInteractionConfig(size=64), initial)
+
+
+def test_an_index_is_of_what_its_vectors_depend_on(tiny_bert, tmp_path):
+    """Not of the weights of a loss, or of a pooler."""
+    for kind, config in CONFIGS.items():
+        bert = dataclasses.replace(untrained(tiny_bert, kind), task=config)
+        Index.build(bert, [], tmp_path / kind, texts=TEXTS)
+        other = dataclasses.replace(bert, task=dataclasses.replace(config, temperature=0.5))
+        assert Index.load(tmp_path / kind, other).search([]) == []
+    changed = dataclasses.replace(CONFIGS["late_interaction"], expansion="none")
+    bert = dataclasses.replace(untrained(tiny_bert, "late_interaction"), task=changed)
+    with refused("is of another model"):
+        Index.load(tmp_path / "late_interaction", bert)
+
+
+def test_texts_of_skipped_tokens_alone_and_long_queries(tiny_bert):
+    config = dataclasses.replace(
+        CONFIGS["late_interaction"], query_length=24, skipped_tokens=("[CLS]", "[SEP]", "the")
+    )
+    bert = dataclasses.replace(untrained(tiny_bert, "late_interaction"), task=config)
+    bert = dataclasses.replace(bert, data=dataclasses.replace(bert.data, max_length=16))
+    assert [len(each) for each in bert.encode(["the", "the the"])] == [2, 2]
+    # A query may be longer than a passage.
+    assert bert.encode(["the bank"], prompt="query")[0].shape == (24, 128)
+    with pytest.warns(bert_jax.TextWarning, match="longer than the model's 24 tokens"):
+        bert.encode(["the bank " * 20], prompt="query")
+    assert bert.predict([("the bank " * 9, "a river")])[0]["similarity"] > 0
+    for arguments, key_words in (
+        ({"batch_size": -1}, "batch_size is -1"),
+        ({"prompt": "query", "layer": -1}, "the prompt 'query' is for the model's own vectors"),
+        ({"prompt": "answer"}, "prompt is 'answer'; the model has query and passage"),
+    ):
+        with refused(key_words):
+            bert.encode(["the"], **arguments)
+    with refused("the checkpoint has no masked LM head"):
+        untrained(tiny_bert, "sparse").fill_mask("the [MASK]")
+
+
+def test_masks_beyond_the_window_of_a_local_layer(wordpiece):
+    model = model_config("modernbert", local_attention=8)
+    task = make_task(CONFIGS["late_interaction"])
+    with refused("queries are filled up to 12 tokens, and a local layer sees 4 to each side"):
+        task.text_features(["the fox"], wordpiece, model, 16, is_query=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "others", "key_words"),
     [
-        ("late_interaction", {"query_length": 20}, {}, "task.query_length is 20; give 8 to 16"),
+        (
+            "late_interaction",
+            {"query_length": 20},
+            {},
+            "task.query_length is 20; give 8 to 16, the tokens",
+        ),
         ("late_interaction", {"query_length": 4}, {}, "task.query_length is 4; give 8 to 16"),
-        ("late_interaction", {}, {"probe": "1"}, "late interaction needs the whole encoder"),
+        ("late_interaction", {}, {"probe": "1"}, "late_interaction trains the whole encoder"),
         ("late_interaction", {"size": 0}, {}, "task.size is 0"),
-        ("sparse", {}, {"probe": "1"}, "sparse vectors need the whole encoder"),
+        ("sparse", {}, {"probe": "1"}, "sparse trains the whole encoder"),
+        ("sparse", {}, {"data": DataFiles(max_length=16, batch_size=1)}, "data.batch_size is 1"),
         ("sparse", {"query_penalty": -1.0}, {}, "task.query_penalty is -1.0"),
         ("sparse", {"temperature": 0.0}, {}, "task.temperature is 0.0"),
     ],
 )
 def test_settings_that_do_not_fit(kind, fields, others, key_words):
     task = dataclasses.replace(CONFIGS[kind], **fields)
-    config = FinetuneConfig(
-        task=task, data=DataFiles(max_length=16), model=model_config(), **others
-    )
+    settings = {"data": DataFiles(max_length=16), "model": model_config(), **others}
+    config = FinetuneConfig(task=task, **settings)
     with refused(key_words):
         validate_finetuning(config)
 
@@ -179,7 +237,7 @@ def test_what_a_checkpoint_or_a_tokenizer_lacks(tiny_bert, wordpiece, tmp_path):
     train = str(tmp_path / "pairs.tsv")
     data = DataFiles(train=train, eval=train, text="q,p", max_length=16, batch_size=8)
     config = FinetuneConfig(task=SparseConfig(), data=data)
-    with refused("the checkpoint has no masked LM head, which sparse goes on with"):
+    with refused("the checkpoint has no masked LM head on its encoder, which sparse needs"):
         bert_jax.finetune(config, untrained(tiny_bert, "embedding"), tmp_path / "run", quiet=True)
     task = make_task(dataclasses.replace(CONFIGS["late_interaction"], passage_token="[D]"))
     with refused("the tokenizer has no token '[D]'"):
