@@ -168,11 +168,9 @@ class Bert(LoadedModel):
         layers = layer if layer is None or isinstance(layer, Sequence) else [layer]
         check_prompt(self, prompt)
         encoder = text_encoder(self, layers, pooling, prompt, batch_size)
-        embeddings = []
-        with tqdm(total=len(texts), desc="Texts", disable=not show_progress_bar) as bar:
-            for embedding in encoder(texts):
-                embeddings.append(embedding)
-                bar.update()
+        silent = not show_progress_bar
+        with tqdm(encoder(texts), total=len(texts), desc="Texts", disable=silent) as bar:
+            embeddings = list(bar)
         truncated = sum(embedding.is_truncated for embedding in embeddings)
         warn_truncated(truncated, len(texts), encoder.max_length)
         vectors = [embedding.vectors for embedding in embeddings]

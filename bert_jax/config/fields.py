@@ -43,7 +43,6 @@ POSITIONS: dict[str, Any] = {
     "rotary": "bert_jax.models.positions:ROTARY",
 }
 
-
 Dtype = Literal["float32", "bfloat16", "auto"]
 
 
@@ -328,7 +327,6 @@ TASKS: dict[str, Any] = {
     "late_interaction": f"{_MODULE}.late_interaction:LateInteraction",
     "sparse": f"{_MODULE}.sparse:Sparse",
 }
-
 
 # Fields that version 0.2.0 wrote for a task of any kind.
 _OF_EVERY_TASK = ("doc_stride", "max_question", "max_answer", "n_best", "with_unanswerable")

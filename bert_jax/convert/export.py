@@ -16,7 +16,7 @@ from bert_jax.convert import (
 from bert_jax.convert.huggingface import Exported
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.base import Task
-from bert_jax.tasks.retrieval import Retrieval
+from bert_jax.tasks.retrieval import EncodingTask
 from bert_jax.text.tokenizer import Tokenizer
 
 # By what a text becomes.
@@ -52,7 +52,7 @@ def export(
     name = str(path).removeprefix("hf:") if hub.is_name(path) else Path(path).name
     with hub.destination(path, force=force, private=private) as folder:
         if task and is_of_embeddings:
-            save = _SAVE[task.vectors_kind if isinstance(task, Retrieval) else "dense"]
+            save = _SAVE[task.vectors_kind if isinstance(task, EncodingTask) else "dense"]
             exported = save(config, params, tokenizer, folder, task=task, max_length=max_length)
         else:
             exported = huggingface.save(

@@ -21,7 +21,7 @@ from bert_jax.retrieval.search import check_count, normalize
 from bert_jax.tasks import task_class
 from bert_jax.tasks.base import longest_sequence
 from bert_jax.tasks.embedding import BertForEmbedding, text_windows
-from bert_jax.tasks.retrieval import Retrieval
+from bert_jax.tasks.retrieval import EncodingTask
 from bert_jax.training import checkpoint
 
 # What the vectors of a model of embeddings depend on, beside its parameters.
@@ -175,7 +175,7 @@ def embedding_identity(model: LoadedModel) -> dict[str, Any]:
         params = {"bert": params, "dense": model.params.get("dense", {})}
         embedding = dataclasses.asdict(model.model.embedding)
         own = {name: embedding[name] for name in _OWN} | {"max_length": model.data.max_length}
-    elif model.task and issubclass(kind := task_class(model.task.kind), Retrieval):
+    elif model.task and issubclass(kind := task_class(model.task.kind), EncodingTask):
         of_encoder = modules if kind.model_class.kept_heads else params.items()
         encoder = {name: value for name, value in of_encoder if name != "pooler"}
         params = {**model.params, "bert": encoder}

@@ -19,7 +19,7 @@ from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import longest_sequence
-from bert_jax.tasks.retrieval import Retrieval
+from bert_jax.tasks.retrieval import EncodingTask
 
 _INPUTS = ("input_ids", "token_type_ids", "attention_mask", "token_roles")
 
@@ -27,7 +27,7 @@ _INPUTS = ("input_ids", "token_type_ids", "attention_mask", "token_roles")
 class RetrievalEncoder:
     """Encode texts as a task of retrieval does, on all local devices."""
 
-    def __init__(self, model: LoadedModel, task: Retrieval, prompt: str, batch_size: int | None):
+    def __init__(self, model: LoadedModel, task: EncodingTask, prompt: str, batch_size: int | None):
         self._model, self._task, self._batch_size = model, task, batch_size
         self._is_query, self.is_by_token = prompt == "query", task.vectors_kind == "tokens"
         self.size = model.config.vocab_size  # of a vector that is not one of a token
@@ -83,10 +83,10 @@ def text_encoder(
     """
     task = make_task(model.task) if model.task else None
     is_own = layers is None and pooling is None
-    if is_own and isinstance(task, Retrieval) and task.vectors_kind != "dense":
+    if is_own and isinstance(task, EncodingTask):
         return RetrievalEncoder(model, task, prompt, batch_size)
     refuse(
-        prompt and isinstance(task, Retrieval) and task.vectors_kind != "dense",
+        prompt and isinstance(task, EncodingTask),
         f"the prompt {prompt!r} is for the model's own vectors",
         fix="leave it out, or layer and pooling",
     )
@@ -97,7 +97,7 @@ def text_encoder(
 def kind_of_vectors(model: LoadedModel) -> str:
     """Return the name in `retrieval.vectors.KINDS` of what a text becomes by a model."""
     task = make_task(model.task) if model.task else None
-    return task.vectors_kind if isinstance(task, Retrieval) else "dense"
+    return task.vectors_kind if isinstance(task, EncodingTask) else "dense"
 
 
 def _as_array(vectors: Any) -> np.ndarray:

@@ -37,7 +37,7 @@ class TaskModel(nn.Module):
     has_dropout = True
     input_rank = 2
     keeps_pooler = False  # of a checkpoint, for another task, though this one does not use it
-    kept_heads: ClassVar[Sequence[str]] = ()  # heads of pretraining that the task goes on with
+    kept_heads: ClassVar[Sequence[str]] = ()  # heads of pretraining that the task keeps
 
     def setup(self) -> None:
         c = self.config

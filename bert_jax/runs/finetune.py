@@ -178,7 +178,7 @@ def _head_to_keep(config: FinetuneConfig, initial: Bert) -> TaskConfig | None:
 
 
 def _kept_params(initial: Bert, config: FinetuneConfig) -> dict[str, Any]:
-    """Return the parameters of a checkpoint that a task without its head goes on with."""
+    """Return the parameters that a run takes from a checkpoint without the head of its task."""
     kept = task_class(config.task.kind).model_class.kept_heads
     absent = [name for name in kept if name not in initial.params]
     refuse(

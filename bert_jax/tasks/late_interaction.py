@@ -20,7 +20,7 @@ from bert_jax.models.layers import Dense, DropoutKey
 from bert_jax.objectives.contrastive import ContrastiveObjective, Shard, is_example, ranking
 from bert_jax.retrieval import search
 from bert_jax.tasks.base import Example
-from bert_jax.tasks.retrieval import Retrieval, number_texts
+from bert_jax.tasks.retrieval import EncodingTask, number_texts
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import Metrics, WeightedSum
 
@@ -125,7 +125,7 @@ class LateInteractionObjective(ContrastiveObjective):
         return {"loss": WeightedSum(losses, weight), "accuracy": WeightedSum(is_first, weight)}
 
 
-class LateInteraction(Retrieval):
+class LateInteraction(EncodingTask):
     """Vectors of tokens. A prediction is a list of those of each text, [n, I] each."""
 
     settings = LateInteractionConfig

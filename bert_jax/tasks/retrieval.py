@@ -34,55 +34,6 @@ class Retrieval(Task):
     known_metrics: Sequence[str] = RETRIEVAL_METRICS
     default_metrics: Sequence[str] = ("ndcg@10",)
     value_form = "two texts, or a dict of the columns of data.text"
-    # What a text becomes, by its name in `retrieval.vectors.KINDS`. A task of another kind than
-    # "dense" has `text_features`.
-    vectors_kind: ClassVar[str] = "dense"
-    # Settings that the vectors depend on, beside the parameters. Where a run continues from a model
-    # of the same kind, those that it leaves as they are by default are the model's.
-    vector_settings: ClassVar[Sequence[str]] = ()
-
-    def longest_text(self, max_length: int, *, is_query: bool) -> int:
-        """Return the most tokens of a text, where those of passages are `max_length`."""
-        return max_length
-
-    def text_features(
-        self,
-        texts: Sequence[str],
-        tokenizer: Tokenizer,
-        model: ModelConfig,
-        max_length: int,
-        *,
-        is_query: bool = False,
-    ) -> Features:
-        """Return the features of texts, one a text; `spans` says which were truncated."""
-        raise NotImplementedError
-
-    @classmethod
-    def check(cls, config: FinetuneConfig) -> None:
-        super().check(config)
-        if cls.vectors_kind == "dense":
-            return
-        kind = config.task.kind
-        refuse(
-            config.probe,
-            f"probe is {config.probe!r}, and {kind} trains the whole encoder",
-            fix="leave it empty",
-        )
-        refuse(
-            config.data.batch_size < 2,
-            f"{kind} compares the examples of a batch, and data.batch_size is 1",
-            fix="raise it",
-        )
-
-    @classmethod
-    def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:
-        default = cls.settings()
-        changes = {
-            name: getattr(initial, name)
-            for name in cls.vector_settings
-            if getattr(config, name) == getattr(default, name)
-        }
-        return dataclasses.replace(config, **changes)
 
     @abc.abstractmethod
     def best_passages(self, queries: list[Any], passages: list[Any], k: int) -> np.ndarray:
@@ -143,14 +94,65 @@ class Retrieval(Task):
     def constant_score(self, examples: Sequence[Example]) -> float:
         return 0.0
 
+    def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
+        return {"similarity": self.similarity(prediction)}
+
+
+class EncodingTask(Retrieval):
+    """A task that encodes each text in a way of its own, other than to one dense vector."""
+
+    # What a text becomes, by its name in `retrieval.vectors.KINDS`.
+    vectors_kind: ClassVar[str]
+    # Settings that the vectors depend on, beside the parameters. Where a run continues from a model
+    # of the same kind, those that it leaves as they are by default are the model's.
+    vector_settings: ClassVar[Sequence[str]] = ()
+
+    def longest_text(self, max_length: int, *, is_query: bool) -> int:
+        """Return the most tokens of a text, where those of passages are `max_length`."""
+        return max_length
+
+    @abc.abstractmethod
+    def text_features(
+        self,
+        texts: Sequence[str],
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        max_length: int,
+        *,
+        is_query: bool = False,
+    ) -> Features:
+        """Return the features of texts, one a text; `spans` says which were truncated."""
+
+    @classmethod
+    def check(cls, config: FinetuneConfig) -> None:
+        super().check(config)
+        kind = config.task.kind
+        refuse(
+            config.probe,
+            f"probe is {config.probe!r}, and {kind} trains the whole encoder",
+            fix="leave it empty",
+        )
+        refuse(
+            config.data.batch_size < 2,
+            f"{kind} compares the examples of a batch, and data.batch_size is 1",
+            fix="raise it",
+        )
+
+    @classmethod
+    def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:
+        default = cls.settings()
+        changes = {
+            name: getattr(initial, name)
+            for name in cls.vector_settings
+            if getattr(config, name) == getattr(default, name)
+        }
+        return dataclasses.replace(config, **changes)
+
     def python_code(self, data: DataFiles) -> str:
         return 'print(bert.encode(["A text."], prompt="query")[0].shape)'
 
     def library_code(self, data: DataFiles) -> str:
         return 'print(model.encode_query(["A text."])[0].shape)'
-
-    def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
-        return {"similarity": self.similarity(prediction)}
 
 
 def number_texts(

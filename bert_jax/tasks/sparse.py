@@ -21,7 +21,7 @@ from bert_jax.objectives.contrastive import ContrastiveObjective, Shard, dot, is
 from bert_jax.objectives.masked_lm import MaskedLMHead
 from bert_jax.retrieval import search
 from bert_jax.tasks.base import Example, build_sequence
-from bert_jax.tasks.retrieval import Retrieval, number_texts
+from bert_jax.tasks.retrieval import EncodingTask, number_texts
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import Metrics, WeightedSum
 
@@ -133,7 +133,7 @@ def _flops(vectors: Float[Array, "G C V"], labels: Int[Array, "G C"]) -> Float[A
     return jnp.square(total / count).sum()
 
 
-class Sparse(Retrieval):
+class Sparse(EncodingTask):
     """Vectors of the vocabulary whose inner products rank passages. A prediction is [C, V]."""
 
     settings = SparseConfig
