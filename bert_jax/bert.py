@@ -384,7 +384,8 @@ class Index(TextIndex):
     """Texts, to be searched by the meaning that a model gives them.
 
     Attributes:
-      vectors: the embeddings, [N, D] float16 of unit length, memory-mapped.
+      vectors: the embeddings, [N, D] float16 of unit length, memory-mapped; of late interaction
+        and of sparse vectors `retrieval.vectors.Vectors.matrix`.
       num_truncated: how many of the texts are longer than the model's positions.
 
     >>> folder, bert = getfixture("tmp_path"), getfixture("tiny_bert")

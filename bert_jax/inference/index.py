@@ -79,6 +79,7 @@ class TextIndex:
         checksums.check(path, {name: record["checksums"][name] for name in names}, _REMEDY)
         # Open from here on, as another index may get the name.
         self._vectors = kind(path, int(record.get("size", 0)))
+        self.vectors = self._vectors.matrix
         self._entries = np.load(path / "entries.npy", mmap_mode="r")
         self._texts = np.memmap(path / "texts.bin", np.uint8, mode="r")
         if bert is not None:
@@ -235,11 +236,6 @@ class TextIndex:
         vectors, num_truncated = _embed(encoder, queries)
         warn_truncated(num_truncated, len(queries), encoder.max_length)
         return vectors
-
-    @property
-    def vectors(self) -> Any:
-        """The vectors of the texts, as `retrieval.vectors.Vectors.matrix`."""
-        return self._vectors.matrix
 
     def text(self, number: int) -> str:
         """Return a text by its number in the index; UserError where there is none."""
