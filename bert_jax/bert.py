@@ -146,17 +146,17 @@ class Bert(LoadedModel):
             truncated, with a warning.
           layer: 0 for the embeddings, i for layer i, -1 for the last; or several, which are added.
           pooling: "mean", "max" or "cls" for a vector of each text; "tokens" or "words" for one of
-            each token or word, as `embeddings.TextEncoder` says.
-          prompt: "query" or "passage", to put the model's prompt of that name before each text, as
-            part of it. A model of late interaction encodes a query in another way than a passage.
+            each token or word (`embeddings.TextEncoder`).
+          prompt: "query" or "passage", for the model's prompt of that name before each text, as part
+            of it; late interaction encodes a query in another way than a passage.
           batch_size: texts of a batch at most, over all devices; None for as many as have about
             4,096 tokens. The embeddings do not depend on it.
           normalize_embeddings: make every vector one of unit length.
           show_progress_bar: show on a terminal how far it is.
 
         Returns:
-          [N, D] float32 for N texts; or a list of N arrays, [n, D], by token or word. Sparse
-          vectors are [N, V], one number for each token of the vocabulary.
+          [N, D] float32 for N texts, D the vocabulary's size for sparse vectors; or a list of N
+          arrays, [n, D], by token or word.
 
         Raises:
           UserError: there is no such layer, pooling or prompt, or a text is no str.
@@ -168,14 +168,15 @@ class Bert(LoadedModel):
         layers = layer if layer is None or isinstance(layer, Sequence) else [layer]
         check_prompt(self, prompt)
         encoder = text_encoder(self, layers, pooling, prompt, batch_size)
-        silent = not show_progress_bar
-        with tqdm(encoder(texts), total=len(texts), desc="Texts", disable=silent) as bar:
-            embeddings = list(bar)
+        embeddings = []
+        with tqdm(total=len(texts), desc="Texts", disable=not show_progress_bar) as bar:
+            for embedding in encoder(texts):
+                embeddings.append(embedding)
+                bar.update()
         truncated = sum(embedding.is_truncated for embedding in embeddings)
         warn_truncated(truncated, len(texts), encoder.max_length)
-        vectors = [embedding.vectors for embedding in embeddings]
-        if normalize_embeddings:
-            vectors = list(map(normalize, vectors))
+        scaled = normalize if normalize_embeddings else np.asarray
+        vectors = [scaled(embedding.vectors) for embedding in embeddings]
         if encoder.is_by_token:
             return vectors
         return np.array(vectors, np.float32).reshape(len(texts), encoder.size)
@@ -384,8 +385,7 @@ class Index(TextIndex):
     """Texts, to be searched by the meaning that a model gives them.
 
     Attributes:
-      vectors: the embeddings, [N, D] float16 of unit length, memory-mapped; of late interaction
-        and of sparse vectors `retrieval.vectors.Vectors.matrix`.
+      vectors: [N, D] float16 of unit length, memory-mapped; or as `retrieval.vectors` has them.
       num_truncated: how many of the texts are longer than the model's positions.
 
     >>> folder, bert = getfixture("tmp_path"), getfixture("tiny_bert")

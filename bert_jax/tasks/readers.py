@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.text import builtin
 from bert_jax.text.files import existing, file_type, read_lines
 from bert_jax.text.records import Record, parse_json, read_records
 
@@ -19,6 +20,18 @@ def to_number(value: Any) -> float:
         return math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
+
+
+def builtin_pairs(source: str) -> Iterator[Record] | None:
+    """Return what functions of Python's library do with their signatures; None of a file.
+
+    The source is "builtin@train" or "builtin@eval".
+    """
+    name, _, split = source.partition("@")
+    if name != "builtin":
+        return None
+    pairs = enumerate(builtin.described(split or "train"))
+    return (Record(f"{source} #{index}", {"texts": texts}) for index, texts in pairs)
 
 
 def conll(source: str) -> Iterator[Record]:

@@ -28,8 +28,7 @@ from bert_jax.tasks.base import (
     truncate,
 )
 from bert_jax.tasks.passages import candidate_lists, judged_passages, training_groups
-from bert_jax.tasks.readers import Record
-from bert_jax.text import builtin
+from bert_jax.tasks.readers import Record, builtin_pairs
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
 
@@ -110,12 +109,7 @@ class Reranker(Task):
         )
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        name, _, split = source.partition("@")
-        if name == "builtin":
-            for index, texts in enumerate(builtin.described(split or "train")):
-                yield Record(f"{source} #{index}", {"texts": texts})
-        else:
-            yield from super().read_records(source, data)
+        yield from builtin_pairs(source) or super().read_records(source, data)
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         texts: list[Any] = []

@@ -13,8 +13,7 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.retrieval import bm25, metrics
 from bert_jax.tasks import readers
 from bert_jax.tasks.base import Example, Task
-from bert_jax.tasks.readers import Record
-from bert_jax.text import builtin
+from bert_jax.tasks.readers import Record, builtin_pairs
 from bert_jax.text.tokenizer import Tokenizer
 
 RETRIEVAL_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10", "map")
@@ -48,12 +47,7 @@ class Retrieval(Task):
         """Return the score of the first two texts of an example."""
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
-        name, _, split = source.partition("@")
-        if name == "builtin":
-            for index, texts in enumerate(builtin.described(split or "train")):
-                yield Record(f"{source} #{index}", {"texts": texts})
-        else:
-            yield from super().read_records(source, data)
+        yield from builtin_pairs(source) or super().read_records(source, data)
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         columns = [name.strip() for name in data.text.split(",")]
