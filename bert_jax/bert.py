@@ -147,8 +147,8 @@ class Bert(LoadedModel):
           layer: 0 for the embeddings, i for layer i, -1 for the last; or several, which are added.
           pooling: "mean", "max" or "cls" for a vector of each text; "tokens" or "words" for one of
             each token or word (`embeddings.TextEncoder`).
-          prompt: "query" or "passage", for the model's prompt of that name before each text, as part
-            of it; late interaction encodes a query in another way than a passage.
+          prompt: "query" or "passage", for the model's prompt of that name before each text, as
+            part of it; late interaction encodes a query in another way than a passage.
           batch_size: texts of a batch at most, over all devices; None for as many as have about
             4,096 tokens. The embeddings do not depend on it.
           normalize_embeddings: make every vector one of unit length.
