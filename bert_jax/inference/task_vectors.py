@@ -1,10 +1,10 @@
 """What a text becomes by a model of late interaction or of sparse vectors."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from scipy import sparse
 
@@ -12,16 +12,13 @@ from bert_jax.batches.buckets import Batcher
 from bert_jax.errors import refuse
 from bert_jax.inference.embeddings import TextEmbedding, TextEncoder
 from bert_jax.inference.loading import LoadedModel
-from bert_jax.inference.runner import Arrays, apply, chunks
+from bert_jax.inference.runner import chunks
 from bert_jax.inference.tokenization import own_prompt, warn_unknown
 from bert_jax.models.architecture import num_token_types
-from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import longest_sequence
 from bert_jax.tasks.retrieval import EncodingTask
-
-_INPUTS = ("input_ids", "token_type_ids", "attention_mask", "token_roles")
 
 
 class RetrievalEncoder:
@@ -34,7 +31,9 @@ class RetrievalEncoder:
         if batch_size is not None:
             check_count(batch_size, "batch_size")
         self.max_length = task.longest_text(model.data.max_length, is_query=self._is_query)
-        self._step = model.runner.compile("task vectors", _vectors_of(model.model))
+        objective = task.objective(model.model)
+        function = functools.partial(objective.apply, dropout_key=None)
+        self._step = model.runner.compile("task vectors", function)
 
     def __call__(self, texts: Iterable[str]) -> Iterator[TextEmbedding]:
         """Yield the vectors of each text, in order, some thousands at a time."""
@@ -102,10 +101,3 @@ def kind_of_vectors(model: LoadedModel) -> str:
 
 def _as_array(vectors: Any) -> np.ndarray:
     return vectors.toarray()[0] if sparse.issparse(vectors) else vectors
-
-
-def _vectors_of(model: TaskModel) -> Any:
-    def vectors(params: Any, batch: Arrays) -> jax.Array:
-        return apply(model, params, {name: batch[name] for name in _INPUTS if name in batch})
-
-    return vectors

@@ -80,6 +80,23 @@ class TaskModel(nn.Module):
         mixed: Any = sum(weight * state for weight, state in zip(weights, states, strict=True))
         return mixed
 
+    def last_hidden_states(
+        self,
+        input_ids: Int[Array, "B *C L"],
+        token_type_ids: Int[Array, "B *C L"],
+        attention_mask: Int[Array, "B *C L"],
+        dropout_key: DropoutKey | None,
+    ) -> Float[Array, "N L D"]:
+        """Return the encoder's output for all sequences of a batch, [B, C, L] or [B, L]."""
+        length = input_ids.shape[-1]
+        output = self.bert(
+            input_ids.reshape(-1, length),
+            token_type_ids.reshape(-1, length),
+            attention_mask.reshape(-1, length),
+            self.of_choices(dropout_key, input_ids.shape),
+        )
+        return output.last_hidden_state
+
     @staticmethod
     def of_choices(key: DropoutKey | None, shape: Sequence[int]) -> DropoutKey | None:
         """Return the key of each sequence of a batch of `shape`, [B, C, L] or [B, L]."""

@@ -82,19 +82,13 @@ class BertForLateInteraction(TaskModel):
         token_roles: Int[Array, "B *C L"] | None = None,
     ) -> Float[Array, "B C L I"]:
         """Return float32 vectors of the texts [B, C, L]; of [B, L] those of one each."""
-        batch, *_, length = input_ids.shape
-        roles = (attention_mask if token_roles is None else token_roles).reshape(-1, length)
-        is_read = (roles == _SCORED) | (roles == _READ)
-        output = self.bert(
-            input_ids.reshape(roles.shape),
-            token_type_ids.reshape(roles.shape),
-            is_read.astype(jnp.int32),
-            self.of_choices(dropout_key, input_ids.shape),
-        )
-        vectors = normalized(self.dense(output.last_hidden_state).astype(jnp.float32))
-        is_scored = (roles == _SCORED) | (roles == _EXPANSION)
+        roles = attention_mask if token_roles is None else token_roles
+        is_read = ((roles == _SCORED) | (roles == _READ)).astype(jnp.int32)
+        hidden = self.last_hidden_states(input_ids, token_type_ids, is_read, dropout_key)
+        vectors = normalized(self.dense(hidden).astype(jnp.float32))
+        is_scored = ((roles == _SCORED) | (roles == _EXPANSION)).reshape(hidden.shape[:2])
         vectors = jnp.where(is_scored[..., None], vectors, 0.0)
-        return vectors.reshape(batch, -1, length, self.size)
+        return vectors.reshape(len(input_ids), -1, *vectors.shape[1:])
 
 
 def max_similarity(

@@ -75,18 +75,12 @@ class BertForSparse(TaskModel):
         dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "B C V"]:
         """Return float32 weights of the texts [B, C, L]; of [B, L] those of one each."""
-        batch, *_, length = input_ids.shape
-        mask = attention_mask.reshape(-1, length)
-        output = self.bert(
-            input_ids.reshape(mask.shape),
-            token_type_ids.reshape(mask.shape),
-            mask,
-            self.of_choices(dropout_key, input_ids.shape),
-        )
-        features = self.bert.token_features(output.last_hidden_state)
+        hidden = self.last_hidden_states(input_ids, token_type_ids, attention_mask, dropout_key)
+        mask = attention_mask.reshape(hidden.shape[:2])
+        features = self.bert.token_features(hidden)
         logits = self.mlm_head(features, self.bert.embeddings.word_embeddings)
         largest = jnp.where(mask[..., None] > 0, logits, 0.0).max(1)
-        return jnp.log1p(jax.nn.relu(largest)).reshape(batch, -1, largest.shape[-1])
+        return jnp.log1p(jax.nn.relu(largest)).reshape(len(input_ids), -1, largest.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
