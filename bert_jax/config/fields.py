@@ -6,23 +6,22 @@ Each field says what it is, what it accepts and whether a run may resume with an
 
 import dataclasses
 import functools
-import math
 from typing import Any, ClassVar, Literal
 
-from bert_jax.config.settings import Range, Variants, setting
-
-STEPS = Range("a positive number below 2**31", lambda x: 0 < x < 1 << 31)
-NOT_NEGATIVE = Range("at least 0 and below 2**32", lambda x: 0 <= x < 1 << 32)
-SHARE = Range("at least 0 and below 1", lambda x: 0 <= x < 1)
-SHARE_OR_ALL = Range("at least 0 and at most 1", lambda x: 0 <= x <= 1)
-SHARE_OR_STEPS = Range(
-    "a share below 1 or a whole number of steps", lambda x: 0 <= x < 1 or 1 <= x == x // 1 < 1 << 31
+from bert_jax.config.ranges import (
+    COUNT_OR_REST,
+    FINITE,
+    NOT_NEGATIVE,
+    POSITIVE_SHARE,
+    SHARE,
+    SHARE_OR_ALL,
+    SHARE_OR_STEPS,
+    SIZE,
+    SIZE_OR_ZERO,
+    STEPS,
 )
-POSITIVE_SHARE = Range("above 0 and at most 1", lambda x: 0 < x <= 1)
-SIZE = Range("a positive number of at most 2**24", lambda x: 0 < x <= 1 << 24)
-SIZE_OR_ZERO = Range("at least 0 and at most 2**24", lambda x: 0 <= x <= 1 << 24)
-COUNT_OR_REST = Range("a positive number, or -1 for the rest", lambda x: x == -1 or 0 < x < 1 << 32)
-FINITE = Range("a finite number", math.isfinite)
+from bert_jax.config.settings import Variants, setting
+
 Service = Literal["wandb"]
 _resumable = functools.partial(setting, resumable=True)
 
@@ -351,6 +350,12 @@ class TaskConfig:
         0,
         "tokens from one window of a text to the next; 0: half of a window",
         NOT_NEGATIVE,
+    )
+    window_confidence: float = setting(
+        0.0,
+        "probability of a class from which the first window that has it decides, else the mean of "
+        "all; 1: always the mean; 0: tuned on held-out texts",
+        SHARE_OR_ALL,
     )
 
 

@@ -11,23 +11,13 @@ import math
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from bert_jax.config.ranges import LIMIT, POSITIVE, Range
 from bert_jax.errors import UserError, nearest
 
-_LIMIT = 2**32
 _EMPTY = "none"  # on the command line, where an empty value may be an unset shell variable
-
-
-class Range(NamedTuple):
-    """The numbers that a field accepts, in words and as a predicate."""
-
-    description: str
-    contains: Callable[[float], bool]
-
-
-POSITIVE = Range("a positive number below 2**32", lambda x: 0 < x < _LIMIT)
 
 
 def setting(default: Any, help: str, range: Range = POSITIVE, *, resumable: bool = False) -> Any:
@@ -345,7 +335,7 @@ def _from_json(hint: Any, value: Any, where: str) -> Any:
             raise UserError(f"{where} is {value!r}; {hint}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if abs(value) <= _LIMIT else math.inf  # which no field accepts
+        return float(value) if abs(value) <= LIMIT else math.inf  # which no field accepts
     if not _fits(value, hint):
         kind = getattr(hint, "__name__", hint)
         raise UserError(f"{where} is {value!r}, of another type than {kind}")

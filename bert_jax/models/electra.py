@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from bert_jax.config import ModelConfig
-from bert_jax.config.fields import SHARE_OR_ALL, SIZE_OR_ZERO
+from bert_jax.config.ranges import SHARE_OR_ALL, SIZE_OR_ZERO
 from bert_jax.config.settings import setting
 from bert_jax.errors import UserError
 from bert_jax.models import bert

@@ -16,7 +16,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
-from bert_jax.config.fields import SHARE, SIZE
+from bert_jax.config.ranges import SHARE, SIZE
 from bert_jax.config.settings import setting
 from bert_jax.errors import UserError
 from bert_jax.models.architecture import Architecture

@@ -43,6 +43,8 @@ class Task(abc.ABC):
     min_labels: ClassVar[int] = 0  # fewer of them leave nothing to tell apart
     # Whether a text of more tokens than the model has positions is read in windows.
     has_windows: ClassVar[bool] = False
+    # Whether one of them may answer for its text.
+    has_deciding_windows: ClassVar[bool] = False
     # Tokens of a sequence, at most, where a model from elsewhere does not say it; None for as many
     # as it has positions.
     foreign_max_length: ClassVar[int | None] = None
@@ -76,6 +78,12 @@ class Task(abc.ABC):
         refuse(
             stride and not cls.has_windows,
             f"task.stride is for windows of a text, which {config.task.kind} has none of",
+            fix="leave it out",
+        )
+        refuse(
+            config.task.window_confidence and not cls.has_deciding_windows,
+            "task.window_confidence is for the windows of a text in classification, not "
+            f"{config.task.kind}",
             fix="leave it out",
         )
         refuse(

@@ -1,5 +1,7 @@
 """Classification and regression of texts and pairs of texts."""
 
+import bisect
+import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +34,7 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
 
 _MAX_VALUE = float(np.finfo(np.float32).max)
+_LEVELS = np.linspace(0.1, 0.9, 9)  # quantiles of the windows' confidence that are tried
 
 
 class BertForSequenceClassification(TaskModel):
@@ -165,12 +168,16 @@ class TextTask(Task):
 
 
 class Classification(TextTask):
-    """Each text or pair has one of several classes. A prediction is the logits, [N]."""
+    """Each text or pair has one of several classes.
+
+    A prediction is the logits, [N]; of a text that is read in windows, those of each, [W, N].
+    """
 
     default_metrics = ("accuracy",)
     known_metrics = ("accuracy", "f1", "matthews")
     min_labels = 2
     has_windows = True
+    has_deciding_windows = True
     problem_type = "single_label_classification"
 
     @classmethod
@@ -179,12 +186,49 @@ class Classification(TextTask):
         is_regression = not values.get("problem_type") and labels is not None and len(labels) == 1
         return None if is_regression else labels
 
+    def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
+        """Return the logits of an example, or of each window so far."""
+        share = features.spans[index]
+        if share == 1:
+            return logits.copy()
+        windows = np.zeros((round(1 / share), *logits.shape)) if before is None else before
+        example = features.example_indices[index]
+        windows[index - bisect.bisect_left(features.example_indices, example)] = logits
+        return windows
+
+    def answer(self, prediction: np.ndarray) -> np.ndarray:
+        """Return the logits of a text, [N]: of its first confident window, or else the mean."""
+        if prediction.ndim == 1:
+            return prediction
+        if 0 < self.config.window_confidence < 1:
+            is_confident = _confidence(prediction) >= self.config.window_confidence
+            if is_confident.any():
+                return prediction[is_confident.argmax()]
+        return prediction.mean(0)
+
+    def tune(
+        self, examples: Sequence[Example], predictions: Sequence[Any], scores: Mapping[str, float]
+    ) -> None:
+        """Choose the confidence of a window that decides; the mean unless another is better."""
+        windows = [each for each in predictions if each.ndim > 1]
+        if self.config.window_confidence or not windows:
+            return
+        kept, best = self.config, -np.inf
+        levels = np.quantile(np.concatenate([_confidence(each) for each in windows]), _LEVELS)
+        for level in (1.0, *levels.round(3).tolist()):
+            tried = dataclasses.replace(self.config, window_confidence=level)
+            self.config = tried
+            score = self.mean_score(self.score(examples, predictions))
+            if score > best:
+                kept, best = tried, score
+        self.config = kept
+
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return accuracy, Matthews's correlation and F1 of the second class of two, or all."""
         from sklearn import metrics
 
         actual = [self.labels.index(example.label) for example in examples]
-        predicted = [int(logits.argmax()) for logits in predictions]
+        predicted = [int(self.answer(each).argmax()) for each in predictions]
         # Of more than two, the mean over the classes that are actual or predicted.
         average: Any = "binary" if len(self.labels) == 2 else "macro"
         options: dict[str, Any] = {"average": average, "zero_division": 0}
@@ -218,7 +262,8 @@ class Classification(TextTask):
         return max(self.mean_score(self.score(examples, each)) for each in constants)
 
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
-        best, probabilities = int(prediction.argmax()), softmax(prediction).tolist()
+        logits = self.answer(prediction)
+        best, probabilities = int(logits.argmax()), softmax(logits).tolist()
         return {
             "label": self.labels[best],
             "probability": probabilities[best],
@@ -235,7 +280,7 @@ class Classification(TextTask):
         figure = Figure(figsize=(size + 1, size), layout="constrained")
         ConfusionMatrixDisplay.from_predictions(
             [self.labels.index(example.label) for example in examples],
-            [int(logits.argmax()) for logits in predictions],
+            [int(self.answer(each).argmax()) for each in predictions],
             labels=range(len(self.labels)),
             display_labels=[label.replace("$", r"\$") for label in self.labels],
             normalize="true",
@@ -297,6 +342,11 @@ class Regression(TextTask):
 
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         return {"value": prediction}
+
+
+def _confidence(logits: np.ndarray) -> np.ndarray:
+    """Return the probability of the best class of each window, [W], from logits [W, N]."""
+    return softmax(logits, axis=1).max(1)
 
 
 def correlations(actual: ArrayLike, predicted: ArrayLike) -> dict[str, float]:

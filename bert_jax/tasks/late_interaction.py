@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.batches.buckets import Features
 from bert_jax.config import FinetuneConfig, ModelConfig, TaskConfig
-from bert_jax.config.fields import SIZE
+from bert_jax.config.ranges import SIZE
 from bert_jax.config.settings import setting
 from bert_jax.errors import refuse
 from bert_jax.models.architecture import architecture, make_encoder

@@ -9,7 +9,7 @@ from scipy.special import expit, logit
 
 from bert_jax import console
 from bert_jax.config import FinetuneConfig, TaskConfig
-from bert_jax.config.fields import POSITIVE_SHARE
+from bert_jax.config.ranges import POSITIVE_SHARE
 from bert_jax.config.settings import setting
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel

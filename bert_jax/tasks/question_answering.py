@@ -19,7 +19,7 @@ from scipy.special import softmax
 
 from bert_jax.batches.buckets import NO_LABEL, Features
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig
-from bert_jax.config.fields import FINITE
+from bert_jax.config.ranges import FINITE
 from bert_jax.config.settings import setting
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import TaskModel

@@ -12,7 +12,7 @@ from scipy.special import expit, log_softmax
 from bert_jax import console
 from bert_jax.batches.buckets import Features
 from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig
-from bert_jax.config.fields import NOT_NEGATIVE
+from bert_jax.config.ranges import NOT_NEGATIVE
 from bert_jax.config.settings import setting
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.heads import SequenceScores, TaskModel

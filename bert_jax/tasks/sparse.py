@@ -12,7 +12,7 @@ from scipy import sparse
 
 from bert_jax.batches.buckets import Features
 from bert_jax.config import ModelConfig, TaskConfig
-from bert_jax.config.fields import NOT_NEGATIVE, SHARE
+from bert_jax.config.ranges import NOT_NEGATIVE, SHARE
 from bert_jax.config.settings import setting
 from bert_jax.models.architecture import make_encoder
 from bert_jax.models.heads import TaskModel

@@ -116,6 +116,7 @@ def test_settings_of_version_0_2_0_are_read_by_each_kind():
             assert read[name] == every[name]
         assert read.get("embedding", {"dense": 32})["dense"] == 32
         later = {"kind", "glue", "labels", "metrics", "stride", "separator", "thresholds"}
+        later.add("window_confidence")
         is_later = kind in ("reranker", "late_interaction", "sparse")
         assert is_later or read.keys() - later <= every.keys()
 

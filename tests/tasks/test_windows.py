@@ -53,10 +53,50 @@ def test_the_answer_is_the_mean_over_the_windows_in_any_order(wordpiece):
     logits, before = np.random.default_rng(0).normal(size=(4, 2)), None
     for index in (2, 0, 1):
         before = task.collect(before, found, index, logits[index])
-    np.testing.assert_allclose(before, logits[:3].mean(0))
+    np.testing.assert_array_equal(before, logits[:3])
+    np.testing.assert_allclose(task.answer(before), logits[:3].mean(0))
     alone = task.collect(None, found, 3, logits[3])
-    np.testing.assert_array_equal(alone, logits[3])
+    np.testing.assert_array_equal(task.answer(alone), logits[3])
     assert not np.shares_memory(alone, logits)
+
+
+def test_the_first_confident_window_decides():
+    task = make_task(TaskConfig(labels=("a", "b"), window_confidence=0.9))
+    windows = np.array([[0.0, 1.0], [3.0, 0.0], [0.0, 9.0]])  # 0.73, 0.95, 0.9999
+    np.testing.assert_array_equal(task.answer(windows), windows[1])
+    np.testing.assert_array_equal(task.answer(windows[:1]), windows[0])
+    np.testing.assert_array_equal(task.answer(windows[::2]), windows[2])
+    for always_mean in (0.0, 1.0):
+        task = make_task(TaskConfig(labels=("a", "b"), window_confidence=always_mean))
+        np.testing.assert_allclose(task.answer(windows), [1.0, 10 / 3])
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("given", [0.0, 0.97, 1.0])
+def test_whether_windows_decide_alone_is_chosen_by_the_score(is_first, given):
+    """What speaks is the first window of more than 0.95, or all together: by construction."""
+    generator, examples, predictions = np.random.default_rng(0), [], []
+    for index in range(300):
+        windows = generator.normal(scale=0.5, size=(generator.integers(2, 6), 2))
+        if is_first:  # a window that tells, then some of the contrary that tell more
+            tells = generator.integers(2)
+            at = generator.integers(len(windows))
+            windows[at] = (4.0, 0.0) if tells == 0 else (0.0, 4.0)
+            windows[at + 1 :] = (0.0, 6.0) if tells == 0 else (6.0, 0.0)
+        else:
+            tells = int(windows.mean(0).argmax())
+        examples.append(Example(None, str(index), ("",), ("a", "b")[tells]))
+        predictions.append(windows)
+    task = make_task(TaskConfig(labels=("a", "b"), window_confidence=given))
+    task.tune(examples, predictions, {})
+    if given:
+        assert task.config.window_confidence == given
+    elif is_first:
+        assert 0.5 < task.config.window_confidence < 0.99
+        assert task.score(examples, predictions)["accuracy"] == 1
+    else:
+        assert task.config.window_confidence == 1
+        assert task.score(examples, predictions)["accuracy"] == 1
 
 
 def test_numbers_are_means_too(wordpiece):
@@ -84,6 +124,9 @@ def test_pairs_and_strides_that_have_no_windows(wordpiece):
     choosing.data.max_length, choosing.task.stride = 32, 8
     with refused("task.stride is for windows of a text, which multiple_choice has none of"):
         validate_finetuning(choosing)
+    numbers = FinetuneConfig(model=MODEL, task=TaskConfig("regression", window_confidence=0.9))
+    with refused("task.window_confidence is for the windows of a text in classification, not regr"):
+        validate_finetuning(numbers)
 
 
 @pytest.mark.parametrize("stride", [0, 13, 30])
