@@ -111,7 +111,7 @@ class TokenizerConfig:
     model_type: Literal["unigram", "bpe", "char"] = setting(
         "unigram", "algorithm of a SentencePiece; char: each character is a token"
     )
-    add: int = setting(0, "with --init: words of the text to add to its vocabulary", NOT_NEGATIVE)
+    add: int = setting(0, "with --init: tokens of the text to add to its vocabulary", NOT_NEGATIVE)
     lowercase: bool = setting(True, "lower-case text, for a trained vocabulary or a vocab.txt")
     strip_accents: bool = setting(False, "remove accents and other marks; not of sentencepiece")
 

@@ -78,7 +78,7 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer, separators: int) -> t
     normalizer = normalizers.Sequence(_normalizers(spec))
     unk = sentencepiece.SentencePieceProcessor(model_proto=content).unk_id()
     fallback = trainer.byte_fallback
-    if trainer.model_type in sentencepiece_model.UNIGRAMS:
+    if trainer.model_type in (sentencepiece_model.UNIGRAM, sentencepiece_model.CHARACTERS):
         scores = _scores(proto.pieces, normalizer, (*tokenizer.special_ids, unk))
         model = models.Unigram(scores, unk, byte_fallback=fallback)
     elif trainer.model_type == sentencepiece_model.BPE:

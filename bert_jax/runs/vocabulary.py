@@ -17,7 +17,8 @@ from bert_jax.errors import UserError, refuse
 from bert_jax.objectives import pretraining_model
 from bert_jax.text import mixture, tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.text.vocabulary import extended, spellings, summary
+from bert_jax.text.tokenizer_extension import extended
+from bert_jax.text.vocabulary import spellings, summary
 
 _AXIS = "vocab"  # the logical name of an axis with an entry for each token
 
@@ -98,6 +99,6 @@ def check(config: TrainConfig, *, is_fork: bool) -> None:
     fix = "give --init, or set a larger model.vocab_size"
     refuse(
         count,
-        f"tokenizer.add is {count}, and adds words to the vocabulary of --init",
+        f"tokenizer.add is {count}, and adds tokens to the vocabulary of --init",
         fix="leave it out: --fork keeps its tokenizer" if is_fork else fix,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 # The values of `TrainerSpec.ModelType` and of `SentencePiece.Type` that matter.
-UNIGRAMS, BPE = (1, 4), 2  # characters are unigrams too
+UNIGRAM, BPE, CHARACTERS = 1, 2, 4
 NORMAL, USER_DEFINED = 1, 4
 # The number, name, type and default of each field, from `sentencepiece_model.proto`.
 _MESSAGES = {

@@ -176,6 +176,10 @@ class SentencePieceTokenizer(Tokenizer):
         threads = os.cpu_count() or 1
         return self._processor.encode(list(texts), num_threads=threads, return_type="numpy")
 
+    def normalize(self, text: str) -> str:
+        """Return a text as the model splits it, with "▁" for each space."""
+        return self._processor.normalize(text)
+
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         encoding = self._processor.encode(text, return_type="offset_mapping")
         # The offsets of a token that starts a word include the space before it.

@@ -1,13 +1,7 @@
 """Move to another vocabulary: how the tokens of one tokenizer are spelled by those of another."""
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import tokenizers
-
-from bert_jax.errors import UserError
-from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer, WordPieceTokenizer
 
 
@@ -76,45 +70,6 @@ def _continuation(text: str, ids: dict[str, int]) -> list[int]:
         found.append(ids[f"##{text[start:end]}"])
         start = end
     return found
-
-
-def extended(tokenizer: Tokenizer, sentences: Iterable[str], count: int) -> Tokenizer:
-    """Return a WordPiece tokenizer with the most frequent words that are no token of its own.
-
-    Args:
-      tokenizer: a WordPiece one; its tokens keep their ids.
-      sentences: of the text.
-      count: words to add; fewer if the text has no more that occur twice.
-
-    Raises:
-      UserError: the tokenizer is of another kind.
-    """
-    if not isinstance(tokenizer, WordPieceTokenizer):
-        raise UserError(
-            f"tokenizer.add adds words to a wordpiece tokenizer, and this is {tokenizer.kind}; "
-            "train another one, and set tokenizer.path to it"
-        )
-    content = tokenizer.files()["tokenizer.json"].decode()
-    inner = tokenizers.Tokenizer.from_str(content)
-    counts = _count_words(inner, sentences)
-    known = inner.get_vocab()
-    words = sorted(counts, key=lambda word: (-counts[word], word))
-    new = [word for word in words if counts[word] > 1 and word not in known][:count]
-    values = json.loads(content)
-    for index, word in enumerate(new, start=len(known)):
-        values["model"]["vocab"][word] = index
-    files = {"tokenizer.json": json.dumps(values).encode()}
-    return tokenizer_loading.from_files(files, "the extended tokenizer")
-
-
-def _count_words(inner: tokenizers.Tokenizer, sentences: Iterable[str]) -> Counter[str]:
-    """Return how often each word of a text occurs, as a tokenizer splits it."""
-    counts: Counter[str] = Counter()
-    for sentence in sentences:
-        text = inner.normalizer.normalize_str(sentence) if inner.normalizer else sentence
-        split = inner.pre_tokenizer.pre_tokenize_str(text) if inner.pre_tokenizer else [(text, ())]
-        counts.update(word for word, _ in split)
-    return counts
 
 
 def summary(found: Sequence[Sequence[int]]) -> tuple[int, int, int]:

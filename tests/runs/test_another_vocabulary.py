@@ -71,7 +71,7 @@ def test_a_run_adds_words_and_resumes(tiny_run, tiny_config, tmp_path, capsys):
         data=dataclasses.replace(tiny_config.data, source=str(text)),
         checkpoint=bert_jax.CheckpointConfig(every=2),
     )
-    with refused("tokenizer.add is 3, and adds words to the vocabulary of --init; give --init"):
+    with refused("tokenizer.add is 3, and adds tokens to the vocabulary of --init; give --init"):
         bert_jax.pretrain(config, tmp_path / "new")
     with refused("tokenizer.add is 3", "leave it out: --fork keeps its tokenizer"):
         bert_jax.pretrain(config, tmp_path / "new", fork=tiny_run.checkpoint)

@@ -1,12 +1,11 @@
-"""Another vocabulary: how tokens are spelled by those of another tokenizer, and words added."""
+"""Another vocabulary: how tokens are spelled by those of another tokenizer."""
 
 import pytest
-from helpers import refused
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.text import tokenizer_training
 from bert_jax.text.tokenizer import WordPieceTokenizer
-from bert_jax.text.vocabulary import extended, spellings, summary
+from bert_jax.text.vocabulary import spellings, summary
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 OLD = WordPieceTokenizer.from_vocabulary(
@@ -93,17 +92,3 @@ def test_what_spells_a_token_is_its_text(new, old):
     assert known > (60 if new.kind == "byte_bpe" else 0.9 * (new.vocab_size - 5))
     for a, b in zip((*new.special_ids, new.unk_id), (*old.special_ids, old.unk_id), strict=True):
         assert found[a] == [b]
-
-
-def test_the_most_frequent_words_are_added():
-    sentences = ["Foxes jumped", "foxes fox zebra", "foxes zebra zebra zebra the", "jumped"]
-    new = extended(OLD, sentences, 2)
-    assert new.vocab_size == OLD.vocab_size + 2
-    assert [new.id_to_token(OLD.vocab_size + i) for i in range(2)] == ["zebra", "foxes"]
-    for text in ("the fox jumps", "fo", "[MASK]"):
-        assert new.encode_with_masks(text) == OLD.encode_with_masks(text)
-    assert new.encode(["Foxes, zebra foxesed"])[0] == [14, 1, 13, 14, 9]
-    assert extended(OLD, sentences, 9).vocab_size == OLD.vocab_size + 3
-    assert spellings(new, OLD)[13:] == [[], [6, 10, 8]]
-    with refused("tokenizer.add adds words to a wordpiece tokenizer, and this is sentencepiece;"):
-        extended(TRAINED["unigram"], sentences, 2)
