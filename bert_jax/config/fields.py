@@ -353,8 +353,8 @@ class TaskConfig:
     )
     window_confidence: float = setting(
         0.0,
-        "probability of a class from which the first window that has it decides, else the mean of "
-        "all; 1: always the mean; 0: tuned on held-out texts",
+        "probability of its class from which the first such window of a text decides alone, and "
+        "not the mean of all; 1: always the mean; 0: tuned on held-out texts",
         SHARE_OR_ALL,
     )
 

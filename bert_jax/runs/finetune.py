@@ -313,10 +313,12 @@ def _predict_all(run: Run, params: Any) -> tuple[dict[str, dict[str, float]], di
         predictions, scores[name] = run.predict(params, examples, batcher)
         del scores[name]["sequences_per_second"]
         if name == main_set:
+            untuned, before = task.config, scores[name]
+            task.tune(examples, predictions, before)
+            scores[name] = before | task.score(examples, predictions)
+            report.tuned(untuned, task.config, before, scores[name])
             if hosts.is_main() and console.shows(Level.RESULTS):
                 task.draw(workdir / "confusion.png", examples, predictions)
-            task.tune(examples, predictions, scores[name])
-            scores[name] |= task.score(examples, predictions)
         stem = "predictions" if name == main_set else f"predictions.{name}"
         write_predictions(task, examples, predictions, workdir / stem)
     return scores, truncated

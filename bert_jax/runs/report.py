@@ -1,5 +1,6 @@
 """Human-readable summaries that a run prints at its start and at its end."""
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from bert_jax.batches.buckets import Batcher, BucketedBatches
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.batches.packing import PairStatistics
 from bert_jax.bert import Bert
-from bert_jax.config import FinetuneConfig, TrainConfig
+from bert_jax.config import FinetuneConfig, TaskConfig, TrainConfig
 from bert_jax.config.schedule import RateSchedule, Schedule, Stage
 from bert_jax.console import Level
 from bert_jax.convert.names import module_names
@@ -323,6 +324,24 @@ def rate_found(
     if best in (min(rates), max(rates)):
         side = "smaller" if best == min(rates) else "larger"
         print_on_main(f"           it is the {side[:-1]}st; a {side} one may be better still")
+
+
+def tuned(
+    before: TaskConfig,
+    after: TaskConfig,
+    scores_before: Mapping[str, float],
+    scores_after: Mapping[str, float],
+) -> None:
+    """Print each number that was chosen on the held-out examples, and the scores it changed."""
+    values, chosen = dataclasses.asdict(before), dataclasses.asdict(after)
+    for name, value in chosen.items():
+        if value != values[name] and isinstance(value, float):
+            changed = (
+                f", {score} {scores_before[score]:z.4f} to {number:z.4f}"
+                for score, number in scores_after.items()
+                if number != scores_before[score]
+            )
+            print_on_main(f"tuned      task.{name} {value:.6g}{''.join(changed)}")
 
 
 def finetuning_end(

@@ -26,7 +26,7 @@ _AXIS = "vocab"  # the logical name of an axis with an entry for each token
 def chosen_tokenizer(config: TrainConfig, bert: Bert, resumed: Path | None) -> Tokenizer:
     """Return the tokenizer of a run that begins with a model: its own, or that of the settings.
 
-    `resumed` is the workdir of a run that resumes, which has it.
+    `resumed` is the workdir of a run that resumes; the tokenizer is there already.
     """
     settings = config.tokenizer
     tokenizer = bert.tokenizer
@@ -36,9 +36,15 @@ def chosen_tokenizer(config: TrainConfig, bert: Bert, resumed: Path | None) -> T
         return tokenizer
     if resumed:
         return tokenizer_loading.load(resumed / "tokenizer")
-    return hosts.run_on_all_hosts(
+    larger = hosts.run_on_all_hosts(
         lambda: extended(tokenizer, mixture.sample_sentences(config), settings.add)
     )
+    if (added := larger.vocab_size - tokenizer.vocab_size) < settings.add:
+        hosts.warn_on_main(
+            f"tokenizer.add is {settings.add}, and the text has no more than {added} to add that "
+            "occur twice"
+        )
+    return larger
 
 
 def with_tokenizer(bert: Bert, tokenizer: Tokenizer) -> Bert:

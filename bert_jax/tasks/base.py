@@ -43,7 +43,7 @@ class Task(abc.ABC):
     min_labels: ClassVar[int] = 0  # fewer of them leave nothing to tell apart
     # Whether a text of more tokens than the model has positions is read in windows.
     has_windows: ClassVar[bool] = False
-    # Whether one of them may answer for its text.
+    # Whether a single window may answer for its text.
     has_deciding_windows: ClassVar[bool] = False
     # Tokens of a sequence, at most, where a model from elsewhere does not say it; None for as many
     # as it has positions.

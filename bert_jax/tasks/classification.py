@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -188,12 +189,14 @@ class Classification(TextTask):
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:
         """Return the logits of an example, or of each window so far."""
-        share = features.spans[index]
+        share = features.spans[index]  # one of as many windows as the text has
         if share == 1:
             return logits.copy()
-        windows = np.zeros((round(1 / share), *logits.shape)) if before is None else before
-        example = features.example_indices[index]
-        windows[index - bisect.bisect_left(features.example_indices, example)] = logits
+        windows = before
+        if windows is None:
+            windows = np.zeros((round(1 / share), *logits.shape), logits.dtype)
+        first = bisect.bisect_left(features.example_indices, features.example_indices[index])
+        windows[index - first] = logits
         return windows
 
     def answer(self, prediction: np.ndarray) -> np.ndarray:
@@ -209,19 +212,22 @@ class Classification(TextTask):
     def tune(
         self, examples: Sequence[Example], predictions: Sequence[Any], scores: Mapping[str, float]
     ) -> None:
-        """Choose the confidence of a window that decides; the mean unless another is better."""
+        """Choose the confidence from which a window decides alone.
+
+        It has to be better than the mean by more than chance: two standard errors of a share.
+        """
         windows = [each for each in predictions if each.ndim > 1]
         if self.config.window_confidence or not windows:
             return
-        kept, best = self.config, -np.inf
         levels = np.quantile(np.concatenate([_confidence(each) for each in windows]), _LEVELS)
-        for level in (1.0, *levels.round(3).tolist()):
-            tried = dataclasses.replace(self.config, window_confidence=level)
-            self.config = tried
-            score = self.mean_score(self.score(examples, predictions))
-            if score > best:
-                kept, best = tried, score
-        self.config = kept
+        tried = {}
+        for level in (1.0, *levels.tolist()):
+            self.config = dataclasses.replace(self.config, window_confidence=level)
+            tried[level] = self.mean_score(self.score(examples, predictions))
+        best, mean = max(tried, key=lambda level: tried[level]), tried[1.0]
+        chance = 2 * math.sqrt(max(0.0, mean * (1 - mean)) / len(examples))
+        level = best if tried[best] - mean > chance else 1.0
+        self.config = dataclasses.replace(self.config, window_confidence=level)
 
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return accuracy, Matthews's correlation and F1 of the second class of two, or all."""

@@ -190,6 +190,16 @@ class SentencePieceTokenizer(Tokenizer):
         starts_word = self._with_prefix[False].normalize(f".{text}").startswith(".▁")
         return self._with_prefix[starts_word].encode(text)
 
+    def spell(self, words: Sequence[str]) -> list[list[str]]:
+        """Return the tokens of each word, as `normalize` writes it: after a "▁", or without one."""
+        texts = [word.removeprefix("▁") for word in words]
+        spelled = {}
+        for has_prefix, processor in self._with_prefix.items():
+            chosen = [i for i, word in enumerate(words) if word.startswith("▁") == has_prefix]
+            encoded = processor.encode([texts[index] for index in chosen])
+            spelled.update(zip(chosen, encoded, strict=True))
+        return [[self.id_to_token(token) for token in spelled[i]] for i in range(len(words))]
+
     @functools.cached_property
     def _with_prefix(self) -> dict[bool, sentencepiece.SentencePieceProcessor]:
         processors = {}
@@ -312,6 +322,10 @@ class ByteLevelTokenizer(_FastTokenizer):
     def _mask_includes_space(self) -> bool:
         added = self._tokenizer.get_added_tokens_decoder().get(self.mask_id)
         return added is None or added.lstrip
+
+    def spell(self, name: str) -> list[int]:
+        """Return the ids of a part of a word, or of a character, as the vocabulary writes it."""
+        return [token.id for token in self._tokenizer.model.tokenize(name)]
 
     def encode_rest(self, text: str) -> Sequence[int]:
         return self._without_prefix.encode(text, add_special_tokens=False).ids

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-from bert_jax.text.tokenizer import Tokenizer, WordPieceTokenizer
+from bert_jax.text.tokenizer import ByteLevelTokenizer, Tokenizer, WordPieceTokenizer
 
 
 def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
     """Return, for each token of `new`, the ids of the tokens of `old` that spell it.
 
     A token that both have is spelled by itself, and a special token by its like. The list is empty
-    where `old` does not know the text of a token, or where the token is a part of a character.
+    where `old` does not know the text of a token, or where the token is a part of a character and
+    `old` does not write text as bytes, too.
 
     Source: fast vocabulary transfer (Gee et al. 2022).
 
@@ -33,6 +34,8 @@ def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
             tokens = special[index]
         elif is_same_kind and name in ids:
             tokens = [ids[name]]
+        elif isinstance(old, ByteLevelTokenizer) and isinstance(new, ByteLevelTokenizer):
+            tokens = old.spell(name)
         elif text and not new.is_continuation[index]:
             starts[index] = text
         elif text and isinstance(old, WordPieceTokenizer):

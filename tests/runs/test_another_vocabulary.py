@@ -80,7 +80,9 @@ def test_a_run_adds_words_and_resumes(tiny_run, tiny_config, tmp_path, capsys):
     tokenizer = whole.bert.tokenizer
     size = tokenizer.vocab_size
     assert tokenizer.id_to_token(size - 1) == "heads"
-    assert f"vocabulary {size} tokens: {size - 1} keep the embedding" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"vocabulary {size} tokens: {size - 1} keep the embedding" in printed
+    assert "tokenizer.add is 3, and the text has no more than 1 to add" in printed
     assert whole.bert.config.vocab_size == size
     half = dataclasses.replace(config, steps=2)
     bert_jax.pretrain(half, tmp_path / "half", init=tiny_run.checkpoint, quiet=True)
