@@ -332,16 +332,16 @@ def tuned(
     scores_before: Mapping[str, float],
     scores_after: Mapping[str, float],
 ) -> None:
-    """Print each number that was chosen on the held-out examples, and the scores it changed."""
+    """Print each number that was chosen on the held-out examples, if that changed their scores."""
     values, chosen = dataclasses.asdict(before), dataclasses.asdict(after)
+    changed = [
+        f"{score} {scores_before[score]:z.4f} to {number:z.4f}"
+        for score, number in scores_after.items()
+        if number != scores_before[score]
+    ]
     for name, value in chosen.items():
-        if value != values[name] and isinstance(value, float):
-            changed = (
-                f", {score} {scores_before[score]:z.4f} to {number:z.4f}"
-                for score, number in scores_after.items()
-                if number != scores_before[score]
-            )
-            print_on_main(f"tuned      task.{name} {value:.6g}{''.join(changed)}")
+        if changed and value != values[name] and isinstance(value, float):
+            print_on_main(f"tuned      task.{name} {value:.6g}: {', '.join(changed)}")
 
 
 def finetuning_end(
