@@ -18,6 +18,7 @@ from bert_jax.tasks import glue, make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.text import memory
 
+_BUILTIN = "builtin"  # examples from Python's library
 _SPLIT_SEED = 0  # the same held-out examples for every seed of a run
 
 
@@ -97,6 +98,12 @@ def _sources(
                 f"data.{setting} is {getattr(data, setting)!r}, and {setting} is given too; leave "
                 "one"
             )
+    is_own = given_train is not None or (train and not train.startswith(_BUILTIN))
+    if is_own and any(source.startswith(_BUILTIN) for source in evals.values()):
+        raise UserError(
+            f"data.eval is {data.eval}, the recipe's own examples, and the training examples are "
+            "others; give a file, or none (--config.data.eval=none), which holds out a part of them"
+        )
     evals = evals if given_eval is None else {"eval": given_eval}
     if given_train is not None:
         return given_train, evals, tests
