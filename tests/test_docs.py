@@ -110,7 +110,7 @@ def files(tmp_path_factory) -> Path:
     """A folder with the files and the models that pages speak of."""
     folder = tmp_path_factory.mktemp("pages")
     sentences = "The cat sat on the mat.\nI sat by the river bank.\nThe bank lends money.\n"
-    for name in ("texts.txt", "sentences.txt", "text/a.txt", "text/b.txt"):
+    for name in ("texts.txt", "sentences.txt", "text/a.txt", "text/b.txt", "law/a.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(f"{sentences}\n" * 20)
     for name, count in (("train.tsv", 12), ("dev.tsv", 1)):
@@ -118,7 +118,7 @@ def files(tmp_path_factory) -> Path:
         (folder / name).write_text(f"sentence\tlabel\n{examples}")
     (folder / "lines.txt").write_text("The [MASK] is open.\n")
     (folder / "new.tsv").write_text("sentence\nA cat.\n")
-    (folder / "pairs.tsv").write_text("question\tanswer\nWho?\tA cat.\n")
+    (folder / "pairs.tsv").write_text("question\tanswer\nWho?\tA cat.\nWhere?\tA bank.\nWhen?\tNow.\n")
     config = model_config(vocab_size=64, max_position_embeddings=128, num_hidden_layers=1)
     tokenizer = tokenizer_training.train([sentences] * 9, TokenizerConfig(kind="wordpiece"), 64)
     bert = random_bert(config, tokenizer)
