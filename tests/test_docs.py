@@ -118,7 +118,9 @@ def files(tmp_path_factory) -> Path:
         (folder / name).write_text(f"sentence\tlabel\n{examples}")
     (folder / "lines.txt").write_text("The [MASK] is open.\n")
     (folder / "new.tsv").write_text("sentence\nA cat.\n")
-    (folder / "pairs.tsv").write_text("question\tanswer\nWho?\tA cat.\nWhere?\tA bank.\nWhen?\tNow.\n")
+    (folder / "pairs.tsv").write_text(
+        "question\tanswer\nWho?\tA cat.\nWhere?\tA bank.\nWhen?\tNow.\n"
+    )
     config = model_config(vocab_size=64, max_position_embeddings=128, num_hidden_layers=1)
     tokenizer = tokenizer_training.train([sentences] * 9, TokenizerConfig(kind="wordpiece"), 64)
     bert = random_bert(config, tokenizer)

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     print(
         f"{args.output}: {console.counted(count, 'relevant passage')} with "
         f"{console.counted(args.negatives, 'negative')} each; to train on them: "
-        f"--config.data.train={args.output} --config.data.text={names}"
+        f"--config.data.train={console.quoted(args.output)} --config.data.text={names}"
     )
 
 

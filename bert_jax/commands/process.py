@@ -5,7 +5,6 @@ The library sets none of this: `import bert_jax` and its functions leave the pro
 
 import argparse
 import contextlib
-import csv
 import gc
 import importlib
 import itertools
@@ -243,8 +242,7 @@ def use_enough_threads() -> None:
 
 
 def quiet_libraries() -> None:
-    """Keep other libraries' messages away from a command's own, and their limits from its data."""
-    csv.field_size_limit(1 << 26)  # a document may be longer than the csv module's 131,072
+    """Keep other libraries' messages away from a command's own."""
     # Orbax logs every file that it writes, and the traceback of each error that it raises.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     # A failed read of a damaged checkpoint closes Orbax's event loop before other reads end.

@@ -134,6 +134,7 @@ def _training(source: Any, run: Any, results: Any, origin: str) -> list[str]:
         files = " and ".join(
             _code(_short(text)) for text in (run.data.train, run.data.eval) if text
         )
+        files = files or "examples in memory"
         lines.append(f"Fine-tuned for {run.task.kind} on {files}, {run.epochs:g} epochs.")
     else:
         text, step = _code(_short(run.data.source)), int(source.name)

@@ -114,12 +114,17 @@ class TextIndex:
             written.
         """
         files = [str(file) for file in ([files] if isinstance(files, str | Path) else files)]
-        read = functools.partial(_read, files, text_list(texts), column)
+        listed = text_list(texts)
+        read = functools.partial(_read, files, listed, column)
         with replacing(output, _is_index if force else None) as folder:
             with console.working("reading", says_end=False):
                 count = sum(1 for _ in read())
-            names = [*files, *[_LISTED][: len(texts)]]
-            refuse(not count, f"{', '.join(names)}: no texts", fix="give files with a text a line")
+            names = [*files, *[_LISTED][: len(listed)]]
+            refuse(
+                not count,
+                f"{', '.join(names) or 'an index'} has no texts",
+                fix="give files with a text a line",
+            )
             folder.mkdir()
             bert = cls._loaded(bert)
             num_truncated = _write(bert, read(), count, folder)

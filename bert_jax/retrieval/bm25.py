@@ -3,24 +3,34 @@
 Shapes: N texts, Q queries, V words.
 """
 
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy import sparse
+from tokenizers import Regex, pre_tokenizers
 
 from bert_jax.errors import UserError
 from bert_jax.retrieval.search import TopK, sparse_top_k
 
 # Robertson and Zaragoza 2009, equation 3.15; the values are those of Lucene's BM25Similarity.
 K1, B = 1.2, 0.75
-_WORD = r"\b\w+\b"
+# Han, kana, Thai, Lao, Tibetan, Burmese and Khmer, which have no spaces between words.
+_SPACELESS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_SPACELESS += "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff"
+_LETTERS = r"\p{L}\p{M}\p{N}_"
+_WORDS = pre_tokenizers.Split(
+    Regex(rf"[{_LETTERS}&&[{_SPACELESS}]]+|[{_LETTERS}&&[^{_SPACELESS}]]+"), "removed", invert=True
+)
+_IS_SPACELESS = re.compile(f"[{_SPACELESS}]")
 
 
 def baselines(texts: Sequence[str], queries: Sequence[str], k: int) -> dict[str, TopK]:
     """Return the k best texts for each query, by "BM25" and by "TF-IDF".
 
-    A word is a run of letters, digits and underscores, in lower case.
+    Words are those of `words`.
 
     Raises:
       UserError: the texts have no words.
@@ -66,11 +76,27 @@ def scores(
     ]
 
 
+def words(text: str) -> list[str]:
+    """Return the words of a text in lower case: runs of letters, marks, digits and underscores.
+
+    Of a run without spaces between its words, as in Chinese, they are the pairs of neighboring
+    characters, as in Lucene's CJKBigramFilter.
+
+    >>> words("Remove_it, नमस्ते"), words("删除文件 x")
+    (['remove_it', 'नमस्ते'], ['删除', '除文', '文件', 'x'])
+    """
+    found: list[str] = []
+    for run, _ in _WORDS.pre_tokenize_str(text.lower()):
+        is_pairs = len(run) > 1 and _IS_SPACELESS.match(run)
+        found += map("".join, itertools.pairwise(run)) if is_pairs else [run]
+    return found
+
+
 def _count(texts: Sequence[str], queries: Sequence[str]) -> tuple[Any, Any]:
     """Return how often each word of the texts is in a text, [N, V], and in a query, [Q, V]."""
     from sklearn.feature_extraction.text import CountVectorizer
 
-    vectorizer = CountVectorizer(token_pattern=_WORD)
+    vectorizer = CountVectorizer(analyzer=words)
     try:
         counts = vectorizer.fit_transform(texts)
     except ValueError as error:  # no words

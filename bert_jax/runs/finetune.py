@@ -207,7 +207,9 @@ def _read_examples(
     if head:
         check_same_head(task, head)
     fingerprint = f"{datasets.fingerprint()}-{checkpoint.checksum(initial.params)}"
-    hosts.check_same({"the training data": fingerprint}, "copy the files once more")
+    tests = datasets.fingerprint(of_tests=True)
+    same = {"the training data": fingerprint, "the test data": tests}
+    hosts.check_same(same, "copy the files once more")
     workdirs.check_text(workdir, fingerprint)
     return Examples(
         task=task,

@@ -11,6 +11,7 @@ from bert_jax.errors import DivergedError, UserError
 from bert_jax.runs import report
 from bert_jax.runs.seed import train_seed
 from bert_jax.runs.task_run import Examples, Run, tokenize
+from bert_jax.storage import json_files
 
 _MAX_SAMPLE = 10_000  # examples
 _EVAL_FRACTION = 0.2  # of the sample; the rest is trained on
@@ -44,14 +45,20 @@ def find_rate(run: Run, stop: Callable[[], str]) -> Run:
         try:
             result = train_seed(trial, config.seed, run.params, folder, constant_score, stop)
         except DivergedError as error:
-            hosts.warn_on_main(f"the learning rate {rate:g} is dropped: {error}")
-            continue
+            result = {"diverged": str(error)}
+            if hosts.is_main():
+                json_files.write_record(folder / "result.json", result)
         if hosts.is_main():  # the result says what the rate is worth
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        results.append({"learning_rate": rate, "scores": result["best"]})
-    if not results:
+        if "diverged" in result:
+            hosts.warn_on_main(f"the learning rate {rate:g} is dropped: {result['diverged']}")
+            results.append({"learning_rate": rate, **result})
+        else:
+            results.append({"learning_rate": rate, "scores": result["best"]})
+    finite = [each for each in results if "scores" in each]
+    if not finite:
         raise DivergedError("no learning rate has a finite loss; give lower ones")
-    best = max(results, key=lambda each: run.task.rank(each["scores"]))["learning_rate"]
+    best = max(finite, key=lambda each: run.task.rank(each["scores"]))["learning_rate"]
     report.rate_found(best, results, run.task, len(scored))
     return dataclasses.replace(run.at_rate(best, run.examples), tried=results)
 

@@ -314,7 +314,8 @@ def rate_found(
     best: float, tried: Sequence[Mapping[str, Any]], task: Task, num_scored: int
 ) -> None:
     """Print how good each learning rate was that was tried, and which is the best."""
-    scores = [(each["learning_rate"], task.mean_score(each["scores"])) for each in tried]
+    finite = [each for each in tried if "scores" in each]
+    scores = [(each["learning_rate"], task.mean_score(each["scores"])) for each in finite]
     listed = ", ".join(f"{rate:g} {score:.3f}" for rate, score in scores)
     names = " and ".join(task.metrics)
     print_on_main(

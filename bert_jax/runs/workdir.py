@@ -92,9 +92,11 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
 
 
 def _has_seeds(path: AnyPath) -> bool:
-    """Return whether a seed of a fine-tuning run has a checkpoint."""
-    of_seeds = [] if paths.is_remote(path) else path.glob("*/checkpoints/*")
-    return any(each.name.isdigit() for each in of_seeds)
+    """Return whether a seed of a fine-tuning run has a checkpoint, or a learning rate a result."""
+    if paths.is_remote(path):
+        return False
+    is_step = (each.name.isdigit() for each in path.glob("*/checkpoints/*"))
+    return any(is_step) or any(path.glob("*/result.json"))
 
 
 def read_results(path: AnyPath) -> dict[str, Any]:

@@ -35,6 +35,8 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
 
 _MAX_VALUE = float(np.finfo(np.float32).max)
+_MAX_INCHES, _MAX_NAMED = 36.0, 60  # of the confusion matrix, and labels with a name there
+_MAX_CONSTANT = 20  # classes of a constant prediction that are tried, the most frequent
 _LEVELS = np.linspace(0.1, 0.9, 9)  # quantiles of the windows' confidence that are tried
 
 
@@ -111,6 +113,8 @@ class TextTask(Task):
 
     def read_label(self, label: Any, where: str) -> Any:
         """Return the label of an example from the value in its file."""
+        if isinstance(label, float) and label.is_integer():  # as pandas has numbers beside NaN
+            label = int(label)
         if isinstance(label, bool) or not isinstance(label, str | int):
             raise UserError(f"{where}: the label {label!r} is no name; give a text or a number")
         return str(label)
@@ -264,7 +268,11 @@ class Classification(TextTask):
         return {"TF-IDF, logistic regression": self.score(held_out, predictions)}
 
     def constant_score(self, examples: Sequence[Example]) -> float:
-        constants = ([logits] * len(examples) for logits in np.eye(len(self.labels)))
+        counts = np.bincount(
+            [self.labels.index(example.label) for example in examples], minlength=len(self.labels)
+        )
+        frequent = np.argsort(-counts, kind="stable")[:_MAX_CONSTANT]
+        constants = ([logits] * len(examples) for logits in np.eye(len(self.labels))[frequent])
         return max(self.mean_score(self.score(examples, each)) for each in constants)
 
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
@@ -282,7 +290,7 @@ class Classification(TextTask):
         from matplotlib.figure import Figure
         from sklearn.metrics import ConfusionMatrixDisplay
 
-        size = 3 + 0.55 * len(self.labels)
+        size = min(3 + 0.55 * len(self.labels), _MAX_INCHES)
         figure = Figure(figsize=(size + 1, size), layout="constrained")
         ConfusionMatrixDisplay.from_predictions(
             [self.labels.index(example.label) for example in examples],
@@ -297,6 +305,8 @@ class Classification(TextTask):
             im_kw={"vmin": 0, "vmax": 1},
             ax=figure.subplots(),
         )
+        if len(self.labels) > _MAX_NAMED:
+            figure.axes[0].set(xticks=[], yticks=[])
         temporary = path.with_suffix(".tmp")
         with warnings.catch_warnings():
             # Letters that matplotlib's font lacks are drawn as boxes.

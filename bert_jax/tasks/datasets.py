@@ -18,7 +18,6 @@ from bert_jax.tasks import glue, make_task
 from bert_jax.tasks.base import Example, Task
 from bert_jax.text import memory
 
-_BUILTIN = "builtin"  # examples from Python's library
 _SPLIT_SEED = 0  # the same held-out examples for every seed of a run
 
 
@@ -30,10 +29,10 @@ class Datasets:
     evals: dict[str, list[Example]]  # held out, by name; the first chooses the best checkpoint
     tests: dict[str, list[Example]]  # to predict, by name, with or without labels
 
-    def fingerprint(self) -> str:
-        """Return a hash of the training and held-out examples."""
+    def fingerprint(self, *, of_tests: bool = False) -> str:
+        """Return a hash of the training and held-out examples, or of the test examples."""
         digest = hashlib.sha256()
-        for examples in (self.train, *self.evals.values()):
+        for examples in self.tests.values() if of_tests else (self.train, *self.evals.values()):
             for example in examples:
                 digest.update(json.dumps([example.texts, example.label]).encode())
             digest.update(b"\0")
@@ -49,6 +48,8 @@ def load_datasets(
     """
     data = config.data
     train_source, eval_sources, test_sources = _sources(config, train, held_out)
+    for name in (eval_sources or {"eval"}) & test_sources.keys():
+        raise UserError(f"data.eval and data.test both have a set {name}; give one another name")
     task = make_task(config.task, config.task.labels or labels)
     read = partial(read_examples, task, data=data)
     train = read(train_source, labelled=True, name="train")
@@ -98,8 +99,8 @@ def _sources(
                 f"data.{setting} is {getattr(data, setting)!r}, and {setting} is given too; leave "
                 "one"
             )
-    is_own = given_train is not None or (train and not train.startswith(_BUILTIN))
-    if is_own and any(source.startswith(_BUILTIN) for source in evals.values()):
+    is_own = given_train is not None or (train and not _is_builtin(train))
+    if is_own and any(map(_is_builtin, evals.values())):
         raise UserError(
             f"data.eval is {data.eval}, the recipe's own examples, and the training examples are "
             "others; give a file, or none (--config.data.eval=none), which holds out a part of them"
@@ -112,9 +113,12 @@ def _sources(
         evals, tests = evals or usual_evals, tests or usual_tests
     if not train:
         raise UserError("data.train is empty; give a file, or tfds:NAME@SPLIT")
-    for name in evals.keys() & tests.keys():
-        raise UserError(f"data.eval and data.test both have a set {name}; give one another name")
     return train, evals, tests
+
+
+def _is_builtin(source: str) -> bool:
+    """Return whether a source is examples from Python's library."""
+    return source.partition("@")[0] == "builtin"
 
 
 def _name_of(source: Any, name: str) -> str:

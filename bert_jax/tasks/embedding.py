@@ -213,8 +213,9 @@ class Embedding(Retrieval):
         return self._make_pairs(Record(r.where, {"texts": (r.fields["text"],)}) for r in lines)
 
     def _make_pairs(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Yield pairs of plain texts; an empty one ends a document."""
+        """Yield pairs of plain texts; one that is empty or missing ends a document."""
         kind = self.config.embedding.pairs
+        records = map(_with_text, records)
         if kind == "columns":
             first = next(records, None)
             where = first.where if first else "the file"
@@ -317,6 +318,14 @@ class Embedding(Retrieval):
         self, train: Sequence[Example], held_out: Sequence[Example]
     ) -> dict[str, dict[str, float]]:
         return super().baselines(train, held_out) if self.is_retrieval else {}
+
+
+def _with_text(record: Record) -> Record:
+    """Return a record of one text, empty where it is missing; UserError for another value."""
+    (text,) = record.fields["texts"]
+    if text is not None and not isinstance(text, str):
+        raise UserError(f"{record.where}: a text is {text!r}; give texts alone")
+    return dataclasses.replace(record, fields={**record.fields, "texts": (text or "",)})
 
 
 def text_windows(ids: Sequence[int], size: int, stride: int = 0) -> list[Sequence[int]]:

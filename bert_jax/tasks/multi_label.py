@@ -190,10 +190,10 @@ class MultiLabelClassification(TextTask):
 def _best_threshold(actual: np.ndarray, logits: np.ndarray) -> float:
     """Return the probability from which predicting gives the best F1; both arrays are [n]."""
     order = np.argsort(-logits, kind="stable")
-    logits, found = logits[order], np.cumsum(actual[order])
+    logits, found = logits[order].astype(np.float64), np.cumsum(actual[order])
     f1 = 2 * found / (np.arange(1, len(found) + 1) + found[-1])
     f1[:-1][logits[:-1] == logits[1:]] = 0.0  # equal logits are predicted together
     best = int(f1.argmax())
     # Between the last that is predicted and the next.
     following = logits[best + 1] if best + 1 < len(logits) else logits[best] - 1.0
-    return float(np.clip(expit((logits[best] + following) / 2), 1e-6, 1 - 1e-6))
+    return float(np.clip(expit((logits[best] + following) / 2), 1e-12, 1 - 1e-12))

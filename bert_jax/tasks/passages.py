@@ -59,13 +59,14 @@ def _negatives(judged: Judged, queries: Sequence[str], count: int) -> dict[str, 
         asked = lacking[start : start + size]
         pool = generator.permutation(len(corpus))[:_POOL]
         texts = [corpus[index] for index in np.sort(pool)]
-        # As many more as may be relevant.
-        most = count + max(len(judged[query]) for query in asked)
+        # As many more as may be relevant, or the query itself.
+        most = count + 1 + max(len(judged[query]) for query in asked)
         found = bm25.rank(texts, asked, most)
         for query, indices in zip(asked, found.indices, strict=True):
+            relevant = {*judged[query], query}
             others = (texts[index] for index in indices)
             own = chosen[query]
-            own += [text for text in others if text not in judged[query]][: count - len(own)]
+            own += [text for text in others if text not in relevant][: count - len(own)]
             refuse(
                 len(own) < count,
                 f"the query {query!r} has {len(own)} passages that are not relevant, of "

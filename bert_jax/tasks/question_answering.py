@@ -130,6 +130,9 @@ class QuestionAnswering(Task):
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         return readers.squad(source)
 
+    def task_records(self, records: Iterable[Record], data: DataFiles) -> Iterator[Record]:
+        return readers.questions(records, need_ids=False)
+
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         return record.fields
 
@@ -149,13 +152,16 @@ class QuestionAnswering(Task):
         question = readers.text_field(fields, "question", where)
         context = readers.text_field(fields, "context", where)
         answers = _answers(fields.get("answers"), where)
-        impossible = fields.get("is_impossible", False)
+        impossible = fields.get("is_impossible") or False
         if not isinstance(impossible, bool):
             raise UserError(f"{where}: is_impossible is {impossible!r}; it must be true or false")
         answers = () if impossible else answers
         if answers == () and not self.config.with_unanswerable:
             raise UserError(f"{where}: the question has no answer; set task.with_unanswerable=True")
-        return Example(str(fields.get("id", where)), where, (question.strip(), context), answers)
+        name = fields.get("id")
+        return Example(
+            where if name is None else str(name), where, (question.strip(), context), answers
+        )
 
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, model: ModelConfig, max_length: int

@@ -66,16 +66,24 @@ def _columns(line: str) -> list[str]:
 def squad(source: str) -> Iterator[Record]:
     """Yield the questions of a SQuAD file, with the context, or of a .jsonl or tfds:... of them."""
     is_flat = source.startswith("tfds:") or file_type(source) in (".jsonl", ".parquet")
+    records = read_records(source) if is_flat else _nested_questions(source)
+    for record in questions(records):
+        yield Record(f"{source}: question {record.fields['id']}", record.fields)
+
+
+def questions(records: Iterable[Record], *, need_ids: bool = True) -> Iterator[Record]:
+    """Yield records of questions, which predictions are written by: no two have one id."""
     seen = set()
-    for record in read_records(source) if is_flat else _nested_questions(source):
+    for record in records:
         name = record.fields.get("id")
-        if not isinstance(name, str | int) or name == "":
+        if need_ids and (not isinstance(name, str | int) or name == ""):
             raise UserError(f"{record.where} has no id; give each question its own")
-        where = f"{source}: question {name}"
-        if str(name) in seen:
-            raise UserError(f"{where}: its id occurs twice; give each question its own")
+        if name is not None and str(name) in seen:
+            raise UserError(
+                f"{record.where}: the id {name} occurs twice; give each question its own"
+            )
         seen.add(str(name))
-        yield Record(where, record.fields)
+        yield record
 
 
 def _nested_questions(source: str) -> Iterator[Record]:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -110,6 +110,20 @@ class Reranker(Task):
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         yield from builtin_pairs(source) or super().read_records(source, data)
+
+    def task_records(self, records: Iterable[Record], data: DataFiles) -> Iterator[Record]:
+        """Yield records with the fields of the task; all have a label, or none has one."""
+        has_labels = None
+        for record in super().task_records(records, data):
+            if has_labels is None:
+                has_labels = "label" in record.fields
+            refuse(
+                has_labels != ("label" in record.fields),
+                f"{record.where} has {'no' if has_labels else 'a'} {data.label!r}, unlike those "
+                "before it",
+                fix="give a label to all or to none",
+            )
+            yield record
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         texts: list[Any] = []

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax import console
+from bert_jax.errors import UserError, first_line
 from bert_jax.tasks.base import Task
 from bert_jax.tasks.datasets import Datasets
 
@@ -41,7 +42,11 @@ def comparison(
         rows.append(_row("before training", untrained))
     if random or task.has_quick_baselines:
         held_out = next(iter(datasets.evals.values()))
-        baselines = task.baselines(datasets.train, held_out)
+        try:
+            baselines = task.baselines(datasets.train, held_out)
+        except (ValueError, UserError) as error:  # such as texts without words, or of one class
+            baselines = {}
+            console.warn(f"the baselines without an encoder are left out ({first_line(error)})")
         rows += [_row(name, scores) for name, scores in baselines.items()]
     model = rows[len(runs) if len(runs) > 1 else 0]["scores"]
     for row in rows[num_own:]:

@@ -3,6 +3,7 @@
 import contextlib
 import filecmp
 import json
+import math
 import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,8 +32,14 @@ def records(data: Any, name: str) -> Iterator[Record]:
             fields = plain_value(dict(value))
         except UnicodeDecodeError as error:
             raise UserError(f"{where} has bytes that are no UTF-8; decode them") from error
-        # A data frame of pandas has NaN where a value is missing.
-        yield Record(where, {key: None if x != x else x for key, x in fields.items()})
+        yield Record(where, {key: None if _is_missing(x) else x for key, x in fields.items()})
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value is what pandas has where there is none: NaN, NaT or NA."""
+    if isinstance(value, float):
+        return math.isnan(value)
+    return type(value).__name__ in ("NaTType", "NAType")
 
 
 def write_texts(data: Any, path: Path, text_field: str, *, may_replace: bool) -> None:
@@ -98,6 +105,8 @@ def _rows(data: Any, name: str) -> Iterable[Any]:
     if hasattr(data, "to_dicts"):  # polars.DataFrame
         return data.to_dicts()
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas.DataFrame
+        if len(set(data.columns)) < len(data.columns):
+            raise UserError(f"{name} has two columns of one name; rename one of them")
         return data.to_dict("records")
     if isinstance(data, Mapping):
         if any(hasattr(values, "column_names") for values in data.values()):
@@ -118,6 +127,8 @@ def _rows(data: Any, name: str) -> Iterable[Any]:
     features = getattr(data, "features", None)  # of a `datasets.Dataset`, whose classes are numbers
     if not isinstance(features, Mapping):
         return data
+    if hasattr(data, "with_format"):
+        data = data.with_format(None)  # Python's own values
     return ({key: _named(value, features.get(key)) for key, value in row.items()} for row in data)
 
 

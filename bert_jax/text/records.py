@@ -19,6 +19,7 @@ from bert_jax.errors import UserError, first_line, nearest
 from bert_jax.text.files import STDIN, existing, file_type, line_name, open_file, read_lines
 
 _TABLES = (".csv", ".tsv")
+_MAX_FIELD = 1 << 26  # characters: a text may be longer than the csv module's 131,072
 _PARQUET, _PARQUET_ROWS = ".parquet", 1024  # rows that are read at once
 _TFDS = "tfds:"
 # The groups of TFDS that have datasets for the tasks of this package.
@@ -150,11 +151,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(names: Sequence[str]) -> str | None:
-    return next((name for name in names if names.count(name) > 1), None)
+    if len(set(names)) == len(names):
+        return None
+    return next(name for name in names if names.count(name) > 1)
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value of JSON: bytes become text, arrays become lists."""
+    """Return a value of JSON: bytes become text, arrays and sets become lists."""
     if isinstance(value, str):
         # JSON may escape half of a surrogate pair, which UTF-8 cannot encode, nor any tokenizer.
         return value.encode("utf-8", "replace").decode()
@@ -164,6 +167,10 @@ def plain_value(value: Any) -> Any:
         return plain_value(value.tolist())
     if isinstance(value, dict):
         return {plain_value(name): plain_value(item) for name, item in value.items()}
+    if isinstance(value, set | frozenset):  # whose order is another in each process
+        return sorted((plain_value(item) for item in value), key=str)
+    if getattr(value, "shape", None) == ():  # a number of another library
+        return value.item()
     return [plain_value(item) for item in value] if isinstance(value, Iterable) else value
 
 
@@ -211,6 +218,7 @@ def _rows(path: Path | str) -> Iterator[tuple[int, list[str], int]]:
         for line, position in read_lines(path, strip=False):  # noqa: B007 (it is read below)
             yield line
 
+    csv.field_size_limit(max(csv.field_size_limit(), _MAX_FIELD))
     reader = csv.reader(lines(), strict=True)  # so that a quote that is never closed is an error
     try:
         for row in reader:

@@ -43,6 +43,15 @@ def test_equal_to_bm25s():
         np.testing.assert_allclose(ours, theirs.get_scores(words), rtol=1e-5)
 
 
+def test_scripts_without_spaces_find_their_passages():
+    """Each text has two of its own characters in an order of its own among common ones."""
+    generator, characters = np.random.default_rng(0), [chr(0x4E00 + i) for i in range(2000)]
+    texts = ["".join(generator.choice(characters, 12)) for _ in range(300)]
+    queries = [text[3:8] for text in texts]
+    found = bm25.rank(texts, queries, 1).indices[:, 0]
+    assert (found == np.arange(300)).mean() > 0.99
+
+
 def test_the_best_of_both(monkeypatch):
     monkeypatch.setattr(search, "_SCORES", 700)  # in blocks of three queries
     texts, queries = some_texts(200), some_texts(20, 1)

@@ -271,6 +271,11 @@ def test_a_learning_rate_that_diverges_is_dropped(task, tmp_path, capsys):
     output = capsys.readouterr()
     assert "the learning rate 1e+09 is dropped: " in output.out + output.err
     assert "rate       0.001 is the best: 0.001 0." in output.out
+    assert "it is the small" in output.out  # and not the largest
+    tried = json.loads((tmp_path / "run/results.json").read_text())["learning_rates"]
+    assert [each["learning_rate"] for each in tried if "diverged" in each] == [1e9]
+    with refused("belongs to another config"):
+        finetune(task, tmp_path / "run", *changes[1:], "epochs=2.0", "optimizer.learning_rate=1e-3")
     with pytest.raises(DivergedError, match="no learning rate has a finite loss; give lower ones"):
         finetune(task, tmp_path / "no", *changes, "optimizer.learning_rate=1e9,1e8", quiet=True)
 

@@ -159,6 +159,20 @@ def test_the_confusion_matrix_is_drawn(tmp_path, names):
     assert b"IEND" in picture[-12:]
 
 
+def test_the_confusion_matrix_of_many_classes_has_a_bounded_size(tmp_path):
+    names = [f"class {number}" for number in range(300)]
+    examples = [Example(None, "", ("fox",), name) for name in names]
+    classes(*names).draw(tmp_path / "many", examples, list(np.eye(300)))
+    header = (tmp_path / "many").read_bytes()[16:24]
+    assert all(int.from_bytes(header[i : i + 4], "big") < 5000 for i in (0, 4))  # pixels
+
+
+def test_whole_numbers_that_pandas_made_floats_are_names():
+    assert classes("1", "2").read_label(1.0, "here") == "1"
+    with refused("the label 1.5 is no name"):
+        classes("1", "2").read_label(1.5, "here")
+
+
 def test_letters_that_the_font_lacks_are_drawn_without_a_warning(tmp_path, recwarn):
     examples = labelled("हिन्दी", "中文")
     task, predictions = classes("हिन्दी", "中文"), [logits_of(n, 2) for n in (0, 1)]

@@ -51,6 +51,9 @@ def test_plain_text(tmp_path):
     assert texts(neighbours) == [("a fox", "the dog"), ("who jumps", "over what")]
     column = read(tmp_path / "a.tsv", "sentence\na fox\nthe dog\n", DataFiles(), pairs="neighbours")
     assert texts(column) == [("a fox", "the dog")]
+    rows = '{"sentence": "a"}\n{"sentence": "b"}\n{"sentence": null}\n{"sentence": "c"}\n'
+    lines = read(tmp_path / "a.jsonl", rows, DataFiles(), pairs="neighbours")
+    assert texts(lines) == [("a", "b")]
 
 
 def test_scored_pairs(tmp_path):
@@ -72,6 +75,12 @@ def test_scored_pairs(tmp_path):
         ("a.tsv", "query\tpassage\nfox\tdog\n", {"loss": "cosent"}, "has no label"),
         ("a.tsv", "sentence\na fox\n", {"data": DataFiles()}, "one text; name two columns"),
         ("a.txt", "a fox\n", {"data": DataFiles()}, "a.txt:1 is a text alone"),
+        (
+            "a.jsonl",
+            '{"sentence": 3}\n',
+            {"data": DataFiles(), "pairs": "same"},
+            "a.jsonl:1: a text is 3; give texts alone",
+        ),
     ],
 )
 def test_bad_input(tmp_path, name, content, fields, key_words):

@@ -18,6 +18,7 @@ from bert_jax.config import DataFiles, TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import question_answering
 from bert_jax.tasks.base import token_windows
+from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.question_answering import (
     Answers,
     Candidate,
@@ -383,6 +384,14 @@ def test_an_answer_that_is_not_at_its_position_is_counted(tokenizer):
 
 
 ASKED = {"question": "Who?", "context": CONTEXT}
+
+
+def test_questions_in_memory_have_ids_of_their_own():
+    rows = [{**ASKED, "id": name, "is_impossible": None, "answers": None} for name in ("a", None)]
+    found = read_examples(task(), rows, DataFiles(), labelled=False, name="train")
+    assert [each.id for each in found] == ["a", "train[1]"]
+    with refused("train[1]: the id a occurs twice; give each question its own"):
+        read_examples(task(), [rows[0], rows[0]], DataFiles(), labelled=False, name="train")
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_flat_squad(tmp_path):
     ("question", "key_words"),
     [
         ({"question": ""}, "question q1 has no question"),
-        ({}, "question q1: its id occurs twice"),
+        ({}, "the id q1 occurs twice"),
         ({"id": None}, "data[0].paragraphs[0].qas[0] has no id"),
         ({"answers": "red"}, "an answer is 'red' at None"),
         ({"answers": [{"text": 3, "answer_start": 0}]}, "an answer is"),

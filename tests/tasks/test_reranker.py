@@ -79,15 +79,20 @@ def test_a_label_for_each_passage_or_the_first_is_relevant(tmp_path):
     triples = DataFiles(text="query,passage,other")
     assert read(table, triples) == [(("who", "fox", "dog"), (1.0, 0.0))]
     lines = tmp_path / "a.jsonl"
-    rows = [
-        {"query": "who", "passage": ["fox", "dog"]},
-        {"query": "who", "passage": ["fox", "dog", "the"], "label": [0, 2, 1]},
-    ]
-    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read(lines) == [
-        (("who", "fox", "dog"), (1.0, 0.0)),
-        (("who", "fox", "dog", "the"), (0.0, 2.0, 1.0)),
-    ]
+    first = {"query": "who", "passage": ["fox", "dog"]}
+    labelled = {"query": "who", "passage": ["fox", "dog", "the"], "label": [0, 2, 1]}
+    for row, expected in (
+        (first, (("who", "fox", "dog"), (1.0, 0.0))),
+        (labelled, (("who", "fox", "dog", "the"), (0.0, 2.0, 1.0))),
+    ):
+        lines.write_text(json.dumps(row) + "\n")
+        assert read(lines) == [expected]
+    lines.write_text(json.dumps(labelled) + "\n" + json.dumps(first) + "\n")
+    with refused("a.jsonl:2 has no 'label', unlike those before it; give a label to all or"):
+        read(lines)
+    lines.write_text(json.dumps(first) + "\n" + json.dumps(labelled) + "\n")
+    with refused("a.jsonl:2 has a 'label', unlike those before it"):
+        read(lines)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +147,16 @@ def test_negatives_are_the_best_of_bm25_that_are_not_relevant():
         score = dict(zip([passages[i] for i in order], counts, strict=True))
         assert [score[n] for n in negatives] == [score[r] for r in ranked[:5]]
         assert not relevant[query] & {*negatives}
+
+
+def test_a_query_is_no_negative_of_its_own():
+    rows = examples(
+        ("how to boil an egg", "egg boiling method", [1]),
+        ("what do hens lay", "how to boil an egg", [1]),
+        ("who", "an egg to boil", [1]),
+    )
+    groups = task(negatives=1).training_examples(rows)
+    assert groups[0].texts == ("how to boil an egg", "egg boiling method", "an egg to boil")
 
 
 def test_negatives_of_the_file_come_first():

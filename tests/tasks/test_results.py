@@ -67,6 +67,17 @@ def test_one_run_has_no_mean_and_several_metrics_have_no_constant(metrics, names
     assert [row["name"] for row in table] == names
 
 
+def test_a_baseline_that_cannot_be_fitted_is_left_out(capsys):
+    letters = [Example(None, "", ("A C G T",), "a"), Example(None, "", ("T",), "b")]
+    table = comparison(
+        task(), Datasets(letters, {"eval": letters}, {}), [run(3, 0.5, 0.25)], [run(3, 0.5, 0.25)]
+    )
+    assert "TF-IDF, logistic regression" not in [row["name"] for row in table]
+    assert (
+        "the baselines without an encoder are left out (empty vocabulary" in capsys.readouterr().out
+    )
+
+
 def test_text():
     random = [run(0, 0.25, 0.125), run(1, 0.25, 0.125)]
     table = comparison(task(), DATASETS, [run(0, 0.5, 0.25), run(1, 1.0, 0.75)], random)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import refused
@@ -27,6 +28,10 @@ class _Frame:
         return ROWS
 
 
+class _Repeated(_Frame):
+    columns = ("sentence", "sentence")
+
+
 class _Dataset:
     """What is asked of a `datasets.Dataset`, whose classes are numbers."""
 
@@ -39,6 +44,10 @@ class _Dataset:
             self.feature = feature
 
     column_names = tuple(COLUMNS)
+
+    def with_format(self, name):
+        assert name is None
+        return self
 
     def __init__(self):
         self.features = {"sentence": object(), "label": self._Label()}
@@ -62,6 +71,11 @@ def test_records_of_each_kind(data):
 @pytest.mark.parametrize("module", ["pandas", "polars", "pyarrow", "datasets"])
 def test_records_of_tables_of_other_libraries(module):
     library = pytest.importorskip(module)
+    if module == "datasets":
+        rows = library.Dataset.from_dict(COLUMNS).class_encode_column("label")
+        for name in ("numpy", "torch", "pandas", "arrow"):
+            formatted = rows.with_format(name)
+            assert [record.fields for record in memory.records(formatted, "train")] == ROWS
     make = {
         "pandas": lambda: library.DataFrame(COLUMNS),
         "polars": lambda: library.DataFrame(COLUMNS),
@@ -87,6 +101,14 @@ def test_classes_in_lists_and_missing_ones_have_names():
 def test_a_missing_value_of_pandas_is_none():
     (record,) = memory.records([{"sentence": "fox", "label": float("nan")}], "train")
     assert record.fields == {"sentence": "fox", "label": None}
+    missing = type("NAType", (), {"__ne__": lambda self, _: self, "__bool__": None})()
+    (record,) = memory.records([{"sentence": "fox", "label": missing}], "train")
+    assert record.fields == {"sentence": "fox", "label": None}
+
+
+def test_a_set_has_one_order():
+    (record,) = memory.records([{"label": {"gamma", "alpha", "beta"}}], "train")
+    assert record.fields == {"label": ["alpha", "beta", "gamma"]}
 
 
 def test_values_of_numpy_are_plain():
@@ -94,6 +116,8 @@ def test_values_of_numpy_are_plain():
     fields = [record.fields for record in memory.records(rows, "train")]
     assert fields == [{"sentence": "fox", "label": 0}, {"sentence": "fox", "label": 1}]
     assert type(fields[0]["label"]) is int
+    (record,) = memory.records([{"label": jnp.int32(3), "texts": jnp.arange(2)}], "train")
+    assert record.fields == {"label": 3, "texts": [0, 1]}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +129,7 @@ def test_values_of_numpy_are_plain():
         ({"sentence": ["fox"], "label": []}, "the columns of train have [0, 1] values"),
         ([{"sentence": b"\xff"}], "train[0] has bytes that are no UTF-8"),
         ({"sentence": "fox", "label": "a"}, "train is one record; give a list of records"),
+        (_Repeated(), "train has two columns of one name; rename one of them"),
         ({"train": _Dataset(), "test": _Dataset()}, "train has the splits train, test; give one"),
     ],
 )
