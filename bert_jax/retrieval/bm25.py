@@ -96,7 +96,8 @@ def _count(texts: Sequence[str], queries: Sequence[str]) -> tuple[Any, Any]:
     """Return how often each word of the texts is in a text, [N, V], and in a query, [Q, V]."""
     from sklearn.feature_extraction.text import CountVectorizer
 
-    vectorizer = CountVectorizer(analyzer=words)
+    options: dict[str, Any] = {"analyzer": words}
+    vectorizer = CountVectorizer(**options)
     try:
         counts = vectorizer.fit_transform(texts)
     except ValueError as error:  # no words

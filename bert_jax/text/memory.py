@@ -127,8 +127,8 @@ def _rows(data: Any, name: str) -> Iterable[Any]:
     features = getattr(data, "features", None)  # of a `datasets.Dataset`, whose classes are numbers
     if not isinstance(features, Mapping):
         return data
-    if hasattr(data, "with_format"):
-        data = data.with_format(None)  # Python's own values
+    if as_format := getattr(data, "with_format", None):
+        data = as_format(None)  # Python's own values
     return ({key: _named(value, features.get(key)) for key, value in row.items()} for row in data)
 
 
