@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import os
+import unicodedata
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -174,9 +175,14 @@ def check_labels(task: Task, examples: Sequence[Example]) -> None:
         labels = task.example_labels(example)
         unknown = next((i for i, label in enumerate(labels) if label not in known), None)
         if unknown is not None:
+            label = labels[unknown]
+            alike = unicodedata.normalize("NFC", label) in {
+                unicodedata.normalize("NFC", each) for each in known
+            }
+            spelled = ", but for how Unicode composes its characters" if alike else ""
             raise UserError(
-                f"{task.label_place(example, unknown)}: the label {labels[unknown]!r} is none of "
-                f"those of the training data, or of the head: {', '.join(task.labels[:20])}; mend "
+                f"{task.label_place(example, unknown)}: the label {label!r} is none of those of "
+                f"the training data, or of the head: {', '.join(task.labels[:20])}{spelled}; mend "
                 "it, or give all in task.labels"
             )
 

@@ -89,6 +89,14 @@ class MultiLabelClassification(TextTask):
             )
         return tuple(dict.fromkeys(name.strip() for name in names))
 
+    def complete(self, example: Example, *, labelled: bool) -> Example:
+        refuse(
+            labelled and example.label is None,
+            f"{example.where} has no label",
+            fix="give '' or [] where none applies, or set data.label",
+        )
+        return example
+
     def target(self, example: Example) -> np.ndarray:
         if example.label is None:
             return np.full(len(self.labels), np.nan, np.float32)

@@ -132,6 +132,7 @@ UNKNOWN, HEAD = "the label 'c' is none of those of the training data", "head: a,
             {"labels": ("a", "b")},
             ["abbc.tsv:5: ", UNKNOWN, HEAD],
         ),
+        ({"train": "cafe.tsv", "eval": "cafes.tsv"}, {}, [UNKNOWN, "how Unicode composes"]),
         ({"train": "abbc.tsv", "eval": "ab.tsv"}, {"task": AB}, ["abbc.tsv:5: ", UNKNOWN, HEAD]),
         (
             {"train": "per.conll", "eval": "loc.conll"},
@@ -145,6 +146,8 @@ def test_what_is_refused(table, tmp_path, monkeypatch, sources, others, key_word
     for name, labels in (("empty", ""), ("one", "a"), ("ab", "ab"), ("abbc", "abbc")):
         table(f"{name}.tsv", labels)
     table("some.tsv", ["a", ""])
+    table("cafe.tsv", ["caf\u00e9", "b"])
+    table("cafes.tsv", ["cafe\u0301", "b"])
     write_file(tmp_path / "per.conll", "The O\nfox B-PER\n")
     write_file(tmp_path / "loc.conll", "The O\n\nThe O\nfox B-LOC\n")
     write_file(tmp_path / "train.tsv", "index\tsentence1\tsentence2\tgold_label\n0\tA\tB\t-\n")

@@ -50,7 +50,7 @@ def test_labels_are_separated_in_a_table_and_a_list_in_json(tmp_path):
             read(lines)
     table.write_text("sentence\nfox\n")
     assert read(table, is_labelled=False)[0].label is None
-    with refused("a.tsv:2 has no label"):
+    with refused("a.tsv:2 has no label; give '' or [] where none applies"):
         read(table)
 
 
