@@ -132,7 +132,7 @@ UNKNOWN, HEAD = "the label 'c' is none of those of the training data", "head: a,
             {"labels": ("a", "b")},
             ["abbc.tsv:5: ", UNKNOWN, HEAD],
         ),
-        ({"train": "cafe.tsv", "eval": "cafes.tsv"}, {}, [UNKNOWN, "how Unicode composes"]),
+        ({"train": "cafe.tsv", "eval": "cafes.tsv"}, {}, ["cafes.tsv:2: ", "how Unicode composes"]),
         ({"train": "abbc.tsv", "eval": "ab.tsv"}, {"task": AB}, ["abbc.tsv:5: ", UNKNOWN, HEAD]),
         (
             {"train": "per.conll", "eval": "loc.conll"},
