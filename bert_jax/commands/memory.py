@@ -4,8 +4,9 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# Sizes of the holes, in MiB: an array takes the smallest one that it fits in.
-_HOLES = (64, 64, 64, 64, 256, 256, 1024)
+# Sizes of the holes, in MiB: an array takes the smallest one that it fits in. They hold a copy of the
+# state in many small arrays, and not the block of a step, which each step then finds where it was.
+_HOLES = (*(64,) * 20, 256, 256)
 
 
 def keep_host_memory() -> None:
