@@ -4,8 +4,8 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# Sizes of the holes, in MiB: an array takes the smallest one that it fits in. They hold a copy of the
-# state in many small arrays, and not the block of a step, which each step then finds where it was.
+# Sizes of the holes, in MiB: an array takes the smallest one that it fits in. They hold a copy of
+# the state, whose arrays are smaller, and no step's block, so that each finds that of the one before.
 _HOLES = (*(64,) * 20, 256, 256)
 
 
