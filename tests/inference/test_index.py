@@ -188,7 +188,7 @@ def rewrite(path, **values) -> None:
     ("files", "output", "key_words"),
     [
         ([], "my.index", "no texts; give files with a text a line"),
-        (["blank.txt"], "my.index", "blank.txt: no texts; give files"),
+        (["blank.txt"], "my.index", "blank.txt has no texts; give files"),
         (["none.txt"], "my.index", "none.txt does not exist; give files with a text a line"),
         (["."], "my.index", ". is a folder, not a file"),
         (["latin.txt"], "my.index", "latin.txt: line 2 is not UTF-8 (byte 0xf6"),
