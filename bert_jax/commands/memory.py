@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # Sizes of the holes, in MiB: an array takes the smallest one that it fits in. They hold a copy of
-# the state, whose arrays are smaller, and no step's block, so that each finds that of the one before.
+# the state, whose arrays are smaller. A step's block does not fit, so that it is always at one place.
 _HOLES = (*(64,) * 20, 256, 256)
 
 

@@ -25,7 +25,6 @@ from bert_jax.config.settings import Variants, setting
 Service = Literal["wandb"]
 _resumable = functools.partial(setting, resumable=True)
 
-
 # The `models.architecture.Architecture` of each name, or "module:object", imported when it is used.
 MODEL_TYPES: dict[str, Any] = {
     "bert": "bert_jax.models.bert:ARCHITECTURE",
@@ -346,11 +345,7 @@ class TaskConfig:
     glue: str = setting("", "one of GLUE's nine tasks by name: its columns, labels and metrics")
     labels: tuple[str, ...] = setting((), "labels in the order of the head; empty: from the data")
     metrics: tuple[str, ...] = setting((), "scores that choose the best checkpoint by their mean")
-    stride: int = setting(
-        0,
-        "tokens from one window of a text to the next; 0: half of a window",
-        NOT_NEGATIVE,
-    )
+    stride: int = setting(0, "tokens from a window to the next; 0: half of one", NOT_NEGATIVE)
     window_confidence: float = setting(
         0.0,
         "probability of its class from which the first such window of a text decides alone, and "

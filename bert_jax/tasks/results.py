@@ -46,7 +46,7 @@ def comparison(
             baselines = task.baselines(datasets.train, held_out)
         except (ValueError, UserError) as error:  # such as texts without words, or of one class
             baselines = {}
-            console.warn(f"the baselines without an encoder are left out ({first_line(error)})")
+            console.warn(f"the baselines without an encoder cannot be fitted ({first_line(error)})")
         rows += [_row(name, scores) for name, scores in baselines.items()]
     model = rows[len(runs) if len(runs) > 1 else 0]["scores"]
     for row in rows[num_own:]:

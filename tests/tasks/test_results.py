@@ -74,7 +74,8 @@ def test_a_baseline_that_cannot_be_fitted_is_left_out(capsys):
     )
     assert "TF-IDF, logistic regression" not in [row["name"] for row in table]
     assert (
-        "the baselines without an encoder are left out (empty vocabulary" in capsys.readouterr().out
+        "the baselines without an encoder cannot be fitted (empty vocabulary"
+        in capsys.readouterr().out
     )
 
 
