@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # Sizes of the holes, in MiB: an array takes the smallest one that it fits in. They hold a copy of
-# the state, whose arrays are smaller. A step's block does not fit, so that it is always at one place.
+# the state, whose arrays are smaller, and no step's block, which then has one place in all steps.
 _HOLES = (*(64,) * 20, 256, 256)
 
 
