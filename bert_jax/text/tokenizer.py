@@ -323,7 +323,7 @@ class ByteLevelTokenizer(_FastTokenizer):
         added = self._tokenizer.get_added_tokens_decoder().get(self.mask_id)
         return added is None or added.lstrip
 
-    def spell(self, name: str) -> list[int]:
+    def encode_part(self, name: str) -> list[int]:
         """Return the ids of a part of a word, or of a character, as the vocabulary writes it."""
         return [token.id for token in self._tokenizer.model.tokenize(name)]
 

@@ -35,7 +35,7 @@ def spellings(new: Tokenizer, old: Tokenizer) -> list[list[int]]:
         elif is_same_kind and name in ids:
             tokens = [ids[name]]
         elif isinstance(old, ByteLevelTokenizer) and isinstance(new, ByteLevelTokenizer):
-            tokens = old.spell(name)
+            tokens = old.encode_part(name)
         elif text and not new.is_continuation[index]:
             starts[index] = text
         elif text and isinstance(old, WordPieceTokenizer):
