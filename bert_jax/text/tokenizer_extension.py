@@ -23,6 +23,7 @@ _MIN_COUNT = 2  # of what is added
 # Words of a SentencePiece: letters and their marks, after a space or not.
 _WORDS = pre_tokenizers.Split(tokenizers.Regex(r"▁?[\p{L}\p{M}]+"), "isolated")
 _LEAD = 1e-3  # in log probability, of a word over what else could spell it
+_MAX_PASSES = 20
 _UNKNOWN = 10.0  # that SentencePiece has an unknown piece below the lowest score
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
@@ -159,15 +160,22 @@ def _extended_sentencepiece(
         assert isinstance(result, SentencePieceTokenizer)
         return result
 
-    result = build()
-    while kind == UNIGRAM:  # until each word is one token, and not the shorter ones among them
+    def several() -> dict[str, list[str]]:
         spelled = dict(zip(added, result.spell([*added]), strict=True))
-        several = {word: tokens for word, tokens in spelled.items() if tokens != [word]}
-        if not several:
-            break
-        for word, tokens in several.items():
+        return {word: tokens for word, tokens in spelled.items() if tokens != [word]}
+
+    result = build()
+    # Until each word of a unigram is one token, and not the shorter ones among them.
+    for _ in range(_MAX_PASSES if kind == UNIGRAM else 0):
+        if not (split_words := several()):
+            return result
+        for word, tokens in split_words.items():
             of_tokens = ({**scores, **added}.get(token, lowest - _UNKNOWN) for token in tokens)
             added[word] = max(added[word], sum(of_tokens)) + _LEAD
+        result = build()
+    if kind == UNIGRAM:  # what never is, such as a word that the normalizer changes again
+        for word in several():
+            del added[word]
         result = build()
     return result
 

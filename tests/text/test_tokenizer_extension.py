@@ -106,6 +106,26 @@ def test_a_longer_unigram_is_used_beside_its_stem():
         assert new.spell([word]) == [[word]]
 
 
+def test_a_word_that_is_never_one_token_is_not_added(tmp_path):
+    """Where what a rule returns is changed again by it: q becomes z, and z becomes x."""
+    (tmp_path / "rule.tsv").write_text("71\t7a\n7a\t78\n")
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT),
+        model_writer=written,
+        vocab_size=30,
+        hard_vocab_limit=False,
+        normalization_rule_tsv=str(tmp_path / "rule.tsv"),
+        minloglevel=2,
+    )
+    old = SentencePieceTokenizer(written.getvalue())
+    assert old.normalize("aqa aza") == "▁aza▁axa"
+    new = extended(old, ["baqab beside sideside"] * 5, 3)
+    names = [new.id_to_token(index) for index in range(new.vocab_size)]
+    assert new.vocab_size == old.vocab_size + 2
+    assert {"▁beside", "▁sideside"} <= {*names}
+
+
 def test_a_sentencepiece_that_puts_no_space_before_a_text():
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
