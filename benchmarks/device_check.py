@@ -61,27 +61,24 @@ def _kernel(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
     return fused_attention(config, projected, ids, window=mask.window, packed=mask.packed)
 
 
-def _cudnn(projected: Any, mask: Any = None) -> Any:
-    query, key, value = (x.reshape(*x.shape[:2], -1, _HEAD_SIZE) for x in projected)
-    attend = jax.nn.dot_product_attention
-    return attend(query, key, value, mask=mask, implementation="cudnn").reshape(projected[0].shape)
-
-
-def _without_lengths(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
-    """Nothing in the program does this yet: what it would gain for batches without padding."""
-    return _cudnn(projected)
+def _full(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
+    """Return what pretraining on full blocks, which have no padding, takes."""
+    return fused_attention(config, projected, None, window=mask.window, packed=False)
 
 
 def _mask_of_window(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
     """Nothing in the program does this yet: cuDNN with a mask of all pairs for a window."""
-    return _cudnn(projected, (mask.window_bias() == 0)[None, None])
+    query, key, value = (x.reshape(*x.shape[:2], -1, _HEAD_SIZE) for x in projected)
+    attends = (mask.window_bias() == 0)[None, None]
+    context = jax.nn.dot_product_attention(query, key, value, mask=attends, implementation="cudnn")
+    return context.reshape(projected[0].shape)
 
 
 # Of each form the function, and whether sequences are packed, whether tokens attend to a window.
 FORMS: dict[str, tuple[Callable[..., Any], bool, bool]] = {
     "plain": (_plain, False, False),
     "fused": (_kernel, False, False),
-    "fused, cuDNN without lengths": (_without_lengths, False, False),
+    "fused, without padding": (_full, False, False),
     "packed, plain": (_plain, True, False),
     "packed, fused": (_kernel, True, False),
     "window, plain": (_plain, False, True),
@@ -105,7 +102,7 @@ def measure_attention(form: str, batch: int, length: int) -> dict[str, Any]:
     reason = unsupported(config, platform, length, packed=packed, training=True)
     if attend is _kernel and platform == "gpu" and windowed:
         reason = "has no windows on a GPU"
-    if attend in (_without_lengths, _mask_of_window) and platform != "gpu":
+    if attend is _mask_of_window and platform != "gpu":
         reason = "by cuDNN is for a GPU"
     if attend not in (_plain, _windows) and reason:
         return row | {"cause": f"fused {reason}"}

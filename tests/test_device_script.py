@@ -224,7 +224,7 @@ def test_flags_that_are_refused(flag, key_words, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "form",
-    ["fused", "fused, cuDNN without lengths", "packed, fused", "window, cuDNN with a mask"],
+    ["fused", "fused, without padding", "packed, fused", "window, cuDNN with a mask"],
 )
 def test_a_kernel_of_the_check_lowers_for_a_gpu(form, monkeypatch):
     """JAX asks for the version of cuDNN, which is not here."""

@@ -26,6 +26,11 @@ class FullBlocks:
         budget = self.length - 2
         return max(1, (len(self.store.tokens) - budget + 1) // budget)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no sequence has padding: of a text of at least one block."""
+        return len(self.store.tokens) >= self.length - 2
+
     def batch(self, number: int, size: int, indices: np.ndarray | None = None) -> Batch:
         """Return the sequences at some indices of a batch: `SentencePairs.batch` without labels."""
         indices = np.arange(size) if indices is None else indices

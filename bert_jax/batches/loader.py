@@ -63,7 +63,10 @@ class TrainBatches:
     def __getitem__(self, step: int) -> Batch:
         stage, sequences = next(x for x in reversed(self._stages) if x[0].first_step <= step)
         indices = self._process_indices(stage.batch_size)
-        return sequences.batch(step - stage.first_step, stage.batch_size, indices)
+        batch = sequences.batch(step - stage.first_step, stage.batch_size, indices)
+        if sequences.is_full:
+            return {name: value for name, value in batch.items() if name != "attention_mask"}
+        return batch
 
     def progress(self, step: int) -> dict[str, float]:
         """Return the passes over the text in the first steps, and their sequences and tokens."""

@@ -49,6 +49,11 @@ class MixedSequences:
         """Number of sequences in one pass over the text of each part."""
         return sum(part.sequences_per_epoch for part in self.parts)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no sequence of any part has padding."""
+        return all(part.is_full for part in self.parts)
+
     def counts(self, number: int) -> list[int]:
         """Return how many of the first `number` sequences are of each part."""
         counts = []

@@ -31,6 +31,8 @@ class SentencePairs:
     sentence_order: bool  # ALBERT's sentence order (SOP) instead of next sentence (NSP)
     short_fraction: float  # share of documents whose pairs have a random shorter target length
 
+    is_full = False  # a pair is as long as its sentences
+
     def __post_init__(self):
         self._num_blocks = -(-self.store.num_sentences // _BLOCK_SENTENCES)
         self._num_groups = -(-self._num_blocks // _GROUP_BLOCKS)

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax import struct
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from bert_jax.config import ModelConfig
 from bert_jax.models.fused_attention import fused_attention, unsupported
@@ -67,6 +68,19 @@ class AttentionMask:
     packed: bool = struct.field(pytree_node=False, default=False)
     # The largest distance of a token from those it attends to; 0 for no limit.
     window: int = struct.field(pytree_node=False, default=0)
+    # Whether every token is known to be of segment 1, so that a kernel needs no segments.
+    is_full: bool = struct.field(pytree_node=False, default=False)
+
+    @classmethod
+    def of_batch(
+        cls, attention_mask: Int[Array | np.ndarray, "B L"], *, packed: bool = False
+    ) -> "AttentionMask":
+        """Return the mask of a batch, as an encoder takes it.
+
+        A NumPy array of ones alone tells already when the model is traced that all are tokens.
+        """
+        is_full = isinstance(attention_mask, np.ndarray) and bool((attention_mask == 1).all())
+        return cls(jnp.asarray(attention_mask), packed, is_full=is_full)
 
     def bias(self) -> Float[Array, "B 1 L_or_1 M"]:
         """Return the mask's term of the scores: 0, or -10000 where a token does not attend."""
@@ -162,9 +176,8 @@ class SelfAttention(nn.Module):
         elif route.name == WINDOWS:
             context = local_attention(c, projected, mask, dropout_key)
         else:
-            context = fused_attention(
-                c, projected, mask.segment_ids, window=mask.window, packed=mask.packed
-            )
+            ids = None if mask.is_full else mask.segment_ids
+            context = fused_attention(c, projected, ids, window=mask.window, packed=mask.packed)
         output = dense(("heads", "embed"), stddev=self.output_stddev, name="output")(context)
         return output, maps if output_maps else None
 

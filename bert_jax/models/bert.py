@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
@@ -162,7 +163,7 @@ class BertModel(BertLayers, Encoder):
         self,
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
+        attention_mask: Int[Array | np.ndarray, "B L"],
         dropout_key: DropoutKey | None = None,
         *,
         position_ids: Int[Array, "B L"] | None = None,
@@ -178,7 +179,8 @@ class BertModel(BertLayers, Encoder):
           token_type_ids: which text of a pair each token is of, below `type_vocab_size`.
           attention_mask: 1 for tokens and 0 for padding, to which nothing attends. In packed
             sequences, the number of the segment from 1 on; tokens attend to their own segment.
-            cuDNN's attention takes padding at the end of a sequence only.
+            cuDNN's attention takes padding at the end of a sequence only. A NumPy array of ones,
+            whose values are known when the model is traced, spares a kernel the mask.
           dropout_key: the key of dropout in training; None turns dropout off.
           position_ids: in packed sequences, the position of each token in its segment.
           segment_starts: in packed sequences, the position of each segment's first token; any
@@ -188,7 +190,7 @@ class BertModel(BertLayers, Encoder):
           output_queries_keys: whether to return the queries and keys of every layer. Attention is
             plain where maps, queries or keys are returned.
         """
-        mask = AttentionMask(attention_mask, packed=position_ids is not None)
+        mask = AttentionMask.of_batch(attention_mask, packed=position_ids is not None)
         embedded = self.embed(input_ids, token_type_ids, dropout_key, position_ids)
         requested = Requested(output_hidden_states, output_attentions, output_queries_keys)
         output = self.encode(embedded, mask, dropout_key, requested)

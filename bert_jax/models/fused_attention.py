@@ -24,14 +24,15 @@ _MAX_CUDNN_HEAD_SIZE = 128  # of GPUs before Hopper, by JAX's own check
 def fused_attention(
     config: ModelConfig,
     projected: Sequence[Float[Array, "B L D"]],
-    segment_ids: Int[Array, "B L"],
+    segment_ids: Int[Array, "B L"] | None,
     *,
     window: int,
     packed: bool,
 ) -> Float[Array, "B L D"]:
     """Return the context of each query, without dropout; see `attention.plain_attention`.
 
-    On a GPU there is no window: `attention.attention_route` has other functions for one.
+    Without `segment_ids`, every token attends to every other, or to those of its window. On a GPU
+    there is no window: `attention.attention_route` has other functions for one.
     """
     head_size = config.hidden_size // config.num_attention_heads
     if target().platform == "gpu":
@@ -46,7 +47,7 @@ def splash_attention(
     query: Float[Array, "B L D"],
     key: Float[Array, "B L D"],
     value: Float[Array, "B L D"],
-    segment_ids: Int[Array, "B L"],
+    segment_ids: Int[Array, "B L"] | None,
     *,
     head_size: int,
     window: int,
@@ -73,7 +74,9 @@ def splash_attention(
     )
     by_head = (x.reshape(batch, length, -1, head_size).swapaxes(1, 2) for x in (query, key, value))
     query, key, value = by_head
-    ids = splash.SegmentIds(jnp.maximum(segment_ids, 1), segment_ids)
+    ids = None
+    if segment_ids is not None:
+        ids = splash.SegmentIds(jnp.maximum(segment_ids, 1), segment_ids)
     context: Any = jax.vmap(kernel)(query * head_size**-0.5, key, value, ids)
     return context.swapaxes(1, 2).reshape(batch, length, size)
 
@@ -87,13 +90,13 @@ def cudnn_attention(
     query: Array,
     key: Array,
     value: Array,
-    segment_ids: Array,
+    segment_ids: Array | None,
     *,
     head_size: int,
     packed: bool,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "B L D"]:
-    """Return the context of queries [B, L, D], by cuDNN; `segment_ids` are [B, L].
+    """Return the context of queries [B, L, D], by cuDNN; `segment_ids` are [B, L] or None.
 
     Packed sequences take a mask of all pairs of tokens, which the kernel reads for each head. The
     mask is Boolean, so that JAX 0.12 computes no gradient for it. Padding attends to padding.
@@ -102,7 +105,9 @@ def cudnn_attention(
         x.reshape(*x.shape[:2], -1, head_size) for x in (query, key, value)
     )
     options: dict[str, Any] = {}
-    if packed:
+    if segment_ids is None:
+        pass
+    elif packed:
         options["mask"] = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
     else:
         lengths = (segment_ids > 0).sum(1, dtype=jnp.int32)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
@@ -157,7 +158,7 @@ class ModernBertModel(Encoder):
         self,
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
+        attention_mask: Int[Array | np.ndarray, "B L"],
         dropout_key: DropoutKey | None = None,
         *,
         position_ids: Int[Array, "B L"] | None = None,
@@ -171,7 +172,7 @@ class ModernBertModel(Encoder):
         The last of the hidden states is normalized, and so is `last_hidden_state`.
         """
         c, length = self.config, input_ids.shape[1]
-        mask = AttentionMask(attention_mask, packed=position_ids is not None)
+        mask = AttentionMask.of_batch(attention_mask, packed=position_ids is not None)
         embedded = self.embeddings(input_ids, dropout_key and dropout_key.fold(c.num_hidden_layers))
         positions = jnp.arange(length)[None] if position_ids is None else position_ids
         head_size = c.hidden_size // c.num_attention_heads
@@ -189,7 +190,7 @@ class ModernBertModel(Encoder):
         states = output.hidden_states and (*output.hidden_states[:-1], hidden)
         pooled = None
         if self.add_pooling_layer:
-            pooled = self.head(self._pool(hidden, attention_mask, segment_starts))
+            pooled = self.head(self._pool(hidden, mask.segment_ids, segment_starts))
         return dataclasses.replace(
             output, last_hidden_state=hidden, hidden_states=states, pooled=pooled
         )

@@ -88,7 +88,7 @@ class BertForMaskedLM(nn.Module):
         self,
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
+        attention_mask: Int[Array | np.ndarray, "B L"],
         positions: Int[Array, "B P"],
         dropout_key: DropoutKey | None = None,
         **packing: Any,

@@ -45,13 +45,13 @@ class Masking:
         self,
         key: Array,
         input_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
+        attention_mask: Int[Array | np.ndarray, "B L"],
         index: Int[Array, "B"],
     ) -> tuple[Int[Array, "B L"], Predictions]:
         """Return the sequences, each masked as one if packed, and the predictions to make."""
         # The bits of dropout: JAX's own take a quarter of the time to compile a small step.
         bits = random_bits(key, index, (input_ids.shape[1] + 2 * self.max_predictions,))
-        return jax.vmap(self._mask_sequence)(bits, input_ids, attention_mask)
+        return jax.vmap(self._mask_sequence)(bits, input_ids, jnp.asarray(attention_mask))
 
     def _mask_sequence(
         self, bits: UInt32[Array, "L_and_2P"], input_ids: Int[Array, "L"], attention_mask: Array

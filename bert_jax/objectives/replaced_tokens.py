@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 from flax import struct
@@ -93,7 +94,7 @@ class ElectraForPreTraining(nn.Module):
         self,
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
+        attention_mask: Int[Array | np.ndarray, "B L"],
         positions: Int[Array, "B P"],
         dropout_key: DropoutKey | None = None,
     ) -> MaskedLMOutput:
@@ -101,7 +102,8 @@ class ElectraForPreTraining(nn.Module):
         # Other keys than those of `discriminate`.
         key = dropout_key and dropout_key.fold(self.config.num_hidden_layers + 1)
         embedded = self.bert.embed(input_ids, token_type_ids, key)
-        output = (self.generator or self.bert).encode(embedded, AttentionMask(attention_mask), key)
+        mask = AttentionMask.of_batch(attention_mask)
+        output = (self.generator or self.bert).encode(embedded, mask, key)
         hidden = gather_positions(output.last_hidden_state, positions)
         return MaskedLMOutput(self.mlm_logits(hidden), hidden)
 
@@ -113,7 +115,7 @@ class ElectraForPreTraining(nn.Module):
         self,
         input_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
-        attention_mask: Int[Array, "B L"],
+        attention_mask: Int[Array | np.ndarray, "B L"],
         positions: Int[Array, "B P"],
         dropout_key: DropoutKey | None = None,
     ) -> DiscriminatorOutput:

@@ -61,9 +61,10 @@ def random_batch(config: TrainConfig, stage: Stage, seed: int = 0) -> dict[str, 
     batch = {
         "input_ids": random.integers(len(_SPECIAL_IDS), config.model.vocab_size, position.shape),
         "token_type_ids": has_pairs & (position % size >= size // 2),
-        "attention_mask": 1 + position // size,
         "index": np.arange(stage.batch_size),
     }
+    if has_pairs:
+        batch["attention_mask"] = 1 + position // size
     labels = random.integers(0, 2, (stage.batch_size, pairs))
     if config.data.packing:
         missing = ((0, 0), (0, max_pairs(length) - pairs))

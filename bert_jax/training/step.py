@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jaxtyping import Array
@@ -60,7 +61,7 @@ def make_train_step(
         def run_shard(params: Any, rng: tuple[Array, Array], batch: Batch) -> tuple[Any, Metrics]:
             key = jax.random.fold_in(jax.random.wrap_key_data(rng[0], impl=_PRNG), rng[1])
             mask_key, dropout_key = jax.random.split(key)
-            examples = objective.prepare(mask_key, batch)
+            examples = objective.prepare(mask_key, _with_mask(batch))
             present = objective.at_progress(rng[1] / steps) if steps else objective
             gradients, metrics = present.gradient(
                 params, examples, dropout_key, collectives, microbatches
@@ -80,13 +81,24 @@ def make_train_step(
     return train_step
 
 
+def _with_mask(batch: Batch) -> Batch:
+    """Return a batch with an `attention_mask`, as objectives take it.
+
+    The loader's batches without padding have none. Theirs is a NumPy array, of which a model knows
+    that it is of ones alone; a microbatch's is not.
+    """
+    ones = np.broadcast_to(np.int32(1), batch["input_ids"].shape)
+    return {"attention_mask": ones, **batch}
+
+
 def make_eval_step(objective: Objective) -> Callable[..., Metrics]:
     """Return `eval_step(params, batch, collectives) -> metrics`, without dropout."""
 
     def eval_step(params: Any, batch: Batch, collectives: Collectives = SINGLE_DEVICE) -> Metrics:
         def run_shard(params: Any, _: Any, batch: Batch) -> Metrics:
             # Masks depend on a sequence's index alone: they are the same in each evaluation.
-            examples = objective.prepare(jax.random.key(0, impl=_PRNG), batch)
+            key = jax.random.key(0, impl=_PRNG)
+            examples = objective.prepare(key, _with_mask(batch))
             _, metrics = objective.loss(params, examples, objective.weights(examples), None)
             return collectives.psum(metrics)
 

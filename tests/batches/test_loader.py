@@ -37,6 +37,8 @@ def config(**changes) -> TrainConfig:
 
 
 def checksum(batch) -> int:
+    # Of earlier versions, sequences without padding had a mask too.
+    batch = {"attention_mask": np.ones_like(batch["input_ids"]), **batch}
     arrays = (np.ascontiguousarray(value) for _, value in sorted(batch.items()))
     return zlib.crc32(b"".join(array.tobytes() for array in arrays))
 
@@ -50,6 +52,17 @@ def test_batches_are_those_of_earlier_versions(pairs, packing, corpus):
     actual = [checksum(batch) for batch in (*(batches[s] for s in (0, 17, 30, 39)), held_out)]
     assert actual == CHECKSUMS[pairs, packing]
     assert set(batches.statistics()) == (set() if pairs == "none" else {32, 64})
+
+
+@pytest.mark.parametrize(("documents", "padded"), [(100, False), (1, True)])
+def test_blocks_have_a_mask_only_where_the_text_is_shorter_than_one(documents, padded):
+    run = config()
+    run.data.pairs, run.data.max_length = "none", 600
+    store = make_store(documents)
+    assert (len(store.tokens) < 598) == padded
+    batch = train_batches(Corpus(FakeTokenizer(), store, store), run)[0]
+    assert ("attention_mask" in batch) == padded
+    assert (batch["input_ids"] == FakeTokenizer.pad_id).any() == padded
 
 
 def test_phases_change_length_and_batch(corpus):

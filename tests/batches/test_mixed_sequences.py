@@ -89,7 +89,7 @@ def test_each_text_has_the_sequences_that_it_has_alone(kind):
         alone = loader.make_sequences(part.train, part.tokenizer, config.data, LENGTH, seed)
         count = int((owner == number).sum())
         expected = [alone.batch(i, 1024) for i in range(-(-count // 1024))]
-        for name in {*expected[0]} - {"index"}:
+        for name in {*steps[0]} - {"index"}:
             found = np.concatenate([batch[name] for batch in steps])[owner == number]
             np.testing.assert_array_equal(
                 found, np.concatenate([batch[name] for batch in expected])[:count]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 from functools import partial
 from unittest.mock import Mock
 
@@ -56,8 +57,9 @@ def segments(length, packed, generator) -> np.ndarray:
 
 
 def fused(config, projected, mask):
+    ids = None if mask.is_full else mask.segment_ids
     return fused_attention.fused_attention(
-        config, projected, mask.segment_ids, window=mask.window, packed=mask.packed
+        config, projected, ids, window=mask.window, packed=mask.packed
     )
 
 
@@ -72,15 +74,16 @@ def value_and_gradients(function, projected, cotangent):
     return [np.array(x, np.float32) for x in run(projected, cotangent)]
 
 
-def check_form(form, config, length, *, window=0, packed=False, key=None):
+def check_form(form, config, length, *, window=0, packed=False, full=False, key=None):
     """Compare a form of attention with the plain one, to 1e-5, of queries that are tokens.
 
     Padding has no meaning, and another context in each form.
     """
     generator, width = np.random.default_rng(0), config.hidden_size
     *projected, cotangent = jnp.asarray(generator.normal(size=(4, SEQUENCES, length, width)))
-    ids = segments(length, packed, generator)
-    mask, is_token = AttentionMask(jnp.asarray(ids), packed, window), jnp.asarray(ids > 0)
+    ids = np.ones((SEQUENCES, length), np.int32) if full else segments(length, packed, generator)
+    is_token = jnp.asarray(ids > 0)
+    mask = AttentionMask(jnp.asarray(ids), packed, is_full=full, window=window)
 
     def plain(config, x, mask):
         return attention.plain_attention(config, x, mask, key)[0]
@@ -100,14 +103,17 @@ def check(fused, plain, tolerance):
         np.testing.assert_allclose(actual, expected, atol=tolerance)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_lowers_to_cudnn_for_a_gpu(packed, monkeypatch):
+@pytest.mark.parametrize(
+    ("packed", "full", "mask_type"),
+    [(False, False, "PADDING"), (True, False, "NO_MASK"), (False, True, "NO_MASK")],
+)
+def test_lowers_to_cudnn_for_a_gpu(packed, full, mask_type, monkeypatch):
     """JAX asks for the version of cuDNN, which is not here."""
     cudnn = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
     config = layer(2, 64, 128, 0.0, dtype="bfloat16")
     x = jax.ShapeDtypeStruct((2, 128, 128), jnp.bfloat16)
-    mask = AttentionMask(jnp.ones((2, 128), jnp.int32), packed)
+    mask = AttentionMask(jnp.ones((2, 128), jnp.int32), packed, is_full=full)
 
     @jax.jit
     def gradients(*x):
@@ -117,6 +123,7 @@ def test_lowers_to_cudnn_for_a_gpu(packed, monkeypatch):
         text = gradients.trace(x, x, x).lower(lowering_platforms=("cuda",)).as_text()
     name = "fmhaScaleBiasSoftmax" if packed else "fmhaSoftmax"
     assert text.count(f"@__cudnn${name}(") == text.count(f"@__cudnn${name}Backward(") == 1
+    assert len(re.findall(rf"mask_type.{{1,12}}?{mask_type}", text)) == 2
 
 
 @pytest.mark.parametrize(("length", "window"), [(384, 0), (2048, 0), (8192, 64)])
@@ -136,15 +143,18 @@ def test_lowers_for_a_tpu_and_saves_no_scores(length, window):
     assert max(each.size for each in saved) == x.size
 
 
-@pytest.mark.parametrize(("length", "window", "devices"), [(256, 40, 2), (384, 0, 1)])
+@pytest.mark.parametrize(
+    ("length", "window", "devices", "full"),
+    [(256, 40, 2, False), (384, 0, 1, False), (256, 40, 2, True), (128, 0, 1, True)],
+)
 @pytest.mark.usefixtures("on_tpu")
-def test_splash_attention_is_the_plain_form(length, window, devices):
+def test_splash_attention_is_the_plain_form(length, window, devices, full):
     """Of local layers, on devices that have a head each, and of global ones."""
     config = layer(2, 16, length, 0.0)
     assert not unsupported(config, "tpu", length, packed=True, training=True)
     mesh = make_mesh(ParallelConfig(data=1, tensor=devices), jax.devices()[:devices])
     with jax.set_mesh(mesh), traced_for(Target("tpu", fsdp._map_over_heads)):
-        check_form(fused, config, length, window=window, packed=True)
+        check_form(fused, config, length, window=window, packed=not full, full=full)
 
 
 def test_padding_attends_to_the_text_on_a_tpu():
@@ -180,15 +190,18 @@ def test_blocks_of_a_window_save_no_square_of_the_length():
     assert max(each.size for each in saved) == 2 * 1024 * 24
 
 
-@pytest.mark.parametrize(("length", "packed"), [(24, False), (33, False), (24, True)])
-def test_the_layout_of_cudnn_is_the_plain_form(length, packed):
+@pytest.mark.parametrize(
+    ("length", "packed", "full"),
+    [(24, False, False), (33, False, False), (24, True, False), (33, False, True)],
+)
+def test_the_layout_of_cudnn_is_the_plain_form(length, packed, full):
     """The same call in XLA's own implementation."""
 
     def form(config, projected, mask):
         kernel = partial(fused_attention.cudnn_attention, head_size=16, implementation="xla")
-        return kernel(*projected, mask.segment_ids, packed=packed)
+        return kernel(*projected, None if full else mask.segment_ids, packed=packed)
 
-    check_form(form, layer(2, 16, length, rate=0.0), length, packed=packed)
+    check_form(form, layer(2, 16, length, rate=0.0), length, packed=packed, full=full)
 
 
 @pytest.mark.device
