@@ -44,8 +44,11 @@ class TrainBatches:
         data: DataConfig,
         seed: int,
         process_indices: ProcessIndices = np.arange,
+        *,
+        counted_from: int = 0,
     ):
         self._num_steps, self._process_indices = stages[-1].end, process_indices
+        self._counted_from = counted_from  # the step from which `progress` counts
         self._mixed, weights = corpus.mixed, [part.weight for part in corpus.parts]
         self._stages: list[tuple[Stage, MixedSequences]] = []
         for number, stage in enumerate(stages):
@@ -88,9 +91,10 @@ class TrainBatches:
         return result
 
     def _seen(self, step: int) -> Iterator[tuple[int, MixedSequences]]:
-        """Yield the number of sequences of each stage in the first steps."""
+        """Yield the number of sequences of each stage in the first steps that are counted."""
         for stage, sequences in self._stages:
-            steps = max(0, min(step, stage.end) - stage.first_step)
+            first_step = max(stage.first_step, self._counted_from)
+            steps = max(0, min(step, stage.end) - first_step)
             yield steps * stage.batch_size, sequences
 
     def epochs(self) -> float:

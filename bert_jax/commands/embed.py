@@ -143,6 +143,8 @@ def write_arrays(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
                         file.write(np.ascontiguousarray(array).data)
             whole = {
                 key: np.memmap(folder / key, dtype, "r").reshape((-1, *shape))
+                if (folder / key).stat().st_size  # a file without bytes cannot be mapped
+                else np.empty((0, *shape), dtype)
                 for key, (dtype, shape) in shapes.items()
             }
             if path.suffix == ".npy":

@@ -50,8 +50,10 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
 
     if bool(args.text) == bool(args.file):
         raise UserError("give a FILE, whose columns --columns names, or texts as --text; not both")
-    if not os.access(Path(args.output or _STEM).absolute().parent, os.W_OK):
-        raise UserError(f"--output {args.output} cannot be written there; make the folder first")
+    is_saved = args.output or not (args.json or args.text or args.file == STDIN)
+    output = args.output or _STEM
+    if is_saved and not os.access(Path(output).absolute().parent, os.W_OK):
+        raise UserError(f"--output {output} cannot be written there; make the folder first")
     lines: Any = None
     if args.file and (args.file == STDIN or file_type(args.file) == ".txt"):
         lines = texts.numbered(args.file)

@@ -14,7 +14,7 @@ from bert_jax.config import (
     TrainConfig,
 )
 from bert_jax.config.fields import MODEL_TYPES, POSITIONS, TASKS
-from bert_jax.config.schedule import Stage, make_schedule
+from bert_jax.config.schedule import Stage, make_schedule, share_of_steps
 from bert_jax.config.settings import check, resolve
 from bert_jax.errors import UserError, nearest, refuse
 
@@ -34,7 +34,7 @@ def validate(config: TrainConfig) -> None:
         fix="drop it, or train such a tokenizer",
     )
     starts = [phase.start for phase in data.phases]
-    steps = [start if start >= 1 else start * config.steps for start in starts]
+    steps = [share_of_steps(start, config.steps) for start in starts]
     refuse(
         any(start >= 1 and start % 1 for start in starts)
         or steps != sorted(set(steps))

@@ -20,7 +20,9 @@ _PREFIX, _CONFIG = "bert_model.ckpt", "bert_config.json"
 
 def is_google(path: Path) -> bool:
     """Return whether a directory is a Google checkpoint, by its files."""
-    return os.path.isfile(path / _CONFIG)
+    # One that was converted since has the file of its new library beside it.
+    is_converted = os.path.isfile(path / "config.json") and not any(path.glob("*.index"))
+    return os.path.isfile(path / _CONFIG) and not is_converted
 
 
 def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:

@@ -16,6 +16,7 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 
 _FILES = ("source", "eval_source", "path", "train", "eval", "test")  # fields that name files
+_GUESSES = ("BertForPreTraining", "ForMaskedLM")  # ends of architectures that fill masks
 _MAX_LABELS = 20
 _REMEDY = "move it away"  # what to do with damaged results
 
@@ -36,7 +37,7 @@ def write(
 
     run, results, path = _records(source)
     origin = str(results.get("init") or (source if isinstance(source, str) else ""))
-    task, guesses = exported.task, exported.architecture.endswith(("ForPreTraining", "ForMaskedLM"))
+    task, guesses = exported.task, exported.architecture.endswith(_GUESSES)
     pipeline = "fill-mask" if guesses else "feature-extraction"
     tags = ["bert-jax", "jax", config.model_type]
     if exported.library == LIBRARY:
@@ -161,7 +162,7 @@ def _ours(name: str, exported: Exported, data: DataFiles) -> str:
     use = 'print(bert.encode(["A text."]).shape)  # one embedding a text'
     if exported.task:
         use = exported.task.python_code(data)
-    elif exported.architecture.endswith(("BertForPreTraining", "ForMaskedLM")):
+    elif exported.architecture.endswith(_GUESSES):
         use = 'for guess in bert.fill_mask("A text with a [MASK] in it."):\n'
         use += "    print(guess.token, guess.probability)"
     address = json.dumps(f"hf:{name}" if "/" in name else name)

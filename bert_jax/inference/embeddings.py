@@ -135,6 +135,10 @@ class TextEncoder:
             embedded, spans = vectors[index], None
             if offsets:
                 spans = np.array(offsets[index], np.int32).reshape(-1, 2)[:room]
+            if spans is not None and (start := len(self._before)):  # what is embedded is the text
+                is_of_text, text = spans[:, 1] > start, text[start:]
+                embedded = embedded[is_of_text]
+                spans = np.maximum(spans[is_of_text] - start, 0)
             if spans is not None and self._pooling == "words":
                 words = word_spans(text)
                 embedded, spans = _pool_words(embedded, spans, words), words

@@ -279,6 +279,11 @@ class TextIndex:
     def _checked(self, bert: LoadedModel) -> LoadedModel:
         if embedding_identity(bert) != self._identity:
             built = self._checkpoint or "a model without a checkpoint"
+            refuse(
+                str(getattr(bert, "source", None)) == self._checkpoint,
+                f"{self._path} is of {built} as it was; it has other weights now",
+                fix="build the index again",
+            )
             raise UserError(
                 f"{self._path} is of another model, {built}; search with that, or build an index "
                 "with this one"

@@ -23,6 +23,7 @@ from bert_jax.retrieval.search import check_count
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example, Task, longest_sequence
 from bert_jax.tasks.datasets import check_labels, read_examples
+from bert_jax.text.memory import rows
 from bert_jax.training.metrics import add_up, means
 from bert_jax.training.objective import Metrics
 from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step
@@ -143,6 +144,8 @@ def _examples_of(task: Task, data: DataFiles, examples: Iterable[Any] | Path) ->
         examples = read_examples(task, str(examples), data, labelled=False)
     elif isinstance(examples, str | Mapping):
         examples = [examples]
+    else:
+        examples = rows(examples, "examples")
     result = [
         value if isinstance(value, Example) else task.example_from(value, index, data)
         for index, value in enumerate(examples)

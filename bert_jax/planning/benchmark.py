@@ -254,6 +254,7 @@ def as_text(result: dict[str, Any], name: str) -> str:
     """Return a result as a table, for the config of a name."""
     model, rates = result["config"]["model"], result["random"]
     seconds, stated = rates["step_seconds"], result["stated_flops_per_second"]
+    flops = rates["model_flops_per_second"]
     matmul = " × ".join(map(str, result["matmul_shape"]))
 
     def known(value: float | None, form: str, unit: str) -> str:
@@ -265,7 +266,7 @@ def as_text(result: dict[str, Any], name: str) -> str:
         "  median": f"{1e3 * seconds['median']:,.2f} ms",
         "sequences": f"{rates['sequences_per_second']:,.1f} /s",
         "tokens": f"{rates['tokens_per_second']:,.0f} /s",
-        "model's operations": f"{rates['model_flops_per_second'] / 1e9:,.1f} GFLOP/s",
+        "model's operations": known(flops and flops / 1e9, ",.1f", "GFLOP/s"),
         "MFU of the datasheet": known(rates["mfu"], ".1%", ""),
         "MFU of a matmul alone": known(rates["mfu_of_matmul"], ".1%", ""),
         "matmul alone": f"{result['matmul_flops_per_second'] / 1e9:,.1f} GFLOP/s, {matmul}",

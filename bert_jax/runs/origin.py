@@ -172,7 +172,12 @@ def own_config(path: AnyPath, fork: str | AnyPath | None = None) -> TrainConfig 
     """Return the config of the run that owns a workdir, or of what it forks; None without."""
     with remote.reading(path):
         own = workdirs.read(path, TrainConfig).config
-    return own if own or fork is None else read_fork_config(find_fork(fork))
+    if own or fork is None:
+        return own
+    config = read_fork_config(find_fork(fork))
+    # A fork keeps the tokenizer, which is neither read from its path nor extended again.
+    tokenizer = dataclasses.replace(config.tokenizer, path="", add=0)
+    return dataclasses.replace(config, tokenizer=tokenizer)
 
 
 def find_fork(fork: str | AnyPath) -> AnyPath:
@@ -264,8 +269,10 @@ def check_fork(config: TrainConfig, fork: AnyPath, saved: TrainConfig, workdir: 
     if fork.parent == workdir.checkpoints or workdir.path.resolve() in fork.resolve().parents:
         raise UserError(f"--fork begins a new run; choose another --workdir than {workdir.path}")
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
-    if config.data.length_warmup_fraction < 1:  # of other steps it would be another one
-        config.data.length_warmup_fraction = float(make_schedule(saved).length_warmup)
+    # A share of other steps would be other steps; 0 drops what is left of them.
+    if 0 < config.data.length_warmup_fraction < 1:
+        warmup = make_schedule(saved).length_warmup
+        config.data.length_warmup_fraction = float(min(warmup, config.steps - 1))
     values = settings.flatten(saved)
     free = (*_COMPUTATION, *_DROPOUTS, "initializer_range", "global_rope_theta")
     fixed = [name for name in values if name.startswith("model.") and name[6:] not in free]

@@ -144,6 +144,8 @@ def start(
         data = dataclasses.replace(config.data, source=str(folder / memory.TEXTS))
         config = dataclasses.replace(config, data=data)
     found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
+    if texts is not None and found.config:  # whose folder may have had another name
+        found.config.data.source = config.data.source
     if texts is not None:  # of which the origin may add words to a vocabulary
         write = partial(memory.write_texts, texts, folder / memory.TEXTS, config.data.text_field)
         hosts.run_on_main(lambda: write(may_replace=not found.config))
@@ -225,7 +227,9 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     config, schedule, corpus, objective = run.config, run.schedule, run.corpus, run.objective
     mesh = run.setup.layout.mesh
     indices = partial(meshes.process_indices, mesh)
-    batches = loader.TrainBatches(corpus, schedule.stages, config.data, config.seed, indices)
+    batches = loader.TrainBatches(
+        corpus, schedule.stages, config.data, config.seed, indices, counted_from=_counted_from(run)
+    )
     checkpoints = Checkpoints(
         run.workdir.checkpoints,
         config.checkpoint,
@@ -316,12 +320,25 @@ def _claim_workdir(run: Run) -> dict[str, Any]:
     workdir, origin = run.workdir.path, run.origin
     workdirs.claim(workdir, run.config, run.corpus.tokenizer, run.corpus.fingerprint)
     began_with = origin.fork or (run.init_name if origin.bert else None)
-    results = {"init": began_with and str(began_with)}
+    results = {"init": began_with and str(began_with), "counted_from": _counted_from(run)}
     if origin.kind == "resumed":
         results = run.workdir.results
     workdirs.write_results(workdir, results)
     mirror.send(workdir)  # with which the first checkpoint makes it that of a run
     return results
+
+
+def _counted_from(run: Run) -> int:
+    """Return the step from which epochs and tokens are counted: of a fork to another text its own.
+
+    Before it, the run has read nothing of its text.
+    """
+    origin = run.origin
+    if origin.kind == "resumed":
+        return run.workdir.results.get("counted_from", 0)
+    if origin.fork and origin.before and origin.before.data.source != run.config.data.source:
+        return int(origin.fork.name)
+    return 0
 
 
 def _take_steps(
@@ -346,12 +363,19 @@ def _take_steps(
 def _final_scores(run: Run, stage: loop.Stage, state: TrainState) -> dict[str, float]:
     """Return the held-out scores of the last checkpoint; evaluate if it has no such ones."""
     # Not from the records, whose file could have been changed.
-    scores = checkpoint.read_scores(run.last_checkpoint)
-    saved = checkpoint.read_json(run.last_checkpoint, "config")
-    if scores and saved.get("eval_rows") == run.config.eval_rows:
+    # By one host, whose decision all follow: another may not see the files yet.
+    saved = hosts.run_on_main(partial(_saved_scores, run))
+    if scores := hosts.broadcast_from_main(lambda: saved):
         return scores
     with console.working("evaluating", says_end=False):
         return stage.evaluate(state)
+
+
+def _saved_scores(run: Run) -> dict[str, float] | None:
+    """Return the scores of the last checkpoint, if they are of as many sequences."""
+    config = checkpoint.read_json(run.last_checkpoint, "config")
+    has_same_rows = config.get("eval_rows") == run.config.eval_rows
+    return checkpoint.read_scores(run.last_checkpoint) if has_same_rows else None
 
 
 def _trained_bert(run: Run, state: TrainState) -> Bert | None:
@@ -388,10 +412,11 @@ def _make_stages(run: Run, indices: loader.ProcessIndices) -> list[loop.Stage]:
         in_stage = run.objective.in_stage(stage, corpus.tokenizer)
         train_step = make_train_step(in_stage, setup.optimizer, config.optimizer.microbatches)
         eval_step = compiled(make_eval_step(in_stage), outputs="metrics")
-        eval_parts = loader.eval_parts(corpus, stage, config.data, config.eval_rows, indices)
-        evaluate = partial(
-            loop.evaluate, eval_step, eval_parts, stage.batch_size, run.objective.loss_weights
-        )
+        # What fits in training.
+        size = stage.batch_size // config.optimizer.microbatches
+        evaluated = dataclasses.replace(stage, batch_size=size)
+        eval_parts = loader.eval_parts(corpus, evaluated, config.data, config.eval_rows, indices)
+        evaluate = partial(loop.evaluate, eval_step, eval_parts, run.objective.loss_weights)
         train_step = compiled(train_step, outputs=("state", "metrics"))
         tokens = stage.batch_size * stage.max_length
         stages.append(loop.Stage(stage.end, stage.batch_size, tokens, train_step, evaluate))

@@ -75,7 +75,7 @@ def pretraining_start(
     )
     print_on_main(
         f"bert-jax   {header.versions()}\n"
-        f"config     {recipe or 'that of the workdir'}, seed {config.seed}\n"
+        f"config     {recipe or 'given from Python'}, seed {config.seed}\n"
         f"workdir    {workdir}\n"
         f"devices    {header.devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "

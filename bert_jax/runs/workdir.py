@@ -76,6 +76,9 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
         raise UserError(
             f"--workdir {path} has a config.json that bert-jax did not write; choose another folder"
         )
+    if ("epochs" in values) != (kind is FinetuneConfig):
+        of, wanted = ("fine-tuning", "pretraining")[:: 1 if "epochs" in values else -1]
+        raise UserError(f"--workdir {path} has a run of {of}; choose another folder for {wanted}")
     steps = tuple(sorted(checkpoint.list_steps(workdir.checkpoints)))
     if not steps and not _has_seeds(path):  # the command that began the run may have had --init
         return workdir

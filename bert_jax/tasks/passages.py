@@ -61,12 +61,12 @@ def _negatives(judged: Judged, queries: Sequence[str], count: int) -> dict[str, 
         texts = [corpus[index] for index in np.sort(pool)]
         # As many more as may be relevant, or the query itself.
         most = count + 1 + max(len(judged[query]) for query in asked)
-        found = bm25.rank(texts, asked, most)
-        for query, indices in zip(asked, found.indices, strict=True):
+        found = _ranked(texts, asked, most)
+        for query, indices in zip(asked, found, strict=True):
             relevant = {*judged[query], query}
-            others = (texts[index] for index in indices)
             own = chosen[query]
-            own += [text for text in others if text not in relevant][: count - len(own)]
+            others = [texts[index] for index in indices if texts[index] not in relevant]
+            own += others[: count - len(own)]
             refuse(
                 len(own) < count,
                 f"the query {query!r} has {len(own)} passages that are not relevant, of "
@@ -85,7 +85,7 @@ def candidate_lists(judged: Judged, count: int) -> list[Example]:
     generator, corpus = np.random.default_rng(_SEED), _corpus(judged)
     found: dict[str, list[str]] = {query: list(texts) for query, texts in judged.items()}
     if count:
-        ranked = bm25.rank(corpus, list(judged), count).indices
+        ranked = _ranked(corpus, list(judged), count)
         found = {
             query: [corpus[index] for index in indices]
             for query, indices in zip(judged, ranked, strict=True)
@@ -102,6 +102,23 @@ def candidate_lists(judged: Judged, count: int) -> list[Example]:
         texts = (query, *passages)
         result.append(Example(None, f"query {query!r}", texts, tuple(relevance)))
     refuse(not result, "no held-out query has a relevant passage", fix="give labels above 0")
+    return result
+
+
+def _ranked(texts: Sequence[str], queries: Sequence[str], count: int) -> list[list[int]]:
+    """Return the indices of the best texts for each query by BM25, then of others at random.
+
+    A text that shares no word with a query has no rank, and the first ones of a file would be
+    those of all such queries.
+    """
+    generator, result = np.random.default_rng(_SEED), []
+    found = bm25.rank(texts, queries, count)
+    for indices, scores in zip(found.indices, found.scores, strict=True):
+        best = indices[scores > 0].tolist()
+        if len(best) < len(indices):
+            others = np.setdiff1d(np.arange(len(texts)), best)
+            best += generator.permutation(others)[: len(indices) - len(best)].tolist()
+        result.append(best)
     return result
 
 

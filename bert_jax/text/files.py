@@ -24,7 +24,7 @@ OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}  # of compressed 
 def file_type(path: str | Path) -> str:
     """Return the suffix of a file, ignoring .gz and .xz: ".tsv" of "a.TSV.gz"."""
     path = Path(path)
-    return (Path(path.stem) if path.suffix in (".gz", ".xz") else path).suffix.lower()
+    return (Path(path.stem) if path.suffix.lower() in (".gz", ".xz") else path).suffix.lower()
 
 
 def check_readable(path: str | Path, name: str, remedy: str) -> None:

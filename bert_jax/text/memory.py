@@ -24,7 +24,7 @@ def records(data: Any, name: str) -> Iterator[Record]:
         frame of pandas or polars, a table of Arrow, or a `datasets.Dataset`.
       name: of the argument, for messages.
     """
-    for index, value in enumerate(_rows(data, name)):
+    for index, value in enumerate(rows(data, name)):
         where = f"{name}[{index}]"
         if not isinstance(value, Mapping):
             raise UserError(f"{where} is {reprlib.repr(value)}; give a dictionary of its columns")
@@ -88,7 +88,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _lines_of_texts(data: Any, text_field: str) -> Iterator[str]:
-    for index, value in enumerate(_rows(data, "texts")):
+    for index, value in enumerate(rows(data, "texts")):
         text = value.get(text_field) if isinstance(value, Mapping) else value
         if not isinstance(text, str):
             raise UserError(
@@ -98,7 +98,7 @@ def _lines_of_texts(data: Any, text_field: str) -> Iterator[str]:
         yield json.dumps({text_field: plain_value(text)}) + "\n"
 
 
-def _rows(data: Any, name: str) -> Iterable[Any]:
+def rows(data: Any, name: str) -> Iterable[Any]:
     """Return the rows of a table or of a dictionary of columns, or the values of an iterable."""
     if hasattr(data, "to_pylist"):  # pyarrow.Table
         return data.to_pylist()

@@ -102,6 +102,11 @@ def read(config: TrainConfig, init_tokenizer: Tokenizer | None, folder: Path) ->
             "data.eval_source is not for a mixture, each text of which has held-out documents; "
             "leave it out, or prepare stores with --eval-source"
         )
+    if config.data.eval_source and is_store(config.data.source):
+        raise UserError(
+            f"data.eval_source is not for a store, and {config.data.source} is one with held-out "
+            "documents of its own; leave it out, or prepare the text with --eval-source"
+        )
     tokenizer = prepare.choose_tokenizer(config, init_tokenizer)
     names = [*weights] or [config.data.source]
     stores = [name for name in names if is_store(name)]

@@ -20,6 +20,7 @@ from bert_jax.text.files import STDIN, existing, file_type, line_name, open_file
 
 _TABLES = (".csv", ".tsv")
 _MAX_FIELD = 1 << 26  # characters: a text may be longer than the csv module's 131,072
+_JSON = (".jsonl", ".json", ".ndjson")
 _PARQUET, _PARQUET_ROWS = ".parquet", 1024  # rows that are read at once
 _TFDS = "tfds:"
 # The groups of TFDS that have datasets for the tasks of this package.
@@ -53,7 +54,7 @@ class Record:
         hint = nearest(name, list(self.fields), "")
         if not hint and kind in _TABLES:
             hint = "or add the line of column names if the file has none"
-        elif not hint and kind == ".jsonl":
+        elif not hint and kind in _JSON:
             hint = "or fix this record, if others have it"
         columns = ", ".join(self.fields) or "no columns"
         raise UserError(
@@ -104,8 +105,7 @@ def reader(path: Path | str) -> Callable[..., Iterator[Record]] | None:
         return table_rows
     if Path(path).suffix.lower() == _PARQUET:
         return parquet_rows
-    is_json = not {".jsonl", ".json"}.isdisjoint(Path(path).suffixes)
-    return json_lines if is_json else None
+    return json_lines if file_type(path) in _JSON else None
 
 
 def is_undivided(path: Path | str) -> bool:
@@ -244,8 +244,10 @@ def parquet_rows(path: Path | str) -> Iterator[Record]:
         try:
             table = parquet.ParquetFile(file)
             num_rows = table.metadata.num_rows
+            if (repeated := _repeated(table.schema_arrow.names)) is not None:
+                raise UserError(f"{path}: two columns are named {repeated!r}; rename one of them")
             for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
-                for row in batch.to_pylist():
+                for row in _python_rows(batch, f"{path}:{index + 1}"):
                     index += 1
                     yield Record(f"{path}:{index}", plain_value(row), size * index // num_rows)
         except UnicodeDecodeError as error:
@@ -256,6 +258,22 @@ def parquet_rows(path: Path | str) -> Iterator[Record]:
             raise UserError(
                 f"{path} cannot be read after row {index} ({first_line(error)}); fetch it again"
             ) from error
+
+
+def _python_rows(batch: Any, where: str) -> list[dict[str, Any]]:
+    """Return the rows of a batch, of which `where` is the first; UserError names a bad column."""
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            columns[name] = column.to_pylist()
+        except UnicodeDecodeError:  # of text; the caller says at which row
+            raise
+        except (ValueError, OverflowError, LookupError) as error:  # such as a date of year 12000
+            raise UserError(
+                f"{where} or a later row has a value in column {name!r} that Python cannot have "
+                f"({first_line(error)}); remove or convert the column"
+            ) from error
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def open_dataset(source: str) -> Any:

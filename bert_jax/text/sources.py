@@ -100,7 +100,8 @@ class FileSource(Source):
             self.form = f"one {'document' if self._is_document else 'sentence'} a line"
 
     def _first_lines(self) -> list[str]:
-        paths = (path for path in self.paths if not records.is_undivided(path))
+        paths = [path for path in self.paths if records.reader(path) is None]
+        paths = paths or [path for path in self.paths if not records.is_undivided(path)]
         lines = (line for path in paths for line, _ in read_lines(path) if line)
         # Their beginnings, to bound the memory.
         return [s[: sentences.MAX_SENTENCE_CHARACTERS] for s in itertools.islice(lines, 1000)]
@@ -261,6 +262,8 @@ def merge_identities(shards: Sequence[Any]) -> Any:
 def _record_sentences(record: Record, text_field: str) -> list[str]:
     """Return the sentences of a field of a record; UserError if it has no text."""
     text = record.field(text_field, "data.text_field")
+    if text is None:
+        raise UserError(f"{record.where} is null in {text_field!r}; remove the record")
     if not isinstance(text, str):
         raise UserError(f"{record.where} has no text in {text_field!r}; set data.text_field")
     return sentences.split_text(text)
@@ -268,7 +271,9 @@ def _record_sentences(record: Record, text_field: str) -> list[str]:
 
 def _expand(patterns: str) -> list[tuple[_Path, remote.State]]:
     expanded: list[tuple[_Path, remote.State]] = []
-    for pattern in filter(None, map(str.strip, patterns.split(","))):
+    # A name that exists is one, even with a comma in it.
+    is_name = os.path.lexists(os.path.expanduser(patterns))
+    for pattern in [patterns] if is_name else filter(None, map(str.strip, patterns.split(","))):
         if paths.is_remote(pattern):
             expanded += remote.find(pattern)
             continue
@@ -283,7 +288,12 @@ def _expand(patterns: str) -> list[tuple[_Path, remote.State]]:
             expanded.append((Path(file), _state(Path(file))))
     if not expanded:
         raise UserError("data.source is empty; give files, a glob, tfds:NAME or builtin")
-    return expanded
+    # Patterns may overlap, and a file is read once.
+    once = {
+        path if isinstance(path, str) else path.resolve(): (path, state)
+        for path, state in reversed(expanded)
+    }
+    return [*once.values()][::-1]
 
 
 def _state(path: _Path) -> remote.State:

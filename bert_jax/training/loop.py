@@ -212,7 +212,6 @@ def training(
 def evaluate(
     eval_step: Callable[[Any, Batch], Metrics],
     parts: Iterable[tuple[Corpus, Callable[[], Iterable[Batch]]]],
-    batch_size: int,
     loss_weights: Mapping[str, float],
     state: TrainState,
 ) -> dict[str, float]:
@@ -224,8 +223,11 @@ def evaluate(
     sums: Sums = {}
     of_parts: dict[str, float] = {}
     for part, batches in parts:
-        metrics = jax.device_get([eval_step(state.params, batch) for batch in batches()])
-        count += len(metrics) * batch_size
+        metrics = []
+        for batch in batches():
+            metrics.append(eval_step(state.params, batch))
+            count += int((batch["attention_mask"][:, 0] > 0).sum())  # without those of padding
+        metrics = jax.device_get(metrics)
         for name, value in means(add_up(metrics), loss_weights).items():
             total, weight = sums.get(name, (0.0, 0.0))
             sums[name] = [total + part.weight * value, weight + part.weight]
