@@ -5,6 +5,7 @@ The library sets none of this: `import bert_jax` and its functions leave the pro
 
 import argparse
 import contextlib
+import dataclasses
 import gc
 import importlib
 import itertools
@@ -140,7 +141,7 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         with contextlib.nullcontext() if hosts.is_main() else console.quiet():
             config = recipe.config
             if minutes := getattr(args, "minutes", None):
-                config = _fit(recipe, minutes, keeps_size=bool(args.init))
+                config = _fit(recipe, minutes, args.init)
             run = module.start(config, workdir=workdir, **options)
             with stop_signals(args.parser.prog) as reason:
                 module.train_run(run, reason)
@@ -148,20 +149,27 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
     hosts.run(connected)
 
 
-def _fit(recipe: Recipe, minutes: float, *, keeps_size: bool) -> "TrainConfig":
+def _fit(recipe: Recipe, minutes: float, init: str | None) -> "TrainConfig":
     """Return the config of a recipe for so many minutes, with all that the command line sets."""
+    from bert_jax.bert import load
     from bert_jax.config.validation import validate
     from bert_jax.planning import time_budget
+    from bert_jax.runs import origin
     from bert_jax.text import mixture
 
-    validate(recipe.config)
-    mixture.check_sources(recipe.config.data)
-    return time_budget.fit(
-        recipe.config,
+    config = recipe.config
+    validate(config)
+    mixture.check_sources(config.data)
+    if init:  # the steps that are timed are those of its model
+        model = origin.model_config(load(init), config.model, recipe.model_fields)
+        config = dataclasses.replace(config, model=model)
+    fitted = time_budget.fit(
+        config,
         minutes,
-        keeps_size=keeps_size or bool(recipe.model_fields),
+        keeps_size=bool(init or recipe.model_fields),
         keeps_batch="data.batch_size" in recipe.fields,
     )
+    return dataclasses.replace(fitted, model=recipe.config.model) if init else fitted
 
 
 def add_dtype(parser: argparse.ArgumentParser) -> None:

@@ -43,9 +43,10 @@ def fit(config: TrainConfig, minutes: float, *, keeps_size: bool, keeps_batch: b
         steps = int((60 * minutes - compile_seconds) / seconds)
         if steps >= _FEWEST:
             break
-        if not keeps_batch and config.data.batch_size >= 2 * _SMALLEST_BATCH:
-            halvings = np.log2(_FEWEST / max(steps, 1))
-            config = _smaller_batch(config, int(np.ceil(halvings)))
+        halvings = int(np.ceil(np.log2(_FEWEST / max(steps, 1))))
+        smaller = config if keeps_batch else _smaller_batch(config, halvings)
+        if smaller.data.batch_size < config.data.batch_size:
+            config = smaller
         elif not keeps_size and config.model.hidden_size >= 2 * _SMALLEST_SIZE:
             config = _narrower(config)
         else:
@@ -92,9 +93,12 @@ def _measure_stage(config: TrainConfig, stage: Stage) -> tuple[float, float]:
 
 
 def _smaller_batch(config: TrainConfig, halvings: int) -> TrainConfig:
-    """Return a config whose batches are halved so often, as far as they are large enough."""
-    size = config.data.batch_size
-    while halvings > 0 and size >= 2 * _SMALLEST_BATCH and size % 2 == 0:
+    """Return a config whose batches are halved so often, as far as they are large enough.
+
+    They still divide over devices and microbatches.
+    """
+    size, parts = config.data.batch_size, jax.device_count() * config.optimizer.microbatches
+    while halvings > 0 and size >= 2 * _SMALLEST_BATCH and size % (2 * parts) == 0:
         size, halvings = size // 2, halvings - 1
     return dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=size))
 

@@ -19,7 +19,8 @@ from bert_jax.storage import locks, paths, remote
 from bert_jax.text import shards, store
 
 _WITHOUT_LISTS = ("http:", "https:", "file:")  # their stores are not copied
-_OF_TEXT = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".xz")  # saves requests
+# These save requests.
+_OF_TEXT = (".txt", ".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".xz")
 _SPACE = "set XDG_CACHE_HOME to a folder with enough space"
 
 

@@ -24,7 +24,7 @@ OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}  # of compressed 
 def file_type(path: str | Path) -> str:
     """Return the suffix of a file, ignoring .gz and .xz: ".tsv" of "a.TSV.gz"."""
     path = Path(path)
-    return (Path(path.stem) if path.suffix.lower() in (".gz", ".xz") else path).suffix.lower()
+    return (Path(path.stem) if path.suffix.lower() in OPENERS else path).suffix.lower()
 
 
 def check_readable(path: str | Path, name: str, remedy: str) -> None:
@@ -91,7 +91,7 @@ def read_lines(
       UserError: a line is too long, is not UTF-8 or has a NUL byte, or the file is damaged.
     """
     with open_file(path) as raw:
-        decompress = OPENERS.get(Path(path).suffix)
+        decompress = OPENERS.get(Path(path).suffix.lower())
         end = None if decompress else end
         path = "stdin" if path == STDIN else path
         file: BinaryIO = decompress(raw) if decompress else raw

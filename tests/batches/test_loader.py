@@ -138,3 +138,14 @@ def test_the_hosts_read_the_global_batch(corpus, hosts):
     by_host, held_out = [held_out_of(host) for host in hosts], held_out_of()
     for *slices, batch in zip(*by_host, held_out, strict=True):
         check(slices, batch)
+
+
+def test_a_fork_to_another_text_counts_from_its_own_step(corpus):
+    run = config()
+    stages = make_schedule(run).stages
+    whole = train_batches(corpus, run)
+    forked = loader.TrainBatches(corpus, stages, run.data, run.seed, counted_from=20)
+    assert forked.progress(20)["sequences"] == 0
+    for name, value in whole.progress(40).items():
+        assert forked.progress(40)[name] == pytest.approx(value - whole.progress(20)[name])
+    assert_same_arrays(forked[35], whole[35])

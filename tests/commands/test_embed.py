@@ -122,3 +122,9 @@ def test_nothing_is_left_behind_on_an_error(tmp_path):
     with pytest.raises(ValueError, match="stop"):
         write_arrays(tmp_path / "x.npz", parts())
     assert not list(tmp_path.iterdir())
+
+
+def test_texts_without_tokens_have_no_rows(tmp_path):
+    part = {"vectors": np.empty((0, 4), np.float32), "spans": np.empty((0, 2), np.int32)}
+    write_arrays(tmp_path / "x.npz", [part])
+    assert np.load(tmp_path / "x.npz")["vectors"].shape == (0, 4)

@@ -198,6 +198,7 @@ REFUSED = {
         (Phase(start=0.5, global_rope_theta=160e3),),  # of learned positions
         (Phase(start=1.5, max_length=128, batch_size=8),),
         (Phase(start=0.5, max_length=1024, batch_size=8),),
+        (Phase(start=1 - 1e-9, max_length=128, batch_size=8),),  # it would have no step
     ],
     "optimizer.learning_rate": [0.0, float("inf"), (), (1e-3, 1e-4), (1e-3, 0.0)],
     "optimizer.microbatches": [3],

@@ -79,3 +79,11 @@ def test_what_is_refused_before_a_step_is_timed(
     monkeypatch.chdir(tmp_path)
     with refused(*key_words):
         bert_jax_main("pretrain", "--config=tiny", "--num_processes=1", "--workdir=new", *words)
+
+
+def test_a_batch_that_cannot_be_halved_is_not_tried_for_ever(config, monkeypatch):
+    """In whole batches of the 8 devices, 320 is halved to 160, 80 and 40, and 40 no more."""
+    use_speed(monkeypatch, 1e2)
+    config.data.batch_size = 320
+    fitted = time_budget.fit(config, 60.0, keeps_size=False, keeps_batch=False)
+    assert (fitted.data.batch_size, fitted.model.hidden_size) == (40, 128)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import refused
 
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.config.validation import validate
@@ -105,3 +106,12 @@ def test_a_run_that_resumes_reads_its_workdir_once(tmp_path, monkeypatch):
     origin.resolve(began, found, validate)
     assert (found.config, found.steps) == (began, (6,))
     assert sorted(calls) == ["list_steps", "read_json"]
+
+
+def test_a_run_of_the_other_kind_is_named(tmp_path):
+    for kind, name in ((TrainConfig, "pretraining"), (FinetuneConfig, "fine-tuning")):
+        (tmp_path / "config.json").write_text(settings.to_json(kind()))
+        other = FinetuneConfig if kind is TrainConfig else TrainConfig
+        with refused(f"{tmp_path} has a run of {name}; choose another folder for"):
+            workdir.read(tmp_path, other)
+        assert workdir.read(tmp_path, kind).config is None  # without a checkpoint

@@ -12,6 +12,7 @@ import bert_jax
 from bert_jax import DataFiles, FinetuneConfig, Index, OptimizerConfig
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.retrieval import bm25
+from bert_jax.tasks import passages
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.datasets import load_datasets, read_examples
 from bert_jax.tasks.reranker import Reranker, RerankerConfig
@@ -361,3 +362,15 @@ def test_a_run_on_the_built_in_examples_has_real_candidates():
     assert {len(each.texts) for each in held_out} == {101}
     assert 0.2 < of_task.baselines([], held_out)["BM25"]["ndcg@10"] < 0.3
     assert of_task.constant_score(held_out) < 0.1
+
+
+def test_without_a_common_word_passages_are_random():
+    """Else all such queries would have the first passages of the file."""
+    judged = {f"frage{i}": {f"answer number {i}": 1.0} for i in range(300)}
+    groups = passages.training_groups(judged, 3)
+    assert len({example.texts[2:] for example in groups}) > 1
+    assert all(example.texts[1] not in example.texts[2:] for example in groups)
+    lists = passages.candidate_lists(judged, 100)
+    found = sum(len(example.label) == 100 for example in lists)
+    assert 70 < found < 130  # the relevant one is among a third, which are not the first hundred
+    assert any(len(example.label) == 101 for example in lists[:100])

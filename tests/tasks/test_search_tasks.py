@@ -15,6 +15,7 @@ from bert_jax.config.validation import validate_finetuning
 from bert_jax.retrieval import search
 from bert_jax.tasks import make_task, task_class
 from bert_jax.tasks.base import Example
+from bert_jax.tasks.datasets import load_datasets
 from bert_jax.tasks.late_interaction import LateInteractionConfig
 from bert_jax.tasks.sparse import SparseConfig
 
@@ -245,3 +246,18 @@ def test_what_a_checkpoint_or_a_tokenizer_lacks(tiny_bert, wordpiece, tmp_path):
     with refused("has 3 texts, and a:1 2"):
         examples = [Example(None, f"a:{n}", ("the",) * (n + 1), 1.0) for n in (1, 2)]
         task.features(examples, wordpiece, model_config(), 16)
+
+
+def test_the_rows_of_a_query_are_held_out_together(tmp_path):
+    table = tmp_path / "pairs.tsv"
+    rows = "".join(f"query {i}\tpassage {i} {j}\n" for i in range(50) for j in range(4))
+    table.write_text(f"query\tpassage\n{rows}")
+    config = FinetuneConfig(
+        data=DataFiles(train=str(table), text="query,passage", eval_fraction=0.2),
+        task=SparseConfig(),
+    )
+    _, found = load_datasets(config)
+    (held_out,) = found.evals.values()
+    trained = {example.texts[0] for example in found.train}
+    assert len(held_out) == 40
+    assert trained.isdisjoint(example.texts[0] for example in held_out)

@@ -97,3 +97,19 @@ def test_a_file_that_is_damaged_and_one_without_the_library(path, tmp_path, monk
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with refused("rows.parquet needs pyarrow, which is not installed; pip install"):
         list(read_records(str(path)))
+
+
+def test_columns_that_python_cannot_have(tmp_path):
+    """They are named, also where nobody asks for them."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    dates = pyarrow.array([4_000_000], pyarrow.int32()).cast(pyarrow.date32())
+    parquet.write_table(pyarrow.table({"text": ["a fox"], "date": dates}), path)
+    with refused("a.parquet:1 or a later row has a value in column 'date'", "convert the column"):
+        list(read_records(str(path)))
+    twice = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    parquet.write_table(twice, path)
+    with refused("two columns are named 'text'; rename one of them"):
+        list(read_records(str(path)))

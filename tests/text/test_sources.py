@@ -179,3 +179,32 @@ def test_identity_follows_the_text(tmp_path):
     assert identity() == first
     (tmp_path / "a.txt").write_text(LINES.replace("One", "Own"))
     assert identity() != first
+
+
+def test_a_file_of_several_patterns_is_read_once(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        write_file(tmp_path / name, LINES)
+    (tmp_path / "c.txt").symlink_to(tmp_path / "a.txt")
+    assert read(f"{tmp_path}/b.txt,{tmp_path}/*.txt") == DOCUMENTS * 2
+
+
+def test_a_name_that_exists_may_have_a_comma(tmp_path):
+    assert read(write_file(tmp_path / "a,b.txt", LINES)) == DOCUMENTS
+
+
+@pytest.mark.parametrize("name", ["a.JSONL", "a.ndjson", "a.jsonl.GZ"])
+def test_json_lines_have_several_names(name, tmp_path):
+    content = b'{"text": "A river runs."}\n'
+    write_file(tmp_path / name, gzip.compress(content) if name.endswith("GZ") else content)
+    assert read(tmp_path / name) == [["A river runs."]]
+    write_file(tmp_path / "null.jsonl", '{"text": null}\n')
+    with refused("null.jsonl:1 is null in 'text'; remove the record"):
+        read(tmp_path / "null.jsonl")
+
+
+def test_lines_of_json_do_not_say_how_plain_text_is_split(tmp_path):
+    plain = "no points at all\nanother line\n"
+    write_file(tmp_path / "z.txt", plain)
+    write_file(tmp_path / "a.jsonl", json.dumps({"text": PROSE}) + "\n")
+    alone = read(tmp_path / "z.txt")
+    assert read(f"{tmp_path}/a.jsonl,{tmp_path}/z.txt")[1:] == alone
