@@ -11,6 +11,7 @@ import sys
 import warnings
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -244,6 +245,9 @@ def test_predictions_are_a_sequence(tiny_classifier, tmp_path):
     (expected,) = tiny_classifier.predict(["The river."])
     for example in ("The river.", {"sentence": "The river."}):
         assert list(tiny_classifier.predict(example)) == [expected]
+    frame = Mock(spec=["columns", "to_dict"], columns=["sentence"])
+    frame.to_dict.return_value = [{"sentence": "The river."}] * 2
+    assert list(tiny_classifier.predict(frame)) == [expected] * 2
     assert [p.exists() for p in predictions.save(tmp_path / "new" / "folder" / "p")] == [True]
 
 

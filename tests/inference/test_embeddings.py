@@ -180,3 +180,13 @@ def test_bfloat16_gives_float32(bert):
     rough = dataclasses.replace(bert, config=config).encode(TEXTS)
     assert rough.dtype == np.float32
     assert 0 < np.abs(rough - bert.encode(TEXTS)).max() < 0.2
+
+
+@pytest.mark.parametrize("pooling", ["tokens", "words"])
+def test_spans_are_of_the_text_without_its_prompt(bert, pooling):
+    encoder = embeddings.TextEncoder(bert, pooling=pooling, before="the river: ")
+    (found,) = encoder.encode_chunk(["the bank"])
+    (plain,) = embeddings.TextEncoder(bert, pooling=pooling).encode_chunk(["the bank"])
+    np.testing.assert_array_equal(found.spans, plain.spans)
+    assert found.vectors.shape == plain.vectors.shape
+    assert np.abs(found.vectors - plain.vectors).max() > 1e-3  # but it has seen the prompt

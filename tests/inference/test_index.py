@@ -1,5 +1,6 @@
 """An index: what it finds, what it keeps, and its mistakes."""
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -116,6 +117,9 @@ def test_a_model_of_another_folder_is_the_same_if_its_parameters_are(built, tiny
     other = bert_jax.Bert(tiny_bert.config, params, tiny_bert.tokenizer, tiny_bert.model)
     with refused("my.index is of another model"):
         Index.load(made._path, other)
+    changed = dataclasses.replace(tiny_bert, params=params)
+    with refused("it has other weights now; build the index again"):
+        Index.load(made._path, changed)
 
 
 def test_a_build_that_fails_leaves_nothing(tiny_bert, folder, monkeypatch):
