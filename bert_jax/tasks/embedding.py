@@ -144,6 +144,13 @@ class Embedding(Retrieval):
             f"vector has {size} numbers",
             fix=f"give some from 1 to {size}",
         )
+        columns = [name for name in config.data.text.split(",") if name]
+        refuse(
+            embedding.loss != "ranking" and len(columns) > 2,
+            f"task.embedding.loss {embedding.loss} compares two texts, and data.text names "
+            f"{len(columns)} columns",
+            fix="name two",
+        )
         refuse(
             config.probe,
             f"probe is {config.probe!r}, and embeddings have no head",

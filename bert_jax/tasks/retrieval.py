@@ -172,12 +172,19 @@ def number_texts(
 def _collection(
     examples: Sequence[Example],
 ) -> tuple[list[str], list[str], list[dict[int, float]]]:
-    """Return the queries and the passages of examples, each once, and what each query asks for."""
+    """Return the queries and the passages of examples, each once, and what each query asks for.
+
+    A pair with a score of 0 or less is not asked for, nor is a query that has no other.
+    """
     passages: dict[str, int] = {}
     relevant: dict[str, dict[int, float]] = {}
-    for query, *texts in (example.texts for example in examples):
+    for example in examples:
+        query, *texts = example.texts
         indices = [passages.setdefault(text, len(passages)) for text in texts]
-        relevant.setdefault(query, {})[indices[0]] = 1.0
+        score = _IS_PAIR if example.label is None else float(example.label)
+        if score > 0:
+            relevant.setdefault(query, {})[indices[0]] = score
+    refuse(not relevant, "no held-out pair has a score above 0", fix="give some that have")
     return list(relevant), list(passages), list(relevant.values())
 
 

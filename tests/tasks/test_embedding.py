@@ -191,3 +191,16 @@ def test_a_run(tmp_path, tiny_run):
     assert again == pytest.approx(line["prediction"], abs=1e-5)
     with pytest.raises(UserError, match="give two texts"):
         loaded.predict(["the model"])
+
+
+def test_pairs_without_a_score_are_not_asked_for():
+    retrieval = task(loss="cosent", evaluation="retrieval")
+    examples = [
+        Example(None, "a:1", ("one", "first"), 0.0),
+        Example(None, "a:2", ("two", "second"), 1.0),
+    ]
+    near, far = np.eye(2, dtype=np.float32)
+    scores = retrieval.score(examples, [np.stack([near, near]), np.stack([near, far])])
+    assert scores["mrr@10"] == 0.5  # of "two" alone, whose passage is the second
+    with refused("no held-out pair has a score above 0"):
+        retrieval.score(examples[:1], [np.stack([near, near])])
