@@ -52,6 +52,8 @@ class Origin:
       fork: the checkpoint of the other run.
       before: the settings that the state of a fork or of a resumed run was trained with.
       tokenizer: that of the run; None if its text has one, or one is to be trained on it.
+      counted_from: the step from which epochs and tokens are counted: that of a fork to another
+        text, of which nothing has been read before.
     """
 
     kind: Literal["new", "initialized", "forked", "resumed"]
@@ -60,6 +62,7 @@ class Origin:
     fork: AnyPath | None = None
     before: TrainConfig | None = None
     tokenizer: Tokenizer | None = None
+    counted_from: int = 0
 
 
 def find(
@@ -100,7 +103,14 @@ def find(
     if fork:
         hosts.warn_on_main(f"{workdir.address} has a run, which resumes; --fork is not used again")
     tokenizer = tokenizer or _tokenizer_of_resumed(config, workdir)
-    return Origin("resumed", config, bert=bert, before=workdir.config, tokenizer=tokenizer)
+    return Origin(
+        "resumed",
+        config,
+        bert=bert,
+        before=workdir.config,
+        tokenizer=tokenizer,
+        counted_from=workdir.results.get("counted_from", 0),
+    )
 
 
 def _tokenizer_of_resumed(config: TrainConfig, workdir: Workdir) -> Tokenizer | None:
@@ -126,7 +136,15 @@ def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath
             f"tokenizer.path {config.tokenizer.path} is not the tokenizer of {fork}, which --fork "
             "keeps; leave it empty"
         )
-    return Origin("forked", config, fork=fork, before=before, tokenizer=tokenizer)
+    counted_from = int(fork.name) if before.data.source != config.data.source else 0
+    return Origin(
+        "forked",
+        config,
+        fork=fork,
+        before=before,
+        tokenizer=tokenizer,
+        counted_from=counted_from,
+    )
 
 
 def resolve(

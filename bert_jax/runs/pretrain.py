@@ -225,10 +225,10 @@ def train_run(run: Run, stop: Callable[[], str] = lambda: "") -> PretrainingResu
 
 def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     config, schedule, corpus, objective = run.config, run.schedule, run.corpus, run.objective
-    mesh = run.setup.layout.mesh
+    mesh, origin = run.setup.layout.mesh, run.origin
     indices = partial(meshes.process_indices, mesh)
     batches = loader.TrainBatches(
-        corpus, schedule.stages, config.data, config.seed, indices, counted_from=_counted_from(run)
+        corpus, schedule.stages, config.data, config.seed, indices, counted_from=origin.counted_from
     )
     checkpoints = Checkpoints(
         run.workdir.checkpoints,
@@ -237,7 +237,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
         rank=lambda scores: -scores["loss"],
     )
     step, state = _initial_state(run, checkpoints)
-    _report_origin(run, step, state)
+    report.origin(origin, run.init_name, step, state)
     results = _claim_workdir(run)
     if run.origin.fork:  # so that the run needs the other one no more
         checkpoints.save(step, state, run.config_at(step), None)
@@ -320,25 +320,12 @@ def _claim_workdir(run: Run) -> dict[str, Any]:
     workdir, origin = run.workdir.path, run.origin
     workdirs.claim(workdir, run.config, run.corpus.tokenizer, run.corpus.fingerprint)
     began_with = origin.fork or (run.init_name if origin.bert else None)
-    results = {"init": began_with and str(began_with), "counted_from": _counted_from(run)}
+    results = {"init": began_with and str(began_with), "counted_from": origin.counted_from}
     if origin.kind == "resumed":
         results = run.workdir.results
     workdirs.write_results(workdir, results)
     mirror.send(workdir)  # with which the first checkpoint makes it that of a run
     return results
-
-
-def _counted_from(run: Run) -> int:
-    """Return the step from which epochs and tokens are counted: of a fork to another text its own.
-
-    Before it, the run has read nothing of its text.
-    """
-    origin = run.origin
-    if origin.kind == "resumed":
-        return run.workdir.results.get("counted_from", 0)
-    if origin.fork and origin.before and origin.before.data.source != run.config.data.source:
-        return int(origin.fork.name)
-    return 0
 
 
 def _take_steps(
@@ -362,20 +349,18 @@ def _take_steps(
 
 def _final_scores(run: Run, stage: loop.Stage, state: TrainState) -> dict[str, float]:
     """Return the held-out scores of the last checkpoint; evaluate if it has no such ones."""
-    # Not from the records, whose file could have been changed.
-    # By one host, whose decision all follow: another may not see the files yet.
-    saved = hosts.run_on_main(partial(_saved_scores, run))
-    if scores := hosts.broadcast_from_main(lambda: saved):
+
+    def saved() -> dict[str, float] | None:
+        # Not from the records, whose file could have been changed.
+        config = checkpoint.read_json(run.last_checkpoint, "config")
+        has_same_rows = config.get("eval_rows") == run.config.eval_rows
+        return checkpoint.read_scores(run.last_checkpoint) if has_same_rows else None
+
+    read = hosts.run_on_main(saved)  # another host may not see the files yet
+    if scores := hosts.broadcast_from_main(lambda: read):
         return scores
     with console.working("evaluating", says_end=False):
         return stage.evaluate(state)
-
-
-def _saved_scores(run: Run) -> dict[str, float] | None:
-    """Return the scores of the last checkpoint, if they are of as many sequences."""
-    config = checkpoint.read_json(run.last_checkpoint, "config")
-    has_same_rows = config.get("eval_rows") == run.config.eval_rows
-    return checkpoint.read_scores(run.last_checkpoint) if has_same_rows else None
 
 
 def _trained_bert(run: Run, state: TrainState) -> Bert | None:
@@ -390,17 +375,6 @@ def _trained_bert(run: Run, state: TrainState) -> Bert | None:
         run.objective.make_model(final),
         source=run.last_checkpoint,
     )
-
-
-def _report_origin(run: Run, step: int, state: TrainState) -> None:
-    """Print what a run begins with."""
-    origin = run.origin
-    if origin.fork:
-        hosts.print_on_main(f"forked     {origin.fork}: its whole state, at step {step:,}")
-    elif origin.bert and step:
-        hosts.print_on_main(f"resuming from step {step:,}; --init is not used again")
-    elif origin.bert:
-        report.initialized_from(run.init_name, state.params, origin.bert.params)
 
 
 def _make_stages(run: Run, indices: loader.ProcessIndices) -> list[loop.Stage]:

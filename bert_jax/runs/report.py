@@ -26,6 +26,7 @@ from bert_jax.inference.masked_lm import Guess, fill_masks
 from bert_jax.inference.tokenization import UNKNOWN_TOKENS
 from bert_jax.objectives import Pretraining
 from bert_jax.runs import header
+from bert_jax.runs.origin import Origin
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks.base import Task, longest_sequence
 from bert_jax.tasks.datasets import Datasets
@@ -144,6 +145,16 @@ def _padding(config: TrainConfig, pairs: Mapping[int, PairStatistics]) -> str:
         form = "{1:.1%} at length {length}, {0:.1%} without packing"
     shares = (form.format(*pair, length=length) for length, pair in pairs.items())
     return "; ".join(shares) or "none, as every sequence is full"
+
+
+def origin(origin: Origin, init_name: str, step: int, state: TrainState) -> None:
+    """Print what a run begins with."""
+    if origin.fork:
+        print_on_main(f"forked     {origin.fork}: its whole state, at step {step:,}")
+    elif origin.bert and step:
+        print_on_main(f"resuming from step {step:,}; --init is not used again")
+    elif origin.bert:
+        initialized_from(init_name, state.params, origin.bert.params)
 
 
 def initialized_from(name: str, params: Any, source: Any) -> None:
