@@ -67,6 +67,7 @@ def pretraining_start(
     beside = [(name, e) for name, e in objective.encoders.items() if e != c]
     others = "".join(f"; a {name} of {encoder.hidden_size}" for name, encoder in beside)
     unused = f" of model.vocab_size {c.vocab_size:,}" if size < c.vocab_size else ""
+    own = "that of the workdir" if step else "given from Python"
     resumes = f"; resuming from step {step:,}" if 0 < step < config.steps else ""
     train, held_out = sizes(p.train for p in corpus.parts), sizes(p.eval for p in corpus.parts)
     sources = (
@@ -76,7 +77,7 @@ def pretraining_start(
     )
     print_on_main(
         f"bert-jax   {header.versions()}\n"
-        f"config     {recipe or 'given from Python'}, seed {config.seed}\n"
+        f"config     {recipe or own}, seed {config.seed}\n"
         f"workdir    {workdir}\n"
         f"devices    {header.devices(mesh)}, {config.parallel.mode} ({axes})\n"
         f"model      {num_params:,} parameters: {c.num_hidden_layers} layers of {c.hidden_size}, "
