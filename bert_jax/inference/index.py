@@ -280,7 +280,7 @@ class TextIndex:
         if embedding_identity(bert) != self._identity:
             built = self._checkpoint or "a model without a checkpoint"
             refuse(
-                str(getattr(bert, "source", None)) == self._checkpoint,
+                self._checkpoint != "" and str(getattr(bert, "source", "")) == self._checkpoint,
                 f"{self._path} is of {built} as it was; it has other weights now",
                 fix="build the index again",
             )

@@ -289,11 +289,10 @@ def _expand(patterns: str) -> list[tuple[_Path, remote.State]]:
     if not expanded:
         raise UserError("data.source is empty; give files, a glob, tfds:NAME or builtin")
     # Patterns may overlap, and a file is read once.
-    once = {
-        path if isinstance(path, str) else path.resolve(): (path, state)
-        for path, state in reversed(expanded)
-    }
-    return [*once.values()][::-1]
+    once: dict[_Path, tuple[_Path, remote.State]] = {}
+    for path, state in expanded:
+        once.setdefault(path if isinstance(path, str) else path.resolve(), (path, state))
+    return [*once.values()]
 
 
 def _state(path: _Path) -> remote.State:

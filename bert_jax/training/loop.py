@@ -226,7 +226,8 @@ def evaluate(
         metrics = []
         for batch in batches():
             metrics.append(eval_step(state.params, batch))
-            count += int((batch["attention_mask"][:, 0] > 0).sum())  # without those of padding
+            # Without those of padding; each host has its share of a batch.
+            count += hosts.count() * int((batch["attention_mask"][:, 0] > 0).sum())
         metrics = jax.device_get(metrics)
         for name, value in means(add_up(metrics), loss_weights).items():
             total, weight = sums.get(name, (0.0, 0.0))
