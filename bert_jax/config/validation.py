@@ -40,7 +40,8 @@ def validate(config: TrainConfig) -> None:
         or steps != sorted(set(steps))
         or not all(0 < step < config.steps for step in steps),
         f"data.phases start at {starts}",
-        fix=f"they must rise, each a share between 0 and 1 or a step before {config.steps:,}",
+        fix="they must rise by a step or more, each a share between 0 and 1 or a step before "
+        f"{config.steps:,}, and leave a step to the last",
     )
     refuse(
         not data.eval_fraction and not data.eval_source,
