@@ -132,11 +132,18 @@ def eval_parts(
     data: DataConfig,
     most: int,
     process_indices: ProcessIndices = np.arange,
+    *,
+    microbatches: int = 1,
 ) -> list[tuple[Corpus, Callable[[], Iterator[Batch]]]]:
     """Return each text with its held-out batches, of an equal share of at most `most` sequences."""
     share = max(1, most // len(corpus.parts))
     return [
-        (part, partial(eval_batches, part, stage, data, share, process_indices))
+        (
+            part,
+            partial(
+                eval_batches, part, stage, data, share, process_indices, microbatches=microbatches
+            ),
+        )
         for part in corpus.parts
     ]
 
@@ -147,8 +154,13 @@ def eval_batches(
     data: DataConfig,
     most: int,
     process_indices: ProcessIndices = np.arange,
+    *,
+    microbatches: int = 1,
 ) -> Iterator[Batch]:
-    """Yield the held-out sequences, each once and not packed; padding completes the last batch."""
+    """Yield the held-out sequences, each once and not packed; padding completes the last batch.
+
+    A batch, on which its random pairs depend, comes in microbatches.
+    """
     size = stage.batch_size
     data = dataclasses.replace(data, packing=False)
     sequences = make_sequences(corpus.eval, corpus.tokenizer, data, stage.max_length, _EVAL_SEED)
@@ -160,4 +172,5 @@ def eval_batches(
         batch["index"] = batch["index"] + np.int32(number * size)
         is_padding = batch["index"] >= total
         batch["attention_mask"] = np.where(is_padding[:, None], 0, batch["attention_mask"])
-        yield batch
+        for part in range(microbatches):
+            yield {name: value[part::microbatches] for name, value in batch.items()}

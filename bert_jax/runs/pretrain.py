@@ -386,10 +386,10 @@ def _make_stages(run: Run, indices: loader.ProcessIndices) -> list[loop.Stage]:
         in_stage = run.objective.in_stage(stage, corpus.tokenizer)
         train_step = make_train_step(in_stage, setup.optimizer, config.optimizer.microbatches)
         eval_step = compiled(make_eval_step(in_stage), outputs="metrics")
-        # What fits in training.
-        size = stage.batch_size // config.optimizer.microbatches
-        evaluated = dataclasses.replace(stage, batch_size=size)
-        eval_parts = loader.eval_parts(corpus, evaluated, config.data, config.eval_rows, indices)
+        parts = config.optimizer.microbatches  # what fits in training
+        eval_parts = loader.eval_parts(
+            corpus, stage, config.data, config.eval_rows, indices, microbatches=parts
+        )
         evaluate = partial(loop.evaluate, eval_step, eval_parts, run.objective.loss_weights)
         train_step = compiled(train_step, outputs=("state", "metrics"))
         tokens = stage.batch_size * stage.max_length

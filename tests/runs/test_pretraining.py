@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from training_runs import (
 
 import bert_jax
 from bert_jax import PretrainingResult, TrainingError, UserError
+from bert_jax.batches import loader
 from bert_jax.commands.flags import Recipe, read_config
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
 from bert_jax.runs import header
@@ -446,3 +448,20 @@ def test_a_text_of_which_little_can_be_learned_warns(tiny_config, tmp_path, capf
     printed = "".join(capfd.readouterr())
     assert "by rote; give more text, or --config.steps=" in printed
     assert "% of the text is cut off, as its sentences are beyond data.max_length" in printed
+
+
+def test_held_out_sequences_are_evaluated_in_microbatches(tiny_config, tmp_path, monkeypatch):
+    """As a batch may only fit in parts; the scores are those of whole batches."""
+    eval_parts = Mock(side_effect=loader.eval_parts)
+    monkeypatch.setattr(loader, "eval_parts", eval_parts)
+    found = []
+    for count in (1, 2):
+        config = copy.deepcopy(tiny_config)
+        config.data.batch_size, config.optimizer.microbatches = 16, count
+        run = pretraining.start(config, tmp_path / str(count))
+        (stage,) = pretraining._make_stages(run, np.arange)
+        ((_, batches),) = eval_parts(*eval_parts.call_args.args, **eval_parts.call_args.kwargs)
+        assert {len(batch["index"]) for batch in batches()} == {16 // count}
+        found.append(stage.evaluate(run.new_state()))
+        found[-1].pop("sequences_per_second")
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
