@@ -32,12 +32,6 @@ class Recipe(NamedTuple):
     name: str
     fields: Sequence[str] = ()  # their dotted names
 
-    @property
-    def model_fields(self) -> list[str]:
-        """The fields of the model that the command line sets."""
-        model = "model."
-        return [name.removeprefix(model) for name in self.fields if name.startswith(model)]
-
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the nearest of the names that it knows.

@@ -133,7 +133,7 @@ def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:
         workdir = paths.as_path(args.workdir or f"runs/{recipe.name}")
         options = {
             "init": args.init,
-            "model_fields": recipe.model_fields,
+            "fields": recipe.fields,
             "recipe": recipe.name,
         }
         if "fork" in args:  # of pretraining alone
@@ -161,12 +161,12 @@ def _fit(recipe: Recipe, minutes: float, init: str | None) -> "TrainConfig":
     validate(config)
     mixture.check_sources(config.data)
     if init:  # the steps that are timed are those of its model
-        model = origin.model_config(load(init), config.model, recipe.model_fields)
+        model = origin.model_config(load(init), config.model, recipe.fields)
         config = dataclasses.replace(config, model=model)
     fitted = time_budget.fit(
         config,
         minutes,
-        keeps_size=bool(init or recipe.model_fields),
+        keeps_size=bool(init) or any(name.startswith("model.") for name in recipe.fields),
         keeps_batch="data.batch_size" in recipe.fields,
     )
     return dataclasses.replace(fitted, model=recipe.config.model) if init else fitted

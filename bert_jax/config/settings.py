@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import json
 import math
+import operator
 import pkgutil
 import types
 import typing
@@ -270,15 +271,17 @@ def override(config: Any, name: str, text: str | None) -> None:
         hint = _alternative(hint, is_several=False)
         kind = getattr(hint, "__name__", hint)
         raise UserError(f"--config.{name}={text}: a value of type {kind} is wanted") from error
-    is_choice = _is_choice(config, name)
-    *groups, last = name.split(".")
-    parent = config
-    for group in groups:
-        parent, config = config, getattr(config, group)
-    if is_choice:
-        setattr(parent, groups[-1], as_variant(config, value, f"--config.{name[: -len(last)]}"))
-    else:
-        setattr(config, last, value)
+    if _is_choice(config, name):
+        group, _, last = name.rpartition(".")
+        chosen = operator.attrgetter(group)(config)
+        value, name = as_variant(chosen, value, f"--config.{name[: -len(last)]}"), group
+    assign(config, name, value)
+
+
+def assign(config: Any, name: str, value: Any) -> None:
+    """Set a field, or a group of fields, by its dotted name."""
+    groups, _, last = name.rpartition(".")
+    setattr(operator.attrgetter(groups)(config) if groups else config, last, value)
 
 
 def _field_of_variant(config: Any, name: str) -> str:

@@ -5,7 +5,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def start(
     config: FinetuneConfig,
     init: str | Path | Bert,
     workdir: Path,
-    model_fields: Iterable[str] | None = None,
+    fields: Collection[str] | None = None,
     recipe: str = "",
     *,
     train: Any = None,
@@ -115,14 +115,15 @@ def start(
     initial = init if isinstance(init, Bert) else load(init)
     init_name = str(initial.source or "a model") if isinstance(init, Bert) else str(init)
     if initial.task and initial.task.kind == config.task.kind:
-        task = task_class(config.task.kind).continued(config.task, initial.task)
+        names = [name.removeprefix("task.") for name in fields or ()]
+        task = task_class(config.task.kind).continued(config.task, initial.task, names)
         config = dataclasses.replace(config, task=task)
     chosen = origin.resolve(
         config,
         found,
         validate_finetuning,
         bert=initial,
-        model_fields=model_fields,
+        fields=fields,
         source=initial.config,
         init=init_name,
     )

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,6 +37,7 @@ from bert_jax.training.step import TrainState
 _COMPUTATION = ("dtype", "remat", "scan_layers", "attention")
 _POSITIONS = "position_embeddings"  # the parameter
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_MODEL = "model."  # before the names of its fields
 _Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
 
 
@@ -71,7 +72,7 @@ def find(
     *,
     init: str | Path | None,
     fork: str | Path | None,
-    model_fields: Iterable[str] | None,
+    fields: Collection[str] | None,
 ) -> Origin:
     """Return how a run begins, or refuse settings, a workdir or a checkpoint that do not fit."""
     if init is not None and fork is not None:
@@ -90,7 +91,7 @@ def find(
         workdir,
         validate,
         bert=bert,
-        model_fields=model_fields,
+        fields=fields,
         source=bert and bert.config,
         init=None if init is None else str(init),
     )
@@ -153,7 +154,7 @@ def resolve(
     validate: Callable[[_Config], None],
     *,
     bert: Bert | None = None,
-    model_fields: Iterable[str] | None = None,
+    fields: Collection[str] | None = None,
     source: ModelConfig | None = None,
     init: str | None = None,
     fork: str | None = None,
@@ -165,13 +166,13 @@ def resolve(
       workdir: that of the run.
       validate: refuses settings that do not fit each other.
       bert: the model of --init, whose architecture the run has.
-      model_fields: the fields of `config.model` that the user has set all the same.
+      fields: the dotted names of what the command line has set, the model's fields among them.
       source: the architecture that the parameters to begin with have.
       init, fork: as the user wrote them; every host must have the same.
     """
     config = copy.deepcopy(config)
     if bert:
-        config.model = model_config(bert, config.model, model_fields)
+        config.model = model_config(bert, config.model, fields)
     validate(config)
     if source and not workdir.config:
         _print_if_interpolated(source, config.model)
@@ -323,16 +324,22 @@ def _fits(model: ModelConfig, positions: int) -> bool:
 
 
 def model_config(
-    init: Bert, config: ModelConfig, fields: Iterable[str] | None = None
+    init: Bert, config: ModelConfig, fields: Collection[str] | None = None
 ) -> ModelConfig:
-    """Return the config of `init`, but for how it computes and for `fields` of `config`."""
-    if fields is None:  # of the command line; from Python, what differs from the defaults
+    """Return the config of `init`, but for how it computes and for what the user has set.
+
+    `fields` are the dotted names of what the command line has set. None is for a config from
+    Python, where the dropout rates that differ from the defaults count, and more positions.
+    """
+    if fields is None:
         default = type(config)()
-        fields = [name for name in _DROPOUTS if getattr(config, name) != getattr(default, name)]
+        own = [name for name in _DROPOUTS if getattr(config, name) != getattr(default, name)]
         longest = config.max_position_embeddings
         if max(default.max_position_embeddings, init.config.max_position_embeddings) < longest:
-            fields.append("max_position_embeddings")
-    kept = {name: getattr(config, name) for name in {*_COMPUTATION, *fields}}
+            own.append("max_position_embeddings")
+    else:
+        own = [name.removeprefix(_MODEL) for name in fields if name.startswith(_MODEL)]
+    kept = {name: getattr(config, name) for name in {*_COMPUTATION, *own}}
     if not kept.get("vocab_size"):  # 0 is the size that the checkpoint has
         kept.pop("vocab_size", None)
     source = init.config

@@ -5,7 +5,7 @@
 
 import atexit
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
 from functools import partial
 from pathlib import Path
@@ -131,7 +131,7 @@ def start(
     config: TrainConfig,
     workdir: AnyPath,
     init: str | Path | None = None,
-    model_fields: Iterable[str] | None = None,
+    fields: Collection[str] | None = None,
     fork: str | Path | None = None,
     recipe: str = "",
     texts: Any = None,
@@ -149,7 +149,7 @@ def start(
     if texts is not None:  # of which the origin may add words to a vocabulary
         write = partial(memory.write_texts, texts, folder / memory.TEXTS, config.data.text_field)
         hosts.run_on_main(lambda: write(may_replace=not found.config))
-    origin = origins.find(config, found, init=init, fork=fork, model_fields=model_fields)
+    origin = origins.find(config, found, init=init, fork=fork, fields=fields)
     config = origin.config
     if config.steps in found.steps:
         report.finished(

@@ -1,17 +1,18 @@
 """The interface of a fine-tuning task: examples, features, predictions and scores."""
 
 import abc
+import copy
 import dataclasses
 import json
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from bert_jax.batches.buckets import Features
-from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig, settings
 from bert_jax.config.validation import refuse_probe
 from bert_jax.errors import UserError, refuse
 from bert_jax.models.architecture import architecture
@@ -41,6 +42,11 @@ class Task(abc.ABC):
     model_class: ClassVar[type[TaskModel]]
     num_outputs: ClassVar[int | None] = None  # of the head; None: one for each label
     min_labels: ClassVar[int] = 0  # fewer of them leave nothing to tell apart
+    # Dotted names of settings that vectors depend on, beside the parameters.
+    vector_settings: ClassVar[Sequence[str]] = ()
+    # Whether the first text asks for the others. Examples with the same one are held out together:
+    # else a query is trained on with one passage, and asks for another.
+    has_queries: ClassVar[bool] = False
     # Whether a text of more tokens than the model has positions is read in windows.
     has_windows: ClassVar[bool] = False
     # Whether a single window may answer for its text.
@@ -99,9 +105,20 @@ class Task(abc.ABC):
         )
 
     @classmethod
-    def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:
-        """Return the settings of a run that starts from a model with `initial` ones."""
-        return config
+    def continued(
+        cls, config: TaskConfig, initial: TaskConfig, fields: Collection[str] = ()
+    ) -> TaskConfig:
+        """Return the settings of a run that starts from a model with `initial` ones.
+
+        The `vector_settings` that are as by default are the model's, unless they are among the
+        `fields` that the user has set.
+        """
+        result = copy.deepcopy(config)
+        default, own = settings.flatten(cls.settings()), settings.flatten(initial)
+        for name, value in settings.flatten(config).items():
+            if name in cls.vector_settings and name not in fields and value == default[name]:
+                settings.assign(result, name, own[name])
+        return result
 
     def read_records(self, source: str, data: DataFiles) -> Iterator[Record]:
         """Return the records of a file or a TensorFlow dataset, with the fields of a task."""
@@ -164,10 +181,6 @@ class Task(abc.ABC):
         `labelled` says whether it is to be trained on or scored, or may be without a label.
         """
         return example
-
-    def held_out_group(self, example: Example) -> Any:
-        """Return what examples have in common that are held out together; None for nothing."""
-        return None
 
     def training_examples(self, examples: Sequence[Example]) -> Sequence[Example]:
         """Return what is trained on, from the labelled examples of a file."""

@@ -82,8 +82,8 @@ def _hold_out(task: Task, examples: Sequence[Example], fraction: float) -> np.nd
     numbers: dict[Any, int] = {}
     groups = np.empty(len(examples), np.int64)
     for index, example in enumerate(examples):
-        group = task.held_out_group(example)
-        groups[index] = numbers.setdefault((index,) if group is None else group, len(numbers))
+        group = example.texts[0] if task.has_queries else index
+        groups[index] = numbers.setdefault(group, len(numbers))
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(numbers))
     return np.isin(groups, order[: max(1, round(fraction * len(numbers)))])
 

@@ -31,15 +31,6 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import PredictionObjective
 
 _PLAIN = ".txt"
-# Settings of a model's vectors, which stay where another run continues with the defaults.
-_OF_VECTORS = (
-    "pooling",
-    "dense",
-    "dense_activation",
-    "normalize",
-    "query_prompt",
-    "passage_prompt",
-)
 _POOLED = {"mean": "the mean of the", "max": "the maximum of the", "cls": "the first of the"}
 
 
@@ -113,6 +104,14 @@ class Embedding(Retrieval):
     config: EmbeddingTaskConfig
     model_class = BertForEmbedding
     has_windows = True
+    vector_settings = (
+        "embedding.pooling",
+        "embedding.dense",
+        "embedding.dense_activation",
+        "embedding.normalize",
+        "embedding.query_prompt",
+        "embedding.passage_prompt",
+    )
     pipeline_tag = "sentence-similarity"
     known_metrics = (*RETRIEVAL_METRICS, "spearman", "pearson")
 
@@ -173,17 +172,6 @@ class Embedding(Retrieval):
             f"task.embedding.pairs {embedding.pairs} has no scores for loss {embedding.loss}",
             fix="use ranking",
         )
-
-    @classmethod
-    def continued(cls, config: Any, initial: Any) -> EmbeddingTaskConfig:
-        default, own = EmbeddingConfig(), initial.embedding
-        changes = {
-            name: getattr(own, name)
-            for name in _OF_VECTORS
-            if getattr(config.embedding, name) == getattr(default, name)
-        }
-        embedding = dataclasses.replace(config.embedding, **changes)
-        return dataclasses.replace(config, embedding=embedding)
 
     def description(self, model: ModelConfig) -> str:
         embedding = self.config.embedding

@@ -2,7 +2,7 @@
 
 import dataclasses
 import string
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -143,8 +143,10 @@ class LateInteraction(EncodingTask):
         return LateInteractionObjective(model, self.config.temperature)
 
     @classmethod
-    def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:
-        result: Any = super().continued(config, initial)
+    def continued(
+        cls, config: TaskConfig, initial: TaskConfig, fields: Collection[str] = ()
+    ) -> TaskConfig:
+        result: Any = super().continued(config, initial, fields)
         assert isinstance(initial, LateInteractionConfig)
         refuse(
             result.size != initial.size,

@@ -87,7 +87,7 @@ class Reranker(Task):
     transformers_class = "ForSequenceClassification"
     pipeline_tag = "text-ranking"
     num_outputs = 1
-    has_quick_baselines = is_ranking_passages = True
+    has_quick_baselines = has_queries = is_ranking_passages = True
     known_metrics = ("ndcg@10", "mrr@10", "map")
     default_metrics = ("ndcg@10",)
     value_form = "a query and its passages, or a dict of the columns of data.text"
@@ -161,9 +161,6 @@ class Reranker(Task):
             return example
         first = (1.0, *(0.0,) * (len(example.texts) - 2))
         return dataclasses.replace(example, label=first if labelled else None)
-
-    def held_out_group(self, example: Example) -> Any:
-        return example.texts[0]  # else a query is trained on with one passage, and asks for another
 
     def _relevance(self, label: Any, count: int, where: str) -> tuple[float, ...] | None:
         if label is None or label == "":

@@ -1,14 +1,13 @@
 """The base of tasks in which a query must find its passage: examples, scores and baselines."""
 
 import abc
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from bert_jax.batches.buckets import Features
-from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig, TaskConfig
+from bert_jax.config import DataFiles, FinetuneConfig, ModelConfig
 from bert_jax.errors import UserError, refuse
 from bert_jax.retrieval import bm25, metrics
 from bert_jax.tasks import readers
@@ -28,7 +27,7 @@ class Retrieval(Task):
     """
 
     num_outputs = 1  # so that no label is the name of an output
-    is_headless = has_quick_baselines = True
+    is_headless = has_quick_baselines = has_queries = True
     library = "sentence-transformers"
     known_metrics: Sequence[str] = RETRIEVAL_METRICS
     default_metrics: Sequence[str] = ("ndcg@10",)
@@ -65,9 +64,6 @@ class Retrieval(Task):
         readers.check_texts(texts, where)
         return Example(record.fields.get("id"), where, texts, _IS_PAIR)
 
-    def held_out_group(self, example: Example) -> Any:
-        return example.texts[0]  # else a query is trained on with one passage, and asks for another
-
     def score(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
         """Return how well passages are found."""
         queries, passages, relevance = _collection(examples)
@@ -100,9 +96,6 @@ class EncodingTask(Retrieval):
 
     # What a text becomes, by its name in `retrieval.vectors.KINDS`.
     vectors_kind: ClassVar[str]
-    # Settings that the vectors depend on, beside the parameters. Where a run continues from a model
-    # of the same kind, those that it leaves as they are by default are the model's.
-    vector_settings: ClassVar[Sequence[str]] = ()
 
     def longest_text(self, max_length: int, *, is_query: bool) -> int:
         """Return the most tokens of a text, where those of passages are `max_length`."""
@@ -134,16 +127,6 @@ class EncodingTask(Retrieval):
             f"{kind} compares the examples of a batch, and data.batch_size is 1",
             fix="raise it",
         )
-
-    @classmethod
-    def continued(cls, config: TaskConfig, initial: TaskConfig) -> TaskConfig:
-        default = cls.settings()
-        changes = {
-            name: getattr(initial, name)
-            for name in cls.vector_settings
-            if getattr(config, name) == getattr(default, name)
-        }
-        return dataclasses.replace(config, **changes)
 
     def python_code(self, data: DataFiles) -> str:
         return 'print(bert.encode(["A text."], prompt="query")[0].shape)'

@@ -12,7 +12,7 @@ def test_fields_are_set_in_each_of_three_forms():
     recipe = read_config("tiny", words, TrainConfig)
     assert (recipe.config.model.remat, recipe.config.steps) == (True, 7)
     assert recipe.config.data.pairs == "sop"
-    assert recipe.model_fields == ["remat"]
+    assert recipe.fields == ["model.remat", "steps", "data.pairs"]
 
 
 def test_a_run_is_named_after_its_recipe_and_none_stands_for_no_value():

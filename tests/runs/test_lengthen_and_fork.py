@@ -141,14 +141,14 @@ def test_a_fork_with_more_positions_interpolates_those_of_the_run(
 def test_weights_with_more_positions(tiny_config, stopped, tmp_path, printed):
     bert, config = load(stopped), changed(tiny_config, steps=5)
     config.model.max_position_embeddings = 48
-    run = pretraining.start(config, tmp_path / "run", stopped, ["max_position_embeddings"])
+    run = pretraining.start(config, tmp_path / "run", stopped, ["model.max_position_embeddings"])
     assert "positions  32 learned positions, interpolated to 48" in printed
     assert run.config.model.max_position_embeddings == 48
     config.model.max_position_embeddings = 600
     assert origin.model_config(bert, config.model).max_position_embeddings == 600
     config.model.max_position_embeddings = 16
     assert origin.model_config(bert, config.model).max_position_embeddings == 32
-    init = {"init": stopped, "model_fields": ["max_position_embeddings"]}
+    init = {"init": stopped, "fields": ["model.max_position_embeddings"]}
     for start in (init, {"fork": stopped}):
         with pytest.raises(UserError, match="position_embeddings"):
             pretraining.start(config, tmp_path / "other", **start)

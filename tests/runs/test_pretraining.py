@@ -284,16 +284,12 @@ def test_the_shape_is_that_of_the_model_whatever_the_recipes(exported, store, tm
     free = [word for word in pretraining_flags(store) if ".model." not in word]
     free.append("--config.model.hidden_dropout_prob=0.25")  # what is set by hand is kept
     config = read_config("tiny", free, TrainConfig)
-    run = pretraining.start(
-        config.config, tmp_path / "run", exported / "whole", config.model_fields
-    )
+    run = pretraining.start(config.config, tmp_path / "run", exported / "whole", config.fields)
     assert (run.config.model.hidden_size, run.config.model.hidden_dropout_prob) == (16, 0.25)
     assert run.config.model.vocab_size == 66
     config = read_config("tiny", [*free, "--config.model.intermediate_size=64"], TrainConfig)
     with pytest.raises(UserError, match=r"of shape \(32, 16\), which"):
-        pretraining.start(
-            config.config, tmp_path / "other", exported / "whole", config.model_fields
-        )
+        pretraining.start(config.config, tmp_path / "other", exported / "whole", config.fields)
     assert not list(tmp_path.iterdir())
 
 

@@ -160,6 +160,12 @@ def test_a_model_is_continued_with_its_own_settings(tiny_bert):
     config = dataclasses.replace(LateInteractionConfig(), temperature=0.5, query_length=16)
     found = kind.continued(config, initial)
     assert found == dataclasses.replace(initial, temperature=0.5, query_length=16)
+    default = LateInteractionConfig().query_length
+    config = LateInteractionConfig(query_length=default)
+    initial = dataclasses.replace(initial, query_length=default + 8)
+    assert kind.continued(config, initial) == initial
+    set_by_hand = kind.continued(config, initial, ["query_length"])
+    assert set_by_hand == dataclasses.replace(initial, query_length=default)
     with refused("task.size is 64, and the vectors of the checkpoint have 24 numbers"):
         kind.continued(LateInteractionConfig(size=64), initial)
 
