@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -82,8 +83,8 @@ class TextEncoder:
         if pooling not in POOLINGS:
             raise UserError(f"pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}")
         count = model.config.num_hidden_layers
-        is_layer = range(-count - 1, count + 1).__contains__
-        if not layers or not all(map(is_layer, layers)):
+        known = range(-count - 1, count + 1)
+        if not layers or not all(isinstance(n, Integral) and n in known for n in layers):
             names = ", ".join(map(repr, layers))
             raise UserError(f"layer is {names}; the model has layers 0 (embeddings) to {count}")
         if batch_size is not None:
