@@ -70,11 +70,23 @@ def ends_reads():
 @pytest.fixture
 def one_device(monkeypatch):
     """JAX with the first device alone, for which a program compiles in half the time."""
+    _hide_devices(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def one_device_throughout(tiny_run):
+    """The same, for all tests of a file, where several devices would show nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        _hide_devices(patch)
+        yield
+
+
+def _hide_devices(patch):
     import jax
 
     first = jax.devices()[:1]
     for name in ("devices", "local_devices"):
-        monkeypatch.setattr(jax, name, lambda: first)
+        patch.setattr(jax, name, lambda: first)
 
 
 @pytest.fixture

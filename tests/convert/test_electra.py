@@ -114,7 +114,7 @@ def test_a_generator_with_other_embeddings_or_larger_than_its_model(golden, expo
 
 
 def test_the_encoder_of_a_bert_starts_a_discriminator(golden):
-    fields = ["model_type", "generator_hidden_size"]
+    fields = ["model.model_type", "model.generator_hidden_size"]
     wanted = ElectraConfig(generator_hidden_size=0.5)
     config = origin.model_config(golden, wanted, fields)
     assert config.model_type == "electra"

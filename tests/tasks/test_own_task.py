@@ -13,6 +13,8 @@ from bert_jax import DataFiles, FinetuneConfig, TaskConfig, UserError
 from bert_jax.config.fields import TASKS
 from bert_jax.tasks import make_task
 
+pytestmark = pytest.mark.usefixtures("one_device_throughout")
+
 FILE = '''
 """Several topics of a text."""
 
@@ -117,7 +119,7 @@ def config(folder, kind: str, **changes) -> FinetuneConfig:
 
 @pytest.fixture(scope="module", params=KINDS)
 def finished(request, folder, tiny_run):
-    """A kind, and the result of an undisturbed run on eight devices."""
+    """A kind, and the result of an undisturbed run."""
     workdir = folder / request.param
     run = config(folder, request.param)
     return request.param, bert_jax.finetune(run, tiny_run.checkpoint, workdir, quiet=True)

@@ -16,6 +16,8 @@ from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example
 from bert_jax.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("one_device_throughout")
+
 POSITIONS = 32
 MODEL = model_config(max_position_embeddings=POSITIONS)
 WORDS = ["the", "a", "of", "reads"]
