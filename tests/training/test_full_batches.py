@@ -19,11 +19,11 @@ FULL = {name: value for name, value in MASKED.items() if name != "attention_mask
 
 
 @pytest.mark.parametrize(
-    ("model_type", "devices", "microbatches"),
-    [("bert", 1, 1), ("modernbert", 4, 1), ("bert", 1, 2), ("electra", 2, 1)],
+    ("model_type", "layers", "devices", "microbatches"),
+    [("bert", 1, 1, 1), ("modernbert", 2, 2, 1), ("bert", 1, 1, 2), ("electra", 1, 2, 1)],
 )
-def test_a_step_is_that_with_a_mask(model_type, devices, microbatches):
-    task = objective(model_type=model_type, num_hidden_layers=2)
+def test_a_step_is_that_with_a_mask(model_type, layers, devices, microbatches):
+    task = objective(model_type=model_type, num_hidden_layers=layers)
     places = jax.devices()[:devices]
     (state, metrics, _), (wanted, wanted_metrics, _) = (
         train(task, optax.sgd(0.5), [each], devices=places, microbatches=microbatches)
