@@ -11,14 +11,14 @@ and its context, have a tab between, or are given as --text TEXT TEXT.
 import argparse
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.storage.paths import CHECKPOINT
 from bert_jax.text.files import STDIN, file_type
 
@@ -61,6 +61,8 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
     if not bert.task:
         raise UserError("the model has no head of a task; fine-tune it first")
     task, data = make_task(bert.task), bert.data
+    if args.file and is_saved:
+        _check_kept(args.file, [f"{output}{suffix}" for suffix in task.file_suffixes])
     if not task.has_txt_lines and args.file and args.file != STDIN:
         lines = None
     if args.text:
@@ -98,3 +100,13 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
             say(", ".join(scores) or "no scores: not every example has a label")
     if truncated:
         say(f"truncated {truncated:,} texts to {data.max_length} tokens")
+
+
+def _check_kept(file: str, written: Sequence[str]) -> None:
+    """Refuse to write over the file that is read."""
+    for path in written:
+        refuse(
+            os.path.exists(file) and os.path.exists(path) and os.path.samefile(file, path),
+            f"the predictions would be written over {file}, which they are of",
+            fix="choose another --output",
+        )

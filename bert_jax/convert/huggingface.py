@@ -26,7 +26,8 @@ from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 
 _WRITER = "bert-jax"
-_FILE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "*.bin"
+_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLE = "pytorch_model*.bin"  # of several shards each is one
 _CROSS_ENCODER = "config_sentence_transformers.json"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
 # What an export may have: the card, and the files of each kind of tokenizer.
@@ -229,17 +230,17 @@ def _files(path: Path) -> list[Path]:
         return [path / name for name in sorted({Path(name).name for name in names})]
     if (path / _FILE).exists():
         return [path / _FILE]
-    pickle = next(path.glob(_PICKLE), None)
-    if not pickle:
+    pickles = sorted(path.glob(_PICKLE))
+    if not pickles:
         raise UserError(f"{path} has no {_FILE}; fetch it again")
     program = (
-        "import sys, torch, safetensors.torch as s; s.save_file({k: v.clone() for k, v in "
-        "torch.load(sys.argv[1], weights_only=True).items()}, sys.argv[2])"
+        "import sys, torch, safetensors.torch as s; s.save_file({k: v.clone() for name in "
+        "sys.argv[2:] for k, v in torch.load(name, weights_only=True).items()}, sys.argv[1])"
     )
-    command = shlex.join(["python", "-c", program, str(pickle), str(path / _FILE)])
+    command = shlex.join(["python", "-c", program, str(path / _FILE), *map(str, pickles)])
     raise UserError(
-        f"{path} has its weights as a pickle, {pickle.name}, which could run any code and is not "
-        f"read; convert it to {_FILE} where torch is installed: {command}"
+        f"{path} has its weights as a pickle, {pickles[0].name}, which could run any code and is "
+        f"not read; convert it to {_FILE} where torch is installed: {command}"
     )
 
 

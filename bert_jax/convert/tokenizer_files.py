@@ -91,7 +91,8 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer, separators: int) -> t
     result = tokenizers.Tokenizer(model)
     result.normalizer = normalizer
     result.pre_tokenizer = pre_tokenizers.Metaspace(
-        prepend_scheme="never", split=trainer.split_by_whitespace
+        prepend_scheme="first" if _has_space_before_text_alone(spec) else "never",
+        split=trainer.split_by_whitespace,
     )
     of_bytes = [decoders.ByteFallback()] if fallback else []
     strip = [decoders.Strip(" ", 1, 0)] if spec.add_dummy_prefix else []
@@ -120,19 +121,32 @@ def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
             normalizers.NFC(),
         ]
         steps = [
-            # Not at the start, where `Precompiled` may then panic.
-            normalizers.Replace(tokenizers.Regex(rf"(?!\A)(?={_MARK})"), _SEPARATOR),
+            # Not at the start, where `Precompiled` may then panic, and not behind a control
+            # character, which nothing joins: a text of them would seem to begin behind them.
+            normalizers.Replace(tokenizers.Regex(rf"(?!\A)(?<!\p{{Cc}})(?={_MARK})"), _SEPARATOR),
             normalizers.Precompiled(spec.precompiled_charsmap),
             *(3 * join_marks),  # no character is a letter with more than three marks
             normalizers.Replace(_SEPARATOR, ""),
         ]
+    before_alone = _has_space_before_text_alone(spec)
     if spec.remove_extra_whitespaces:
         # Not Strip, which removes other spaces too; SentencePiece also removes its mark at the end.
-        steps.append(normalizers.Replace(tokenizers.Regex(r"\A +|[ ▁]+\z"), ""))
+        outer = r"[ ▁]+\z" if before_alone else r"\A +|[ ▁]+\z"
+        steps.append(normalizers.Replace(tokenizers.Regex(outer), ""))
         steps.append(normalizers.Replace(tokenizers.Regex(" {2,}"), " "))
-    if spec.add_dummy_prefix:
+    if before_alone:  # Metaspace puts none before a text that has SentencePiece's mark already
+        steps.append(normalizers.Replace(tokenizers.Regex(r"\A(?=▁)"), " "))
+    elif spec.add_dummy_prefix:
         steps.append(normalizers.Prepend("▁"))
     return steps
+
+
+def _has_space_before_text_alone(spec: Any) -> bool:
+    """Return whether a text gets one space before it, and what follows a special token has its own.
+
+    These are normalized apart, so that a normalizer cannot tell them from the start of a text.
+    """
+    return spec.add_dummy_prefix and spec.remove_extra_whitespaces
 
 
 def _scores(

@@ -64,6 +64,7 @@ class Task(abc.ABC):
     transformers_class: ClassVar[str] = ""
     problem_type: ClassVar[str] = ""  # in `config.json`, where several tasks share a class
     library: ClassVar[str] = "transformers"  # that its exports are for
+    file_suffixes: ClassVar[Sequence[str]] = (".jsonl",)  # of what `files` returns
     pipeline_tag: ClassVar[str] = ""  # the hub's name of the kind of task
     known_metrics: Sequence[str]
     default_metrics: Sequence[str]

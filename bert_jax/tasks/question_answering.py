@@ -103,6 +103,7 @@ class QuestionAnswering(Task):
     config: QuestionAnsweringConfig
     model_class = BertForQuestionAnswering
     transformers_class = "ForQuestionAnswering"
+    file_suffixes = (".json", ".nbest.json")
     pipeline_tag = "question-answering"
     num_outputs = 2
     foreign_max_length = 384  # of google-research/bert `run_squad.py`

@@ -32,6 +32,7 @@ class TokenClassification(Task):
 
     model_class = BertForTokenClassification
     transformers_class = "ForTokenClassification"
+    file_suffixes = (".conll",)
     pipeline_tag = "token-classification"
     has_windows = True
     has_txt_lines = False  # but words in columns

@@ -289,7 +289,10 @@ def wordpiece_model(
     ids: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if ids.setdefault(token, index) != index:
-            raise UserError(f"the vocabulary has the token {token!r} twice; remove one")
+            raise UserError(
+                f"the vocabulary has the token {token!r} twice, as {ids[token]} and {index}; "
+                "rename the first to what no text has, such as [unused0], so that no other moves"
+            )
     # The original turns words of over 100 characters into [UNK].
     model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100)
     tokenizer = tokenizers.Tokenizer(model)

@@ -188,6 +188,16 @@ def test_same_ids_and_decoded_text(kind):
     assert count >= 8
 
 
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "unigram cased", "as it stands", "wordpiece"])
+@pytest.mark.parametrize(
+    "text", ["The fox is [MASK].", "[MASK]s run", "a  [MASK] [MASK],  dog ", "a▁[MASK]"]
+)
+def test_same_ids_around_masks(kind, text):
+    ours, _, exported = converted(kind)
+    actual = exported.encode(text, add_special_tokens=False).ids
+    assert actual == ours.encode_with_masks(text)
+
+
 def is_exact(text):
     """Whether SentencePiece and `tokenizers` normalize a text the same way.
 
