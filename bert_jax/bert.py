@@ -245,7 +245,7 @@ class Bert(LoadedModel):
         >>> getfixture("tiny_bert").attention_patterns(texts).num_texts
         2
         """
-        return survey(self, [texts] if isinstance(texts, str) else texts)
+        return survey(self, texts)
 
     def compare(self, texts: Sequence[str], word: str) -> WordComparison:
         """Return how alike the model makes a word of several texts, layer by layer.

@@ -20,10 +20,11 @@ from bert_jax.inference.tokenization import check_unicode, warn_unknown
 from bert_jax.models.architecture import num_token_types
 from bert_jax.models.heads import TaskModel
 from bert_jax.retrieval.search import check_count
+from bert_jax.storage.paths import check_named
 from bert_jax.tasks import make_task
 from bert_jax.tasks.base import Example, Task, longest_sequence
 from bert_jax.tasks.datasets import check_labels, read_examples
-from bert_jax.text.memory import rows
+from bert_jax.text.memory import plain_row, rows
 from bert_jax.training.metrics import add_up, means
 from bert_jax.training.objective import Metrics
 from bert_jax.training.step import PREDICT_OUTPUTS, make_predict_step
@@ -64,11 +65,18 @@ class Predictions(Sequence[dict[str, Any]]):
         Args:
           stem: the files' path without its ending.
 
+        Raises:
+          UserError: a file cannot be written.
+
         >>> predictions = getfixture("tiny_classifier").predict(["A river bank."])
         >>> [path.name for path in predictions.save(getfixture("tmp_path") / "predictions")]
         ['predictions.jsonl']
         """
-        return write_predictions(self.task, self.examples, self._predictions, Path(stem))
+        check_named(stem)
+        try:
+            return write_predictions(self.task, self.examples, self._predictions, Path(stem))
+        except OSError as error:
+            raise UserError(f"{stem} cannot be written ({error}); choose another path") from error
 
 
 def predict_examples(
@@ -147,7 +155,9 @@ def _examples_of(task: Task, data: DataFiles, examples: Iterable[Any] | Path) ->
     else:
         examples = rows(examples, "examples")
     result = [
-        value if isinstance(value, Example) else task.example_from(value, index, data)
+        value
+        if isinstance(value, Example)
+        else task.example_from(plain_row(value, f"examples[{index}]"), index, data)
         for index, value in enumerate(examples)
     ]
     if not result:

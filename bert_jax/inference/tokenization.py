@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import reprlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,27 @@ _PACKAGE, _DECORATORS = str(Path(__file__).parents[1]), contextlib.__file__
 
 def text_list(texts: Any, name: str = "texts") -> list[str]:
     """Return one text or several as a list; UserError where one is no text."""
+    return list(each_text(texts, name))
+
+
+def each_text(texts: Any, name: str = "texts", *, pairs: bool = False) -> Iterator[Any]:
+    """Yield one text or several as they come, or with `pairs` also two; UserError for others."""
     if isinstance(texts, str):
         texts = [texts]
+    if hasattr(texts, "columns"):
+        raise UserError(f"{name} is a table; give one column of it, such as data['text']")
     if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
         raise UserError(f"{name} is {reprlib.repr(texts)}; give a text, or a list of texts")
-    result = list(texts)
-    for index, text in enumerate(result):
-        if not isinstance(text, str):
-            raise UserError(f"{name}[{index}] is {reprlib.repr(text)}; give a text, as a str")
-        check_unicode(text, f"{name}[{index}]")
-    return result
+    for index, text in enumerate(texts):
+        where = f"{name}[{index}]"
+        is_pair = pairs and isinstance(text, tuple | list) and len(text) == 2
+        parts = text if is_pair else [text]
+        if not all(isinstance(part, str) for part in parts):
+            wanted = "a text, or two of a pair" if pairs else "a text, as a str"
+            raise UserError(f"{where} is {reprlib.repr(text)}; give {wanted}")
+        for part in parts:
+            check_unicode(part, where)
+        yield text
 
 
 def check_unicode(text: str, where: str) -> None:

@@ -28,11 +28,20 @@ def records(data: Any, name: str) -> Iterator[Record]:
         where = f"{name}[{index}]"
         if not isinstance(value, Mapping):
             raise UserError(f"{where} is {reprlib.repr(value)}; give a dictionary of its columns")
-        try:
-            fields = plain_value(dict(value))
-        except UnicodeDecodeError as error:
-            raise UserError(f"{where} has bytes that are no UTF-8; decode them") from error
-        yield Record(where, {key: None if _is_missing(x) else x for key, x in fields.items()})
+        yield Record(where, plain_row(value, where))
+
+
+def plain_row(value: Any, where: str) -> Any:
+    """Return a record, or another value, as a file would hold it: without arrays and NaN."""
+    if isinstance(value, str | tuple | list):  # of texts
+        return value
+    try:
+        plain = plain_value(dict(value) if isinstance(value, Mapping) else value)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where} has bytes that are no UTF-8; decode them") from error
+    if not isinstance(plain, dict):
+        return plain
+    return {key: None if _is_missing(x) else x for key, x in plain.items()}
 
 
 def _is_missing(value: Any) -> bool:

@@ -10,10 +10,10 @@ const MOST_LINES = 2500;
 
 /** Build the head view. */
 function openHeads(panel) {
-  const { tokens, heads, secondStart } = currentText(), { length } = tokens;
+  const { tokens, heads, secondStart, special: specialIndices } = currentText(), { length } = tokens;
   const isPair = secondStart < length, all = range(0, length);
   const row = length > 48 ? 22 : 28, gap = isPair ? 18 : 0; // heights, in pixels
-  const special = new Set([0, secondStart - 1, length - 1]);
+  const special = new Set(specialIndices);
   const specialNames = `${tokens[0]} and ${tokens[length - 1]}`;
   const centre = (i) => (i + 0.5) * row + (i >= secondStart ? gap : 0);
   const isOn = (head) => state.heads?.includes(head) ?? true;

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from bert_jax.errors import UserError
 from bert_jax.inference.loading import LoadedModel
 from bert_jax.inference.runner import Sequences, apply, chunks
-from bert_jax.inference.tokenization import sequences_of, warn_truncated
+from bert_jax.inference.tokenization import each_text, sequences_of, warn_truncated
 from bert_jax.models.architecture import make_encoder
 from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
 from bert_jax.text.tokenizer import Tokenizer
@@ -80,7 +80,12 @@ class Patterns:
         """Return the heads with the largest values of a kind, as (layer, head, value).
 
         Layers and heads are counted from 1, as in the page. There are none where values are NaN.
+
+        Raises:
+          UserError: there is no such kind.
         """
+        if name not in self.values:
+            raise UserError(f"the pattern is {name!r}; choose one of {', '.join(self.values)}")
         values = self.values[name]
         best = np.argsort(-values, axis=None)[: 0 if np.isnan(values).any() else count]
         heads = [divmod(int(index), values.shape[1]) for index in best]
@@ -151,7 +156,7 @@ def survey(model: LoadedModel, texts: Iterable[str | tuple[str, str]]) -> Patter
     step = model.runner.compile("patterns", _PatternSums(model))
     sums = uniform = weights = np.zeros(())
     num_texts = num_truncated = 0
-    for chunk in chunks(texts, lambda text: sum(map(len, text))):
+    for chunk in chunks(each_text(texts, pairs=True), lambda text: sum(map(len, text))):
         sequences, truncated = _sequences(model, chunk)
         num_texts += len(sequences.token_ids)
         num_truncated += truncated

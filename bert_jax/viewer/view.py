@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,8 @@ class WordComparison:
 
 def compare(model: LoadedModel, texts: Sequence[str], word: str) -> WordComparison:
     """Return how alike the word's vectors are in texts; see `WordComparison`."""
+    if not isinstance(word, str):
+        raise UserError(f"the word is {reprlib.repr(word)}; give a str")
     if isinstance(texts, str) or len(texts) < 2 or not word.strip():
         raise UserError("there is nothing to compare; give a word and two texts or more")
     views = [view(model, [text]) for text in texts]
@@ -256,12 +259,14 @@ def _render(views: Sequence[AttentionView], **rest: Any) -> str:
 def _description(view: AttentionView) -> dict[str, Any]:
     """Return what the page says of a text, beside the numbers of its layers."""
     layers, heads, _, size = view.queries.shape
-    outstanding = outstanding_head(view.maps, view.second_start)
+    special = special_indices(view.input_ids, view.second_start, view.tokenizer.sep_id)
+    outstanding = outstanding_head(view.maps, special)
     return {
         "texts": list(view.texts),
         "tokens": view.tokens,
         "vocabSize": view.tokenizer.vocab_size,
         "secondStart": view.second_start,
+        "special": special,
         "layers": layers,
         "heads": heads,
         "headSize": size,
@@ -273,18 +278,25 @@ def _description(view: AttentionView) -> dict[str, Any]:
     }
 
 
-def outstanding_head(maps: np.ndarray, second_start: int) -> tuple[int, int]:
-    """Return the layer and the head, from 0, whose tokens most look at one other token each.
+def special_indices(input_ids: np.ndarray, second_start: int, sep_id: int) -> list[int]:
+    """Return the indices of [CLS], of the last [SEP], and of those between two texts.
 
-    The special tokens do not count, since most heads look at them: the first, the last, and the one
-    between two texts.
+    `second_start` is the index of the first token of the second text, L for a single text.
+    """
+    start = second_start
+    while start > 1 and input_ids[start - 1] == sep_id:
+        start -= 1
+    return sorted({0, *range(start, second_start), len(input_ids) - 1})
+
+
+def outstanding_head(maps: np.ndarray, special: Sequence[int]) -> tuple[int, int]:
+    """Return the layer and the head, from 0, whose tokens most look at one other token each.
 
     Args:
       maps: attention probabilities, [layers, heads, L, L].
-      second_start: index of the first token of the second text; L for a single text.
+      special: indices of tokens that do not count, since most heads look at them.
     """
-    length = maps.shape[-1]
-    words = np.setdiff1d(np.arange(length), [0, second_start - 1, length - 1])
+    words = np.setdiff1d(np.arange(maps.shape[-1]), special)
     among_words = maps[:, :, words][..., words] * (1 - np.eye(len(words), dtype=maps.dtype))
     favourites = among_words.max(-1, initial=0.0).sum(-1)
     layer, head = np.unravel_index(favourites.argmax(), favourites.shape)

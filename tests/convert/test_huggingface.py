@@ -603,8 +603,17 @@ def test_a_pickle_is_refused_with_the_way_to_convert_it(folder):
     spaced = folder.rename(folder.with_name("it's mine"))
     message = refuses_to_load(spaced, "pytorch_model.bin", "torch.load", "save_file")
     command = shlex.split(message.partition("is installed: ")[2])
-    assert command[-2:] == [str(spaced / "pytorch_model.bin"), str(spaced / WEIGHTS)]
+    assert command[-2:] == [str(spaced / WEIGHTS), str(spaced / "pytorch_model.bin")]
     compile(command[2], "the program", "exec")
+    (spaced / "pytorch_model.bin").rename(spaced / "pytorch_model-00002-of-00002.bin")
+    for name in ("pytorch_model-00001-of-00002.bin", "training_args.bin"):
+        (spaced / name).write_bytes(b"")
+    message = refuses_to_load(spaced, "pytorch_model-00001-of-00002.bin")
+    shards = [str(spaced / f"pytorch_model-0000{number}-of-00002.bin") for number in (1, 2)]
+    assert shlex.split(message.partition("is installed: ")[2])[3:] == [
+        str(spaced / WEIGHTS),
+        *shards,
+    ]
 
 
 @pytest.mark.parametrize(

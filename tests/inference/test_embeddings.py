@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -143,6 +144,15 @@ def test_long_texts_are_truncated_and_counted(bert):
         (lambda bert: untrained(bert, "regression").predict(["\ud800"]), "is not Unicode"),
         (lambda bert: bert.tokenize("a", max_length="x"), "max_length is 'x'"),
         (lambda bert: bert.fill_mask("[MASK]", top_k="x"), "top_k is 'x'"),
+        (lambda bert: bert.encode(Mock(columns=["text"])), "texts is a table; give one column"),
+        (lambda bert: bert.attention_patterns(Mock(columns=["text"])), "texts is a table"),
+        (lambda bert: bert.attention_patterns([1]), r"texts\[0\] is 1; give a text, or two"),
+        (lambda bert: bert.attention_patterns([("a", "b", "c")]), "give a text, or two of a pair"),
+        (lambda bert: bert.attention_patterns(["\ud800"]), "is not Unicode"),
+        (lambda bert: bert.attention_patterns(["a"]).strongest("x"), "the pattern is 'x'; choose"),
+        (lambda bert: bert.compare(["a", "a"], 3), "the word is 3; give a str"),
+        (lambda bert: untrained(bert, "regression").predict(["a"]).save(""), "a path is empty"),
+        (lambda bert: untrained(bert, "regression").predict(["a"]).save("/proc/z"), "be written"),
     ],
 )
 def test_mistakes(bert, call, message):

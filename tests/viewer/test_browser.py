@@ -101,7 +101,7 @@ def test_heads_show_where_a_token_looks(show, view):
 
 def test_the_page_opens_on_the_head_that_stands_out(show, view):
     """And has the text and the model in its title; an address without heads means all of them."""
-    layer, head = outstanding_head(view.maps, view.second_start)
+    layer, head = outstanding_head(view.maps, [0, view.second_start - 1, len(view.tokens) - 1])
     page = show(view)
     assert page.locator("[aria-label^='Head ']:is([aria-checked=true])").count() == 1
     page.hover(".column.query li:nth-child(3)")

@@ -8,7 +8,7 @@ from helpers import model_config, random_bert, untrained
 from scipy.special import softmax
 
 from bert_jax import Bert, UserError
-from bert_jax.viewer.view import outstanding_head
+from bert_jax.viewer.view import outstanding_head, special_indices
 
 
 @pytest.fixture(scope="module", params=["absolute", "relative_key", "relative_key_query", "rotary"])
@@ -173,5 +173,12 @@ def test_the_head_that_stands_out():
     maps[0, 0, :, 0] = maps[0, 1, :, 2] = maps[1, 0, :, 5] = 1.0  # [CLS], and two [SEP]
     maps[1, 1] = np.eye(6)
     maps[2, 0, 1, 3] = maps[2, 0, 3, 4] = maps[2, 0, 4, 1] = 0.5
-    assert outstanding_head(maps, second_start=3) == (2, 0)
-    assert outstanding_head(np.ones((2, 2, 2, 2)), second_start=2) == (0, 0)  # no words
+    assert outstanding_head(maps, [0, 2, 5]) == (2, 0)
+    assert outstanding_head(np.ones((2, 2, 2, 2)), [0, 1]) == (0, 0)  # no words
+
+
+def test_both_separators_of_a_roberta_are_special():
+    pair = np.array([0, 7, 2, 2, 8, 9, 2])
+    assert special_indices(pair, 4, sep_id=2) == [0, 2, 3, 6]
+    assert special_indices(np.array([0, 7, 2, 8, 2]), 3, sep_id=2) == [0, 2, 4]
+    assert special_indices(np.array([0, 7, 8, 2]), 4, sep_id=2) == [0, 3]
