@@ -1,11 +1,13 @@
 """User-facing errors: a one-line message and an exit code each."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 
 # Characters of what a message says is wrong, which may quote any value, and of its advice, which
 # may hold a command.
 _LONGEST_CAUSE, _LONGEST_ADVICE = 400, 1000
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def nearest(word: str, names: Iterable[str] | Mapping[str, str], otherwise: str) -> str:
@@ -39,6 +41,15 @@ class CommandError(Exception):
         # One line, of characters that leave a terminal as it is, whatever a file's name holds.
         line = " ".join(map(str.strip, _shorten(message).split("\n")))
         super().__init__(_shorten("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)))
+
+
+def without_controls(text: str) -> str:
+    """Return a text for a terminal: control characters, but for tabs and newlines, are escaped.
+
+    >>> without_controls("a\\tb\\x1b[2J")
+    'a\\tb\\\\x1b[2J'
+    """
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def _shorten(message: str) -> str:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     to("--output", metavar="OUT", help="the file to write, .npz or .npy")
     to("--json", action="store_true", help="print JSON, a line for each text")
     own = "; a model of embeddings: its own"
-    what = f"0 for the embeddings, -1 for the last; or a sum: -1,-2 (-1{own})"
+    what = f"0 for the embeddings, -1 for the last; or a sum, as --layer=-1,-2 (-1{own})"
     add("--layer", help=what)
     what = f"mean or max over a text's tokens, its [CLS], or a vector a token or word (mean{own})"
     add("--pooling", choices=("mean", "cls", "max", "tokens", "words"), help=what)

@@ -11,7 +11,7 @@ import dataclasses
 import os
 
 from bert_jax.commands import process, texts
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, without_controls
 from bert_jax.storage.paths import CHECKPOINT
 from bert_jax.text.files import STDIN
 
@@ -42,4 +42,5 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
             if previous not in (None, (where, guess.position)):
                 print()
             previous = where, guess.position
-            print(f"{guess.probability:6.1%}  {guess.token:<16}  {guess.text}", flush=True)
+            line = f"{guess.probability:6.1%}  {guess.token:<16}  {guess.text}"
+            print(without_controls(line), flush=True)

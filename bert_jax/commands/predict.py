@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bert_jax.commands import process, texts
 from bert_jax.commands.flags import Parser, add_data_dir
-from bert_jax.errors import UserError, refuse
+from bert_jax.errors import UserError, refuse, without_controls
 from bert_jax.storage.paths import CHECKPOINT
 from bert_jax.text.files import STDIN, file_type
 
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace, _: list[str]) -> None:
                 inputs = {} if "tokens" in result else {"texts": example.texts}
                 texts.print_json({"id": name, **inputs, **result})
             elif is_printed:
-                print(task.as_line(example, result), flush=True)
+                print(without_controls(task.as_line(example, result)), flush=True)
             count += 1
         truncated += predictions.num_truncated
         if args.output or not is_printed:

@@ -87,6 +87,8 @@ def _records(
         return None, {}, path
     values = checkpoint.read_json(folder, "config")
     kind = FinetuneConfig if "task" in values else TrainConfig
+    if kind is TrainConfig and not is_step:  # a model that was saved beside the run
+        return None, {}, path
     results = json_files.read_json(path, _REMEDY) if path.exists() else {}
     return settings.from_dict(kind, values, f"{folder}/config"), results, path
 

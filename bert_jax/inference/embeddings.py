@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
@@ -45,7 +46,9 @@ _CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CHINESE += "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
 _LETTER = rf"[^\s\x1c-\x1f\u200b\p{{P}}\p{{S}}{_CHINESE}]"  # U+200B separates words of Khmer
 _MARK, _CHINESE_MARK = r"[\p{P}\p{S}&&[^\u3001-\uffff]]", r"[\p{P}\p{S}&&[\u3001-\uffff]]"
-_WORD = rf"{_LETTER}+(?:{_MARK}+{_LETTER}+)*|{_MARK}|[{_CHINESE}{_CHINESE_MARK}]"
+# What joins the character before it, such as U+FE0F after a heart.
+_JOINED, _NO_WORD = r"[\p{M}\p{Cf}]*", ("Mn", "Mc", "Me", "Cf", "Cc")
+_WORD = rf"{_LETTER}+(?:{_MARK}+{_LETTER}+)*|{_MARK}{_JOINED}|[{_CHINESE}{_CHINESE_MARK}]{_JOINED}"
 _WORDS = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
 
 
@@ -54,7 +57,11 @@ def word_spans(text: str) -> np.ndarray:
 
     Words are separated by white space. Marks at their ends and Chinese characters are words too.
     """
-    spans = [span for _, span in _WORDS.pre_tokenize_str(text)]
+    spans = [
+        span
+        for word, span in _WORDS.pre_tokenize_str(text)
+        if any(unicodedata.category(character) not in _NO_WORD for character in word)
+    ]
     return np.array(spans, np.int32).reshape(-1, 2)
 
 

@@ -39,6 +39,14 @@ class LoadedModel:
     task: TaskConfig | None = None
     data: DataFiles = dataclasses.field(default_factory=DataFiles)
     source: str | AnyPath | None = None
+    source_params: Any = None  # the parameters that the source has
+
+    def __post_init__(self) -> None:
+        """With other parameters, as by `dataclasses.replace`, a model has no source."""
+        is_same = self.source_params is None or self.source_params is self.params
+        of_source = self.params if is_same and self.source is not None else None
+        object.__setattr__(self, "source_params", of_source)
+        object.__setattr__(self, "source", self.source if is_same else None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickle writes: the fields, and not what was compiled."""

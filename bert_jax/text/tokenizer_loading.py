@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,11 @@ _NORMALIZER = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-NAMES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", _SETTINGS, _ADDED_TOKENS)
+_SPECIAL_TOKENS, _ADDITIONAL = "special_tokens_map.json", "additional_special_tokens"
+NAMES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
+NAMES += (_SETTINGS, _ADDED_TOKENS, _SPECIAL_TOKENS)
+# How the words of Japanese are found, and parts of them, where it is not as in BERT.
+_WORDS = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}
 
 
 def load(path: str | Path, *, lowercase: bool = True) -> Tokenizer:
@@ -79,6 +84,9 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
                         "which reads no other; remove it"
                     )
         else:
+            if "tokenizer.json" not in files:
+                listed = json.loads(files.get(_SPECIAL_TOKENS, b"{}"))
+                added = _additional(vocabulary, settings, listed) | added
             _configure(vocabulary, settings, added)
             is_wordpiece = isinstance(vocabulary.model, models.WordPiece)
             cls = WordPieceTokenizer if is_wordpiece else ByteLevelTokenizer
@@ -113,6 +121,9 @@ def _read_vocabulary(
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
         return tokenizer
     if ".txt" in names:
+        for name, own in _WORDS.items():
+            if settings.get(name, own) != own:
+                raise UserError(f"{_SETTINGS} has {name} {settings[name]!r}; only {own} is read")
         # Not splitlines: a token may hold another character that it splits at.
         tokens = files[names[".txt"]].decode().removesuffix("\n").split("\n")
         return wordpiece_model([token.removesuffix("\r") for token in tokens], lowercase)
@@ -133,6 +144,17 @@ def _configure(
         if (found := tokenizer.token_to_id(token.content)) != index:
             ids = f"is listed as id {index} and loads as {found}"
             raise UserError(f"the added token {token.content!r} {ids}; fetch the files again")
+
+
+def _additional(
+    tokenizer: tokenizers.Tokenizer, *settings: Mapping[str, Any]
+) -> dict[int, tokenizers.AddedToken]:
+    """Return the tokens of a vocabulary that settings name as special, by id."""
+    names = [token for each in settings for token in each.get(_ADDITIONAL) or ()]
+    names = [token["content"] if isinstance(token, dict) else token for token in names]
+    ids = {name: tokenizer.token_to_id(name) for name in names}
+    token = partial(tokenizers.AddedToken, normalized=False, special=True)
+    return {index: token(name) for name, index in ids.items() if index is not None}
 
 
 def _added_tokens(

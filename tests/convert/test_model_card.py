@@ -8,6 +8,8 @@ import re
 import shutil
 import warnings
 
+import jax
+import numpy as np
 import pytest
 import yaml
 from model_folders import TASKS, fine_tuned
@@ -78,6 +80,16 @@ def test_the_scores_of_an_encoder_alone(tiny_bert, tmp_path):
     header, text = card(tiny_bert, tmp_path, "none")
     assert header["pipeline_tag"] == "feature-extraction"
     assert "Measured with heads that are not in this repository: mlm_head, nsp_head." in text
+
+
+def test_other_parameters_have_none_of_the_scores(tiny_run, tiny_bert, tmp_path):
+    changed = dataclasses.replace(tiny_bert, params=jax.tree.map(np.zeros_like, tiny_bert.params))
+    assert tiny_bert.source
+    assert changed.source is None
+    assert "held-out" not in card(changed, tmp_path)[1]
+    shutil.copytree(tiny_run.checkpoint.parents[1], tmp_path / "run")
+    tiny_bert.save(tmp_path / "run/best_model")
+    assert "held-out" not in card(bert_jax.load(tmp_path / "run/best_model"), tmp_path)[1]
 
 
 def test_runs_of_another_kind(tiny_run, tmp_path):

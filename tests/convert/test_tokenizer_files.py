@@ -453,6 +453,34 @@ def test_added_tokens_beside_a_vocabulary(name, kind, tmp_path):
         assert token_ids(ours, text) == theirs.encode(text, add_special_tokens=False), text
 
 
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json"])
+def test_words_of_a_vocabulary_that_are_special(name, tmp_path):
+    """As `transformers` reads older folders; what the vocabulary lacks is not added."""
+    tokens = [*tokenizer_lib.WordPieceTokenizer.special, "a", "##b", "[unused1]"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    special = ["[unused1]", {"content": "[none]"}]
+    (tmp_path / name).write_text(json.dumps({"additional_special_tokens": special}))
+    ours = tokenizer_loading.load(tmp_path)
+    assert ours.vocab_size == 8
+    assert [ours.id_to_token(i) for i in token_ids(ours, "ab[unused1]a")] == [
+        "a",
+        "##b",
+        "[unused1]",
+        "a",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("word_tokenizer_type", "mecab"), ("subword_tokenizer_type", "character")]
+)
+def test_words_that_another_program_finds_are_refused(name, value, tmp_path):
+    tokens = [*tokenizer_lib.WordPieceTokenizer.special, "a"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({name: value}))
+    with refused(f"tokenizer_config.json has {name} '{value}'; only"):
+        tokenizer_loading.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "key_words"),
     [('{"b": 8}', "'b' is listed as id 8 and loads as 6"), ("[", "readable")],

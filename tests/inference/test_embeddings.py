@@ -91,6 +91,8 @@ def test_words_by_their_punctuation():
     assert words[:10] == ["I", "sat", "(", "by", "the", ")", "“", "river", "”", "bank"]
     assert words[10:] == [".", ".", ".", "don't", "U.S", ".", "-", "-", "x", "हिन्दी", "ok"]
     assert word_spans(" \n").shape == (0, 2)
+    text = "I ❤️ a \u00ad fox"  # the heart of two characters, and a hyphen that is not shown
+    assert [text[a:b] for a, b in word_spans(text)] == ["I", "❤️", "a", "fox"]
 
 
 @pytest.mark.parametrize(

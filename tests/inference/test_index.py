@@ -117,7 +117,7 @@ def test_a_model_of_another_folder_is_the_same_if_its_parameters_are(built, tiny
     other = bert_jax.Bert(tiny_bert.config, params, tiny_bert.tokenizer, tiny_bert.model)
     with refused("my.index is of another model"):
         Index.load(made._path, other)
-    changed = dataclasses.replace(tiny_bert, params=params)
+    changed = dataclasses.replace(tiny_bert, params=params, source_params=params)
     with refused("it has other weights now; build the index again"):
         Index.load(made._path, changed)
 

@@ -160,6 +160,12 @@ def test_the_result_is_a_checkpoint_that_predicts_the_same(finished, task, tmp_p
         for path in (tmp_path / "out.jsonl", workdir / "predictions.jsonl")
     )
     assert len(ours) == len(theirs) > 0
+    read = tmp_path / "mine.jsonl"
+    read.write_text('{"sentence": "one", "label": "has one"}\n')
+    read.chmod(0o444)
+    with refused("the predictions would be written over"):
+        bert_jax_main("predict", workdir, read, f"--output={tmp_path / 'mine'}")
+    assert json.loads(read.read_text())["sentence"] == "one"
     for one, other in zip(ours, theirs, strict=True):
         # Six decimals are written, and another padding may round the last one otherwise.
         probabilities = one.pop("probability"), other.pop("probability")
