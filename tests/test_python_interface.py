@@ -377,6 +377,7 @@ def test_a_recipe_continues_from_a_model_of_another_size(tiny_bert):
     model = origin.model_config(tiny_bert, bert_jax.recipe("tiny").model)
     assert model.hidden_size == tiny_bert.config.hidden_size
     assert model.hidden_dropout_prob == 0.0
+    assert origin.model_config(tiny_bert, bert_jax.recipe("tiny").model, []) == model
     automatic = origin.model_config(tiny_bert, bert_jax.recipe("base").model)
     assert automatic.dtype == "auto"  # of the recipe, until the device resolves it
     default = origin.model_config(tiny_bert, bert_jax.ModelConfig(remat=True))

@@ -34,17 +34,21 @@ def recipe(name: str, kind: type = object) -> Any:
     128
     """
     path, argument = find(name)
+    if path.suffix == ".json":
+        raise UserError(f"{path} is no recipe, which is a Python file; name one, such as tiny")
     try:
         get_config = runpy.run_path(str(path))["get_config"]
         config = get_config(argument) if argument else get_config()
     except UserError:
         raise
-    except Exception as error:  # whatever the recipe's own Python raises
+    except (Exception, SystemExit) as error:  # whatever the recipe's own Python raises
         words = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
         reason = " ".join(words.split()) or type(error).__name__
         raise UserError(f"recipe {path} cannot be read: {reason}") from error
     if not isinstance(config, kind):
-        raise UserError(f"recipe {path}: get_config() returns no {kind.__name__}")
+        of = {TrainConfig: " pretraining;", FinetuneConfig: " fine-tuning;"}.get(type(config), "")
+        remedy = f"it is a recipe of{of} choose another" if of else "correct it"
+        raise UserError(f"recipe {path}: get_config() returns no {kind.__name__}; {remedy}")
     return config
 
 

@@ -43,7 +43,7 @@ def each_text(texts: Any, name: str = "texts", *, pairs: bool = False) -> Iterat
     for index, text in enumerate(texts):
         where = f"{name}[{index}]"
         is_pair = pairs and isinstance(text, tuple | list) and len(text) == 2
-        parts = text if is_pair else [text]
+        parts: Sequence[Any] = text if is_pair else [text]
         if not all(isinstance(part, str) for part in parts):
             wanted = "a text, or two of a pair" if pairs else "a text, as a str"
             raise UserError(f"{where} is {reprlib.repr(text)}; give {wanted}")

@@ -26,9 +26,12 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
     state, mesh = setup.abstract_state, setup.layout.mesh
     microbatches = config.optimizer.microbatches
     shapes = [x.shape for x in jax.tree.leaves(state.params)]
+    # With ZeRO 1 the sum of several microbatches is scattered, and not the gradients of each.
+    is_whole = config.parallel.zero == 1 and microbatches > 1
+    layout = setup.layout.params if is_whole else setup.layout.gradients
     gradients = sum(
         _FLOAT32 * math.prod(sharding.shard_shape(shape))
-        for shape, sharding in zip(shapes, jax.tree.leaves(setup.layout.gradients), strict=True)
+        for shape, sharding in zip(shapes, jax.tree.leaves(layout), strict=True)
     )
     kept = sum(
         kept_activations(encoder, stage, microbatches, mesh, recomputes=encoder.remat)

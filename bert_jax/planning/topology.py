@@ -21,6 +21,7 @@ from bert_jax.errors import UserError
 from bert_jax.planning import chips, synthetic
 
 _MOST_DEVICES = 65_536  # several times the largest slices and clusters
+_CUBES = ("v4", "v5p")  # chips whose slices have three dimensions
 # libtpu's compiler asks its host for these. The accelerator type is ignored.
 _TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -94,7 +95,8 @@ def parse(name: str) -> tuple[str, str]:
         raise UserError(f"--topology {name}: {kind!r} is not a known chip; use one of {known}")
     pattern, example = r"[1-9]\d*", "8"
     if kind != "cpu" and chips.CHIPS[kind].is_tpu:
-        pattern, example = r"[1-9]\d*(x[1-9]\d*){1,2}", "4x4, or 4x4x4 for v4 and v5p"
+        most, example = (2, "4x4x4") if kind in _CUBES else (1, "4x4")
+        pattern = rf"[1-9]\d*(x[1-9]\d*){{1,{most}}}"
     if not re.fullmatch(pattern, shape):
         raise UserError(f"--topology {name}: write it as {kind}:{example}")
     if (count := math.prod(map(int, shape.split("x")))) > _MOST_DEVICES:
@@ -116,7 +118,7 @@ def _from_cloud_name(name: str) -> str:
     if not match:
         return name
     kind, number = match[1].replace("v5litepod", "v5e"), int(match[2])
-    is_cube = kind in ("v4", "v5p")
+    is_cube = kind in _CUBES
     chips_of_slice = number // 2 if is_cube else number
     power, dimensions = chips_of_slice.bit_length() - 1, 3 if is_cube else 2
     if number != (2 if is_cube else 1) << max(power, 0):

@@ -12,6 +12,7 @@ from bert_jax.runs import report
 from bert_jax.runs.seed import train_seed
 from bert_jax.runs.task_run import Examples, Run, tokenize
 from bert_jax.storage import json_files
+from bert_jax.tasks.datasets import groups_of
 
 _MAX_SAMPLE = 10_000  # examples
 _EVAL_FRACTION = 0.2  # of the sample; the rest is trained on
@@ -41,7 +42,7 @@ def find_rate(run: Run, stop: Callable[[], str]) -> Run:
     for rate in rates:
         hosts.print_on_main(f"\nlearning rate {rate:g}, on {num_trained:,} examples")
         trial = dataclasses.replace(run, config=config).at_rate(rate, sample)
-        folder = run.workdir / f"rate-{rate:g}"
+        folder = run.workdir / f"rate-{rate}"
         try:
             result = train_seed(trial, config.seed, run.params, folder, constant_score, stop)
         except DivergedError as error:
@@ -68,12 +69,16 @@ def _sample(run: Run) -> Examples:
     examples = run.examples.datasets.train
     count = min(len(examples), _MAX_SAMPLE)
     num_scored = max(1, round(_EVAL_FRACTION * count))
+    groups = groups_of(run.task, examples)
+    ranks = np.argsort(np.random.default_rng(run.config.seed).permutation(groups.max() + 1))
+    order = np.argsort(ranks[groups], kind="stable")[:count]
+    while num_scored < count and groups[order[num_scored]] == groups[order[num_scored - 1]]:
+        num_scored += 1  # a query is not trained on with one passage, and scored with another
     if num_scored == count:
         raise UserError(
-            "optimizer.learning_rate has several rates, and there is one example to try them on; "
-            "give one rate"
+            "optimizer.learning_rate has several rates, and there is one example, or one query, to "
+            "try them on; give one rate"
         )
-    order = np.random.default_rng(run.config.seed).permutation(len(examples))[:count]
     scored = [examples[i] for i in sorted(order[:num_scored])]
     trained = [examples[i] for i in sorted(order[num_scored:])]
     train, held_out = (

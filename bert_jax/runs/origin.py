@@ -174,6 +174,8 @@ def resolve(
     if bert:
         config.model = model_config(bert, config.model, fields)
     validate(config)
+    # As it would be read from a file: a list of Python is the tuple that a setting has.
+    config = settings.from_dict(type(config), dataclasses.asdict(config), "config")
     if source and not workdir.config:
         _print_if_interpolated(source, config.model)
     workdirs.resume_settings(config, workdir)
@@ -328,17 +330,17 @@ def model_config(
 ) -> ModelConfig:
     """Return the config of `init`, but for how it computes and for what the user has set.
 
-    `fields` are the dotted names of what the command line has set. None is for a config from
-    Python, where the dropout rates that differ from the defaults count, and more positions.
+    The dropout rates that differ from the defaults count. `fields` are the dotted names of what the
+    command line has set; None is for a config from Python, where more positions count too.
     """
+    default = type(config)()
+    own = [name for name in _DROPOUTS if getattr(config, name) != getattr(default, name)]
     if fields is None:
-        default = type(config)()
-        own = [name for name in _DROPOUTS if getattr(config, name) != getattr(default, name)]
         longest = config.max_position_embeddings
         if max(default.max_position_embeddings, init.config.max_position_embeddings) < longest:
             own.append("max_position_embeddings")
     else:
-        own = [name.removeprefix(_MODEL) for name in fields if name.startswith(_MODEL)]
+        own += [name.removeprefix(_MODEL) for name in fields if name.startswith(_MODEL)]
     kept = {name: getattr(config, name) for name in {*_COMPUTATION, *own}}
     if not kept.get("vocab_size"):  # 0 is the size that the checkpoint has
         kept.pop("vocab_size", None)

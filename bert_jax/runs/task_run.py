@@ -1,6 +1,7 @@
 """A fine-tuning run that is ready to train: its examples, its schedule and its compiled steps."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -91,7 +92,7 @@ class Run:
     @property
     def eval_every(self) -> int:
         """The number of steps between evaluations, each with a checkpoint."""
-        return max(1, self.steps_per_epoch // self.config.evaluations)
+        return math.ceil(self.steps_per_epoch / self.config.evaluations)
 
     def at_rate(self, learning_rate: float, examples: Examples) -> "Run":
         """Return a copy of the run with this learning rate and these examples.

@@ -22,7 +22,7 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 
 _TEXT = "text.sha256"
-_REMEDY = "remove it, or choose another --workdir"
+_REMEDY = "restore it, or choose another --workdir"
 _SEEN_WITHIN = 30  # seconds in which a network file system shows one host's file to the others
 _Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
 
@@ -70,6 +70,11 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
     workdir = Workdir(Path(path), mirror.address(path), None, (), None, {})
     config_path, text_path = path / "config.json", path / _TEXT
     if not paths.exists(config_path):
+        has_checkpoints = not paths.is_remote(path) and checkpoint.list_steps(workdir.checkpoints)
+        if has_checkpoints or _has_seeds(path):
+            raise UserError(
+                f"--workdir {path} has a run, and no config.json that says which; {_REMEDY}"
+            )
         return workdir
     values = read_json(config_path, _REMEDY)
     if "optimizer" not in values:

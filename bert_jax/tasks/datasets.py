@@ -79,13 +79,17 @@ def load_datasets(
 
 def _hold_out(task: Task, examples: Sequence[Example], fraction: float) -> np.ndarray:
     """Return which examples are held out: a share of them, or of their groups."""
+    groups = groups_of(task, examples)
+    count = int(groups.max()) + 1
+    order = np.random.default_rng(_SPLIT_SEED).permutation(count)
+    return np.isin(groups, order[: max(1, round(fraction * count))])
+
+
+def groups_of(task: Task, examples: Sequence[Example]) -> np.ndarray:
+    """Return the number of each example's group, from 0: those of one are held out together."""
     numbers: dict[Any, int] = {}
-    groups = np.empty(len(examples), np.int64)
-    for index, example in enumerate(examples):
-        group = example.texts[0] if task.has_queries else index
-        groups[index] = numbers.setdefault(group, len(numbers))
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(numbers))
-    return np.isin(groups, order[: max(1, round(fraction * len(numbers)))])
+    names = (each.texts[0] if task.has_queries else i for i, each in enumerate(examples))
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
 
 
 def _sources(
@@ -189,15 +193,19 @@ def check_labels(task: Task, examples: Sequence[Example]) -> None:
 
 def parse_sources(sources: str, default: str) -> dict[str, str]:
     """Return the sources of "NAME=SOURCE,NAME=SOURCE", or of one without a name."""
+    if os.path.isfile(sources):
+        return {default: sources}
     parts = [part.strip() for part in sources.split(",") if part.strip()]
     if len(parts) == 1:
         name, equals, _ = parts[0].partition("=")
-        if not equals or not name.isidentifier() or os.path.isfile(parts[0]):
+        if not equals or not name.isidentifier():
             return {default: parts[0]}
     named = {}
     for part in parts:
         name, _, source = part.partition("=")
         if not source or not name.isidentifier() or name in named:
             raise UserError(f"{sources}: several sources are given as NAME=FILE,NAME=FILE")
+        if name == "train":
+            raise UserError(f"{sources}: train is what is trained on; choose another name")
         named[name] = source
     return named

@@ -65,6 +65,8 @@ class MultipleChoice(Classification):
             f"{where} has {len(choices)} choices, and the labels are {', '.join(self.labels)}",
             fix=f"they must be {', '.join(choices)}",
         )
+        if isinstance(label, float) and label.is_integer():  # as pandas has numbers beside NaN
+            label = int(label)
         # Hugging Face's test set has -1.
         known = None if label in (None, "", "-1", -1) else str(label)
         refuse(

@@ -200,7 +200,7 @@ class QuestionAnswering(Task):
                 window = Window(context, offsets[start:end], is_central)
                 label = np.array(label, np.int32)
                 features.add(index, label, [(sequence, second)], window)
-            features.truncated += len(windows) * (len(question_ids) > len(question))
+            features.truncated += len(question_ids) > len(question)
         return features
 
     def collect(self, before: Any, features: Features, index: int, logits: np.ndarray) -> Any:

@@ -17,7 +17,9 @@ _REMEDY = "give a file, or tfds:NAME@SPLIT"
 def to_number(value: Any) -> float:
     """Return a number of a file as a float, NaN for any other value."""
     try:
-        return math.nan if isinstance(value, bool) else float(value)
+        # Python's own notation, 1_000, is no number of a file.
+        is_none = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
+        return math.nan if is_none else float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
 

@@ -303,7 +303,7 @@ def _without_warnings() -> Iterator[None]:
     """Keep Orbax from logging warnings."""
     log = logging.getLogger("absl")
     level = log.level
-    log.setLevel(logging.ERROR)
+    log.setLevel(max(level, logging.ERROR))
     try:
         with console.logging_kept():
             yield

@@ -327,6 +327,8 @@ def test_recipes_by_name_and_by_path(tmp_path):
         ("syntax.py", "cannot be read"),
         ("nothing.py", "get_config"),
         ("fails.py", "No such file"),
+        ("exits.py", "cannot be read: enough"),
+        ("config.json", "config.json is no recipe, which is a Python file"),
     ],
 )
 def test_a_recipe_that_is_refused(name, key_words, tmp_path, monkeypatch):
@@ -334,5 +336,12 @@ def test_a_recipe_that_is_refused(name, key_words, tmp_path, monkeypatch):
     Path("syntax.py").write_text("def get_config(:")
     Path("nothing.py").write_text("x = 1")
     Path("fails.py").write_text("def get_config():\n    return open('nowhere')")
+    Path("exits.py").write_text("import sys\ndef get_config():\n    sys.exit('enough')")
+    Path("config.json").write_text("{}")
     with refused(key_words):
         recipe(name)
+
+
+def test_a_recipe_of_the_other_kind_is_refused():
+    with refused("returns no TrainConfig; it is a recipe of fine-tuning; choose another"):
+        recipe("finetune/ner", TrainConfig)

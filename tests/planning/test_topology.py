@@ -15,6 +15,7 @@ jax.devices()  # before a topology asks JAX for fewer
     ("name", "key_words"),
     [
         ("v5e:8", "write it as v5e:4x4"),
+        ("v6e:4x4x4", "write it as v6e:4x4"),
         ("h100:2x2", "write it as h100:8"),
         ("cpu:0", "write it as cpu:8"),
         ("cpu:2,", "not a known chip"),

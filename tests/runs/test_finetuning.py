@@ -397,3 +397,14 @@ def test_the_best_model_is_replaced_without_a_moment_of_none(finished, tmp_path,
         finetuning._write_best(result.bert, config, copy)
     monkeypatch.undo()
     assert bert_jax.load(copy).task.labels == result.bert.task.labels
+
+
+def test_a_list_of_python_is_the_tuple_of_a_setting(tiny_finetuning_config, tiny_bert, tmp_path):
+    """So that the run resumes, whose config has been written and read since."""
+    config = dataclasses.replace(tiny_finetuning_config)
+    config.task = dataclasses.replace(config.task, labels=["second", "first"])
+    rates = dataclasses.replace(config.optimizer, learning_rate=[1e-3, 1e-4])
+    config.optimizer = rates
+    run = finetuning.start(config, tiny_bert, tmp_path / "run")
+    assert run.config.task.labels == ("second", "first")
+    assert run.config.optimizer.learning_rates == (1e-3, 1e-4)

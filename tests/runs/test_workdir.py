@@ -41,6 +41,17 @@ def test_a_run_without_a_checkpoint_owns_nothing(tmp_path):
     workdir.check_text(workdir.read(tmp_path, TrainConfig), "0" * 64)
 
 
+@pytest.mark.parametrize(
+    ("kind", "file"), [(TrainConfig, "checkpoints/4/x"), (FinetuneConfig, "seed-0/result.json")]
+)
+def test_a_run_without_its_config_is_refused(tmp_path, kind, file):
+    """Of which nobody could tell whether it is the run that the command means."""
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).touch()
+    with refused("has a run, and no config.json that says which; restore it, or choose another"):
+        workdir.read(tmp_path, kind)
+
+
 @pytest.mark.parametrize("config", [TrainConfig(), FinetuneConfig()])
 def test_the_folder_of_another_model_is_refused(tmp_path, config):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "vocab_size": 30522}')

@@ -171,6 +171,10 @@ def test_named_sources(tmp_path, monkeypatch):
     (tmp_path / "lang=en").mkdir()
     (tmp_path / "lang=en" / "a.tsv").touch()
     assert parse_sources("lang=en/a.tsv", "eval") == {"eval": "lang=en/a.tsv"}
+    (tmp_path / "x,y.tsv").touch()
+    assert parse_sources("x,y.tsv", "eval") == {"eval": "x,y.tsv"}
+    with pytest.raises(UserError, match="train is what is trained on; choose another name"):
+        parse_sources("dev=a,train=b", "eval")
 
 
 def test_an_initial_head_must_fit():

@@ -67,6 +67,13 @@ def test_each_choice_is_a_pair_of_context_and_ending(wordpiece):
     assert shorter.truncated == 1
 
 
+def test_a_number_of_pandas_is_a_choice():
+    record = {"sent1": "a", "sent2": "b", **{f"ending{i}": "c" for i in range(2)}}
+    data = DataFiles(text="sent1,sent2,ending0,ending1")
+    found = MultipleChoice(TaskConfig()).example_from({**record, "label": 1.0}, 0, data)
+    assert found.label == "1"
+
+
 @pytest.mark.parametrize("label", ["4", "-2", "1.0", "first", " 1"])
 def test_labels_that_are_no_choice(tmp_path, label):
     path = tmp_path / "a.csv"

@@ -117,7 +117,7 @@ def test_roberta_has_two_separators(tokenizer):
 def test_long_questions_are_truncated(tokenizer):
     examples = [example([("fox", 4)], question="who " * 9), example([("fox", 4)])]
     features = task(max_question=4, doc_stride=4).features(examples, tokenizer, MODEL, 12)
-    assert features.truncated == 2  # windows, of 5 tokens
+    assert features.truncated == 1  # question, of two windows of 5 tokens
     assert features.sequences[0].tolist() == [2, 14, 14, 14, 14, 3, 5, 6, 7, 8, 10, 3]
     with pytest.raises(UserError, match=r"max_length 12 has no room .* task\.max_question 9"):
         task(max_question=9).features(examples, tokenizer, MODEL, 12)

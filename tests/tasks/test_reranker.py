@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ from helpers import model_config, refused
 from scipy.special import expit, log_softmax
 
 import bert_jax
-from bert_jax import DataFiles, FinetuneConfig, Index, OptimizerConfig
+from bert_jax import DataFiles, FinetuneConfig, Index, OptimizerConfig, TaskConfig
 from bert_jax.config.validation import validate_finetuning
 from bert_jax.retrieval import bm25
-from bert_jax.tasks import passages
+from bert_jax.runs import learning_rates
+from bert_jax.runs.task_run import Examples
+from bert_jax.tasks import make_task, passages
 from bert_jax.tasks.base import Example
-from bert_jax.tasks.datasets import load_datasets, read_examples
+from bert_jax.tasks.datasets import Datasets, load_datasets, read_examples
 from bert_jax.tasks.reranker import Reranker, RerankerConfig
 
 pytestmark = pytest.mark.usefixtures("one_device_throughout")
@@ -376,3 +379,23 @@ def test_without_a_common_word_passages_are_random():
     found = sum(len(example.label) == 100 for example in lists)
     assert 70 < found < 130  # the relevant one is among a third, which are not the first hundred
     assert any(len(example.label) == 101 for example in lists[:100])
+
+
+def test_a_query_of_which_a_learning_rate_is_trained_is_not_scored(monkeypatch):
+    """And of a task without queries, the sample is as random as its examples."""
+    monkeypatch.setattr(learning_rates, "tokenize", lambda *_: None)
+    examples = [
+        Example(None, f"a:{i}", (f"query {i % 20}", f"passage {i}"), (1.0,)) for i in range(60)
+    ]
+    run = Mock(config=FinetuneConfig(seed=3), task=Reranker(RerankerConfig()))
+    datasets = Datasets(examples, {}, {})
+    run.examples = Examples(run.task, datasets, "", train=Mock(), held_out={})
+    sample = learning_rates._sample(run).datasets
+    trained, scored = sample.train, sample.evals["sample"]
+    assert len(trained) + len(scored) == 60
+    assert 12 <= len(scored) <= 15
+    assert not {each.texts[0] for each in trained} & {each.texts[0] for each in scored}
+    run.task = make_task(TaskConfig(labels=("a", "b")))
+    order = np.random.default_rng(3).permutation(60)
+    scored = learning_rates._sample(run).datasets.evals["sample"]
+    assert scored == [examples[i] for i in sorted(order[:12])]
