@@ -70,8 +70,8 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
     workdir = Workdir(Path(path), mirror.address(path), None, (), None, {})
     config_path, text_path = path / "config.json", path / _TEXT
     if not paths.exists(config_path):
-        has_checkpoints = not paths.is_remote(path) and checkpoint.list_steps(workdir.checkpoints)
-        if has_checkpoints or _has_seeds(path):
+        is_local = not paths.is_remote(path) and os.path.exists(path)
+        if is_local and (checkpoint.list_steps(workdir.checkpoints) or _has_seeds(path)):
             raise UserError(
                 f"--workdir {path} has a run, and no config.json that says which; {_REMEDY}"
             )

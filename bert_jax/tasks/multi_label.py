@@ -185,9 +185,11 @@ class MultiLabelClassification(TextTask):
 
     def to_json(self, example: Example, prediction: Any) -> dict[str, Any]:
         predicted = np.flatnonzero(prediction >= self._thresholds())
+        # In float64: in float32 one just below its threshold may round to above it.
+        probabilities = expit(np.asarray(prediction, np.float64)).tolist()
         return {
             "labels": [self.labels[label] for label in predicted],
-            "probabilities": dict(zip(self.labels, expit(prediction).tolist(), strict=True)),
+            "probabilities": dict(zip(self.labels, probabilities, strict=True)),
         }
 
     def as_line(self, example: Example, result: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ from bert_jax.viewer.view import AttentionView
 class Words:
     """A tokenizer whose tokens are words."""
 
+    sep_id = -1  # of no word
+
     def __init__(self, words):
         self.words = words
         self.vocab_size = len(words)
