@@ -12,6 +12,7 @@ _PACKAGE = Path(__file__).parents[1]
 # A wheel has the recipes inside the package; a clone has them beside it.
 _FOLDER = next(p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir())
 _Config = TypeVar("_Config", TrainConfig, FinetuneConfig)
+_KINDS = {TrainConfig: "pretraining", FinetuneConfig: "fine-tuning"}
 
 
 @overload
@@ -46,8 +47,8 @@ def recipe(name: str, kind: type = object) -> Any:
         reason = " ".join(words.split()) or type(error).__name__
         raise UserError(f"recipe {path} cannot be read: {reason}") from error
     if not isinstance(config, kind):
-        of = {TrainConfig: " pretraining;", FinetuneConfig: " fine-tuning;"}.get(type(config), "")
-        remedy = f"it is a recipe of{of} choose another" if of else "correct it"
+        what = _KINDS.get(type(config))
+        remedy = f"it is a recipe of {what}; choose another" if what else "correct it"
         raise UserError(f"recipe {path}: get_config() returns no {kind.__name__}; {remedy}")
     return config
 
