@@ -141,7 +141,7 @@ def start(
     run = Run(
         settings=chosen,
         config=config,
-        workdir=workdir,
+        found=found,
         init=init_name,
         recipe=recipe,
         params=initial.params if head else _kept_params(initial, config),
@@ -232,7 +232,7 @@ def train_run(run: Run, stop: Callable[[], str] = lambda: "") -> FinetuningResul
 
 def _train(run: Run, stop: Callable[[], str]) -> FinetuningResult:
     config, workdir, task = run.config, run.workdir, run.task
-    workdirs.claim(workdir, run.settings, run.tokenizer, run.examples.fingerprint)
+    workdirs.claim(run.found, run.settings, run.tokenizer, run.examples.fingerprint)
     batches = run.batches(config.seed)
     report.finetuning_start(
         config=config,

@@ -318,7 +318,7 @@ def _initial_state(run: Run, checkpoints: Checkpoints) -> tuple[int, TrainState]
 def _claim_workdir(run: Run) -> dict[str, Any]:
     """Make the workdir that of the run; return what its `results.json` holds so far."""
     workdir, origin = run.workdir.path, run.origin
-    workdirs.claim(workdir, run.config, run.corpus.tokenizer, run.corpus.fingerprint)
+    workdirs.claim(run.workdir, run.config, run.corpus.tokenizer, run.corpus.fingerprint)
     began_with = origin.fork or (run.init_name if origin.bert else None)
     results = {"init": began_with and str(began_with), "counted_from": origin.counted_from}
     if origin.kind == "resumed":

@@ -18,6 +18,7 @@ from bert_jax.config.schedule import RateSchedule, Stage
 from bert_jax.distributed import mesh as meshes
 from bert_jax.inference.predictions import predict_examples
 from bert_jax.models.architecture import num_token_types
+from bert_jax.runs.workdir import Workdir
 from bert_jax.tasks.base import Example, Task, longest_sequence
 from bert_jax.tasks.datasets import Datasets
 from bert_jax.text.tokenizer import Tokenizer
@@ -59,7 +60,7 @@ class Run:
 
     settings: FinetuneConfig  # as the user wrote it
     config: FinetuneConfig  # with the labels that were found in the data
-    workdir: Path
+    found: Workdir[FinetuneConfig]  # its workdir, as it was when the run started
     init: str  # the name of the checkpoint
     recipe: str  # its name, or ""
     params: Any  # to start from
@@ -68,6 +69,11 @@ class Run:
     rate: RateSchedule
     program: Program
     tried: Sequence[dict[str, Any]] = ()  # learning rates, each with its scores
+
+    @property
+    def workdir(self) -> Path:
+        """The folder of the run."""
+        return self.found.path
 
     @property
     def task(self) -> Task:

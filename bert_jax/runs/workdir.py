@@ -38,6 +38,7 @@ class Workdir(Generic[_Config]):
       steps: the steps of pretraining that have a checkpoint, rising.
       fingerprint: the hash of the text of that run, if there is a record of it.
       results: what that run has recorded in its `results.json`.
+      config_json: the content of its `config.json`; None without.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class Workdir(Generic[_Config]):
     steps: tuple[int, ...]
     fingerprint: bytes | None
     results: dict[str, Any]
+    config_json: bytes | None = None
 
     @property
     def checkpoints(self) -> AnyPath:
@@ -84,6 +86,7 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
     if ("epochs" in values) != (kind is FinetuneConfig):
         of, wanted = ("fine-tuning", "pretraining")[:: 1 if "epochs" in values else -1]
         raise UserError(f"--workdir {path} has a run of {of}; choose another folder for {wanted}")
+    workdir = dataclasses.replace(workdir, config_json=config_path.read_bytes())
     steps = tuple(sorted(checkpoint.list_steps(workdir.checkpoints)))
     if not steps and not _has_seeds(path):  # the command that began the run may have had --init
         return workdir
@@ -246,13 +249,31 @@ def hold(path: Path) -> Iterator[None]:
             ) from error
 
 
-def claim(
-    path: Path, config: TrainConfig | FinetuneConfig, tokenizer: Tokenizer, fingerprint: str
-) -> None:
-    """Write the config and the tokenizer of a run, which hold from its first checkpoint on."""
-    if hosts.is_main():
+def claim(workdir: Workdir[_Config], config: _Config, tokenizer: Tokenizer, text: str) -> None:
+    """Write the config and the tokenizer of a run, which hold from its first checkpoint on.
+
+    Args:
+      workdir: as it was read; its folder is locked by now.
+      config: of the run.
+      tokenizer: of the run.
+      text: the fingerprint of its text.
+
+    Raises:
+      UserError: another run has written to the workdir since it was read.
+    """
+    path = workdir.path
+
+    def check_and_save() -> None:
+        found = path / "config.json"
+        if (found.read_bytes() if found.exists() else None) != workdir.config_json:
+            raise UserError(
+                f"another run has used --workdir {path} since this command started; give the "
+                "command again, or choose another folder"
+            )
         tokenizer.save(path / "tokenizer")
-    hosts.write_on_main(path / _TEXT, fingerprint + "\n")
+
+    hosts.run_on_main(check_and_save)
+    hosts.write_on_main(path / _TEXT, text + "\n")
     hosts.write_on_main(path / "config.json", settings.to_json(config))
 
 

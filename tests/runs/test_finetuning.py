@@ -408,3 +408,15 @@ def test_a_list_of_python_is_the_tuple_of_a_setting(tiny_finetuning_config, tiny
     run = finetuning.start(config, tiny_bert, tmp_path / "run")
     assert run.config.task.labels == ("second", "first")
     assert run.config.optimizer.learning_rates == (1e-3, 1e-4)
+
+
+def test_two_runs_that_start_together_share_no_workdir(tiny_finetuning_config, tiny_bert, tmp_path):
+    """Each reads the workdir before one of them locks it; the second must not claim it too."""
+    config = dataclasses.replace(tiny_finetuning_config)
+    first = finetuning.start(config, tiny_bert, tmp_path / "run")
+    second = finetuning.start(dataclasses.replace(config, seed=1), tiny_bert, tmp_path / "run")
+    finetuning.train_run(first)
+    before = (tmp_path / "run/config.json").read_bytes()
+    with refused("another run has used --workdir", "give the command again"):
+        finetuning.train_run(second)
+    assert (tmp_path / "run/config.json").read_bytes() == before
