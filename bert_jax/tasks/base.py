@@ -41,6 +41,7 @@ class Task(abc.ABC):
     settings: ClassVar[type[TaskConfig]] = TaskConfig  # with what this kind alone has
     model_class: ClassVar[type[TaskModel]]
     num_outputs: ClassVar[int | None] = None  # of the head; None: one for each label
+    has_choices: ClassVar[bool] = False  # whether its labels are the choices of an example
     min_labels: ClassVar[int] = 0  # fewer of them leave nothing to tell apart
     # Dotted names of settings that vectors depend on, beside the parameters.
     vector_settings: ClassVar[Sequence[str]] = ()
@@ -98,6 +99,11 @@ class Task(abc.ABC):
             f"task.stride {stride} exceeds the {config.model.max_position_embeddings - 2} tokens "
             "of a window, so that no window has those between",
             fix="lower it",
+        )
+        refuse(
+            labels and cls.num_outputs is not None and not cls.has_choices,
+            f"task.labels are {', '.join(labels)}, and {config.task.kind} has no labels",
+            fix="leave it out",
         )
         refuse(
             len(set(labels)) < len(labels),

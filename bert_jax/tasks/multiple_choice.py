@@ -21,6 +21,7 @@ class MultipleChoice(Classification):
     transformers_class = "ForMultipleChoice"
     problem_type = pipeline_tag = ""
     num_outputs = 1
+    has_choices = True
     has_windows = has_deciding_windows = False
     known_metrics = ("accuracy",)
     value_form = "a dict with context, choices and perhaps start, or the columns of data.text"

@@ -7,6 +7,7 @@ from helpers import refused, write_file
 
 from bert_jax import console
 from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
+from bert_jax.config.validation import validate_finetuning
 from bert_jax.errors import UserError
 from bert_jax.tasks.base import Example
 from bert_jax.tasks.classification import Classification
@@ -213,3 +214,12 @@ def test_fingerprint():
     ]
     others = [sets(*each).fingerprint() for each in changed]
     assert len({fingerprint, *others}) == len(changed) + 1
+
+
+def test_a_setting_of_another_kind_of_task_is_refused(table):
+    scored = FinetuneConfig(task=TaskConfig("regression", labels=("low", "high")))
+    with refused("task.labels are low, high, and regression has no labels", "leave it out"):
+        validate_finetuning(scored)
+    similar = config(table("a.tsv", "ab" * 9), task=TaskConfig(glue="stsb"))
+    with refused("task.glue is stsb, a regression, and task.kind is classification"):
+        load_datasets(similar)
