@@ -189,7 +189,8 @@ def make_rate_schedule(
     """
     warmup = share_of_steps(config.warmup_fraction, steps)
     decay = share_of_steps(config.decay_fraction, steps) if config.schedule == "wsd" else 0
-    if warmup + decay > steps + 1:  # of two shares, each is rounded
+    # Of two shares, each is rounded.
+    if warmup > steps or warmup + decay > steps + 1:
         and_decay = f" and optimizer.decay_fraction {decay:,}" if decay else ""
         raise UserError(
             f"optimizer.warmup_fraction is {warmup:,}{and_decay} of a run of {steps:,} steps; "

@@ -18,6 +18,10 @@ from bert_jax.config.schedule import Stage
 from bert_jax.models.layers import random_bits
 from bert_jax.text.tokenizer import Tokenizer
 
+# Tokens of a part of a word that has too many to be chosen, as proteins and DNA do. SpanBERT's
+# spans have 3.8 on average (Joshi et al. 2020, section 3.1).
+_PART = 4
+
 
 @struct.dataclass
 class Predictions:
@@ -37,7 +41,7 @@ class Masking:
     vocab_size: int  # of the tokenizer; a random replacement is any of its tokens
     special_ids: tuple[int, ...]  # tokens that are never chosen
     mask_id: int  # replaces `mask_share` of the chosen tokens
-    is_continuation: np.ndarray | None  # [vocab_size] bool for whole words: tokens that continue
+    continues_word: np.ndarray | None  # [vocab_size] bool, as `Tokenizer`'s, for whole words
     mask_share: float = 0.8
     random_share: float = 0.1  # of the chosen tokens; the others stay as they are
 
@@ -62,9 +66,10 @@ class Masking:
         candidate = (attention_mask > 0) & ~is_special
         count = jnp.asarray(self.counts)[(attention_mask > 0).sum()]
         scores = _uniform(choice)
-        if self.is_continuation is not None:
-            is_continuation = jnp.asarray(self.is_continuation)[input_ids]
-            scores, count = _choose_words(scores, candidate, is_continuation, count)
+        if self.continues_word is not None:
+            continues_word = jnp.asarray(self.continues_word)[input_ids]
+            begins_word = _word_starts(candidate, continues_word, self.max_predictions)
+            scores, count = _choose_words(scores, candidate, begins_word, count)
         _, positions = jax.lax.top_k(jnp.where(candidate, scores, -1.0), self.max_predictions)
         valid = jnp.arange(self.max_predictions) < jnp.minimum(count, candidate.sum())
         labels = input_ids[positions]
@@ -91,7 +96,7 @@ def make_masking(tokenizer: Tokenizer, stage: Stage, data: DataConfig) -> Maskin
         vocab_size=tokenizer.vocab_size,
         special_ids=tokenizer.special_ids,
         mask_id=tokenizer.mask_id,
-        is_continuation=tokenizer.is_continuation if data.whole_word_masking else None,
+        continues_word=tokenizer.continues_word if data.whole_word_masking else None,
     )
 
 
@@ -100,16 +105,34 @@ def _uniform(bits: UInt32[Array, "*any"]) -> Float[Array, "*any"]:
     return (bits >> 8).astype(jnp.float32) * 2**-24
 
 
+def _word_starts(candidate: Array, continues_word: Array, most: int) -> Array:
+    """Return the tokens, [L] bool, that begin a word, or a part of one of more than `most`.
+
+    Such a word would never be chosen whole.
+    """
+    # A token after a special one begins a word even if it is marked as a continuation.
+    after_other = ~jnp.concatenate([jnp.zeros(1, bool), candidate[:-1]])
+    begins_word = candidate & (~continues_word | after_other)
+    index = jnp.arange(len(candidate))
+    since_start = index - jax.lax.cummax(jnp.where(begins_word, index, 0))
+    word, size = _words(candidate, begins_word)
+    is_long = size.at[word].get(mode="fill", fill_value=0) > most
+    return begins_word | (is_long & (since_start % min(_PART, most) == 0))
+
+
+def _words(candidate: Array, begins_word: Array) -> tuple[Int[Array, "L"], Int[Array, "L"]]:
+    """Return the word of each token, L where it has none, and the size of each word."""
+    length = len(candidate)
+    word = jnp.where(candidate, jnp.cumsum(begins_word) - 1, length)
+    return word, jnp.zeros(length, jnp.int32).at[word].add(1, mode="drop")
+
+
 def _choose_words(
-    scores: Float[Array, "L"], candidate: Array, is_continuation: Array, count: Int[Array, ""]
+    scores: Float[Array, "L"], candidate: Array, begins_word: Array, count: Int[Array, ""]
 ) -> tuple[Float[Array, "L"], Int[Array, ""]]:
     """Return scores, above 1 for the tokens of chosen words, and their number, at most `count`."""
     length = scores.shape[0]
-    # A token after a special one begins a word even if it is marked as a continuation.
-    after_other = ~jnp.concatenate([jnp.zeros(1, bool), candidate[:-1]])
-    begins_word = candidate & (~is_continuation | after_other)
-    word = jnp.where(candidate, jnp.cumsum(begins_word) - 1, length)
-    size = jnp.zeros(length, jnp.int32).at[word].add(1, mode="drop")
+    word, size = _words(candidate, begins_word)
     order = jnp.argsort(scores)  # a random order of the words, since the scores are uniform
 
     def choose(total: Array, index: Array) -> tuple[Array, Array]:

@@ -43,9 +43,9 @@ def train_step(setup: Setup, config: TrainConfig, stage: Stage) -> Any:
     """Return the train step of a stage for random sequences, jitted; it donates its state."""
     vocab_size, predictions = config.model.vocab_size, stage.max_predictions
     counts = np.minimum(np.arange(stage.max_length + 1), predictions).astype(np.int32)
-    is_continuation = np.zeros(vocab_size, bool) if config.data.whole_word_masking else None
+    continues_word = np.zeros(vocab_size, bool) if config.data.whole_word_masking else None
     mask_id = _SPECIAL_IDS[-1]
-    masking = Masking(counts, predictions, vocab_size, _SPECIAL_IDS, mask_id, is_continuation)
+    masking = Masking(counts, predictions, vocab_size, _SPECIAL_IDS, mask_id, continues_word)
     objective = dataclasses.replace(make_objective(config), masking=masking)
     step = make_train_step(objective, setup.optimizer, config.optimizer.microbatches)
     return mesh_lib.jit_step(step, setup.layout, ("state", "metrics"))

@@ -191,7 +191,8 @@ def pretraining_end(
     rows = [("\nsource", "share", "sequences", "epochs", main.title)]
     for part, count, epochs in parts:
         numbers = (f"{100 * part.weight:.3g}%", f"{count:,}", header.epochs(epochs).split()[0])
-        rows.append((part.name, *numbers, f"{scores[f'{main.name}/{part.name}']:.3f}"))
+        score = scores.get(f"{main.name}/{part.name}")  # none where nothing was predicted
+        rows.append((part.name, *numbers, "-" if score is None else f"{score:.3f}"))
     for row in rows if len(rows) > 1 else ():
         print_on_main("{:18}{:>8}{:>14}{:>10}{:>10}".format(*row), Level.RESULTS)
     longest = objective.config.model.max_position_embeddings - 2

@@ -31,7 +31,8 @@ def parse(source: str) -> dict[str, float]:
     names, weights = [name for name, _ in parts], [weight for _, weight in parts]
     is_weighted = weights.count(None) < len(weights)
     has_stores = len(names) > 1 and any(map(is_store, names))
-    if is_store(source) or not (is_weighted or has_stores):
+    is_one = is_store(source) or os.path.lexists(source)  # a file may be named like a mixture
+    if is_one or not (is_weighted or has_stores):
         return {}
     resolved = [_resolve(name) for name in names]
     for name, weight in parts:
@@ -174,8 +175,10 @@ def _short_names(names: Sequence[str]) -> list[str]:
 def _train_tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
     """Return a tokenizer trained on all texts; a text's share of the sample is its weight."""
     data, size = config.data, config.model.vocab_size or prepare.DEFAULT_VOCAB_SIZE
-    settings = (config.tokenizer, size, data.source, data.eval_fraction, data.text_field)
-    digest = hashlib.sha256(repr((*settings, data.sentences)).encode()).hexdigest()
+    texts = (dataclasses.replace(data, source=name) for name in parse(data.source))
+    identities = [source.identity() for text in texts for source in prepare.open_sources(text)]
+    settings = (config.tokenizer, size, data.source, data.eval_fraction, identities)
+    digest = hashlib.sha256(repr(settings).encode()).hexdigest()
     path = folder / f"tokenizer-{digest[:8]}"
 
     if not path.exists():

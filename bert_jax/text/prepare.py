@@ -231,7 +231,7 @@ def _tokenize(
         while batch := next_batch.result():
             next_batch = reader.submit(next, batches, None)
             sentences = [sentence for _, document in batch for sentence in document]
-            ids = tokenizer.encode(sentences)
+            ids = tokenizer.encode_literally(sentences)
             remaining = iter(ids)
             tokenized = [(split, [next(remaining) for _ in document]) for split, document in batch]
             for name, sizes in splits.items():
@@ -244,7 +244,8 @@ def _tokenize(
             work.n = sum(source.position for source in sources)
     source, num_documents = sources[0], progress.pop("documents")
     if is_whole:
-        check_text(progress, source.name, tokenizer.kind)
+        held_out = sources[1].name if len(sources) > 1 else ""
+        check_text(progress, source.name, tokenizer.kind, held_out)
     json_files.write_record(folder / "store.json", {**progress, "vocab_size": tokenizer.vocab_size})
     path.unlink()
     seconds = time.monotonic() - start_time
@@ -254,11 +255,20 @@ def _tokenize(
     console.show(f"prepared {source.name} ({source.form}): {', '.join(sizes)}{speed}")
 
 
-def check_text(record: Mapping[str, Any], name: str, kind: str) -> None:
-    """Refuse a text, by its complete record, that cannot be trained on or evaluated."""
+def check_text(record: Mapping[str, Any], name: str, kind: str, held_out: str = "") -> None:
+    """Refuse a text, by its complete record, that cannot be trained on or evaluated.
+
+    Args:
+      record: of its store.
+      name: of the text.
+      kind: of the tokenizer.
+      held_out: the name of the held-out text, if that is another.
+    """
     splits = record["splits"]
     if not splits["train"]["tokens"]:
         raise UserError(f"{name} has no text to train on; give more text")
+    if not splits["eval"]["tokens"] and held_out:
+        raise UserError(f"{held_out} has no text to evaluate on; give more text")
     if not splits["eval"]["tokens"]:
         num_documents = splits["train"]["documents"] // 8 - 1
         remedy = "separate documents by blank lines"
@@ -266,8 +276,8 @@ def check_text(record: Mapping[str, Any], name: str, kind: str) -> None:
             remedy = f"set data.eval_fraction to {math.ceil(100 / num_documents) / 100} or more"
         text = f"{console.counted(num_documents, 'document')} of {name}"
         raise UserError(
-            f"data.eval_fraction holds out none of {text}; {remedy}, or give data.eval_source; "
-            "if each line is a document, set data.sentences to documents"
+            f"data.eval_fraction holds out none of {text}; {remedy}, or, if it is the only text, "
+            "give data.eval_source; if each line is a document, set data.sentences to documents"
         )
     if (share := store.unknown_share(record)) > _MOST_UNKNOWN:
         raise UserError(

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from unicodedata import category
 
 import numpy as np
 import sentencepiece
@@ -37,6 +38,7 @@ def wordpiece_normalizer(*, lowercase: bool, strip_accents: bool) -> normalizers
 # Chinese characters and marks; with kana, Thai, Lao, Tibetan, Burmese and Khmer: without spaces.
 _CHINESE = r"\u3001-\u303f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff"
 _SPACELESS = rf"[{_CHINESE}\u3040-\u30ff\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff]"
+_MARKS = f"[{''.join(c for c in map(chr, range(0xE00, 0x1800)) if category(c).startswith('M'))}]"
 
 
 class Tokenizer(abc.ABC):
@@ -59,6 +61,10 @@ class Tokenizer(abc.ABC):
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         """Return the token ids of each text, without special tokens; all cores are used."""
 
+    def encode_literally(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        """Return what `encode` does of texts in which "[SEP]" is not a separator but itself."""
+        return self.encode(texts)
+
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the token ids of a text, and the characters at which each starts and ends."""
@@ -78,6 +84,17 @@ class Tokenizer(abc.ABC):
     def readable(self, index: int) -> str:
         """Return a token for people: of bytes, the characters that they are."""
         return self.id_to_token(index)
+
+    @functools.cached_property
+    def continues_word(self) -> np.ndarray:
+        """[vocab_size] bool: which tokens are masked with the one before, if whole words are.
+
+        In a script without spaces, each token is a word, as each Chinese character is to BERT.
+        """
+        begins = re.compile(rf"(##)?(?!{_MARKS}){_SPACELESS}")
+        names = map(self.readable, range(self.vocab_size))
+        is_word = np.array([bool(begins.match(name)) for name in names])
+        return self.is_continuation & ~is_word
 
     @property
     def fingerprint(self) -> str:
@@ -251,6 +268,13 @@ class _FastTokenizer(Tokenizer):
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def encode_literally(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        self._tokenizer.encode_special_tokens = True
+        try:
+            return self.encode(texts)
+        finally:
+            self._tokenizer.encode_special_tokens = False
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)

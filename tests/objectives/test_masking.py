@@ -1,10 +1,17 @@
 """Masks: exact counts, the 80/10/10 split, what is never chosen, whole words, keys."""
 
+import random
+
 import jax
 import numpy as np
 import pytest
 from helpers import PREDICTIONS, SPECIAL, VOCAB, batch, masking
 from scipy import stats
+
+from bert_jax.config import DataConfig, TokenizerConfig
+from bert_jax.config.schedule import Stage
+from bert_jax.objectives.masking import make_masking
+from bert_jax.text import tokenizer_training
 
 MASK_ID = 4
 
@@ -112,10 +119,48 @@ def test_whole_words():
     for row in range(1000):
         ids = rows["input_ids"][row]
         chosen = set(predictions.positions[row][predictions.weights[row] > 0].tolist())
-        for place in range(1, lengths[row]):
-            inside = ids[place] not in SPECIAL and CONTINUES[ids[place]]
-            if inside and ids[place - 1] not in SPECIAL:
-                assert (place in chosen) == (place - 1 in chosen)
+        for word in words_of(ids[: lengths[row]]):
+            assert len(chosen & word) in (0, len(word))
+
+
+def words_of(ids: np.ndarray) -> list[set[int]]:
+    """The positions of each word; of one that could never be chosen whole, of each part."""
+    words = []
+    for place, token in enumerate(ids):
+        if token in SPECIAL:
+            continue
+        if words and words[-1][-1] == place - 1 and CONTINUES[token]:
+            words[-1].append(place)
+        else:
+            words.append([place])
+    sizes = [4 if len(word) > PREDICTIONS else len(word) for word in words]
+    return [
+        set(word[start : start + size])
+        for word, size in zip(words, sizes, strict=True)
+        for start in range(0, len(word), size)
+    ]
+
+
+@pytest.mark.parametrize("text", ["ACGT" * 200, "ความคิดเห็น" * 40, "吾輩は猫である。" * 40])
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "byte_bpe"])
+def test_text_without_spaces_has_words(text, kind):
+    """As many tokens of it are predicted as of other text, and not the same few."""
+    config = TokenizerConfig(kind=kind, model_type="bpe" if kind == "sentencepiece" else "unigram")
+    generator = random.Random(0)
+    lines = ["".join(generator.choices(text, k=600)) for _ in range(50)]
+    tokenizer = tokenizer_training.train(lines, config, 300)
+    stage = Stage(64, 8, max_predictions=10)
+    mask = make_masking(tokenizer, stage, DataConfig(whole_word_masking=True))
+    ids = np.concatenate(tokenizer.encode(lines))
+    count = len(ids) // 62
+    blocks = np.full((count, 64), tokenizer.sep_id, np.int32)
+    blocks[:, 0], blocks[:, 1:-1] = tokenizer.cls_id, ids[: count * 62].reshape(count, 62)
+    _, predictions = jax.jit(mask)(
+        jax.random.key(0), blocks, np.ones_like(blocks), np.arange(count, dtype=np.int32)
+    )
+    assert predictions.weights.sum() > 0.8 * 10 * count
+    places = np.bincount(np.asarray(predictions.positions)[predictions.weights > 0], minlength=64)
+    assert places[1:-1].all()
 
 
 def test_whole_words_are_equally_likely():
