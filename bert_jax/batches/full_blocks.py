@@ -31,16 +31,18 @@ class FullBlocks:
         """Whether no sequence has padding: of a text of at least one block."""
         return len(self.store.tokens) >= self.length - 2
 
-    def batch(self, number: int, size: int, indices: np.ndarray | None = None) -> Batch:
+    def batch(
+        self, number: int, size: int, indices: np.ndarray | None = None, skipped: int = 0
+    ) -> Batch:
         """Return the sequences at some indices of a batch: `SentencePairs.batch` without labels."""
         indices = np.arange(size) if indices is None else indices
-        batch = self.assemble(self.draw(number, size, indices))
+        batch = self.assemble(self.draw(number, size, indices, skipped))
         return {**batch, "index": indices.astype(np.int32)}
 
-    def draw(self, number: int, size: int, indices: np.ndarray) -> np.ndarray:
+    def draw(self, number: int, size: int, indices: np.ndarray, skipped: int = 0) -> np.ndarray:
         """Return the first token of the sequences at some indices of a batch."""
         budget, per_epoch = self.length - 2, self.sequences_per_epoch
-        epochs, blocks = np.divmod(number * size + indices.astype(np.int64), per_epoch)
+        epochs, blocks = np.divmod(skipped + number * size + indices.astype(np.int64), per_epoch)
         spare = max(0, len(self.store.tokens) - per_epoch * budget)
         first = np.empty(len(indices), np.int64)
         for epoch in np.unique(epochs).tolist():

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,40 @@ def make_sequences(
     return kind(store, tokenizer, length, seed, config.pairs == "sop", config.short_fraction)
 
 
+class Earlier(NamedTuple):
+    """Sequences of a stage that were read before a run began."""
+
+    stage: int  # its number among the stages of a schedule, by which the text is shuffled
+    max_length: int
+    sequences: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadBefore:
+    """What was read of its text before a run began: by the runs that it forks, else nothing.
+
+    Attributes:
+      counted_from: the step that the run began with, from which it counts its own sequences.
+      earlier: the sequences that were read by then.
+    """
+
+    counted_from: int = 0
+    earlier: tuple[Earlier, ...] = ()
+
+    def until(self, step: int, stages: Sequence[Stage]) -> "ReadBefore":
+        """Return what has been read after some steps of a run, for one that forks it there."""
+        counts = {(stage, length): count for stage, length, count in self.earlier}
+        for number, stage in enumerate(stages):
+            steps = min(step, stage.end) - max(stage.first_step, self.counted_from)
+            if steps > 0:
+                of = number, stage.max_length
+                counts[of] = counts.get(of, 0) + steps * stage.batch_size
+        return ReadBefore(step, tuple(Earlier(*of, count) for of, count in counts.items()))
+
+
+NOTHING_READ = ReadBefore()
+
+
 class TrainBatches:
     """The batch of every step of a run, by index: a pure function of (config, text, step)."""
 
@@ -44,29 +78,32 @@ class TrainBatches:
         data: DataConfig,
         seed: int,
         process_indices: ProcessIndices = np.arange,
-        *,
-        counted_from: int = 0,
+        read_before: ReadBefore = NOTHING_READ,
     ):
+        """Batches of another size than those of `read_before` continue where these ended."""
         self._num_steps, self._process_indices = stages[-1].end, process_indices
-        self._counted_from = counted_from  # the step from which `progress` counts
-        self._mixed, weights = corpus.mixed, [part.weight for part in corpus.parts]
-        self._stages: list[tuple[Stage, MixedSequences]] = []
-        for number, stage in enumerate(stages):
-            stage_seed = seed * 1000 + number  # so that no stage repeats another's sequences
-            seeds = part_seeds(stage_seed, len(weights))
-            parts = [
-                make_sequences(part.train, part.tokenizer, data, stage.max_length, part_seed)
-                for part, part_seed in zip(corpus.parts, seeds, strict=True)
-            ]
-            self._stages.append((stage, MixedSequences(parts, weights, stage_seed)))
+        self._counted_from, self._mixed = read_before.counted_from, corpus.mixed
+        make = partial(_mixed_sequences, corpus, data, seed)
+        counts = {(stage, length): count for stage, length, count in read_before.earlier}
+        own = [counts.pop((i, stage.max_length), 0) for i, stage in enumerate(stages)]
+        self._stages = [
+            (stage, make(number, stage.max_length), count)
+            for number, (stage, count) in enumerate(zip(stages, own, strict=True))
+        ]
+        self._ended = [(count, make(*of)) for of, count in counts.items()]  # that are no stages now
 
     def __len__(self) -> int:
         return self._num_steps
 
     def __getitem__(self, step: int) -> Batch:
-        stage, sequences = next(x for x in reversed(self._stages) if x[0].first_step <= step)
+        stage, sequences, earlier = next(
+            each for each in reversed(self._stages) if each[0].first_step <= step
+        )
         indices = self._process_indices(stage.batch_size)
-        batch = sequences.batch(step - stage.first_step, stage.batch_size, indices)
+        # The number of a batch counts the steps of earlier runs, whose batches may have differed.
+        skipped = earlier - max(0, self._counted_from - stage.first_step) * stage.batch_size
+        number = step - stage.first_step
+        batch = sequences.batch(number, stage.batch_size, indices, skipped if earlier else 0)
         if sequences.is_full:
             return {name: value for name, value in batch.items() if name != "attention_mask"}
         return batch
@@ -92,10 +129,11 @@ class TrainBatches:
 
     def _seen(self, step: int) -> Iterator[tuple[int, MixedSequences]]:
         """Yield the number of sequences of each stage in the first steps that are counted."""
-        for stage, sequences in self._stages:
+        yield from self._ended
+        for stage, sequences, earlier in self._stages:
             first_step = max(stage.first_step, self._counted_from)
             steps = max(0, min(step, stage.end) - first_step)
-            yield steps * stage.batch_size, sequences
+            yield earlier + steps * stage.batch_size, sequences
 
     def epochs(self) -> float:
         """Return the number of passes over the text in the run."""
@@ -104,12 +142,24 @@ class TrainBatches:
     def statistics(self) -> dict[int, packing.PairStatistics]:
         """Return the statistics of the pairs by length; none of full blocks."""
         result = {}
-        for _, sequences in self._stages:
+        for _, sequences, _ in self._stages:
             pairs = [kind for kind in sequences.parts if isinstance(kind, SentencePairs)]
             if pairs:
                 means = np.average(list(map(packing.statistics, pairs)), 0, sequences.weights)
                 result[pairs[0].length] = packing.PairStatistics._make(means.tolist())
         return result
+
+
+def _mixed_sequences(
+    corpus: Corpus, data: DataConfig, seed: int, number: int, length: int
+) -> MixedSequences:
+    """Return the sequences of a stage, by its number: no stage repeats those of another."""
+    stage_seed, weights = seed * 1000 + number, [part.weight for part in corpus.parts]
+    parts = [
+        make_sequences(part.train, part.tokenizer, data, length, part_seed)
+        for part, part_seed in zip(corpus.parts, part_seeds(stage_seed, len(weights)), strict=True)
+    ]
+    return MixedSequences(parts, weights, stage_seed)
 
 
 def prefetch(batches: Any, step: int) -> Iterator[Any]:

@@ -75,13 +75,16 @@ class MixedSequences:
             rest = rest[~is_of_part]
         return owners
 
-    def batch(self, number: int, size: int, indices: np.ndarray | None = None) -> Batch:
+    def batch(
+        self, number: int, size: int, indices: np.ndarray | None = None, skipped: int = 0
+    ) -> Batch:
         """Return the sequences at some indices of a batch: `SentencePairs.batch` of each part."""
         if len(self.parts) == 1:
-            return self.parts[0].batch(number, size, indices)
+            return self.parts[0].batch(number, size, indices, skipped)
         indices = np.arange(size) if indices is None else indices
-        owners, batch = self._owners(number * size, size), {}
-        for i, first in enumerate(self.counts(number * size)):
+        before = skipped + number * size
+        owners, batch = self._owners(before, size), {}
+        for i, first in enumerate(self.counts(before)):
             is_part = owners == i
             where = np.flatnonzero(is_part[indices])
             if not len(where):

@@ -83,9 +83,9 @@ class PackedPairs(SentencePairs):
         sequences["label"] = np.where(members < 0, NO_PAIR, label[members])
         return sequences
 
-    def draw(self, number: int, size: int, indices: np.ndarray) -> np.ndarray:
+    def draw(self, number: int, size: int, indices: np.ndarray, skipped: int = 0) -> np.ndarray:
         """Return the records of `_draw_sequences` at some indices of a batch."""
-        return self._batch_sequences(number, size)[indices]
+        return self._batch_sequences(skipped + number * size, size)[indices]
 
     def assemble(self, drawn: np.ndarray) -> Batch:
         """Return the arrays of `SentencePairs`, and those by which pairs are told apart."""

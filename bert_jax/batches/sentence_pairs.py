@@ -47,16 +47,25 @@ class SentencePairs:
         """Number of sequences in one pass over the text."""
         return self._num_groups * self._group_size
 
-    def batch(self, number: int, size: int, indices: np.ndarray | None = None) -> Batch:
-        """Return the sequences at some indices of a batch; label 1: B is random or swapped."""
+    def batch(
+        self, number: int, size: int, indices: np.ndarray | None = None, skipped: int = 0
+    ) -> Batch:
+        """Return the sequences at some indices of a batch; label 1: B is random or swapped.
+
+        Args:
+          number: of the batch.
+          size: sequences of a batch.
+          indices: of the sequences to return; all by default.
+          skipped: the number of sequences before batch 0.
+        """
         indices = np.arange(size) if indices is None else indices
-        batch = self.assemble(self.draw(number, size, indices))
+        batch = self.assemble(self.draw(number, size, indices, skipped))
         return {**batch, "index": indices.astype(np.int32)}
 
-    def draw(self, number: int, size: int, indices: np.ndarray) -> np.ndarray:
+    def draw(self, number: int, size: int, indices: np.ndarray, skipped: int = 0) -> np.ndarray:
         """Return the first token of A and B, their numbers of tokens and the label, [n, 5]."""
         # The whole batch is drawn, so that a sequence does not depend on the others of its process.
-        pairs = self._batch_sequences(number, size)
+        pairs = self._batch_sequences(skipped + number * size, size)
         segments = self._segments(pairs, keyed_generator(self.seed, BATCH, number))
         return np.vstack(segments).T[indices]
 
@@ -66,9 +75,9 @@ class SentencePairs:
         arrays = assemble_pairs(self.store, self.tokenizer, self.length, first, count)
         return {**arrays, "next_sentence_label": label}
 
-    def _batch_sequences(self, number: int, size: int) -> np.ndarray:
+    def _batch_sequences(self, first: int, size: int) -> np.ndarray:
         """Return the drawn sequences of a batch, which may span groups and epochs, [size]."""
-        epochs, within = np.divmod(number * size + np.arange(size), self.sequences_per_epoch)
+        epochs, within = np.divmod(first + np.arange(size), self.sequences_per_epoch)
         groups, slots = np.divmod(within, self._group_size)
         keys = sorted({*zip(epochs.tolist(), groups.tolist(), strict=True)})
         return np.concatenate(

@@ -14,6 +14,7 @@ from flax import linen as nn
 from flax import traverse_util
 
 from bert_jax import console
+from bert_jax.batches.loader import NOTHING_READ, ReadBefore
 from bert_jax.bert import Bert, load
 from bert_jax.config import FinetuneConfig, ModelConfig, TrainConfig, settings
 from bert_jax.config.schedule import make_schedule
@@ -53,8 +54,7 @@ class Origin:
       fork: the checkpoint of the other run.
       before: the settings that the state of a fork or of a resumed run was trained with.
       tokenizer: that of the run; None if its text has one, or one is to be trained on it.
-      counted_from: the step from which epochs and tokens are counted: that of a fork to another
-        text, of which nothing has been read before.
+      read_before: what the runs that a fork continues have read of its text.
     """
 
     kind: Literal["new", "initialized", "forked", "resumed"]
@@ -63,7 +63,7 @@ class Origin:
     fork: AnyPath | None = None
     before: TrainConfig | None = None
     tokenizer: Tokenizer | None = None
-    counted_from: int = 0
+    read_before: ReadBefore = NOTHING_READ
 
 
 def find(
@@ -110,7 +110,7 @@ def find(
         bert=bert,
         before=workdir.config,
         tokenizer=tokenizer,
-        counted_from=workdir.results.get("counted_from", 0),
+        read_before=workdirs.read_before(workdir.results, workdir.path),
     )
 
 
@@ -126,6 +126,7 @@ def _tokenizer_of_resumed(config: TrainConfig, workdir: Workdir) -> Tokenizer | 
 
 def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath) -> Origin:
     """Return the origin of a run that continues from a checkpoint of another one."""
+    settings.check(config)
     config, before = copy.deepcopy(config), read_fork_config(fork)
     check_fork(config, fork, before, workdir)
     config = resolve(config, workdir, validate, source=before.model, fork=str(fork))
@@ -137,14 +138,19 @@ def _find_fork(config: TrainConfig, workdir: Workdir[TrainConfig], fork: AnyPath
             f"tokenizer.path {config.tokenizer.path} is not the tokenizer of {fork}, which --fork "
             "keeps; leave it empty"
         )
-    counted_from = int(fork.name) if before.data.source != config.data.source else 0
+    read, run = ReadBefore(int(fork.name)), fork.parent.parent
+    if before.data.source == config.data.source:
+        is_of_run = fork.parent.name == workdir.checkpoints.name
+        results = workdirs.read_results(run) if is_of_run else {}
+        earlier = workdirs.read_before(results, run)
+        read = earlier.until(read.counted_from, make_schedule(before).stages)
     return Origin(
         "forked",
         config,
         fork=fork,
         before=before,
         tokenizer=tokenizer,
-        counted_from=counted_from,
+        read_before=read,
     )
 
 
@@ -173,13 +179,14 @@ def resolve(
     config = copy.deepcopy(config)
     if bert:
         config.model = model_config(bert, config.model, fields)
-    validate(config)
+    # Of a run that resumes, what is kept decides what fits.
+    (settings.check if workdir.config else validate)(config)
     # As it would be read from a file: a list of Python is the tuple that a setting has.
     config = settings.from_dict(type(config), dataclasses.asdict(config), "config")
     if source and not workdir.config:
         _print_if_interpolated(source, config.model)
     workdirs.resume_settings(config, workdir)
-    validate(config)  # again: what a run keeps may not fit its new steps
+    validate(config)
     config.model = resolve_dtype(config.model, jax.local_devices()[0])
     hosts.check_same_run(config, workdir=str(workdir.address), init=init, fork=fork)
     if hosts.count() > 1 and config.parallel.mode == "pmap":
@@ -290,10 +297,10 @@ def check_fork(config: TrainConfig, fork: AnyPath, saved: TrainConfig, workdir: 
     if fork.parent == workdir.checkpoints or workdir.path.resolve() in fork.resolve().parents:
         raise UserError(f"--fork begins a new run; choose another --workdir than {workdir.path}")
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
-    # A share of other steps would be other steps; 0 drops what is left of them.
-    if 0 < config.data.length_warmup_fraction < 1:
-        warmup = make_schedule(saved).length_warmup
-        config.data.length_warmup_fraction = float(min(warmup, config.steps - 1))
+    workdirs.keep_begun_stages(config, saved, int(fork.name))
+    if config.data.length_warmup_fraction >= 1:  # 0 drops what is left of it
+        kept = min(config.data.length_warmup_fraction, config.steps - 1)
+        config.data.length_warmup_fraction = float(kept)
     values = settings.flatten(saved)
     free = (*_COMPUTATION, *_DROPOUTS, "initializer_range", "global_rope_theta")
     fixed = [name for name in values if name.startswith("model.") and name[6:] not in free]

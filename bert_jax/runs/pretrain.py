@@ -228,7 +228,7 @@ def _train(run: Run, stop: Callable[[], str]) -> PretrainingResult:
     mesh, origin = run.setup.layout.mesh, run.origin
     indices = partial(meshes.process_indices, mesh)
     batches = loader.TrainBatches(
-        corpus, schedule.stages, config.data, config.seed, indices, counted_from=origin.counted_from
+        corpus, schedule.stages, config.data, config.seed, indices, origin.read_before
     )
     checkpoints = Checkpoints(
         run.workdir.checkpoints,
@@ -320,7 +320,8 @@ def _claim_workdir(run: Run) -> dict[str, Any]:
     workdir, origin = run.workdir.path, run.origin
     workdirs.claim(run.workdir, run.config, run.corpus.tokenizer, run.corpus.fingerprint)
     began_with = origin.fork or (run.init_name if origin.bert else None)
-    results = {"init": began_with and str(began_with), "counted_from": origin.counted_from}
+    read_before = dataclasses.asdict(origin.read_before)
+    results = {"init": began_with and str(began_with), **read_before}
     if origin.kind == "resumed":
         results = run.workdir.results
     workdirs.write_results(workdir, results)

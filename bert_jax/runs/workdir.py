@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from bert_jax.batches.loader import Earlier, ReadBefore
 from bert_jax.config import FinetuneConfig, TrainConfig, settings
 from bert_jax.config.schedule import make_schedule
 from bert_jax.distributed import hosts
 from bert_jax.errors import TrainingError, UserError
 from bert_jax.storage import mirror, paths
-from bert_jax.storage.json_files import read_json
+from bert_jax.storage.json_files import read_json, refusing_malformed
 from bert_jax.storage.locks import check_unlocked, locked
 from bert_jax.storage.paths import AnyPath
 from bert_jax.text.tokenizer import Tokenizer
@@ -116,6 +117,13 @@ def read_results(path: AnyPath) -> dict[str, Any]:
     return read_json(path, "move it away") if path.exists() else {}
 
 
+def read_before(results: Mapping[str, Any], path: AnyPath) -> ReadBefore:
+    """Return what the results of a run say of the text that was read before it began."""
+    with refusing_malformed(path / "results.json", "move it away"):
+        earlier = tuple(Earlier(*map(int, each)) for each in results.get("earlier", []))
+        return ReadBefore(int(results.get("counted_from", 0)), earlier)
+
+
 def check_path(path: AnyPath) -> None:
     """Refuse a workdir whose path, or that of a file in it, no file system accepts."""
     if paths.is_remote(path):
@@ -183,19 +191,31 @@ def resume_settings(config: TrainConfig | FinetuneConfig, workdir: Workdir) -> N
     if config.model.dtype == "auto":
         config.model.dtype = saved.model.dtype
     config.model.vocab_size = config.model.vocab_size or saved.model.vocab_size
-    if not (isinstance(config, TrainConfig) and isinstance(saved, TrainConfig)):
-        return
-    # A share of other steps is another step, and a phase that has begun keeps its first one.
+    if isinstance(config, TrainConfig) and isinstance(saved, TrainConfig):
+        keep_begun_stages(config, saved, workdir.last_step)
+
+
+def keep_begun_stages(config: TrainConfig, saved: TrainConfig, done: int) -> None:
+    """Set the first steps of stages that have begun, and the length warm-up, to those of a run.
+
+    A share of another number of steps would be another step. What `config` sets anew is its own.
+
+    Args:
+      config: of the run that continues.
+      saved: the config that the first steps were done with.
+      done: the number of those steps.
+    """
     share, known = (each.data.length_warmup_fraction for each in (config, saved))
     before, now = make_schedule(saved), make_schedule(config)
     is_new = known < 1 and known != share  # it was set for this command
     if share < 1 and not is_new and now.length_warmup != before.length_warmup:
         config.data.length_warmup_fraction = float(before.length_warmup)
-    phases, done = list(config.data.phases), max(workdir.last_step, 1)
+    phases, done = list(config.data.phases), max(done, 1)
     stages = zip(before.main_stages[1:], now.main_stages[1:], strict=False)
     for index, (was, stage) in enumerate(stages):
-        is_share = phases[index].start < 1
-        if was.first_step < done and is_share and stage.first_step != was.first_step:
+        start, known = phases[index].start, saved.data.phases[index].start
+        is_kept = start < 1 and (start == known or known >= 1)
+        if was.first_step < done and is_kept and stage.first_step != was.first_step:
             phases[index] = dataclasses.replace(phases[index], start=float(was.first_step))
     config.data.phases = tuple(phases)
 

@@ -1,5 +1,6 @@
 """Batches by step: across phases, from any step, for any host, and the same as ever."""
 
+import dataclasses
 import zlib
 from functools import partial
 
@@ -9,6 +10,7 @@ from helpers import FakeTokenizer, assert_same_arrays, train_batches
 from stores import make_store
 
 from bert_jax.batches import loader
+from bert_jax.batches.loader import NOTHING_READ, ReadBefore
 from bert_jax.config import Phase, TrainConfig
 from bert_jax.config.schedule import Stage, make_schedule
 from bert_jax.text.store import Corpus
@@ -69,7 +71,7 @@ def test_phases_change_length_and_batch(corpus):
     batches = train_batches(corpus, config())
     shapes = [batches[step]["input_ids"].shape for step in range(40)]
     assert shapes == [(16, 32)] * 30 + [(8, 64)] * 10
-    per_epoch = [sequences.sequences_per_epoch for _, sequences in batches._stages]
+    per_epoch = [sequences.sequences_per_epoch for _, sequences, _ in batches._stages]
     assert batches.epochs() == pytest.approx(30 * 16 / per_epoch[0] + 10 * 8 / per_epoch[1])
 
 
@@ -144,8 +146,47 @@ def test_a_fork_to_another_text_counts_from_its_own_step(corpus):
     run = config()
     stages = make_schedule(run).stages
     whole = train_batches(corpus, run)
-    forked = loader.TrainBatches(corpus, stages, run.data, run.seed, counted_from=20)
+    forked = loader.TrainBatches(corpus, stages, run.data, run.seed, read_before=ReadBefore(20))
     assert forked.progress(20)["sequences"] == 0
     for name, value in whole.progress(40).items():
         assert forked.progress(40)[name] == pytest.approx(value - whole.progress(20)[name])
     assert_same_arrays(forked[35], whole[35])
+
+
+@pytest.mark.parametrize("pairs", ["none", "nsp"])
+@pytest.mark.parametrize("size", [4, 16])
+def test_a_fork_with_another_batch_size_continues_in_the_text(corpus, pairs, size):
+    """Of full blocks each sequence of an epoch is read once, as without a fork."""
+    run = config()
+    run.data.pairs, run.data.phases, run.data.batch_size, run.steps = pairs, (), 8, 200
+    whole = train_batches(corpus, run)
+    forked = dataclasses.replace(run, data=dataclasses.replace(run.data, batch_size=size))
+    stages = make_schedule(forked).stages
+    read = NOTHING_READ.until(20, make_schedule(run).stages)
+    batches = loader.TrainBatches(corpus, stages, forked.data, forked.seed, read_before=read)
+    count = 8 * 32 // size  # steps with the sequences of 32 steps
+    assert batches.progress(20) == whole.progress(20)
+    assert batches.progress(20 + count) == pytest.approx(whole.progress(52))
+    again = read.until(20 + count, stages)
+    assert again.earlier == ((0, 32, 52 * 8),)
+    last = loader.TrainBatches(
+        corpus, make_schedule(run).stages, run.data, run.seed, read_before=again
+    )
+    assert last.progress(20 + count + 7) == pytest.approx(whole.progress(59))
+    if pairs == "none":
+        ids = [batches[step]["input_ids"] for step in range(20, 20 + count)]
+        expected = [whole[step]["input_ids"] for step in range(20, 52)]
+        np.testing.assert_array_equal(np.concatenate(ids), np.concatenate(expected))
+        np.testing.assert_array_equal(last[20 + count]["input_ids"], whole[52]["input_ids"])
+
+
+def test_a_fork_that_changes_nothing_has_the_batches_of_the_run(corpus):
+    run = config()  # with a phase from step 30 on
+    stages = make_schedule(run).stages
+    whole = train_batches(corpus, run)
+    for step in (12, 30, 34):
+        read = NOTHING_READ.until(step, stages)
+        forked = loader.TrainBatches(corpus, stages, run.data, run.seed, read_before=read)
+        for later in range(step, 40):
+            assert_same_arrays(forked[later], whole[later])
+        assert forked.progress(40) == whole.progress(40)

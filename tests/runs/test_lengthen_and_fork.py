@@ -369,3 +369,55 @@ def test_a_workdir_alone_has_the_config_of_its_run(stopped, tmp_path, monkeypatc
     saved.steps = 20
     assert (longer, forked, recipe.model.hidden_size) == (saved, saved, 128)
     assert forking["fork"] == str(stopped)
+
+
+def test_a_fork_keeps_the_phases_and_the_length_warmup_that_have_begun(tiny_config, tmp_path):
+    """As a lengthened run does; a share that is set for the fork is its own."""
+    config = with_phase(tiny_config, 0.5, steps=8, max_length=32)
+    config.data.max_length, config.data.length_warmup_fraction = 64, 0.25
+    config.model.max_position_embeddings = 64
+    stop_after(6, config, tmp_path / "run")
+    for phase, share, warmup, starts in (
+        (0.5, 0.25, 2, [4]),
+        (0.75, 0.25, 2, [24]),
+        (0, 0.5, 16, []),
+    ):
+        longer = with_phase(config, phase, steps=32, max_length=32)
+        longer.data.length_warmup_fraction = share
+        longer.data.phases = longer.data.phases if phase else ()
+        run = pretraining.start(longer, tmp_path / "fork", fork=tmp_path / "run")
+        assert run.schedule.length_warmup == warmup
+        assert [stage.first_step for stage in run.schedule.main_stages[1:]] == starts
+
+
+def test_a_fork_of_a_fork_counts_what_it_has_read(tiny_config, stopped, tmp_path):
+    """Of another text from the first fork on; of more sequences a step from the second on."""
+    (tmp_path / "text.txt").write_text("The bank.\nA river.\n\n" * 30)
+    config = changed(tiny_config, steps=6)
+    config.data.source = str(tmp_path / "text.txt")
+    pretrain(config, tmp_path / "first", fork=stopped, quiet=True)
+    config.steps, config.data.batch_size = 8, 16
+    pretrain(config, tmp_path / "second", fork=tmp_path / "first", quiet=True)
+    counts = {
+        record["step"]: record["sequences"]
+        for name in ("first", "second")
+        for record in without_speeds(tmp_path / name)
+        if record["split"] == "train"
+    }
+    assert counts == {6: 2 * 8, 8: 2 * 8 + 2 * 16}
+    config.steps = 10
+    pretrain(config, tmp_path / "second", quiet=True)  # resumed
+    assert without_speeds(tmp_path / "second")[-1]["epoch"] > 0
+    last = [r for r in without_speeds(tmp_path / "second") if r["split"] == "train"][-1]
+    assert (last["step"], last["sequences"]) == (10, 2 * 8 + 4 * 16)
+
+
+def test_phases_that_are_done_need_not_fit_more_steps(tiny_config, copied):
+    """A share of them would be behind a phase at a step, or the length warm-up in it."""
+    saved = changed(tiny_config, steps=8)
+    saved.data.phases = (Phase(0.25, 16, 8), Phase(3.0, 32, 8))
+    (copied / "config.json").write_text(json.dumps(saved, default=dataclasses.asdict))
+    longer = copy.deepcopy(saved)
+    longer.steps = 32
+    run = pretraining.start(longer, copied)
+    assert [stage.first_step for stage in run.schedule.stages] == [0, 2, 3]
