@@ -11,6 +11,7 @@ from bert_jax.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
+    TokenizerConfig,
     TrainConfig,
 )
 from bert_jax.config.fields import MODEL_TYPES, POSITIONS, TASKS
@@ -32,6 +33,12 @@ def validate(config: TrainConfig) -> None:
         tokenizer.strip_accents and (tokenizer.path or tokenizer.kind == "sentencepiece"),
         "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained",
         fix="drop it, or train such a tokenizer",
+    )
+    refuse(
+        tokenizer.model_type != TokenizerConfig().model_type and tokenizer.kind != "sentencepiece",
+        f"tokenizer.model_type {tokenizer.model_type} is of SentencePiece, and tokenizer.kind is "
+        f"{tokenizer.kind}",
+        fix=f"set it to {TokenizerConfig().model_type}, which is the default, or change the kind",
     )
     starts = [phase.start for phase in data.phases]
     steps = [share_of_steps(start, config.steps) for start in starts]

@@ -1,14 +1,18 @@
 """Fit a run into minutes: the steps, and a smaller batch and model where those would be too few."""
 
+import copy
 import dataclasses
 import statistics
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from bert_jax import console
-from bert_jax.config import TrainConfig
-from bert_jax.config.schedule import Stage, make_schedule
+from bert_jax.config import Phase, TrainConfig, settings
+from bert_jax.config.schedule import Stage, make_schedule, share_of_steps
+from bert_jax.config.validation import validate
 from bert_jax.console import duration
 from bert_jax.distributed.mesh import shard_batch
 from bert_jax.errors import UserError
@@ -20,11 +24,24 @@ from bert_jax.training.setup import set_up
 _STEPS, _SECONDS = 10, 5.0  # that are timed, at most
 _FEWEST = 2000  # steps, below which a small batch or model learns more
 _SMALLEST_BATCH, _SMALLEST_SIZE = 16, 128
+_IN_STEPS = (
+    "optimizer.warmup_fraction",
+    "optimizer.decay_fraction",
+    "data.length_warmup_fraction",
+)
+_LARGEST_SHARE = 0.999  # from 1 on, a share is a number of steps
 _EVALUATIONS, _LOGS = 5, 20  # of a run
 _EVALUATED = 50  # sequences that are trained on for each held-out one
 
 
-def fit(config: TrainConfig, minutes: float, *, keeps_size: bool, keeps_batch: bool) -> TrainConfig:
+def fit(
+    config: TrainConfig,
+    minutes: float,
+    *,
+    keeps_size: bool,
+    keeps_batch: bool,
+    kept: Collection[str] = (),
+) -> TrainConfig:
     """Return a config that trains for about so many minutes on the devices of this host.
 
     Some steps are timed on random sequences. Where there is time for fewer than 2,000, the batch is
@@ -34,10 +51,14 @@ def fit(config: TrainConfig, minutes: float, *, keeps_size: bool, keeps_batch: b
     Args:
       keeps_size: whether the model keeps its size.
       keeps_batch: whether the batch keeps its size.
+      kept: the dotted names of what the user has set. Other numbers of steps, such as those of a
+        warm-up, become shares of all steps.
 
     Raises:
       UserError: the minutes are too few to compile the step.
     """
+    config = _with_shares(config, kept)
+    validate(dataclasses.replace(config, steps=_FEWEST))  # before a step is timed
     while True:
         seconds, compile_seconds = _measure(config)
         steps = int((60 * minutes - compile_seconds) / seconds)
@@ -47,8 +68,8 @@ def fit(config: TrainConfig, minutes: float, *, keeps_size: bool, keeps_batch: b
         smaller = config if keeps_batch else _smaller_batch(config, halvings)
         if smaller.data.batch_size < config.data.batch_size:
             config = smaller
-        elif not keeps_size and config.model.hidden_size >= 2 * _SMALLEST_SIZE:
-            config = _narrower(config)
+        elif not keeps_size and (narrower := _narrower(config)):
+            config = narrower
         else:
             break
     if steps < 1:
@@ -61,6 +82,7 @@ def fit(config: TrainConfig, minutes: float, *, keeps_size: bool, keeps_batch: b
     return dataclasses.replace(
         config,
         steps=steps,
+        data=dataclasses.replace(config.data, phases=_rising(config.data.phases, steps)),
         log_every=logged_every,
         eval_every=evaluated_every,
         eval_rows=min(config.eval_rows, max(1, steps * config.data.batch_size // _EVALUATED)),
@@ -100,16 +122,63 @@ def _smaller_batch(config: TrainConfig, halvings: int) -> TrainConfig:
     size, parts = config.data.batch_size, jax.device_count() * config.optimizer.microbatches
     while halvings > 0 and size >= 2 * _SMALLEST_BATCH and size % (2 * parts) == 0:
         size, halvings = size // 2, halvings - 1
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=size))
+    times = config.data.batch_size // size
+    phases = tuple(
+        dataclasses.replace(phase, batch_size=max(1, phase.batch_size // times // parts) * parts)
+        for phase in config.data.phases
+    )
+    data = dataclasses.replace(
+        config.data, batch_size=size, phases=phases if times > 1 else config.data.phases
+    )
+    return dataclasses.replace(config, data=data)
 
 
-def _narrower(config: TrainConfig) -> TrainConfig:
-    """Return a config with a model of half the width, with heads of the same size."""
+def _narrower(config: TrainConfig) -> TrainConfig | None:
+    """Return a config with a model of half the width, or None if that is too small or invalid."""
     model = config.model
+    if model.hidden_size < 2 * _SMALLEST_SIZE:
+        return None
     narrow = dataclasses.replace(
         model,
         hidden_size=model.hidden_size // 2,
         intermediate_size=model.intermediate_size // 2,
         num_attention_heads=max(1, model.num_attention_heads // 2),
     )
-    return dataclasses.replace(config, model=narrow)
+    narrower = dataclasses.replace(config, model=narrow)
+    try:
+        validate(dataclasses.replace(narrower, steps=_FEWEST))
+        make_objective(synthetic.resolve(narrower, jax.devices()[0]))
+    except UserError:  # such as of a generator, which is a share of it
+        return None
+    return narrower
+
+
+def _with_shares(config: TrainConfig, kept: Collection[str]) -> TrainConfig:
+    """Return a config whose numbers of steps are shares of all steps, as fewer have them too.
+
+    `kept` are the dotted names of fields that stay.
+    """
+
+    def share(steps: Any) -> float:
+        return steps if steps < 1 else min(steps / config.steps, _LARGEST_SHARE)
+
+    result = copy.deepcopy(config)
+    for name in _IN_STEPS:
+        if name not in kept:
+            settings.assign(result, name, share(settings.flatten(config)[name]))
+    if "data.phases" not in kept:
+        result.data.phases = tuple(
+            dataclasses.replace(phase, start=share(phase.start)) for phase in config.data.phases
+        )
+    return result
+
+
+def _rising(phases: Sequence[Phase], steps: int) -> tuple[Phase, ...]:
+    """Return the phases that begin after those before them, in so many steps."""
+    result, last = [], 0
+    for phase in phases:
+        first_step = share_of_steps(phase.start, steps)
+        if last < first_step < steps:
+            result.append(phase)
+            last = first_step
+    return tuple(result)

@@ -144,8 +144,6 @@ def start(
         data = dataclasses.replace(config.data, source=str(folder / memory.TEXTS))
         config = dataclasses.replace(config, data=data)
     found = hosts.run_on_all_hosts(lambda: workdirs.read(folder, TrainConfig))
-    if texts is not None and found.config:  # whose folder may have had another name
-        found.config.data.source = config.data.source
     if texts is not None:  # of which the origin may add words to a vocabulary
         write = partial(memory.write_texts, texts, folder / memory.TEXTS, config.data.text_field)
         hosts.run_on_main(lambda: write(may_replace=not found.config))

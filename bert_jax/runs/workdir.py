@@ -19,6 +19,7 @@ from bert_jax.storage import mirror, paths
 from bert_jax.storage.json_files import read_json, refusing_malformed
 from bert_jax.storage.locks import check_unlocked, locked
 from bert_jax.storage.paths import AnyPath
+from bert_jax.text import memory
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
 
@@ -94,13 +95,23 @@ def read(path: AnyPath, kind: type[_Config]) -> Workdir[_Config]:
     fingerprint = None
     if text_path.exists():
         fingerprint = text_path.read_bytes().strip() if text_path.is_file() else b""
+    config = settings.from_dict(kind, values, str(config_path))
+    if isinstance(config, TrainConfig):
+        _find_own_texts(config, path)
     return dataclasses.replace(
         workdir,
-        config=settings.from_dict(kind, values, str(config_path)),
+        config=config,
         steps=steps,
         fingerprint=fingerprint,
         results=read_results(path) if steps else {},
     )
+
+
+def _find_own_texts(config: TrainConfig, path: AnyPath) -> None:
+    """Set the source of a run that has its texts from memory, whose folder may have been moved."""
+    texts = path / memory.TEXTS
+    if os.path.basename(config.data.source) == memory.TEXTS and paths.exists(texts):
+        config.data.source = str(texts)
 
 
 def _has_seeds(path: AnyPath) -> bool:

@@ -180,8 +180,12 @@ def _train_tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
     settings = (config.tokenizer, size, data.source, data.eval_fraction, identities)
     digest = hashlib.sha256(repr(settings).encode()).hexdigest()
     path = folder / f"tokenizer-{digest[:8]}"
-
     if not path.exists():
+        if any(folder.glob("tokenizer-????????")):
+            raise UserError(
+                f"{folder} has a tokenizer that was trained on other texts or with other settings; "
+                "remove the folder, or choose another --workdir"
+            )
         with replacing(path) as new:
             sentences = sample_sentences(config)
             prepare.train_tokenizer(sentences, config.tokenizer, size).save(new)

@@ -1,10 +1,15 @@
 """`pretrain --minutes`: as many steps as the time has, of a smaller model where it is short."""
 
+from functools import partial
+
 import pytest
 from helpers import model_config, refused
 
+import bert_jax
 from bert_jax import DataConfig, TrainConfig
 from bert_jax.config import OptimizerConfig
+from bert_jax.config.schedule import make_schedule
+from bert_jax.config.validation import validate
 from bert_jax.planning import time_budget
 
 
@@ -87,3 +92,29 @@ def test_a_batch_that_cannot_be_halved_is_not_tried_for_ever(config, monkeypatch
     config.data.batch_size = 320
     fitted = time_budget.fit(config, 60.0, keeps_size=False, keeps_batch=False)
     assert (fitted.data.batch_size, fitted.model.hidden_size) == (40, 128)
+
+
+@pytest.mark.parametrize("name", ["electra_small", "modernbert_base", "modernbert_large", "base"])
+@pytest.mark.parametrize("speed", [1e3, 1e4, 3e5])
+def test_the_recipes_of_full_size_fit_few_minutes(name, speed, monkeypatch):
+    """Their numbers of steps become shares, and their phases have smaller batches too."""
+    use_speed(monkeypatch, speed)
+    config = bert_jax.recipe(name)
+    fitted = time_budget.fit(config, 20.0, keeps_size=False, keeps_batch=False)
+    validate(fitted)
+    times = config.data.batch_size // fitted.data.batch_size
+    before = {phase.max_length: phase.batch_size for phase in config.data.phases}
+    for phase in fitted.data.phases:
+        assert phase.batch_size <= max(8, before[phase.max_length] / times)
+    rate = make_schedule(config).rate
+    assert make_schedule(fitted).rate.warmup == pytest.approx(
+        fitted.steps * rate.warmup / rate.steps, abs=0.5
+    )
+
+
+def test_a_warmup_in_steps_that_the_user_has_set_is_kept(config, monkeypatch):
+    use_speed(monkeypatch, 1e6)
+    config.optimizer.warmup_fraction = 100.0
+    fit = partial(time_budget.fit, config, 1.0, keeps_size=True, keeps_batch=True)
+    assert fit(kept=["optimizer.warmup_fraction"]).optimizer.warmup_fraction == 100
+    assert fit().optimizer.warmup_fraction == pytest.approx(100 / config.steps)

@@ -12,6 +12,7 @@ import pytest
 from helpers import refused
 
 import bert_jax
+from bert_jax.runs import origin
 from bert_jax.text import memory
 
 pytestmark = pytest.mark.usefixtures("one_device_throughout")
@@ -194,6 +195,11 @@ def test_pretraining_on_texts_is_that_on_a_file_of_them(tiny_config, tiny_text, 
     with refused(f"{run / 'texts.jsonl'} has other texts than the ones given"):
         bert_jax.pretrain(copy.deepcopy(config), run, texts=documents[1:])
     assert not list(run.glob("*.tmp"))
+
+    moved = run.rename(tmp_path / "moved")  # it has its text in it
+    own = origin.own_config(moved)
+    own.steps = 4
+    assert bert_jax.pretrain(own, moved, quiet=True).checkpoint == moved / "checkpoints/4"
 
 
 @pytest.mark.parametrize(

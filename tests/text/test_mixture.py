@@ -135,7 +135,9 @@ def test_a_tokenizer_is_trained_on_each_text_by_its_weight(folder, monkeypatch):
     other = read("a.txt@0.5,b.txt@0.5", tokenizer=corpus.tokenizer)
     assert other.fingerprint != corpus.fingerprint
     (folder / "b.txt").write_text("Other text.\n\nOf documents.\n")
-    with pytest.raises(UserError, match="run/1 was prepared from other text"):
+    with pytest.raises(
+        UserError, match="run has a tokenizer that was trained on other texts or with"
+    ):
         read(source)
 
 

@@ -506,3 +506,15 @@ def test_signs_that_are_written_are_kept():
     config = TokenizerConfig(kind="wordpiece")
     tokenizer = tokenizer_training.train(["\u0601ء \u06dd"], config, 50)
     assert tokenizer.decode(tokenizer.encode(["\u0601ء\u00ad \u06dd"])[0]) == "\u0601ء \u06dd"
+
+
+def test_the_names_of_special_tokens_in_a_text_are_text(any_tokenizer):
+    """HTML strikes out by <s>, and a page on BERT says [MASK]."""
+    text = "a [SEP] b <s>c</s> [MASK] <mask> <pad> [PAD] [CLS] d"
+    ids = [int(token) for token in any_tokenizer.encode_literally([text])[0]]
+    assert not set(ids) & set(any_tokenizer.special_ids)
+    assert [int(i) for i in any_tokenizer.encode_literally(["fox dog"])[0]] == [
+        int(i) for i in any_tokenizer.encode(["fox dog"])[0]
+    ]
+    masked = any_tokenizer.encode_with_masks("a [MASK] b")
+    assert masked.count(any_tokenizer.mask_id) == 1
