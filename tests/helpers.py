@@ -14,7 +14,7 @@ import optax
 import pytest
 from flax import linen as nn
 
-from bert_jax import Bert, DataFiles, load
+from bert_jax import Bert, load
 from bert_jax.batches.loader import TrainBatches
 from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig
 from bert_jax.config.schedule import make_schedule
@@ -25,6 +25,7 @@ from bert_jax.objectives import OBJECTIVES, objective_name, pretraining_model
 from bert_jax.objectives.base import Pretraining
 from bert_jax.objectives.masking import Masking
 from bert_jax.tasks import make_task, task_class
+from bert_jax.tasks.base import UnknownColumns
 from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.objective import Objective
@@ -164,7 +165,7 @@ def random_bert(config: ModelConfig, tokenizer: Tokenizer, *, pairs: bool = True
 
 def untrained(bert: Bert, kind: str, labels: Sequence[str] = ()) -> Bert:
     """Return a model with the head of a task, of random parameters."""
-    task, data = task_class(kind).settings(kind=kind, labels=labels), DataFiles(max_length=32)
+    task, data = task_class(kind).settings(kind=kind, labels=labels), UnknownColumns(max_length=32)
     if kind == "question_answering":
         task = dataclasses.replace(task, max_question=8)
     model = make_task(task).model(bert.config, "")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.config.fields import MODEL_TYPES, TASKS
 from bert_jax.config.settings import from_dict, resolve
 from bert_jax.config.validation import validate_model
@@ -45,7 +45,8 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_new",
 }
 # Fields that only our exports have.
-_VOCAB_SIZE, _TASK = "tokenizer_pieces", "bert_jax_task"
+_VOCAB_SIZE, _TASK, _DATA = "tokenizer_pieces", "bert_jax_task", "bert_jax_data"
+_DATA_FIELDS = ("text", "label", "max_length")
 
 
 def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
@@ -93,7 +94,7 @@ def _check_known(
 ) -> None:
     """Refuse a field that is none of `names`, of `ModelConfig`, empty, or without effect."""
     known = _fields(model_type)
-    known = known.union(_OF_NO_EFFECT, names, (_VOCAB_SIZE, _TASK))
+    known = known.union(_OF_NO_EFFECT, names, (_VOCAB_SIZE, _TASK, _DATA))
     for name, value in values.items():
         if name.startswith("_") or name.endswith("_token_id"):
             continue
@@ -105,9 +106,16 @@ def _check_known(
 
 
 def write_config(
-    config: ModelConfig, architecture: str, tokenizer: Tokenizer, task: Task | None
+    config: ModelConfig,
+    architecture: str,
+    tokenizer: Tokenizer,
+    task: Task | None,
+    data: DataFiles | None = None,
 ) -> dict[str, Any]:
-    """Return the `config.json` of an export, from which `read_config` and `read_task` read."""
+    """Return the `config.json` of an export, from which the `read_` functions read.
+
+    `data` has the columns that the task was trained on; None where they are unknown.
+    """
     values = {"architectures": [architecture], **dataclasses.asdict(config)}
     for name in ("remat", "scan_layers", "attention"):  # they change no result
         del values[name]
@@ -122,6 +130,7 @@ def write_config(
     values["max_position_embeddings"] += exchange.first_position(values)
     if task:
         values |= {_TASK: dataclasses.asdict(task.config), **task.transformers_config()}
+        values |= {_DATA: {name: getattr(data, name) for name in _DATA_FIELDS}} if data else {}
     return values
 
 
@@ -143,6 +152,13 @@ def read_task(values: Mapping[str, Any], config: ModelConfig, where: str) -> Tas
         return None
     own = task_class(kind).transformers_settings(values, where)
     return task_class(kind).settings(kind=kind, labels=tuple(labels[kind]), **own)
+
+
+def read_data(values: Mapping[str, Any], task: TaskConfig, where: str) -> DataFiles | None:
+    """Return the columns that a task was trained on, where our export of it says so."""
+    if _DATA not in values or values.get(_TASK, {}).get("kind") != task.kind:
+        return None
+    return from_dict(DataFiles, values[_DATA], f"{where}: {_DATA}")
 
 
 def architecture(values: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from bert_jax.convert import (
 )
 from bert_jax.convert.huggingface import Exported
 from bert_jax.storage.paths import AnyPath
-from bert_jax.tasks.base import Task
+from bert_jax.tasks.base import Task, UnknownColumns
 from bert_jax.tasks.retrieval import EncodingTask
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -46,8 +46,8 @@ def export(
     """
     is_of_embeddings = task and head is None and task.library == sentence_transformers.LIBRARY
     max_length = config.max_position_embeddings
-    is_reranker = task and head is None and task.is_ranking_passages
-    if is_of_embeddings or is_reranker:  # the directory says how a text is truncated
+    has_head = task and head is None and not is_of_embeddings
+    if is_of_embeddings or has_head:  # the directory says how a text is truncated
         max_length = min(data.max_length, max_length)
     name = str(path).removeprefix("hf:") if hub.is_name(path) else Path(path).name
     with hub.destination(path, force=force, private=private) as folder:
@@ -62,7 +62,8 @@ def export(
                 folder,
                 head=head,
                 task=task,
-                max_length=max_length if is_reranker else None,
+                data=None if isinstance(data, UnknownColumns) else data,
+                max_length=max_length if has_head else None,
             )
         model_card.write(
             folder,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import DataFiles, ModelConfig
 from bert_jax.convert import config_json, names, tokenizer_files
 from bert_jax.convert.names import Converted, Tensors
 from bert_jax.errors import UserError, first_line
@@ -20,7 +20,6 @@ from bert_jax.models.architecture import architecture as architecture_of
 from bert_jax.models.exchange import COMPANION_FOLDER, Head
 from bert_jax.models.positions import position_kind
 from bert_jax.storage.json_files import read_json
-from bert_jax.tasks import task_class
 from bert_jax.tasks.base import Task
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
@@ -112,8 +111,9 @@ def load(path: Path) -> tuple[ModelConfig, Converted, Tokenizer]:
         read_positions = tensors[_POSITIONS]
         tensors[_POSITIONS] = lambda: np.atleast_1d(read_positions())[first:]
     converted = names.from_foreign(tensors, config, str(path), task, architecture)
-    if task and task_class(task.kind).is_ranking_passages:
-        converted = dataclasses.replace(converted, max_length=_max_length(path))
+    if task:
+        data = config_json.read_data(values, task, str(file))
+        converted = dataclasses.replace(converted, max_length=_max_length(path), data=data)
     tokenizer = tokenizer_loading.load(path)
     config_json.check_tokenizer(path, tokenizer, config, values)
     beside = path / COMPANION_FOLDER
@@ -132,6 +132,7 @@ def save(
     *,
     head: str | None = None,
     task: Task | None = None,
+    data: DataFiles | None = None,
     max_length: int | None = None,
 ) -> Exported:
     """Write a checkpoint that `transformers` loads.
@@ -139,6 +140,7 @@ def save(
     Args:
       head: one of `Exchange.heads`; None for the class of the task, or for the first that fits.
       task: the task whose head the model has.
+      data: the columns that it was trained on, if they are known.
       max_length: to which its tokenizer truncates; None for the number of positions.
     """
     positions = position_kind(config)
@@ -166,7 +168,7 @@ def save(
             folder = path / COMPANION_FOLDER
             folder.mkdir()
             save(other, other_params, tokenizer, folder, head="masked-lm")
-    values = config_json.write_config(config, architecture, tokenizer, task)
+    values = config_json.write_config(config, architecture, tokenizer, task, data)
     tensors = dict(names.to_foreign(params, dropped, config.model_type))
     if positions.embeddings:
         width = architecture_of(config).embedding_size(config)

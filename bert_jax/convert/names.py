@@ -18,7 +18,7 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.config import DataFiles, ModelConfig, TaskConfig
 from bert_jax.config.fields import MODEL_TYPES
 from bert_jax.config.settings import resolve
 from bert_jax.errors import UserError
@@ -45,6 +45,7 @@ class Converted:
     unused: Sequence[str]  # names of tensors that the model does not have
     task: TaskConfig | None = None
     max_length: int | None = None  # tokens of a sequence, at most, where the checkpoint says it
+    data: DataFiles | None = None  # the columns that the task was trained on, where it says them
 
 
 def exchange_of(model_type: str) -> Exchange:

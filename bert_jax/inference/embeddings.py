@@ -187,6 +187,8 @@ def embedding_identity(model: LoadedModel) -> dict[str, Any]:
         params = {"bert": params, "dense": model.params.get("dense", {})}
         embedding = dataclasses.asdict(model.model.embedding)
         own = {name: embedding[name] for name in _OWN} | {"max_length": model.data.max_length}
+        if model.task and model.data.max_length > model.config.max_position_embeddings:
+            own["stride"] = model.task.stride  # of the windows of a long text
     elif model.task and issubclass(kind := task_class(model.task.kind), EncodingTask):
         of_encoder = modules if kind.model_class.kept_heads else params.items()
         encoder = {name: value for name, value in of_encoder if name != "pooler"}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from bert_jax.objectives import pretraining_model
 from bert_jax.storage import paths
 from bert_jax.storage.paths import AnyPath
 from bert_jax.tasks import make_task
+from bert_jax.tasks.base import UnknownColumns
 from bert_jax.text import tokenizer_loading
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training import checkpoint
@@ -37,7 +37,7 @@ class LoadedModel:
     model: Any
     unused: Sequence[str] = ()
     task: TaskConfig | None = None
-    data: DataFiles = dataclasses.field(default_factory=DataFiles)
+    data: DataFiles = dataclasses.field(default_factory=UnknownColumns)
     source: str | AnyPath | None = None
     source_params: Any = None  # the parameters that the source has
 
@@ -72,10 +72,9 @@ def load_model(path: str | AnyPath, dtype: Dtype | None = None) -> LoadedModel:
             config, converted, tokenizer = module.load(path)
             config = _computed_in(config, dtype)
             modules = names.module_names(converted.params)
-            longest = converted.max_length
-            if longest is None and converted.task:
-                longest = make_task(converted.task).foreign_max_length
-            longest = min(longest or math.inf, config.max_position_embeddings)
+            task = converted.task and make_task(converted.task)
+            limits = converted.max_length, task and task.foreign_max_length
+            longest = min([config.max_position_embeddings, *filter(None, limits)])
             return LoadedModel(
                 config=config,
                 params=converted.params,
@@ -83,7 +82,7 @@ def load_model(path: str | AnyPath, dtype: Dtype | None = None) -> LoadedModel:
                 model=_make_model(config, converted.task, modules=modules),
                 unused=converted.unused,
                 task=converted.task,
-                data=DataFiles(max_length=int(longest)),
+                data=converted.data or UnknownColumns(max_length=longest),
                 source=path,
             )
     return _load_own(checkpoint.find(path), dtype)
@@ -118,7 +117,9 @@ def _load_own(folder: AnyPath, dtype: Dtype | None) -> LoadedModel:
     run = from_dict(FinetuneConfig if has_task else TrainConfig, description, where)
     validate_model(run.model, where)
     run.model = _computed_in(run.model, dtype)
-    task, probe, data = (run.task, run.probe, run.data) if has_task else (None, "", DataFiles())
+    task, probe, data = (
+        (run.task, run.probe, run.data) if has_task else (None, "", UnknownColumns())
+    )
     try:
         model = _make_model(run.model, task, probe)
     except UserError as error:

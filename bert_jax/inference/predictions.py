@@ -75,7 +75,7 @@ class Predictions(Sequence[dict[str, Any]]):
         check_named(stem)
         try:
             return write_predictions(self.task, self.examples, self._predictions, Path(stem))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError for a NUL byte
             raise UserError(f"{stem} cannot be written ({error}); choose another path") from error
 
 
@@ -131,6 +131,8 @@ def predict(
     examples = _examples_of(task, data, examples)
     if not task.labels:  # of a foreign multiple choice, whose choices have no names
         task = type(task)(task.config, task.label_names(examples))
+    if label and all(example.label is None for example in examples):
+        raise UserError(f"no example has a label in {label!r}; name another column, or none")
     check_labels(task, examples)
     features = task.features(examples, model.tokenizer, model.config, data.max_length)
     length = longest_sequence(model.config, data.max_length)

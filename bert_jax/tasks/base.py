@@ -29,10 +29,20 @@ _MAX_LABELS = 1 << 16  # a `num_labels` beyond it is damage
 class Example:
     """What is to be labelled."""
 
-    id: Any  # its name in the predictions; None for its index
+    id: Any  # its name in the predictions, a text or a number; None for its index
     where: str  # file and line, for messages
     texts: tuple[str, ...]  # one text or several; the words of a sentence
     label: Any  # of the task's own type; None if it is unknown
+
+    def __post_init__(self) -> None:
+        """Make an id of another type, such as a date of a table, the text of it."""
+        is_missing = self.id is None or self.id != self.id  # NaN and NaT, which pandas has for none
+        name = self.id if isinstance(self.id, str | int) else str(self.id)
+        object.__setattr__(self, "id", None if is_missing else name)
+
+
+class UnknownColumns(DataFiles):
+    """The columns of a model from elsewhere, which does not say what it was trained on."""
 
 
 class Task(abc.ABC):

@@ -121,7 +121,8 @@ class Embedding(Retrieval):
         kind = embedding.evaluation
         kind = "retrieval" if kind == "auto" and self.is_ranking else kind
         self.is_retrieval = kind == "retrieval"
-        self.default_metrics = ("ndcg@10",) if self.is_retrieval else ("spearman",)
+        self.known_metrics = RETRIEVAL_METRICS if self.is_retrieval else ("spearman", "pearson")
+        self.default_metrics = self.known_metrics[:1]
         super().__init__(config, labels)
 
     def model(self, config: ModelConfig, probe: str = "") -> TaskModel:
@@ -143,6 +144,8 @@ class Embedding(Retrieval):
             f"vector has {size} numbers",
             fix=f"give some from 1 to {size}",
         )
+        if embedding.loss == "ranking" and embedding.evaluation != "similarity":
+            cls.refuse_label(config)
         columns = [name for name in config.data.text.split(",") if name]
         refuse(
             embedding.loss != "ranking" and len(columns) > 2,
@@ -230,7 +233,7 @@ class Embedding(Retrieval):
 
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         fields = super().select_fields(record, data)
-        if self.is_ranking and self.is_retrieval:
+        if self.has_pairs_alone:
             return fields
         return {**fields, "score": record.fields.get(data.label)}
 

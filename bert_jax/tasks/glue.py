@@ -8,6 +8,7 @@ from typing import Any
 from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.errors import UserError, nearest
 from bert_jax.tasks import readers
+from bert_jax.tasks.base import UnknownColumns
 from bert_jax.text.records import Record, read_records
 
 _IDS = ("index", "id", "idx")  # in GLUE's files, QQP's, and TFDS
@@ -57,10 +58,10 @@ def layout(name: str) -> Layout:
 
 
 def text_columns(task: TaskConfig, data: DataFiles) -> tuple[str, ...]:
-    """Return the columns of the texts that a model was trained on; none of a foreign model."""
+    """Return the columns of the texts that a model was trained on; none where it is unknown."""
     if task.glue:
         return layout(task.glue).fields
-    return tuple(data.text.split(",")) if data.train else ()
+    return () if isinstance(data, UnknownColumns) else tuple(data.text.split(","))
 
 
 def task(name: str) -> TaskConfig:

@@ -4,6 +4,7 @@ Source: google-research/bert `run_squad.py` and Devlin et al. 2019, sections 4.2
 over a long context and the question are a feature. "No answer" starts and ends at [CLS].
 """
 
+import collections
 import dataclasses
 import heapq
 import itertools
@@ -273,6 +274,13 @@ class QuestionAnswering(Task):
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
         """Return SQuAD's own file, the text for each id, and one of the best answers for each."""
         pairs = list(zip(examples, predictions, strict=True))
+        names = collections.Counter(str(example.id) for example in examples)
+        twice = next((name for name, count in names.items() if count > 1), "")
+        refuse(
+            twice,
+            f"two questions have the id {twice!r}, under which one answer alone can be written",
+            fix="give each an id of its own",
+        )
         answers = {example.id: self.answer(example, answers) for example, answers in pairs}
         ranked = {example.id: self._ranked(example, answers) for example, answers in pairs}
         return {

@@ -250,12 +250,16 @@ class Reranker(Task):
             logits = np.concatenate([predictions[index] for index in own])
             labels = [examples[index].label[: len(predictions[index])] for index in own]
             missed = [examples[index].label[len(predictions[index]) :] for index in own]
-            rankings.append(np.argsort(-logits, kind="stable"))
-            relevance.append(dict(enumerate(np.concatenate([*labels, *missed]).tolist())))
             losses += self._losses(logits, np.concatenate(labels))
-        scores = metrics.ranking_scores(rankings, relevance, (10,))
+            grades = np.concatenate([*labels, *missed])
+            if grades.any():  # no order is better where nothing is relevant
+                rankings.append(np.argsort(-logits, kind="stable"))
+                relevance.append(dict(enumerate(grades.tolist())))
         # The loss over all candidates of a query, which are in several features.
         means = {"loss": float(np.mean(losses))} if losses else {}
+        if not rankings:
+            return means
+        scores = metrics.ranking_scores(rankings, relevance, (10,))
         return means | {name: float(scores[name].mean()) for name in self.known_metrics}
 
     def _losses(self, logits: np.ndarray, labels: np.ndarray) -> list[float]:

@@ -32,6 +32,22 @@ class Retrieval(Task):
     known_metrics: Sequence[str] = RETRIEVAL_METRICS
     default_metrics: Sequence[str] = ("ndcg@10",)
     value_form = "two texts, or a dict of the columns of data.text"
+    is_ranking = is_retrieval = True  # in training, and in evaluation
+
+    @property
+    def has_pairs_alone(self) -> bool:
+        """Whether all texts of an example belong together, so that it needs no label."""
+        return self.is_ranking and self.is_retrieval
+
+    @staticmethod
+    def refuse_label(config: FinetuneConfig) -> None:
+        """Refuse the column of a label where no label is read."""
+        refuse(
+            config.data.label != DataFiles().label,
+            f"data.label is {config.data.label!r}, and the texts of a row belong together, "
+            "whatever its label",
+            fix="leave it out; finetune/reranker and task.embedding.loss=cosent train on labels",
+        )
 
     @abc.abstractmethod
     def best_passages(self, queries: list[Any], passages: list[Any], k: int) -> np.ndarray:
@@ -51,6 +67,14 @@ class Retrieval(Task):
     def select_fields(self, record: Record, data: DataFiles) -> Mapping[str, Any]:
         columns = [name.strip() for name in data.text.split(",")]
         texts = tuple(record.field(name, "data.text") for name in columns)
+        label = record.fields.get(data.label)
+        is_apart = label is False or readers.to_number(label) <= 0
+        refuse(
+            is_apart and self.has_pairs_alone,
+            f"{record.where} has the {data.label} {label!r}, of texts that do not belong together",
+            fix="drop such rows, or the column if it says something else; finetune/reranker and "
+            "task.embedding.loss=cosent train on labels",
+        )
         return {"id": record.fields.get("id"), "texts": texts}
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
@@ -117,6 +141,7 @@ class EncodingTask(Retrieval):
     def check(cls, config: FinetuneConfig) -> None:
         super().check(config)
         kind = config.task.kind
+        cls.refuse_label(config)
         refuse(
             config.probe,
             f"probe is {config.probe!r}, and {kind} trains the whole encoder",

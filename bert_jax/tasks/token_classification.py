@@ -1,5 +1,6 @@
 """Token classification: a tag for each word, such as entities and parts of speech."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -164,10 +165,14 @@ class TokenClassification(Task):
         return " ".join(map("/".join, zip(result["tokens"], result["labels"], strict=True)))
 
     def files(self, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, str]:
-        """Return a line for each word: the word, its tag if known, and the predicted tag."""
+        """Return a line for each word: the word, its tag if known, and the predicted tag.
+
+        Tabs, line breaks and outer spaces of a word, which end a column or a line, become "_".
+        """
         lines = []
         for example, prediction in zip(examples, predictions, strict=True):
-            columns = [example.texts, self._tags(example, prediction)]
+            words = [re.sub(r"[\t\r\n]|^ +| +$", "_", word) for word in example.texts]
+            columns = [words, self._tags(example, prediction)]
             columns[1:1] = [] if example.label is None else [example.label]
             lines += ["\t".join(line) for line in zip(*columns, strict=True)] + [""]
         return {".conll": "".join(line + "\n" for line in lines)}

@@ -13,7 +13,7 @@ from helpers import refused
 from bert_jax import DataFiles, TaskConfig, UserError
 from bert_jax.commands import texts
 from bert_jax.tasks import make_task, task_class
-from bert_jax.tasks.base import Example
+from bert_jax.tasks.base import Example, UnknownColumns
 
 LINES = ["The river bank.", "A model reads the (small) token.", "the"]
 
@@ -129,7 +129,7 @@ def test_json_is_in_letters_of_stdout(monkeypatch, capsys):
     ],
 )
 def test_a_line_of_each_task(kind, line, inputs):
-    task, data = make_task(task_class(kind).settings(kind=kind), ("O", "B-PER")), DataFiles()
+    task, data = make_task(task_class(kind).settings(kind=kind), ("O", "B-PER")), UnknownColumns()
 
     def read():
         return task.example_from(task.line_value(line, "x:1", data), "x:1", data)

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import traverse_util
-from helpers import refused, refuses_to_load
+from helpers import refused, refuses_to_load, untrained
 from make_golden import GOLDEN
 from model_folders import (
     TASKS,
@@ -24,7 +24,7 @@ from model_folders import (
 )
 
 import bert_jax
-from bert_jax.config import TaskConfig
+from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.convert import names
 from bert_jax.tasks import task_class
 
@@ -311,8 +311,12 @@ def test_a_foreign_model_reads_as_many_tokens_as_it_has_positions(task, longest,
     positions = "bert.embeddings.position_embeddings.weight"
     tensors = tensors_of(folder)
     write(folder, tensors | {positions: np.resize(tensors[positions], (600, 12))})
-    bert = bert_jax.load(folder)
-    assert bert.data.max_length == longest
+    file = folder / "tokenizer_config.json"
+    values = json.loads(file.read_text())
+    for limit, expected in ((40, 40), (None, longest)):
+        file.write_text(json.dumps(values | {"model_max_length": limit or 1 << 60}))
+        bert = bert_jax.load(folder)
+        assert bert.data.max_length == expected
     if task is SEVERAL:
         text = " ".join(["a"] * 500)
         assert bert.tokenize(text)["input_ids"].size > 384
@@ -648,3 +652,20 @@ def test_an_empty_directory(tmp_path):
 def test_a_module_that_no_class_has_is_refused_by_name(path):
     with refused(path.rpartition("/")[0]):
         names.exchange_of("bert").name_of(path)
+
+
+def test_an_export_keeps_the_columns_and_the_length_of_its_task(golden, tmp_path):
+    """A pair stays a pair, and a text is truncated as by the checkpoint."""
+    data = DataFiles(text="a,b", label="y", max_length=9)
+    bert = dataclasses.replace(untrained(golden, "classification", ("no", "yes")), data=data)
+    bert.export(tmp_path / "exported")
+    again = bert_jax.load(tmp_path / "exported")
+    assert again.data == data
+    rows = [{"a": "fox " * 9, "b": "dog " * 9, "y": "no"}]
+    assert again.predict(rows)[0] == bert.predict(rows)[0]
+    values = json.loads((tmp_path / "exported/tokenizer_config.json").read_text())
+    assert values["model_max_length"] == 9
+    with refused("has 1 text and the model was trained on 2 (a and b)"):
+        again.predict(["fox"])
+    again.export(tmp_path / "twice")
+    assert bert_jax.load(tmp_path / "twice").data == data

@@ -1,6 +1,8 @@
 """Sequences and truncation, against Google's own loop; metrics, heads and plain values."""
 
 import dataclasses
+import datetime
+import decimal
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from bert_jax.config import DataFiles, TaskConfig
 from bert_jax.config.fields import TASKS
 from bert_jax.config.settings import from_dict
 from bert_jax.tasks import glue, make_task, task_class
-from bert_jax.tasks.base import build_sequence, max_text_tokens, truncate
+from bert_jax.tasks.base import Example, UnknownColumns, build_sequence, max_text_tokens, truncate
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.question_answering import QuestionAnsweringConfig
 
@@ -161,7 +163,7 @@ FOUND = {"text": ["fox", "dog"], "answer_start": [4, 16]}
     ],
 )
 def test_examples_of_plain_values(task, value, columns, texts, label):
-    example = task.example_from(value, 3, DataFiles(**columns))
+    example = task.example_from(value, 3, DataFiles(**columns) if columns else UnknownColumns())
     assert (example.where, example.texts, example.label) == ("examples[3]", texts, label)
     name = value.get("id") if isinstance(value, dict) else None
     assert example.id == (str(name or example.where) if task is ANSWERS else name)
@@ -184,3 +186,19 @@ def test_examples_of_plain_values(task, value, columns, texts, label):
 def test_values_of_another_form_are_refused(task, value):
     with refused("examples[3]"):
         task.example_from(value, 3, DataFiles())
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (7, 7),
+        ("q1", "q1"),
+        (None, None),
+        (float("nan"), None),
+        (datetime.date(2020, 1, 2), "2020-01-02"),
+        (decimal.Decimal("1.50"), "1.50"),
+    ],
+)
+def test_an_id_is_a_text_or_a_number(given, name):
+    """So that a column of dates does not end a run when its predictions are written."""
+    assert Example(given, "a.tsv:2", ("fox",), None).id == name

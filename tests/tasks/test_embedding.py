@@ -1,5 +1,6 @@
 """Embeddings: examples of every form, scores against their definitions, a small run."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -206,3 +207,20 @@ def test_pairs_without_a_score_are_not_asked_for():
     assert scores["mrr@10"] == 0.5  # of "two" alone, whose passage is the second
     with refused("no held-out pair has a score above 0"):
         retrieval.score(examples[:1], [np.stack([near, near])])
+
+
+def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):
+    """Each kind of evaluation has its own scores, and pairs alone have no label."""
+    task = Embedding(EmbeddingTaskConfig("embedding"))
+    path = tmp_path / "a.tsv"
+    path.write_text("query\tpassage\tlabel\na\tb\t1\nc\td\t0\n")
+    data = DataFiles(text="query,passage")
+    with refused("a.tsv:3 has the label '0', of texts that do not belong together"):
+        list(task.read_records(str(path), data))
+    with refused("data.label is 'score', and the texts of a row belong together"):
+        run = FinetuneConfig(task=EmbeddingTaskConfig("embedding"), data=data)
+        validate_finetuning(dataclasses.replace(run, data=DataFiles(text="a,b", label="score")))
+    scored = EmbeddingConfig(loss="cosent")
+    for embedding, metric in ((EmbeddingConfig(), "spearman"), (scored, "ndcg@10")):
+        with refused(f"task.metrics has '{metric}'"):
+            Embedding(EmbeddingTaskConfig("embedding", metrics=(metric,), embedding=embedding))

@@ -17,7 +17,7 @@ from bert_jax.batches.buckets import NO_LABEL
 from bert_jax.config import DataFiles, TokenizerConfig
 from bert_jax.errors import UserError
 from bert_jax.tasks import question_answering
-from bert_jax.tasks.base import token_windows
+from bert_jax.tasks.base import Example, token_windows
 from bert_jax.tasks.datasets import read_examples
 from bert_jax.tasks.question_answering import (
     Answers,
@@ -407,3 +407,10 @@ def test_questions_in_memory_have_ids_of_their_own():
 def test_values_that_are_refused(value, key_words):
     with refused("examples[3]", key_words):
         task().example_from(value, 3, DataFiles())
+
+
+def test_answers_of_questions_with_one_id_are_not_written_over_each_other():
+    task = question_answering.QuestionAnswering(QuestionAnsweringConfig("question_answering"))
+    examples = [Example(name, "x", ("Who?", "A fox."), None) for name in (1, "1")]
+    with refused("two questions have the id '1'"):
+        task.files(examples, [None, None])

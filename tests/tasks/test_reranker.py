@@ -399,3 +399,13 @@ def test_a_query_of_which_a_learning_rate_is_trained_is_not_scored(monkeypatch):
     order = np.random.default_rng(3).permutation(60)
     scored = learning_rates._sample(run).datasets.evals["sample"]
     assert scored == [examples[i] for i in sorted(order[:12])]
+
+
+def test_a_query_without_a_relevant_passage_has_no_score():
+    """As it is dropped from held-out examples, so that a file has one score wherever it is."""
+    found = Example(None, "1", ("a", "b", "c"), (0.0, 1.0))
+    none = Example(None, "2", ("d", "e", "f"), (0.0, 0.0))
+    logits = np.array([1.0, 2.0])
+    both, alone = task().score([found, none], [logits] * 2), task().score([found], [logits])
+    assert both["ndcg@10"] == alone["ndcg@10"] == 1.0
+    assert "ndcg@10" not in task().score([none], [logits])

@@ -252,6 +252,10 @@ def test_round_trip_of_predictions(tmp_path):
         {"tokens": ["#", "New\u00a0York"], "tags": ["B-PER", "B-LOC"]},
     ]
     assert path.read_text().startswith("The\tO\tO\nfox\tB-PER\tB-LOC\n\n#")
+    odd = sentence(["a\tb", "c\nd", " "])
+    path.write_text(tagger.files([odd], [tagged([0, 1, 2])])[".conll"])
+    (record,) = readers.conll(str(path))
+    assert record.fields["tokens"] == ["a_b", "c_d", "_"]
     files = tagger.files([sentence("The fox")], predictions[:1])
     assert files == {".conll": "The\tO\nfox\tB-LOC\n\n"}
 
