@@ -131,7 +131,8 @@ def predict(
     examples = _examples_of(task, data, examples)
     if not task.labels:  # of a foreign multiple choice, whose choices have no names
         task = type(task)(task.config, task.label_names(examples))
-    if label and all(example.label is None for example in examples):
+    is_named = label not in (None, DataFiles().label)  # the default column may be absent
+    if is_named and all(example.label is None for example in examples):
         raise UserError(f"no example has a label in {label!r}; name another column, or none")
     check_labels(task, examples)
     features = task.features(examples, model.tokenizer, model.config, data.max_length)
