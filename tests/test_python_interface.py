@@ -382,3 +382,11 @@ def test_a_recipe_continues_from_a_model_of_another_size(tiny_bert):
     assert automatic.dtype == "auto"  # of the recipe, until the device resolves it
     default = origin.model_config(tiny_bert, bert_jax.ModelConfig(remat=True))
     assert default == dataclasses.replace(tiny_bert.config, remat=True)
+
+
+def test_a_label_column_that_no_example_has_is_refused(tiny_classifier):
+    rows = [{"sentence": "A river bank.", "label": "first"}]
+    with pytest.raises(UserError, match="no example has a label in 'lable'"):
+        tiny_classifier.predict(rows, label="lable")
+    assert tiny_classifier.predict(rows, label="label").scores["accuracy"] in (0, 1)
+    assert not tiny_classifier.predict(["A river bank."], label="label").scores

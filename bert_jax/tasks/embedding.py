@@ -144,8 +144,6 @@ class Embedding(Retrieval):
             f"vector has {size} numbers",
             fix=f"give some from 1 to {size}",
         )
-        if embedding.loss == "ranking" and embedding.evaluation != "similarity":
-            cls.refuse_label(config)
         columns = [name for name in config.data.text.split(",") if name]
         refuse(
             embedding.loss != "ranking" and len(columns) > 2,

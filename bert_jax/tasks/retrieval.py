@@ -39,16 +39,6 @@ class Retrieval(Task):
         """Whether all texts of an example belong together, so that it needs no label."""
         return self.is_ranking and self.is_retrieval
 
-    @staticmethod
-    def refuse_label(config: FinetuneConfig) -> None:
-        """Refuse the column of a label where no label is read."""
-        refuse(
-            config.data.label != DataFiles().label,
-            f"data.label is {config.data.label!r}, and the texts of a row belong together, "
-            "whatever its label",
-            fix="leave it out; finetune/reranker and task.embedding.loss=cosent train on labels",
-        )
-
     @abc.abstractmethod
     def best_passages(self, queries: list[Any], passages: list[Any], k: int) -> np.ndarray:
         """Return the indices of the k best passages of each query, [Q, k], the best first."""
@@ -141,7 +131,6 @@ class EncodingTask(Retrieval):
     def check(cls, config: FinetuneConfig) -> None:
         super().check(config)
         kind = config.task.kind
-        cls.refuse_label(config)
         refuse(
             config.probe,
             f"probe is {config.probe!r}, and {kind} trains the whole encoder",

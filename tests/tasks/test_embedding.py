@@ -1,6 +1,5 @@
 """Embeddings: examples of every form, scores against their definitions, a small run."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -217,9 +216,6 @@ def test_texts_that_do_not_belong_together_are_no_pairs(tmp_path):
     data = DataFiles(text="query,passage")
     with refused("a.tsv:3 has the label '0', of texts that do not belong together"):
         list(task.read_records(str(path), data))
-    with refused("data.label is 'score', and the texts of a row belong together"):
-        run = FinetuneConfig(task=EmbeddingTaskConfig("embedding"), data=data)
-        validate_finetuning(dataclasses.replace(run, data=DataFiles(text="a,b", label="score")))
     scored = EmbeddingConfig(loss="cosent")
     for embedding, metric in ((EmbeddingConfig(), "spearman"), (scored, "ndcg@10")):
         with refused(f"task.metrics has '{metric}'"):
