@@ -120,6 +120,8 @@ def _load_own(folder: AnyPath, dtype: Dtype | None) -> LoadedModel:
     task, probe, data = (
         (run.task, run.probe, run.data) if has_task else (None, "", UnknownColumns())
     )
+    if not data.train and data.text == DataFiles().text:  # of a model from elsewhere, saved here
+        data = UnknownColumns(**dataclasses.asdict(data))
     try:
         model = _make_model(run.model, task, probe)
     except UserError as error:

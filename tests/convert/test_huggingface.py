@@ -669,3 +669,10 @@ def test_an_export_keeps_the_columns_and_the_length_of_its_task(golden, tmp_path
         again.predict(["fox"])
     again.export(tmp_path / "twice")
     assert bert_jax.load(tmp_path / "twice").data == data
+
+
+def test_a_foreign_model_that_is_saved_here_still_takes_texts_and_pairs(golden, tmp_path):
+    foreign(golden, tmp_path / "model", SEVERAL)
+    bert_jax.load(tmp_path / "model").save(tmp_path / "saved")
+    bert = bert_jax.load(tmp_path / "saved")
+    assert len(bert.predict(["fox"])) == len(bert.predict([("fox", "dog")])) == 1
