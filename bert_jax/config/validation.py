@@ -28,18 +28,7 @@ def validate(config: TrainConfig) -> None:
     _validate_parallel(config.parallel)
     _validate_optimizer(config.optimizer, max_rates=1)
     schedule = make_schedule(config)
-    tokenizer = config.tokenizer
-    refuse(
-        tokenizer.strip_accents and (tokenizer.path or tokenizer.kind == "sentencepiece"),
-        "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained",
-        fix="drop it, or train such a tokenizer",
-    )
-    refuse(
-        tokenizer.model_type != TokenizerConfig().model_type and tokenizer.kind != "sentencepiece",
-        f"tokenizer.model_type {tokenizer.model_type} is of SentencePiece, and tokenizer.kind is "
-        f"{tokenizer.kind}",
-        fix=f"set it to {TokenizerConfig().model_type}, which is the default, or change the kind",
-    )
+    _validate_tokenizer(config.tokenizer)
     starts = [phase.start for phase in data.phases]
     steps = [share_of_steps(start, config.steps) for start in starts]
     refuse(
@@ -162,6 +151,20 @@ def _validate_parallel(config: ParallelConfig) -> None:
         config.mode == "pmap" and (config.fsdp, config.tensor) != (1, 1),
         "parallel.mode pmap keeps all parameters on each device",
         fix="set parallel.fsdp and parallel.tensor to 1, or parallel.mode to mesh",
+    )
+
+
+def _validate_tokenizer(config: TokenizerConfig) -> None:
+    refuse(
+        config.strip_accents and (config.path or config.kind == "sentencepiece"),
+        "tokenizer.strip_accents is for a wordpiece or byte_bpe that is trained",
+        fix="drop it, or train such a tokenizer",
+    )
+    refuse(
+        config.model_type != TokenizerConfig().model_type and config.kind != "sentencepiece",
+        f"tokenizer.model_type {config.model_type} is of SentencePiece, and tokenizer.kind is "
+        f"{config.kind}",
+        fix=f"set it to {TokenizerConfig().model_type}, which is the default, or change the kind",
     )
 
 
