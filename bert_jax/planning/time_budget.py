@@ -58,7 +58,6 @@ def fit(
       UserError: the minutes are too few to compile the step.
     """
     config = _with_shares(config, kept)
-    validate(dataclasses.replace(config, steps=_FEWEST))  # before a step is timed
     while True:
         seconds, compile_seconds = _measure(config)
         steps = int((60 * minutes - compile_seconds) / seconds)
@@ -146,7 +145,7 @@ def _narrower(config: TrainConfig) -> TrainConfig | None:
     )
     narrower = dataclasses.replace(config, model=narrow)
     try:
-        validate(dataclasses.replace(narrower, steps=_FEWEST))
+        validate(narrower)
         make_objective(synthetic.resolve(narrower, jax.devices()[0]))
     except UserError:  # such as of a generator, which is a share of it
         return None
