@@ -92,7 +92,7 @@ class ModelConfig:
     )
     remat: bool = _resumable(False, "recompute each layer for its gradient, to save memory")
     scan_layers: bool = _resumable(False, "compile one layer instead of all, to save time")
-    attention: Literal["auto", "plain", "fused"] = _resumable("auto", "auto: plain; fused: kernel")
+    attention: Literal["auto", "plain", "fused"] = _resumable("auto", "auto: fused on a GPU")
 
 
 @dataclasses.dataclass(slots=True)

@@ -45,12 +45,10 @@ def attention_route(
         reason = "a CPU has no kernel"
     elif reason:
         reason = f"fused {reason}"
-    elif window and platform == "gpu":
-        reason = "cuDNN has no windows"
     elif config.attention == "plain":
         reason = "model.attention is plain"
-    elif config.attention == "auto":
-        reason = "auto, until a kernel is measured; ask for it by model.attention fused"
+    elif config.attention == "auto" and platform == "tpu":
+        reason = "auto, until a kernel is measured on a TPU; ask for it by model.attention fused"
     if not reason:
         return Route(FUSED, "")
     # With keys in the window alone, it is faster from some length on.

@@ -1,11 +1,12 @@
 """Attention by a kernel: JAX's splash attention on a TPU, cuDNN's on an NVIDIA GPU.
 
 `model.attention` "fused" asks for it; where no kernel serves, `check_attention` refuses the config.
+"auto" takes it on a GPU, wherever it serves there.
 Shape letters are those of `models.bert`.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, cast
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bert_jax.config import ModelConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.models.positions import position_kind
 from bert_jax.models.target import target
 
@@ -31,11 +32,12 @@ def fused_attention(
 ) -> Float[Array, "B L D"]:
     """Return the context of each query, without dropout; see `attention.plain_attention`.
 
-    Without `segment_ids`, every token attends to every other, or to those of its window. On a GPU
-    there is no window: `attention.attention_route` has other functions for one.
+    Without `segment_ids`, every token attends to every other, or to those of its window.
     """
     head_size = config.hidden_size // config.num_attention_heads
-    if target().platform == "gpu":
+    if target().platform == "gpu" and window:
+        kernel = partial(cudnn_windows, head_size=head_size, window=window, packed=packed)
+    elif target().platform == "gpu":
         kernel = partial(cudnn_attention, head_size=head_size, packed=packed)
     else:
         kernel = partial(splash_attention, head_size=head_size, window=window)
@@ -119,6 +121,55 @@ def cudnn_attention(
     return context.reshape(query.shape)
 
 
+def cudnn_windows(
+    query: Float[Array, "B L D"],
+    key: Float[Array, "B L D"],
+    value: Float[Array, "B L D"],
+    segment_ids: Int[Array, "B L"] | None,
+    *,
+    head_size: int,
+    window: int,
+    packed: bool,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Float[Array, "B L D"]:
+    """Return the context of each query in its window, by cuDNN, which has no windows of its own.
+
+    Blocks of queries, twice as long as the window's reach, see their own keys and a reach on either
+    side, under a mask. JAX's option of a window is not used: without a causal mask it is wrong.
+    """
+    batch, length, size = query.shape
+    block = 2 * window
+    blocks = -(-length // block)
+    if segment_ids is None:
+        segment_ids = jnp.ones((batch, length), jnp.int32)
+
+    def of_queries(x: Array) -> Array:
+        x = jnp.pad(x, ((0, 0), (0, blocks * block - length), *((0, 0),) * (x.ndim - 2)))
+        return x.reshape(batch * blocks, block, *x.shape[2:])
+
+    def of_keys(x: Array) -> Array:
+        ends = window, (blocks + 1) * block - window - length
+        x = jnp.pad(x, ((0, 0), ends, *((0, 0),) * (x.ndim - 2)))
+        # The keys of a block are those of two stretches, each as long as a block.
+        halves = (x[:, i * block : (i + blocks) * block] for i in range(2))
+        halves = [half.reshape(batch * blocks, block, *x.shape[2:]) for half in halves]
+        return jnp.concatenate(halves, axis=1)
+
+    query_ids, key_ids = of_queries(segment_ids), of_keys(segment_ids)
+    distance = jnp.arange(2 * block) - window - jnp.arange(block)[:, None]
+    attends = (jnp.abs(distance) <= window) & (key_ids[:, None, :] > 0)
+    if packed:
+        attends &= query_ids[:, :, None] == key_ids[:, None, :]
+    context = jax.nn.dot_product_attention(
+        of_queries(query.reshape(batch, length, -1, head_size)),
+        of_keys(key.reshape(batch, length, -1, head_size)),
+        of_keys(value.reshape(batch, length, -1, head_size)),
+        mask=attends[:, None],
+        implementation=implementation,
+    )
+    return context.reshape(batch, -1, size)[:, :length]
+
+
 def check_attention(config: ModelConfig, platform: str, length: int, *, packed: bool) -> None:
     """Refuse a fused attention that cannot serve in training on a platform, such as "gpu"."""
     reason = unsupported(config, platform, length, packed=packed, training=True)
@@ -156,4 +207,22 @@ def unsupported(
             f"takes heads of a multiple of 8 up to {_MAX_CUDNN_HEAD_SIZE} on a GPU, not of "
             f"{head_size}; change model.num_attention_heads"
         )
+    if jax.default_backend() == "gpu" and (error := _cudnn_error()):  # not where one is planned for
+        return f"by cuDNN fails on this machine ({error}); install jax[cuda13]"
+    return ""
+
+
+@cache
+def _cudnn_error() -> str:
+    """Return why cuDNN cannot compile an attention and its gradient here, "" if it can."""
+
+    def total(*operands: Array) -> Array:
+        context = jax.nn.dot_product_attention(*operands, implementation="cudnn")
+        return context.astype(jnp.float32).sum()
+
+    operands = (jax.ShapeDtypeStruct((1, 64, 1, 64), jnp.bfloat16),) * 3
+    try:
+        jax.jit(jax.grad(total)).lower(*operands).compile()
+    except Exception as error:  # of JAX, cuDNN, the driver or the compiler: all have their own
+        return first_line(error)
     return ""
