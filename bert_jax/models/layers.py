@@ -14,18 +14,54 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.lax import optimization_barrier
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.models.matmul import dense_group
+from bert_jax.models.target import target
+
+
+def _recomputed(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Return a function whose derivative an accelerator computes anew from the operands.
+
+    By itself a GPU's compiler writes what the derivative shares with the function to memory in the
+    forward pass, which takes longer than to compute it again.
+    """
+    again = jax.custom_jvp(function)
+
+    @again.defjvp
+    def _(operands: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+        # The barrier keeps the compiler from finding that both compute the same.
+        derivative = jax.jvp(function, optimization_barrier(operands), tangents)[1]
+        return function(*operands), derivative
+
+    def choose(*operands: Array) -> Array:
+        return function(*operands) if target().platform == "cpu" else again(*operands)
+
+    return choose
+
+
+_FUNCTIONS = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+def _gated(function: Callable[[Array], Array], x: Array, gate: Array) -> Array:
+    return function(x) * gate
+
 
 ACTIVATIONS = {
-    name: jax.named_call(function, name="activation")
-    for name, function in {
-        "gelu": partial(jax.nn.gelu, approximate=False),
-        "gelu_new": partial(jax.nn.gelu, approximate=True),
-        "relu": jax.nn.relu,
-    }.items()
+    name: jax.named_call(_recomputed(function), name="activation")
+    for name, function in _FUNCTIONS.items()
+}
+# Of a product with a gate.
+GATED_ACTIVATIONS = {
+    name: jax.named_call(_recomputed(partial(_gated, function)), name="activation")
+    for name, function in _FUNCTIONS.items()
 }
 
 # The score of a masked key, of google-research/bert `modeling.py`. It is finite: the softmax of a
@@ -128,14 +164,45 @@ class LayerNorm(nn.Module):
     def __call__(self, x: Float[Array, "*any D"]) -> Float[Array, "*any D"]:
         """Return `x` normalized, scaled and shifted, in `config.dtype`."""
         scale = param(self, "scale", nn.initializers.ones, x.shape[-1:], ("embed",))
-        centered = x.astype(jnp.float32)
-        centered -= centered.mean(-1, keepdims=True)
-        variance = jnp.square(centered).mean(-1, keepdims=True)
-        normalized = centered * jax.lax.rsqrt(variance + self.config.layer_norm_eps)
-        normalized *= scale
+        bias = None
         if self.use_bias:
-            normalized += param(self, "bias", nn.initializers.zeros, x.shape[-1:], ("embed",))
-        return normalized.astype(self.config.dtype)
+            bias = param(self, "bias", nn.initializers.zeros, x.shape[-1:], ("embed",))
+        normalize = _normalize if target().platform == "cpu" else _normalize_again
+        eps, dtype = self.config.layer_norm_eps, self.config.dtype
+        return normalize(x, scale, bias, eps).astype(dtype)
+
+
+def _normalize(x: Array, scale: Array, bias: Array | None, eps: float) -> Array:
+    x = x.astype(jnp.float32)
+    centered = x - x.mean(-1, keepdims=True)
+    variance = jnp.square(centered).mean(-1, keepdims=True)
+    normalized = centered * jax.lax.rsqrt(variance + eps) * scale
+    return normalized if bias is None else normalized + bias
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _normalize_again(x: Array, scale: Array, bias: Array | None, eps: float) -> Array:
+    """Return what `_normalize` does; the derivative computes the statistics anew.
+
+    A GPU's compiler computes those inside of whatever normalizes. The gradient by the scale, a sum
+    over all tokens, could not be, so that its terms were written to memory in float32.
+    """
+    return _normalize(x, scale, bias, eps)
+
+
+@_normalize_again.defjvp
+def _normalize_again_jvp(eps: float, operands: Any, tangents: Any) -> tuple[Array, Array]:
+    (x, scale, bias), (by_x, by_scale, by_bias) = operands, tangents
+    result, by_x = _normalize(x, scale, bias, eps), by_x.astype(jnp.float32)
+    x = optimization_barrier(x).astype(jnp.float32)
+    mean = x.mean(-1, keepdims=True)
+    variance = jnp.square(x - mean).mean(-1, keepdims=True)
+    mean, factor = optimization_barrier((mean, jax.lax.rsqrt(variance + eps)))
+    normalized = (x - mean) * factor
+    centered = by_x - by_x.mean(-1, keepdims=True)
+    derivative = factor * (centered - normalized * (normalized * centered).mean(-1, keepdims=True))
+    derivative = derivative * scale + normalized * by_scale
+    return result, derivative if by_bias is None else derivative + by_bias
 
 
 @struct.dataclass
@@ -196,7 +263,12 @@ def random_bits(
         offset = jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         counter = counter + offset if size > 1 else counter
     expand = (..., *(None,) * len(shape))
-    return _mix(_mix(counter + first[expand]) ^ second[expand])
+    bits = _mix(_mix(counter + first[expand]) ^ second[expand])
+    if target().platform == "gpu":
+        # Its compiler would else make sequences the last axis in memory, here and of the hidden
+        # states that the bits are for, which it then transposes around each matmul.
+        bits = with_layout_constraint(bits, Layout(tuple(range(bits.ndim))))
+    return bits
 
 
 def _mix(x: UInt32[Array, "*any"]) -> UInt32[Array, "*any"]:

@@ -26,6 +26,7 @@ from bert_jax.models.encoder import Encoder, EncoderOutput, Requested, gather_po
 from bert_jax.models.exchange import Exchange, Head, check_switches
 from bert_jax.models.layers import (
     ACTIVATIONS,
+    GATED_ACTIVATIONS,
     Dense,
     DropoutKey,
     LayerNorm,
@@ -112,9 +113,10 @@ class ModernBertLayer(nn.Module):
         hidden += apply_dropout(update, keys[1], c.attention_probs_dropout_prob)
         x = LayerNorm(c, use_bias=False, name="feed_forward_layer_norm")(hidden)
         inner, outer = ("embed", "feed_forward"), ("feed_forward", "embed")
-        gated = [Dense(c, (size, wide), inner, False, name=name) for name in ("up", "gate")]
-        up, gate = dense_layers(x, gated)
-        update = apply_dropout(ACTIVATIONS[c.hidden_act](up) * gate, keys[2], c.hidden_dropout_prob)
+        wider = [Dense(c, (size, wide), inner, False, name=name) for name in ("up", "gate")]
+        up, gate = dense_layers(x, wider)
+        gated = GATED_ACTIVATIONS[c.hidden_act](up, gate)
+        update = apply_dropout(gated, keys[2], c.hidden_dropout_prob)
         return hidden + Dense(c, (wide, size), outer, False, narrow, name="down")(update), maps
 
 

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -159,7 +159,7 @@ def cross_entropy(
 ) -> dict[str, WeightedSum]:
     """Return the cross-entropy in nats, "loss", and the "accuracy" of the argmax."""
     labels = labels[..., None]
-    label_logits = jnp.take_along_axis(logits, labels, axis=-1)
+    label_logits = _look_up(logits, labels)
     losses = jax.nn.logsumexp(logits, axis=-1) - label_logits[..., 0]
     # `logits.argmax(-1) == labels`, in half its time on a CPU: the first of equal logits wins.
     classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
@@ -168,3 +168,21 @@ def cross_entropy(
     values = {"loss": losses, "accuracy": correct}
     weight = weights.sum()
     return {prefix + k: WeightedSum((weights * v).sum(), weight) for k, v in values.items()}
+
+
+@jax.custom_jvp
+def _look_up(logits: Float[Array, "*any N"], labels: Int[Array, "*any 1"]) -> Array:
+    """Return the logits of the labels, [*any, 1].
+
+    Its gradient is an elementwise operation. That of the lookup alone is an array of zeros, as
+    large as the logits, in which the compiler writes the gradient of each label.
+    """
+    return jnp.take_along_axis(logits, labels, axis=-1)
+
+
+@_look_up.defjvp
+def _look_up_jvp(operands: Any, tangents: Any) -> tuple[Array, Array]:
+    logits, labels = operands
+    classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    chosen = jnp.where(classes == labels, tangents[0], 0.0)
+    return _look_up(logits, labels), chosen.sum(-1, keepdims=True)

@@ -8,6 +8,8 @@ from scipy import stats
 
 from bert_jax.config import ModelConfig
 from bert_jax.models.layers import (
+    ACTIVATIONS,
+    GATED_ACTIVATIONS,
     DropoutKey,
     LayerNorm,
     apply_dropout,
@@ -15,6 +17,7 @@ from bert_jax.models.layers import (
     round_to_dtype,
     truncated_normal,
 )
+from bert_jax.models.target import Target, traced_for
 
 SHAPE = (32, 64)
 
@@ -121,3 +124,58 @@ def test_layer_norm_has_float32_statistics(dtype):
     assert found.dtype == dtype
     tolerance = 1e-5 if dtype == "float32" else 2**-7
     np.testing.assert_allclose(found.astype(jnp.float32), expected, tolerance, tolerance)
+
+
+def values_and_gradients(function, *operands):
+    values, pull = jax.vjp(function, *operands)
+    return jax.tree.leaves((values, pull(jnp.cos(jnp.arange(values.size)).reshape(values.shape))))
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_layer_norm_of_an_accelerator_has_the_gradients_of_a_cpu(use_bias):
+    """They are computed from the operands anew, of which a CPU saves what it needs."""
+    draw = np.random.default_rng(0)
+    x = jnp.asarray(3 * draw.normal(size=(4, 5, 32)) + 1, jnp.float32)
+    params = {"scale": jnp.linspace(1, 2, 32), "bias": jnp.linspace(-1, 1, 32)}
+    params = params if use_bias else {"scale": params["scale"]}
+    module = LayerNorm(ModelConfig(dtype="float32"), use_bias)
+    forms = []
+    for platform in ("cpu", "gpu"):
+        with traced_for(Target(platform)):
+            forms.append(
+                values_and_gradients(lambda p, x: module.apply({"params": p}, x), params, x)
+            )
+    for found, expected in zip(*forms, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_an_accelerator_have_the_gradients_of_a_cpu(name):
+    x, gate = 3 * jax.random.normal(jax.random.key(0), (2, 7, 9))
+    forms = []
+    for platform in ("cpu", "gpu"):
+        with traced_for(Target(platform)):
+            alone = values_and_gradients(ACTIVATIONS[name], x)
+            forms.append(alone + values_and_gradients(GATED_ACTIVATIONS[name], x, gate))
+    for found, expected in zip(*forms, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_an_accelerator_saves_the_operands_of_an_activation_alone():
+    """The compiler of a GPU would save more, which takes longer than to compute it again."""
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    with traced_for(Target("gpu")):
+        text = jax.jit(jax.grad(lambda x: ACTIVATIONS["gelu"](x).sum())).lower(x).as_text()
+    assert text.count("optimization_barrier") == 1
+
+
+def test_bits_for_a_gpu_keep_sequences_first_in_memory():
+    def has_layout(platform):
+        def draw(indices):
+            return random_bits(jax.random.key(0), indices, (3, 4))
+
+        with traced_for(Target(platform)):
+            text = jax.jit(draw).lower(jax.ShapeDtypeStruct((2,), jnp.int32)).as_text()
+        return "LayoutConstraint" in text
+
+    assert [has_layout(platform) for platform in ("cpu", "gpu")] == [False, True]
