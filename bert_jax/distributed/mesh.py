@@ -139,7 +139,14 @@ def _without_empty_boxes(state: Any) -> Any:
 
 def init_sharded(new_state: Callable[[jax.Array], Any], shardings: Any, key: jax.Array) -> Any:
     """Return a new state, each shard of which its device computes."""
-    return jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
+    before = jax.config.jax_threefry_gpu_kernel_lowering  # pyright: ignore[reportAttributeAccessIssue]
+    # On a GPU the same bits come from a kernel of JAX's. Compiled anew for each parameter, they
+    # took a minute for BERT-large, more than its train step.
+    jax.config.update("jax_threefry_gpu_kernel_lowering", True)
+    try:
+        return jax.jit(lambda k: nn.unbox(new_state(k)), out_shardings=shardings)(key)
+    finally:
+        jax.config.update("jax_threefry_gpu_kernel_lowering", before)
 
 
 def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
