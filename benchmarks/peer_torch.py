@@ -7,6 +7,7 @@ to be predicted first, which of the two only its ModernBERT can.
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 import transformers
 from peer_worker import Spec, read_spec, run_peer, serve, synthetic
 from torch.nn import attention, functional
+from transformers.models.bert import modeling_bert
 
 transformers.logging.set_verbosity_error()
 
@@ -53,6 +55,8 @@ def make_modernbert(spec: Spec, batch: Batch) -> tuple[torch.nn.Module, Callable
 
 def make_bert(spec: Spec, batch: Batch) -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     """Returns the model, and a function that gives the loss of the batch."""
+    if spec.sdpa:  # under torch.compile a mask is made of no padding too, which kernels refuse
+        modeling_bert.create_bidirectional_mask = lambda **_: None
     config = transformers.BertConfig(**{name: spec.model[name] for name in (*_SIZES, *_OF_BERT)})
     model = transformers.BertForPreTraining(config)
     inputs = {k: batch[k] for k in ("input_ids", "token_type_ids")}
@@ -86,13 +90,14 @@ def make_step(spec: Spec, device: torch.device) -> Callable[[], torch.Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     if spec.compile:
         loss_of = torch.compile(loss_of)
-    kernel: Any = nullcontext()
+    choose_kernel: Callable[[], Any] = nullcontext
     if spec.sdpa:
-        kernel = attention.sdpa_kernel(getattr(attention.SDPBackend, spec.sdpa))
+        backend = getattr(attention.SDPBackend, spec.sdpa)
+        choose_kernel = partial(attention.sdpa_kernel, backend)
 
     def step() -> torch.Tensor:
         narrow = spec.dtype == "bfloat16"
-        with kernel, torch.autocast(device.type, dtype=torch.bfloat16, enabled=narrow):
+        with choose_kernel(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=narrow):
             loss = loss_of()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

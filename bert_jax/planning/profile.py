@@ -22,6 +22,8 @@ _SCOPES = {
     "normalization": r"\w*norm",
     "activation": "activation",
 }
+# Parts of the names of kernels: those of cuDNN, as of 9.19, and those of cuBLAS, as of 13.1.
+_LIBRARIES = {"attention": r"cudnn", MATMULS: r"^nvjet|cublas|cutlass|gemm"}
 _LOOKUPS = {"gather", "scatter", "dynamic-slice", "dynamic-update-slice", "sort"}
 _COPIES = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy", "transpose"}
 _COPIES |= {"reshape", "broadcast", "slice", "concatenate", "pad", "convert", "iota"}
@@ -111,6 +113,11 @@ def _kind(opcodes: set[str], scopes: str) -> str:
     return "copies" if inner <= _COPIES else "other elementwise"
 
 
+def _kind_of_kernel(name: str) -> str:
+    """Return the kind of a kernel of a GPU's libraries, which have names of their own."""
+    return next((kind for kind, names in _LIBRARIES.items() if re.search(names, name)), _UNKNOWN)
+
+
 def read_trace(folder: Path, operations: Mapping[str, Operation]) -> list[list[Interval]]:
     """Return the operations of the latest trace in a folder, by thread or stream.
 
@@ -148,17 +155,21 @@ def shares(
     """
     time, moved = defaultdict[str, float](float), defaultdict[str, float](float)
     every: list[Interval] = []
+
+    def kind_of(name: str) -> Operation:
+        return operations.get(name) or Operation(_kind_of_kernel(name), 0)
+
     for intervals in threads:
         every += intervals
         open_intervals: list[Interval] = []  # those that hold the next one, as a loop does its body
         for each in intervals:
-            kind, size = operations.get(each.name, Operation(_UNKNOWN, 0))
+            kind, size = kind_of(each.name)
             while open_intervals and open_intervals[-1].end <= each.start:
                 open_intervals.pop()
             time[kind] += each.end - each.start
-            if open_intervals:
-                outer = operations.get(open_intervals[-1].name, Operation(_UNKNOWN, 0))
-                time[outer.kind] -= each.end - each.start
+            if open_intervals:  # of a GPU's kernels the ends of two may overlap
+                outer = open_intervals[-1]
+                time[kind_of(outer.name).kind] -= min(each.end, outer.end) - each.start
             moved[kind] += size
             open_intervals.append(each)
     every.sort(key=lambda each: each.start)

@@ -54,3 +54,21 @@ def test_shares_of_two_threads_and_of_a_loop():
 
 def test_an_empty_trace_has_no_shares():
     assert shares([], {}, steps=1) == {}
+
+
+def test_kernels_of_libraries_and_ends_that_overlap():
+    """A GPU's next kernel may begin before the last one has ended."""
+    threads = [
+        [
+            Interval("nvjet_sm90_tst_128x160_64x5", 0, 40),
+            Interval("cudnn_generated_fort_native_sdpa_sm90", 39, 60),
+            Interval("Memset 0", 60, 100),
+        ]
+    ]
+    found = shares(threads, {}, steps=1)
+    assert {kind: row["share"] for kind, row in found.items()} == {
+        MATMULS: pytest.approx(0.39),
+        "attention": pytest.approx(0.21),
+        "other kernels": pytest.approx(0.4),
+        BETWEEN: 0,
+    }
