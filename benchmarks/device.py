@@ -76,9 +76,11 @@ SETTINGS = {
 }
 # Tokens of the first batch and of the largest batch of a device. Sequences of more than 1,024 begin
 # with fewer: the memory of plain attention grows with the square of the length.
-FIRST = {"base": 1 << 15, "large": 1 << 14, "modernbert_base": 1 << 15}
-LARGEST = 1 << 17
+FIRST, LARGEST = 1 << 15, 1 << 17
 LEAST, MOST, ENDING = 30.0, 300.0, 5.0  # seconds of a part, and to end one whose time is over
+GROUP = (
+    100.0  # seconds of a group at least: the check took 85, the tests 49 to 83, a step 60 to 110
+)
 PROBE = """
 import json, jax
 one = jax.devices()[0]
@@ -173,7 +175,7 @@ class Commands:
 
     def _speed(self, cell: Cell, seconds: float) -> list[str]:
         length, count = cell.length, self._found.device["count"]
-        first = count * max(1, int(FIRST[cell.recipe] / length * min(1.0, 1024 / length)))
+        first = count * max(1, int(FIRST / length * min(1.0, 1024 / length)))
         most = max(first, count * LARGEST // length)
         if self._tiny:
             first, most = 2 * count, 4 * count
@@ -339,8 +341,8 @@ def schedule(
 ) -> Iterator[tuple[Part, float]]:
     """Yield the parts that are to run, each with the seconds that it may take.
 
-    A group has its share of the time that is left when it begins. Parts that had a turn before are
-    a group of their own, the last one.
+    A group has its share of the time that is left when it begins, or `GROUP`. Parts that had a turn
+    before are a group of their own, the last one.
     """
     todo = [part for part in parts if found.read(part.name).get("status") != "complete"]
     groups = [AGAIN if found.read(part.name) else part.group for part in todo]
@@ -349,7 +351,8 @@ def schedule(
         now = time.monotonic()
         if group not in ends:
             later = {each: SHARES.get(each, SHARE_AGAIN) for each in {*groups} - ends.keys()}
-            ends[group] = now + (end - now) * later[group] / sum(later.values())
+            share = (end - now) * later[group] / sum(later.values())
+            ends[group] = min(end, now + max(share, GROUP))
         seconds = ends[group] - now - 2 * ENDING
         if seconds >= least:
             yield part, min(seconds, MOST) if part.group in ("speed", "peers") else seconds

@@ -73,14 +73,6 @@ def _full(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
     return fused_attention(config, projected, None, window=mask.window, packed=False)
 
 
-def _mask_of_window(config: ModelConfig, projected: Any, mask: AttentionMask) -> Any:
-    """Nothing in the program does this yet: cuDNN with a mask of all pairs for a window."""
-    query, key, value = (x.reshape(*x.shape[:2], -1, _HEAD_SIZE) for x in projected)
-    attends = (mask.window_bias() == 0)[None, None]
-    context = jax.nn.dot_product_attention(query, key, value, mask=attends, implementation="cudnn")
-    return context.reshape(projected[0].shape)
-
-
 # Of each form the function, and its kind: of full attention, packed sequences or a window.
 FORMS: dict[str, tuple[Callable[..., Any], str]] = {
     "plain": (_plain, "full"),
@@ -91,7 +83,6 @@ FORMS: dict[str, tuple[Callable[..., Any], str]] = {
     "window, plain": (_plain, "window"),
     "window, blocks": (_windows, "window"),
     "window, fused": (_kernel, "window"),
-    "window, cuDNN with a mask": (_mask_of_window, "window"),
 }
 
 
@@ -108,10 +99,6 @@ def measure_attention(form: str, batch: int, length: int) -> dict[str, Any]:
     row: dict[str, Any] = {"form": form, "batch": batch, "length": length}
     platform = jax.devices()[0].platform
     reason = unsupported(config, platform, length, packed=packed, training=True)
-    if attend is _kernel and platform == "gpu" and windowed:
-        reason = "has no windows on a GPU"
-    if attend is _mask_of_window and platform != "gpu":
-        reason = "by cuDNN is for a GPU"
     if attend not in (_plain, _windows) and reason:
         return row | {"cause": f"fused {reason}"}
     # Packed sequences are of two segments.

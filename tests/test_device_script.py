@@ -135,6 +135,19 @@ def test_a_group_has_its_share_and_what_failed_comes_last(found, monkeypatch):
     assert given["tests"] == 1810 - 1170 - 10
 
 
+def test_in_nine_minutes_each_of_the_first_groups_has_a_turn(found, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    parts = [Part(name, name, list) for name in device.SHARES]
+    given = {}
+    for part, seconds in schedule(parts, found, 540.0, device.LEAST):
+        given[part.name] = seconds
+        clock[0] += seconds
+    assert list(given)[:4] == ["check", "tests", "speed", "peers"]
+    assert given["check"] == given["tests"] == device.GROUP - 2 * device.ENDING
+    assert clock[0] <= 540
+
+
 def test_the_forms_of_attention_that_a_platform_has(tmp_path):
     def forms(platform):
         commands = Commands(Found(tmp_path, {**H100, "platform": platform}), tiny=False)
@@ -157,7 +170,7 @@ def test_other_forms_and_peers_begin_at_the_fastest_batch(found, monkeypatch):
         part["peers-large-512"].command(60)
     plain = Cell("large", 512)
     fused = dataclasses.replace(plain, attention="fused", attention_dropout=False)
-    assert json.loads(part[plain.name].command(60)[-1])[1:3] == [32, 256]
+    assert json.loads(part[plain.name].command(60)[-1])[1:3] == [64, 256]
     longest = json.loads(part[Cell("modernbert_base", 8192).name].command(60)[-1])
     assert longest[1:3] == [1, 16]
     measure(found, plain, row(64, 300.0), row(128, 310.0), {"end": "memory is full"})
@@ -224,15 +237,15 @@ def test_flags_that_are_refused(flag, key_words, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "form",
-    ["fused", "fused, without padding", "packed, fused", "window, cuDNN with a mask"],
+    ["fused", "fused, without padding", "packed, fused", "window, fused"],
 )
 def test_a_kernel_of_the_check_lowers_for_a_gpu(form, monkeypatch):
     """JAX asks for the version of cuDNN, which is not here."""
     cudnn = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
-    attend, packed, windowed = device_check.FORMS[form]
+    attend, kind = device_check.FORMS[form]
     config = ModelConfig(dtype="bfloat16", hidden_size=768, max_position_embeddings=128)
-    mask = AttentionMask(jnp.ones((2, 128), jnp.int32), packed, 64 if windowed else 0)
+    mask = AttentionMask(jnp.ones((2, 128), jnp.int32), kind == "packed", 64 * (kind == "window"))
     x = jax.ShapeDtypeStruct((2, 128, 768), jnp.bfloat16)
 
     @jax.jit
