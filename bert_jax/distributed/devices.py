@@ -19,6 +19,7 @@ from bert_jax.config.schedule import Stage
 from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.errors import UserError
 from bert_jax.models.architecture import architecture
+from bert_jax.models.attention import FUSED, attention_route
 
 _PROC = Path("/proc")
 _FLOAT32 = 4  # bytes
@@ -122,7 +123,11 @@ def kept_activations(
     width = size
     if not recomputes:
         keys = architecture(model).attended_keys(model, batch.max_length)
-        maps = 0 if model.attention == "fused" else 1 + (model.attention_probs_dropout_prob > 0)
+        platform = mesh.devices.flat[0].platform
+        route = attention_route(
+            model, platform, batch.max_length, window=0, packed=False, training=True
+        )
+        maps = 0 if route.name == FUSED else 1 + (model.attention_probs_dropout_prob > 0)
         attention_maps = maps * model.num_attention_heads * keys / layers
         width = 2 * size + (4 * size + attention_maps + model.intermediate_size) / tensor
     tokens = batch.batch_size * batch.max_length / (microbatches * num_batch_shards(mesh))

@@ -22,6 +22,7 @@ class Architecture:
       rotates: whether it takes the kinds of position that rotate queries and keys, and no others.
       exchange: its names in files of `transformers`; None where it is not exported.
       separators: how many [SEP] are between the two texts of a pair.
+      feed_forward_inputs: how many arrays as wide as the feed-forward its activation takes.
       has_pair_types: whether the second text of a pair has token type 1; else all tokens have 0.
     """
 
@@ -30,6 +31,7 @@ class Architecture:
     pretrains_on_pairs: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
     separators: ClassVar[int] = 1
+    feed_forward_inputs: ClassVar[int] = 1
     has_pair_types: ClassVar[bool] = True
     exchange: ClassVar[Exchange | None] = None
 

@@ -289,6 +289,7 @@ class ModernBert(Architecture):
     encoder = ModernBertModel
     settings = ModernBertConfig
     rotates = True
+    feed_forward_inputs = 2  # one is the gate
     exchange = ModernBertExchange(
         class_prefix="ModernBert",
         modules={

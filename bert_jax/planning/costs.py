@@ -5,10 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from bert_jax.config import ParallelConfig, TrainConfig
+from bert_jax.config import ModelConfig, ParallelConfig, TrainConfig
 from bert_jax.config.schedule import Stage
 from bert_jax.distributed.devices import kept_activations, total_memory
+from bert_jax.distributed.fsdp import num_batch_shards
 from bert_jax.models.architecture import architecture
 from bert_jax.objectives import make_objective
 from bert_jax.planning.synthetic import abstract_batch, train_step
@@ -21,7 +23,8 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
     """Return what `compile_cost` does, by formula, for devices of which only the names are known.
 
     The temporaries are the gradients and the activations that are kept for them; with microbatches
-    also the gradients' sum. They lack what the heads compute and what the compiler adds.
+    also the gradients' sum; and the logits. They lack what the compiler adds. The total of three
+    steps was 0.89 to 1.01 of that on an H200 (benchmarks/records/2026-11-26-h200).
     """
     state, mesh = setup.abstract_state, setup.layout.mesh
     microbatches = config.optimizer.microbatches
@@ -35,8 +38,13 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
     )
     kept = sum(
         kept_activations(encoder, stage, microbatches, mesh, recomputes=encoder.remat)
+        + _kept_inputs(encoder, stage, microbatches, mesh)
         for encoder in make_objective(config).encoders.values()
     )
+    sequences = stage.batch_size / (microbatches * num_batch_shards(mesh))
+    # The logits of the masked positions and, in the dtype of the matmuls, their gradients.
+    logits = sequences * stage.max_predictions * config.model.vocab_size
+    kept += logits * (_FLOAT32 + jnp.dtype(config.model.dtype).itemsize)
     memory = {
         "parameters": _shard_bytes(state.params),
         "moments": _shard_bytes(state.opt_state),
@@ -50,6 +58,21 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
         "error": "",
         "flops": 0.0,  # `model_flops` has them
     }
+
+
+def _kept_inputs(model: ModelConfig, stage: Stage, microbatches: int, mesh: Mesh) -> float:
+    """Return the bytes that a device keeps of an encoder beside the operands of its matmuls.
+
+    They are the inputs of norms and activations, with a gate, and which elements were dropped.
+    """
+    if model.remat:
+        return 0.0
+    gates = architecture(model).feed_forward_inputs
+    inner = gates * model.intermediate_size / mesh.shape["tensor"]
+    dropped = 2 * model.hidden_size * (model.hidden_dropout_prob > 0)  # a byte each
+    tokens = stage.batch_size * stage.max_length / (microbatches * num_batch_shards(mesh))
+    width = (2 * model.hidden_size + inner) * jnp.dtype(model.dtype).itemsize + dropped
+    return tokens * model.num_hidden_layers * width
 
 
 def compile_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, Any]:
