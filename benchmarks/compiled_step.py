@@ -4,8 +4,8 @@
 
 This needs JAX's CUDA packages (`pip install jax[cuda13]`) and no GPU. Each kernel reads its
 operands and writes its results once; what the L2 cache holds counts too. So the bytes are for
-comparing two forms of a step. The memory was that of a real H200 to 0.2 GiB
-(records/2026-11-26-h200). Matmuls are not tuned, for which the compiler would have to run them.
+comparing two forms of a step. State and temporaries together were the peak of a real H200 to 0.2
+GiB (records/2026-11-26-h200). Matmuls are not tuned, for which the compiler would have to run them.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from bert_jax.planning import profile, synthetic
 from bert_jax.training.setup import set_up
 
 # XLA's description of a GPU to compile for, as of JAX 0.11. Source: the properties that CUDA
-# reports of an H200, which are an H100's but for its memory.
+# reports of an H200, which are an H100's but for its memory and its L2 cache.
 _H200 = """
 gpu_device_info {
   threads_per_block_limit: 1024
@@ -100,6 +100,10 @@ def main() -> None:
     args, words = parser.parse_known_args()
     config = read_config(args.config, words, TrainConfig).config
     validation.validate(config)
+    if config.model.scan_layers or config.optimizer.microbatches > 1:
+        raise UserError(
+            "what a loop moves is not counted; set neither scan_layers nor microbatches"
+        )
     devices, started = abstract_devices(), time.perf_counter()
     compiled = compile_step(config, devices)
     print(f"compiled for {devices[0].device_kind} in {time.perf_counter() - started:.0f} s")

@@ -32,16 +32,17 @@ def fused_attention(
 ) -> Float[Array, "B L D"]:
     """Return the context of each query, without dropout; see `attention.plain_attention`.
 
-    Without `segment_ids`, every token attends to every other, or to those of its window.
+    Without `segment_ids`, every token attends to every other, or to those of its window. On a GPU a
+    window that reaches all tokens is none.
     """
+    query, key, value = projected
     head_size = config.hidden_size // config.num_attention_heads
-    if target().platform == "gpu" and window:
+    if target().platform == "gpu" and 0 < window < query.shape[1] - 1:
         kernel = partial(cudnn_windows, head_size=head_size, window=window, packed=packed)
     elif target().platform == "gpu":
         kernel = partial(cudnn_attention, head_size=head_size, packed=packed)
     else:
         kernel = partial(splash_attention, head_size=head_size, window=window)
-    query, key, value = projected
     return target().map_over_heads(kernel)(query, key, value, segment_ids)
 
 
@@ -101,7 +102,8 @@ def cudnn_attention(
     """Return the context of queries [B, L, D], by cuDNN; `segment_ids` are [B, L] or None.
 
     Packed sequences take a mask of all pairs of tokens, which the kernel reads for each head. The
-    mask is Boolean, so that JAX 0.12 computes no gradient for it. Padding attends to padding.
+    mask is Boolean, so that JAX computes no gradient for it. There padding attends to padding, and
+    else to the text.
     """
     query_heads, key_heads, value_heads = (
         x.reshape(*x.shape[:2], -1, head_size) for x in (query, key, value)
@@ -135,7 +137,8 @@ def cudnn_windows(
     """Return the context of each query in its window, by cuDNN, which has no windows of its own.
 
     Blocks of queries, twice as long as the window's reach, see their own keys and a reach on either
-    side, under a mask. JAX's option of a window is not used: without a causal mask it is wrong.
+    side, under a mask. A query without a key in reach, which is padding, has a finite context of no
+    meaning. JAX's option of a window gives wrong results without a causal mask.
     """
     batch, length, size = query.shape
     block = 2 * window
