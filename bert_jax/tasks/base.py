@@ -176,7 +176,7 @@ class Task(abc.ABC):
         example = self.make_example(Record(where, fields)) if fields else None
         if example is None:
             raise UserError(f"{where} is {reprlib.repr(value)}; give {self.value_form}")
-        return self.complete(example, labelled=False)
+        return self.complete(example, data, labelled=False)
 
     def example_labels(self, example: Example) -> Sequence[str]:
         """Return the labels of an example that are outputs of the head."""
@@ -192,7 +192,7 @@ class Task(abc.ABC):
         """Return the names of all labels, in the order of the head's outputs."""
         return tuple(sorted({label for each in examples for label in self.example_labels(each)}))
 
-    def complete(self, example: Example, *, labelled: bool) -> Example:
+    def complete(self, example: Example, data: DataFiles, *, labelled: bool) -> Example:
         """Return an example of a file, with the label that it is taken to have without one.
 
         `labelled` says whether it is to be trained on or scored, or may be without a label.

@@ -152,7 +152,7 @@ def read_examples(
     source = _name_of(source, name)
     for record in records:
         example = task.make_example(record)
-        example = example and task.complete(example, labelled=labelled)
+        example = example and task.complete(example, data, labelled=labelled)
         if example is None:
             num_skipped += 1
         elif labelled and example.label is None:

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from bert_jax import console
-from bert_jax.config import FinetuneConfig, TaskConfig
+from bert_jax.config import DataFiles, FinetuneConfig, TaskConfig
 from bert_jax.config.ranges import POSITIVE_SHARE
 from bert_jax.config.settings import setting
 from bert_jax.errors import UserError, refuse
@@ -89,7 +89,7 @@ class MultiLabelClassification(TextTask):
             )
         return tuple(dict.fromkeys(name.strip() for name in names))
 
-    def complete(self, example: Example, *, labelled: bool) -> Example:
+    def complete(self, example: Example, data: DataFiles, *, labelled: bool) -> Example:
         refuse(
             labelled and example.label is None,
             f"{example.where} has no label",

@@ -131,8 +131,8 @@ class Reranker(Task):
             value = record.field(column.strip(), "data.text")
             texts += value if isinstance(value, list | tuple) else [value]
         fields: dict[str, Any] = {"id": record.fields.get("id"), "texts": tuple(texts)}
-        if data.label in record.fields or data.label != DataFiles().label:
-            fields["label"] = record.field(data.label, "data.label")
+        if data.label in record.fields:
+            fields["label"] = record.fields[data.label]
         return fields
 
     def plain_fields(self, value: Any) -> Mapping[str, Any] | None:
@@ -156,9 +156,14 @@ class Reranker(Task):
             label = self._relevance(fields["label"], len(texts) - 1, where)
         return Example(fields.get("id"), where, texts, label)
 
-    def complete(self, example: Example, *, labelled: bool) -> Example:
+    def complete(self, example: Example, data: DataFiles, *, labelled: bool) -> Example:
         if example.label != _FIRST:
             return example
+        refuse(
+            labelled and data.label != DataFiles().label,
+            f"{example.where} has no column {data.label!r}",
+            fix="set data.label to its name, or leave that out: then the first passage is relevant",
+        )
         first = (1.0, *(0.0,) * (len(example.texts) - 2))
         return dataclasses.replace(example, label=first if labelled else None)
 

@@ -41,8 +41,12 @@ def test_a_label_that_is_missing_is_not_one(tmp_path):
         read(table)
     (example,) = read_examples(task(), str(table), COLUMNS, labelled=False)
     assert example.label is None
-    with refused("a.tsv:2 has no column 'labl'; set data.label to one of query, passage, label"):
-        read(table, DataFiles(text="query,passage", label="labl"))
+    named = DataFiles(text="query,passage", label="labl")
+    with refused("a.tsv:2 has no column 'labl'; set data.label to its name, or leave that out"):
+        read(table, named)
+    # A model that was trained with such a column predicts files without one.
+    (example,) = read_examples(task(), str(table), named, labelled=False)
+    assert example.label is None
     table.write_text("query\tpassage\nwho\tfox\n")
     (example,) = read_examples(task(), str(table), COLUMNS, labelled=False)
     assert example.label is None  # to predict, and not to score
