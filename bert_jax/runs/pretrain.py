@@ -149,6 +149,7 @@ def start(
         hosts.run_on_main(lambda: write(may_replace=not found.config))
     origin = origins.find(config, found, init=init, fork=fork, fields=fields)
     config = origin.config
+    hosts.run_on_main(lambda: mixture.check_settings(config.data.source, fields or ()))
     if config.steps in found.steps:
         report.finished(
             f"{workdir} has done its {config.steps:,} steps",

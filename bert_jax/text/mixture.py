@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bert_jax.config import DataConfig, TokenizerConfig, TrainConfig
@@ -19,6 +19,13 @@ from bert_jax.text.store import Corpus
 from bert_jax.text.tokenizer import Tokenizer, check_vocab_size
 
 _LEAST = 1e-9  # weight; far smaller ones are lost when they are divided by their sum
+# Settings by which a text becomes a store, which has them from then on.
+_OF_PREPARING = {
+    "data.eval_fraction",
+    "data.sentences",
+    "data.text_field",
+    *(f"tokenizer.{name}" for name in ("kind", "model_type", "lowercase", "strip_accents")),
+}
 
 
 def parse(source: str) -> dict[str, float]:
@@ -79,6 +86,16 @@ def resolve_vocab_size(config: TrainConfig, init_tokenizer: Tokenizer | None) ->
 def is_prepared(source: str) -> bool:
     """Return whether all texts of `data.source` are stores."""
     return all(map(is_store, parse(source) or (source,)))
+
+
+def check_settings(source: str, fields: Collection[str]) -> None:
+    """Refuse settings, by their dotted names, that have no effect where all texts are stores."""
+    unused = sorted(_OF_PREPARING.intersection(fields))
+    if unused and is_prepared(source):
+        raise UserError(
+            f"{unused[0]} has no effect on {source}, whose text is prepared; leave it out, or "
+            "prepare the text anew with it: bert-jax prepare"
+        )
 
 
 def check_sources(data: DataConfig) -> None:

@@ -89,6 +89,10 @@ def test_other_refusals(folder):
         read(f"{first}@1,c@2@1,{second}@1")
     with pytest.raises(UserError, match=f"is not the one that {first} was prepared with"):
         read(f"{first}@1,b.txt@1", tokenizer=open_store(folder / second).tokenizer)
+    with pytest.raises(UserError, match=f"tokenizer.kind has no effect on {first}, whose text is"):
+        mixture.check_settings(first, ["data.batch_size", "tokenizer.kind"])
+    mixture.check_settings(f"{first}@1,b.txt@1", ["tokenizer.kind"])  # of a text that is no store
+    mixture.check_settings(first, ["data.batch_size", "tokenizer.path"])
 
 
 def test_texts_have_the_tokenizer_of_the_stores(folder):
