@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from bert_jax.config.fields import Dtype
 
 _CACHE = "jax_compilation_cache_dir"
+# The signals that interrupt a command, so that it removes what it has not finished; with what each
+# does in a process of Python's that has changed neither.
+_STOPPED_BY = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 # What JAX warns of when it cannot use an entry of the cache, which it then compiles again.
 _WARNING = re.compile(r"Error (reading|writing) persistent compilation cache entry for '(.*?)'")
 
@@ -46,14 +49,16 @@ def run(command: Callable[[], None], name: str) -> None:
     quiet_libraries()
     if sys.stderr is None:  # it is closed; files that are opened must not have its number
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
-        signal.signal(signal.SIGINT, partial(_interrupt, name))
+    for number, default in _STOPPED_BY.items():
+        if signal.getsignal(number) is default:  # not ignored, as by nohup
+            signal.signal(number, partial(_interrupt, name))
     try:
         _check_process()
         # Text of any script is printed on any terminal, and names that are not UTF-8.
         sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore
         _run_and_flush(command)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     except (CommandError, KeyboardInterrupt) as error:
         end_process(name, error)
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
@@ -104,13 +109,15 @@ def _interrupt(name: str, number: int, _: FrameType | None) -> None:
 def end_process(name: str, error: CommandError | KeyboardInterrupt) -> None:
     """End the process with a line, whatever its threads do, which could print errors of theirs."""
     with contextlib.suppress(ValueError):  # in another thread than the main one
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in _STOPPED_BY:
+            signal.signal(number, signal.SIG_IGN)
     if _shows_origin:
         traceback.print_exception(error)
     print(f"{name}: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
     with contextlib.suppress(AttributeError, OSError):  # it is closed, or its disk is full
         sys.stdout.flush()
-    os._exit(getattr(error, "exit_code", 130))
+    number = _interrupts[0] if _interrupts else signal.SIGINT
+    os._exit(getattr(error, "exit_code", 128 + number))
 
 
 def train(name: str, args: argparse.Namespace, recipe: Recipe) -> None:

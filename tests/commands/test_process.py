@@ -15,6 +15,7 @@ from training_runs import CACHE_VARIABLES
 
 from bert_jax.commands import main, memory, process
 from bert_jax.errors import HostLost, Interrupted, TrainingError, UserError
+from bert_jax.storage.replacement import replacing
 
 # Compiles a function, and says whether it was found; then damages what is kept and goes on.
 CODE = """
@@ -91,12 +92,14 @@ def test_freed_memory_is_kept_on_cpus_alone(platforms, has_accelerator, keeps, m
 @pytest.fixture
 def ends(monkeypatch):
     """The exit codes with which this process would have ended."""
-    codes, handler = [], signal.getsignal(signal.SIGINT)
+    codes = []
     monkeypatch.setattr(process.os, "_exit", codes.append)
     monkeypatch.setattr(process, "_interrupts", [])
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield codes
-    signal.signal(signal.SIGINT, handler)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_stop_signals_are_noted_and_restored(ends, capsys):
@@ -170,6 +173,18 @@ def test_an_interruption_by_hand(error, capsys, ends):
     assert ends == [130]
     assert capsys.readouterr().err == "bert-jax export: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # once more does no harm
+
+
+def test_a_terminated_command_removes_what_it_has_not_finished(tmp_path, capsys, ends):
+    def command():
+        with replacing(tmp_path / "new") as path:
+            path.mkdir()
+            signal.raise_signal(signal.SIGTERM)
+
+    process.run(command, "bert-jax index")
+    assert ends == [128 + signal.SIGTERM]
+    assert capsys.readouterr().err == "bert-jax index: interrupted\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_interruption_while_commands_are_imported(capsys, ends, monkeypatch):
