@@ -1,7 +1,10 @@
-"""Late interaction in the directories of PyLate, which sentence-transformers 6 reads too."""
+"""Late interaction in directories of PyLate and of `MultiVectorEncoder`; written as the former.
+
+sentence-transformers 6, which has `MultiVectorEncoder`, reads both.
+"""
 
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,32 +28,97 @@ _DENSE = "pylate.models.Dense.Dense"
 
 def load(path: Path, folders: Mapping[str, Path]) -> tuple[ModelConfig, Converted, Tokenizer]:
     """Return the model of a directory, from the folders of its modules."""
-    refuse(
-        "MultiVectorMask" in folders,
-        f"{path} is of MultiVectorEncoder's own layout, which is not read",
-        fix="take one in the layout of PyLate",
-    )
+    config, converted, tokenizer = huggingface.load(folders["Transformer"])
+    tokenizer = module_folders.lowercased(tokenizer, folders["Transformer"])
+    kernel = _read_dense(folders["Dense"], config.hidden_size)
+    params = {"bert": converted.params["bert"], "dense": {"kernel": jnp.asarray(kernel.T)}}
+    if "MultiVectorMask" in folders:
+        longest = module_folders.max_length(folders["Transformer"], config)
+        settings, length = _library_settings(path, folders, tokenizer, longest)
+    else:
+        settings, length = _pylate_settings(path)
+    task = LateInteractionConfig(size=len(kernel), **settings)
+    unused = [*converted.unused, *sorted(converted.params.keys() - {"bert"})]
+    length = min(length, config.max_position_embeddings)
+    return config, Converted(params, unused, task, length), tokenizer
+
+
+def _pylate_settings(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the settings of the task that PyLate wrote, and the maximum length of a passage."""
     file = path / module_folders.SETTINGS
     values = read_json(file, module_folders.REMEDY) if file.exists() else {}
     module_folders.check_settings(values, file, "maxsim")
-    config, converted, tokenizer = huggingface.load(folders["Transformer"])
-    kernel = _read_dense(folders["Dense"], config.hidden_size)
-    params = {"bert": converted.params["bert"], "dense": {"kernel": jnp.asarray(kernel.T)}}
     is_attended = _switch(values, "attend_to_expansion_tokens", default=False, file=file)
-    expansion = "attended" if is_attended else "unattended"
     expands = _switch(values, "do_query_expansion", default=True, file=file)
-    task = LateInteractionConfig(
-        size=len(kernel),
-        query_length=_number(values, "query_length", 32, file),
-        expansion=expansion if expands else "none",
-        query_token=_text(values, "query_prefix", "[Q] ", file),
-        passage_token=_text(values, "document_prefix", "[D] ", file),
-        skipped_tokens=_tokens(values, file),
+    settings = {
+        "query_length": _number(values, "query_length", 32, file),
+        "expansion": _expansion(is_attended=is_attended) if expands else "none",
+        "query_token": _text(values, "query_prefix", "[Q] ", file),
+        "passage_token": _text(values, "document_prefix", "[D] ", file),
+        "skipped_tokens": _tokens(values, file, list(string.punctuation)),
+    }
+    return settings, _number(values, "document_length", 180, file)
+
+
+def _library_settings(
+    path: Path, folders: Mapping[str, Path], tokenizer: Tokenizer, longest: int
+) -> tuple[dict[str, Any], int]:
+    """Return the same of what `MultiVectorEncoder` wrote; `longest` is where it has no length."""
+    refuse(
+        "Normalize" not in folders,
+        f"{path} does not scale its vectors to unit length",
+        fix="take a model that does",
     )
-    unused = [*converted.unused, *sorted(converted.params.keys() - {"bert"})]
-    length = min(_number(values, "document_length", 180, file), config.max_position_embeddings)
-    tokenizer = module_folders.lowercased(tokenizer, folders["Transformer"])
-    return config, Converted(params, unused, task, length), tokenizer
+    file = path / module_folders.SETTINGS
+    values = read_json(file, module_folders.REMEDY)
+    prompts = values.pop("prompts", None) or {}
+    module_folders.check_settings(values, file, "maxsim")
+    query, passage = (_mark(prompts, name, tokenizer, file) for name in ("query", "document"))
+    mask_file = folders["MultiVectorMask"] / module_folders.CONFIG
+    mask = read_json(mask_file, module_folders.REMEDY)
+    refuse(
+        mask.get("keep_only_token_ids") or mask.get("skiplist_tasks", ["document"]) != ["document"],
+        f"{mask_file} has keep_only_token_ids, or skiplist_tasks other than document",
+        fix="take a model without",
+    )
+    file = module_folders.settings_file(folders["Transformer"])
+    values = read_json(file, module_folders.REMEDY)
+    filled = values.get("query_expansion") or {}
+    is_known = isinstance(filled, Mapping) and filled.get("strategy", "fixed") == "fixed"
+    refuse(
+        not is_known or filled.get("token") not in (None, tokenizer.id_to_token(tokenizer.mask_id)),
+        f"{file} has the query_expansion {str(filled)[:99]}",
+        fix="take a model with the strategy fixed, which fills queries up with [MASK]s",
+    )
+    is_attended = _switch(filled, "attend", default=False, file=file)
+    length = _number(values, "query_length", longest, file)
+    settings = {
+        "query_length": _number(filled, "length", length, file),
+        "expansion": _expansion(is_attended=is_attended) if filled else "none",
+        "query_token": query,
+        "passage_token": passage,
+        "skipped_tokens": _tokens(mask, mask_file, []),
+    }
+    return settings, _number(values, "document_length", longest, file)
+
+
+def _expansion(*, is_attended: bool) -> str:
+    return "attended" if is_attended else "unattended"
+
+
+def _mark(prompts: Any, name: str, tokenizer: Tokenizer, file: Path) -> str:
+    """Return the token that a prompt puts before each text; empty without a prompt."""
+    prompt = prompts.get(name) if isinstance(prompts, Mapping) else prompts
+    if not prompt:
+        return ""
+    text = "a"
+    marks, alone, together = tokenizer.encode([str(prompt), text, f"{prompt}{text}"])
+    refuse(
+        len(marks) != 1 or [*marks, *alone] != [*together],
+        f"{file} has the prompt {str(prompt)[:60]!r} for a {name}, which is no token of its own",
+        fix="take a model whose prompts are tokens, such as [unused0], or without",
+    )
+    return tokenizer.id_to_token(marks[0])
 
 
 def _read_dense(folder: Path, inputs: int) -> np.ndarray:
@@ -91,11 +159,11 @@ def _text(values: Mapping[str, Any], name: str, default: str, file: Path) -> str
     return text
 
 
-def _tokens(values: Mapping[str, Any], file: Path) -> tuple[str, ...]:
+def _tokens(values: Mapping[str, Any], file: Path, default: Sequence[str]) -> tuple[str, ...]:
     # One that the tokenizer lacks has no effect, as in sentence-transformers. PyLate then skips
     # every unknown token of a passage.
     tokens = values.get("skiplist_words")
-    tokens = list(string.punctuation) if tokens is None else tokens
+    tokens = default if tokens is None else tokens
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise UserError(f"{file}: skiplist_words are no list of tokens; {module_folders.REMEDY}")
     return tuple(tokens)

@@ -69,12 +69,15 @@ def check_late(bert, theirs) -> None:
 def test_late_interaction(tiny_bert, tmp_path, fields):
     bert = late(tiny_bert, tmp_path, **fields)
     bert.export(tmp_path / "ours")
-    check_late(bert, library.MultiVectorEncoder(str(tmp_path / "ours"), device="cpu"))
-    again = bert_jax.load(tmp_path / "ours")
-    assert again.task == bert.task
-    assert again.data.max_length == 20
-    for mine, other in zip(again.encode(TEXTS), bert.encode(TEXTS), strict=True):
-        np.testing.assert_allclose(mine, other, atol=1e-6)
+    theirs = library.MultiVectorEncoder(str(tmp_path / "ours"), device="cpu")
+    check_late(bert, theirs)
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    for folder in ("ours", "theirs"):  # in the layouts of PyLate, and of its own
+        again = bert_jax.load(tmp_path / folder)
+        for name in ("expansion", "query_token", "passage_token", "skipped_tokens"):
+            assert getattr(again.task, name) == getattr(bert.task, name)
+        assert again.data.max_length == 20
+        check_late(again, theirs)
 
 
 def test_pylate(tiny_bert, tmp_path):
@@ -138,6 +141,33 @@ def test_what_is_refused(tiny_bert, tmp_path):
     (folder / SETTINGS).write_text(json.dumps(settings | {"query_prefix": "[Q] "}))
     with refused("the tokenizer has no token '[Q] '"):
         bert_jax.load(folder).encode(TEXTS, prompt="query")
+
+
+def test_what_is_refused_of_a_layout_of_its_own(tiny_bert, tmp_path):
+    late(tiny_bert, tmp_path, **MARKS).export(tmp_path / "ours")
+    folder = tmp_path / "theirs"
+    library.MultiVectorEncoder(str(tmp_path / "ours"), device="cpu").save_pretrained(str(folder))
+    for name, changed, words in (
+        ("2_MultiVectorMask/config.json", {"keep_only_token_ids": [3]}, "keep_only_token_ids"),
+        ("2_MultiVectorMask/config.json", {"skiplist_tasks": ["query"]}, "skiplist_tasks other"),
+        ("sentence_bert_config.json", {"query_expansion": {"strategy": "min"}}, "the query_expans"),
+        ("sentence_bert_config.json", {"query_expansion": {"token": "the"}}, "the query_expansion"),
+        ("sentence_bert_config.json", {"query_expansion": "yes"}, "the query_expansion yes"),
+        ("sentence_bert_config.json", {"document_length": "x"}, "document_length is 'x'"),
+        (SETTINGS, {"prompts": {"query": "the bank: "}}, "the prompt 'the bank: ' for a query"),
+        (SETTINGS, {"prompts": "the bank"}, "the prompt 'the bank' for a query"),
+        (SETTINGS, {"similarity_fn_name": "mean_maxsim"}, "has similarity_fn_name"),
+    ):
+        file = folder / name
+        before = file.read_text()
+        file.write_text(json.dumps(json.loads(before) | changed))
+        with refused(words):
+            bert_jax.load(folder)
+        file.write_text(before)
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps(modules[:-1]))
+    with refused("does not scale its vectors to unit length"):
+        bert_jax.load(folder)
 
 
 @pytest.mark.parametrize("fields", [{}, {"hidden_size": 24}])
