@@ -222,6 +222,7 @@ def test_eight_devices_predict_what_one_does(script, task):
     np.testing.assert_allclose(*probabilities, atol=2e-6)
 
 
+@pytest.mark.usefixtures("one_device")
 def test_several_seeds_and_degenerate_ones(task, tmp_path, capsys):
     changes = SHORT, "seeds=2", "compare=True", "epochs=1.0", "optimizer.learning_rate=1e-9"
     finetune(task, tmp_path / "run", *changes)
@@ -236,6 +237,7 @@ def test_several_seeds_and_degenerate_ones(task, tmp_path, capsys):
     assert scores["TF-IDF, logistic regression"] > 0.9
 
 
+@pytest.mark.usefixtures("one_device")
 def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_given(
     task, tmp_path, capsys
 ):
@@ -270,6 +272,7 @@ def test_the_best_of_several_learning_rates_is_found_and_trains_as_if_it_were_gi
         finetune(task, workdir, *changes, "optimizer.learning_rate=0.01")
 
 
+@pytest.mark.usefixtures("one_device")
 def test_a_learning_rate_that_diverges_is_dropped(task, tmp_path, capsys):
     changes = SHORT, "epochs=1.0", "optimizer.warmup_fraction=0.0", "optimizer.clip_norm=0"
     changes += ("optimizer.weight_decay=0.9",)
@@ -294,6 +297,7 @@ def test_several_learning_rates_need_examples_to_try_them_on(task, tmp_path):
         finetune(task, tmp_path / "run", *changes, head, "optimizer.learning_rate=1e-3,1e-2")
 
 
+@pytest.mark.usefixtures("one_device")
 def test_mnli_has_two_sets_of_each_kind(task, tmp_path):
     folder = tmp_path / "MNLI"
     folder.mkdir()
@@ -316,6 +320,7 @@ def test_mnli_has_two_sets_of_each_kind(task, tmp_path):
         assert len(lines) == count
 
 
+@pytest.mark.usefixtures("one_device")
 def test_early_stopping(task, tmp_path):
     changes = [SHORT, "patience=1", "log_every=1000", "optimizer.warmup_fraction=0.0"]
     changes.append("optimizer.learning_rate=1e-12")  # rounds to none
@@ -410,6 +415,7 @@ def test_a_list_of_python_is_the_tuple_of_a_setting(tiny_finetuning_config, tiny
     assert run.config.optimizer.learning_rates == (1e-3, 1e-4)
 
 
+@pytest.mark.usefixtures("one_device")
 def test_two_runs_that_start_together_share_no_workdir(tiny_finetuning_config, tiny_bert, tmp_path):
     """Each reads the workdir before one of them locks it; the second must not claim it too."""
     config = dataclasses.replace(tiny_finetuning_config)

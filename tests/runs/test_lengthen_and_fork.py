@@ -18,6 +18,7 @@ from bert_jax.distributed import hosts
 from bert_jax.runs import origin, report
 from bert_jax.runs import pretrain as pretraining
 
+pytestmark = pytest.mark.usefixtures("one_device_throughout")
 STOPPED = 4
 
 
