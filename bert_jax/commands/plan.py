@@ -3,8 +3,8 @@
     bert-jax plan --config=base --topology=v5e-8
 
 Prints whether the step fits, where the memory goes, what is sent over the network, and the least
-time that a step takes: by formulas, at once, or with --compile by the compiler, in minutes. That of
-TPUs needs `pip install libtpu`. The default config is BERT-base's.
+time that a step takes: by formulas, at once, or with --compile by the compiler, in minutes, of TPUs
+(`pip install libtpu`) and CPUs. The default config is BERT-base's.
 """
 
 import argparse

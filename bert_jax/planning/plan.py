@@ -73,15 +73,14 @@ class _Step:
             sequences = f"{stage.batch_size:,} sequences of {stage.max_length}"
             console.follow(f"compiling for {self.topology.name}: {sequences}")
             cost = compile_cost(config, stage, setup)
-            compiled_for = self.topology.name if self.topology.has_compiler else "cpu"
         else:
-            cost, compiled_for = estimate_cost(config, stage, setup), None
+            cost = estimate_cost(config, stage, setup)
         mesh = setup.layout.mesh
         sizes = dict(mesh.shape)
         parallel = dataclasses.replace(config.parallel, **sizes)
         plan = {
             "topology": self.topology.name,
-            "compiled_for": compiled_for,
+            "compiled": compiles,
             "devices": mesh.size,
             "mesh": sizes,
             "zero": config.parallel.zero,
@@ -113,8 +112,7 @@ class _Step:
         counted = model_flops(self.config, self.stage)
         useful = batch_size * (counted or 0.0)
         recomputed = 4 / 3 if model.remat else 1.0
-        # Temporaries of another compiler than the chip's do not count.
-        held = ["parameters", "moments"] + ["temporaries"] * (plan["compiled_for"] != "cpu")
+        held = "parameters", "moments", "temporaries"
         devices, network = list(mesh.devices.flat), 0.0
         indices = np.arange(mesh.size).reshape(mesh.devices.shape)
         for each in plan["sent"]:
@@ -170,17 +168,16 @@ def _describe_devices(plan: Plan) -> list[str]:
         axes += f", ZeRO {plan['zero']}"
     parameters = f"{plan['parameters']:,} parameters"
     lines = [f"{plan['topology']}: {plan['devices']} devices as {axes}; {parameters}"]
-    if plan["compiled_for"] is None:
-        lines.append("  by formula, temporaries are approximate; --compile asks the compiler")
     chip = CHIPS.get(plan["topology"].split(":")[0])
+    if not plan["compiled"]:
+        asked = "; --compile asks the compiler" if chip is None or chip.is_tpu else ""
+        lines.append(f"  by formula, temporaries are approximate{asked}")
     if chip is None:
         return lines
     network = "" if chip.is_tpu else f", {chip.network / 1e9:.0f} GB/s beyond a node"
-    lines += [
+    return [
+        *lines,
         f"  each {chip.peak / 1e12:,.0f} TFLOP/s in bfloat16, {chip.memory / _GIB:.1f} GiB at "
         f"{chip.memory_rate / 1e9:,.0f} GB/s, links of {chip.link / 1e9:.0f} GB/s{network}",
         f"  source: {chip.source}",
     ]
-    if plan["compiled_for"] == "cpu":
-        lines.append("  compiled for as many CPUs: temporaries are approximate")
-    return lines

@@ -20,6 +20,7 @@ from bert_jax.config import TrainConfig
 from bert_jax.errors import UserError
 from bert_jax.planning import chips, synthetic
 
+_CPU = "cpu"  # a kind of device that no list of chips has
 _MOST_DEVICES = 65_536  # several times the largest slices and clusters
 _CUBES = ("v4", "v5p")  # chips whose slices have three dimensions
 # libtpu's compiler asks its host for these. The accelerator type is ignored.
@@ -49,18 +50,12 @@ class PlannedDevice:
 class Topology:
     """Devices to plan for.
 
-    For the formulas they are `PlannedDevice`s. For the compiler they are abstract TPUs, or fake CPU
-    devices that stand for GPUs and CPUs.
+    For the formulas they are `PlannedDevice`s; for the compiler abstract TPUs, or fake CPU devices.
     """
 
     name: str
     devices: Sequence[Any]
     chip: chips.Chip | None  # None for a CPU
-
-    @property
-    def has_compiler(self) -> bool:
-        """Whether programs are compiled by these devices' own compiler."""
-        return self.chip is None or self.chip.is_tpu
 
     def resolve(self, config: TrainConfig) -> TrainConfig:
         """Return the config with the dtype "auto" and the vocabulary size 0 resolved."""
@@ -81,7 +76,7 @@ def read_topologies(names: str, *, compiles: bool = False) -> list[Topology]:
     for name, value in _TPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     jax.config.update("jax_platforms", "cpu")
-    most = max((int(shape) for _, shape in parsed if "x" not in shape), default=1)
+    most = max((int(shape) for kind, shape in parsed if kind == _CPU), default=1)
     with contextlib.suppress(RuntimeError):  # JAX runs already, as in tests
         jax.config.update("jax_num_cpu_devices", most)
     return [_compiled_topology(kind, shape) for kind, shape in parsed]
@@ -90,11 +85,11 @@ def read_topologies(names: str, *, compiles: bool = False) -> list[Topology]:
 def parse(name: str) -> tuple[str, str]:
     """Return a name's chip and the shape of its slice or number of its devices, or refuse it."""
     kind, _, shape = _from_cloud_name(name.lower()).partition(":")
-    if kind != "cpu" and kind not in chips.CHIPS:
-        known = ", ".join((*chips.CHIPS, "cpu"))
+    if kind != _CPU and kind not in chips.CHIPS:
+        known = ", ".join((*chips.CHIPS, _CPU))
         raise UserError(f"--topology {name}: {kind!r} is not a known chip; use one of {known}")
     pattern, example = r"[1-9]\d*", "8"
-    if kind != "cpu" and chips.CHIPS[kind].is_tpu:
+    if kind != _CPU and chips.CHIPS[kind].is_tpu:
         most, example = (2, "4x4x4") if kind in _CUBES else (1, "4x4")
         pattern = rf"[1-9]\d*(x[1-9]\d*){{1,{most}}}"
     if not re.fullmatch(pattern, shape):
@@ -141,15 +136,20 @@ def _plan_topology(kind: str, shape: str) -> Topology:
             for index, place in enumerate(places)
         ]
     else:
-        platform, named = ("cpu", kind) if chip is None else ("gpu", chip.device_kinds[0])
+        platform, named = (_CPU, kind) if chip is None else ("gpu", chip.device_kinds[0])
         devices = [PlannedDevice(index, platform, named) for index in range(sizes[0])]
     return Topology(f"{kind}:{shape}", devices, chip)
 
 
 def _compiled_topology(kind: str, shape: str) -> Topology:
     name, chip = f"{kind}:{shape}", chips.CHIPS.get(kind)
-    if "x" not in shape:
-        return Topology(name, jax.devices("cpu")[: int(shape)], chip)
+    if chip is None:
+        return Topology(name, jax.devices(_CPU)[: int(shape)], None)
+    if not chip.is_tpu:
+        raise UserError(
+            f"--compile for {name} needs a GPU and its compiler; leave it out: the formulas are "
+            "within 11% of an H200's memory"
+        )
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(f"--compile for {name} needs the TPU compiler: pip install libtpu")
     # Otherwise the two cores of a v4 chip are two devices; on Cloud TPU they are one.
