@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import resource
@@ -143,9 +144,12 @@ def total_memory(stats: Any) -> int:
 def step_memory(stats: Any, devices: Sequence[Any]) -> int:
     """Return the bytes of a device that a compiled step takes; of CPUs, those of the process.
 
-    `stats` is `compiled.memory_analysis()`.
+    Arrays count that are there already beside the step's arguments, such as the weights of the
+    checkpoint that a fine-tuning starts from. `stats` is `compiled.memory_analysis()`.
     """
-    total = total_memory(stats)
+    arrays = jax.live_arrays()
+    shards = (math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
+    total = total_memory(stats) + max(0, sum(shards) - stats.argument_size_in_bytes)
     if devices[0].platform != "cpu":
         return total
     return int(_LIBRARIES + _IN_PIECES * len(devices) * total)

@@ -168,3 +168,8 @@ def test_a_training_step_prints_the_memory_that_it_takes(monkeypatch):
     train(ParallelConfig(), 1, evaluates=False)
     (line,) = printed  # of the first of several steps
     assert re.fullmatch(r"memory     \d+\.\d\d GiB( of [\d,]+\.\d GiB)?", line)
+    # Arrays beside the step, such as the weights of a checkpoint that is fine-tuned, take memory.
+    beside = jnp.zeros(1 << 28, jnp.uint8)
+    train(ParallelConfig(), 1, evaluates=False)
+    more = float(printed[1].split()[1]) - float(line.split()[1])
+    assert more == pytest.approx(1.15 * beside.nbytes / 2**30, abs=0.02)
