@@ -42,7 +42,7 @@ gc.set_threshold(20_000, 10, 10)
 
 
 # Files that take longest, first: at the end of a run no worker waits for another's.
-_LONG = ("costs", "finetuning", "hosts", "mesh", "pretraining", "wheel")
+_LONG = ("bucket", "costs", "finetuning", "hosts", "mesh", "pretraining", "wheel")
 
 
 def pytest_collection_modifyitems(items):
