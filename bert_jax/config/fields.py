@@ -29,6 +29,8 @@ _resumable = functools.partial(setting, resumable=True)
 MODEL_TYPES: dict[str, Any] = {
     "bert": "bert_jax.models.bert:ARCHITECTURE",
     "roberta": "bert_jax.models.roberta:ARCHITECTURE",
+    "xlm-roberta": "bert_jax.models.roberta:XLM_ROBERTA",
+    "camembert": "bert_jax.models.roberta:CAMEMBERT",
     "modernbert": "bert_jax.models.modernbert:ARCHITECTURE",
     "electra": "bert_jax.models.electra:ARCHITECTURE",
 }
@@ -156,10 +158,8 @@ class DataConfig:
         "lines: a sentence a line, documents between blank lines; documents: a document a line; "
         "split: paragraphs",
     )
-    max_length: int = setting(128, "tokens a sequence, up to the first of the phases")
-    batch_size: int = setting(
-        256, "sequences a step, over all devices, up to the first of the phases"
-    )
+    max_length: int = setting(128, "tokens a sequence, before the first phase")
+    batch_size: int = setting(256, "sequences a step, over all devices, before the first phase")
     length_warmup_fraction: float = _resumable(
         0.0,
         "steps that begin the run with sequences of 16 tokens, then 64 and so on: below 1 a share "

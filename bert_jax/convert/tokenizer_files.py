@@ -40,7 +40,7 @@ def files(
     else:
         joined = tokenizers.Tokenizer.from_str(contents["tokenizer.json"].decode())
         joins_otherwise = joined.num_special_tokens_to_add(True) != 2 + separators
-        if joins_otherwise if separators > 1 else tokenizer.kind == "byte_bpe":
+        if joins_otherwise if separators > 1 else tokenizer.kind != "wordpiece":
             joined.post_processor = Tokenizer.template(tokenizer, separators)
             contents["tokenizer.json"] = joined.to_str(pretty=True).encode()
         content = json.loads(contents["tokenizer.json"])
@@ -55,6 +55,8 @@ def files(
 def _vocabulary(tokenizer: Tokenizer, content: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the files of a WordPiece or a byte-level BPE from before `tokenizer.json`."""
     model, normalizer = content["model"], content["normalizer"] or {}
+    if model["type"] == "Unigram":
+        return {}
     tokens = [tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size)]
     if model["type"] == "WordPiece":
         if normalizer.get("type") != "BertNormalizer":

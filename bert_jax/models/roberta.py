@@ -29,6 +29,29 @@ class RobertaExchange(Exchange):
         return {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
 
 
+def _exchange(class_prefix: str) -> Exchange:
+    return RobertaExchange.like(
+        bert.EXCHANGE,
+        class_prefix=class_prefix,
+        heads={name: bert.EXCHANGE.heads[name] for name in ("masked-lm", "none")},
+        others=(),
+        prefixes={
+            "lm_head.dense.": "cls.predictions.transform.dense.",
+            "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
+            "lm_head.": "cls.predictions.",
+            "roberta.": "bert.",
+        },
+        class_prefixes={
+            f"{class_prefix}ForSequenceClassification": {
+                "roberta.pooler.": "roberta.pooler.",  # unused, but in older files
+                "classifier.dense.": "bert.pooler.dense.",
+                "classifier.out_proj.": "classifier.",
+            },
+            f"{class_prefix}ForQuestionAnswering": {"qa_outputs.": "classifier."},
+        },
+    )
+
+
 class Roberta(Bert):
     """RoBERTa: its texts are joined by two separators, and it is pretrained without pairs.
 
@@ -39,26 +62,19 @@ class Roberta(Bert):
     pretrains_on_pairs = False
     separators = 2
     has_pair_types = False
-    exchange = RobertaExchange.like(
-        bert.EXCHANGE,
-        class_prefix="Roberta",
-        heads={name: bert.EXCHANGE.heads[name] for name in ("masked-lm", "none")},
-        others=(),
-        prefixes={
-            "lm_head.dense.": "cls.predictions.transform.dense.",
-            "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
-            "lm_head.": "cls.predictions.",
-            "roberta.": "bert.",
-        },
-        class_prefixes={
-            "RobertaForSequenceClassification": {
-                "roberta.pooler.": "roberta.pooler.",  # unused, but in older files
-                "classifier.dense.": "bert.pooler.dense.",
-                "classifier.out_proj.": "classifier.",
-            },
-            "RobertaForQuestionAnswering": {"qa_outputs.": "classifier."},
-        },
-    )
+    exchange = _exchange("Roberta")
 
 
-ARCHITECTURE = Roberta()
+class XlmRoberta(Roberta):
+    """RoBERTa for a hundred languages, with a SentencePiece. Source: Conneau et al. 2020."""
+
+    exchange = _exchange("XLMRoberta")
+
+
+class Camembert(Roberta):
+    """RoBERTa for French, with a SentencePiece. Source: Martin et al. 2020."""
+
+    exchange = _exchange("Camembert")
+
+
+ARCHITECTURE, XLM_ROBERTA, CAMEMBERT = Roberta(), XlmRoberta(), Camembert()

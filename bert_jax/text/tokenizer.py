@@ -376,6 +376,28 @@ class ByteLevelTokenizer(_FastTokenizer):
         return processors.RobertaProcessing(last, first, add_prefix_space=prefix)
 
 
+class UnigramTokenizer(_FastTokenizer):
+    """A SentencePiece model of unigrams whose ids are others than the model's, as XLM-RoBERTa's.
+
+    What follows a special token begins a word, as in `transformers`. Source: Conneau et al. 2020.
+    """
+
+    kind = "unigram"
+    special = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+    _continuation = re.compile("(?!▁)")
+
+    def encode_literally(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        # The names of special tokens are pieces of the model too; in a text they are unknown.
+        special = set(self.special_ids)
+        encoded = super().encode_literally(texts)
+        return [[self.unk_id if id in special else id for id in ids] for ids in encoded]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        ids, offsets = super().encode_with_offsets(text)
+        # A token that starts a word may include the space before it.
+        return ids, [(end - len(text[start:end].lstrip()), end) for start, end in offsets]
+
+
 def check_vocab_size(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Refuse a model with fewer embeddings than the tokenizer has tokens; 0 is as many."""
     if vocab_size and vocab_size < tokenizer.vocab_size:

@@ -58,9 +58,12 @@ def _extended_json(tokenizer: Tokenizer, sentences: Iterable[str], count: int) -
     content = tokenizer.files()["tokenizer.json"].decode()
     values = json.loads(content)
     model = values["model"]
+    unknown = "Unigram of a tokenizer.json alone" if model["type"] == "Unigram" else ""
+    if model["type"] == "BPE" and model.get("continuing_subword_prefix"):
+        unknown = "BPE with a continuing_subword_prefix"
     refuse(
-        model["type"] == "BPE" and model.get("continuing_subword_prefix"),
-        "tokenizer.add knows no BPE with a continuing_subword_prefix",
+        unknown,
+        f"tokenizer.add knows no {unknown}",
         fix="train another tokenizer, and set tokenizer.path to it",
     )
     inner = tokenizers.Tokenizer.from_str(content)

@@ -17,6 +17,7 @@ from bert_jax.text.tokenizer import (
     ByteLevelTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
+    UnigramTokenizer,
     WordPieceTokenizer,
     wordpiece_model,
 )
@@ -28,6 +29,14 @@ _NORMALIZER = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
+# By the model of a `tokenizer.json`.
+_CLASSES = {
+    "WordPiece": WordPieceTokenizer,
+    "BPE": ByteLevelTokenizer,
+    "Unigram": UnigramTokenizer,
+}
+# Classes of `transformers` with ids of fairseq's, where a .model has its own.
+_OTHER_IDS = ("XLMRoberta", "Camembert")
 _SPECIAL_TOKENS, _ADDITIONAL = "special_tokens_map.json", "additional_special_tokens"
 NAMES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
 NAMES += (_SETTINGS, _ADDED_TOKENS, _SPECIAL_TOKENS)
@@ -88,8 +97,7 @@ def from_files(files: Mapping[str, bytes], where: str, *, lowercase: bool = True
                 listed = json.loads(files.get(_SPECIAL_TOKENS, b"{}"))
                 added = _additional(vocabulary, settings, listed) | added
             _configure(vocabulary, settings, added)
-            is_wordpiece = isinstance(vocabulary.model, models.WordPiece)
-            cls = WordPieceTokenizer if is_wordpiece else ByteLevelTokenizer
+            cls = _CLASSES[type(vocabulary.model).__name__]
             tokenizer = (cls if "tokenizer.json" in files else cls.from_model)(vocabulary)
         tokenizer.encode(["a river \U0010ffff"])
         tokenizer.encode_with_offsets("a river")
@@ -101,15 +109,26 @@ def _read_vocabulary(
     files: Mapping[str, bytes], settings: Mapping[str, Any], *, lowercase: bool
 ) -> SentencePieceTokenizer | tokenizers.Tokenizer:
     names = {Path(name).suffix: name for name in [*files][::-1]}
+    text = files.get("tokenizer.json", b"").decode()
+    tokenizer = tokenizers.Tokenizer.from_str(text) if text else None
     if ".model" in names:
-        return SentencePieceTokenizer(files[names[".model"]])
-    if "tokenizer.json" in files:
-        text = files["tokenizer.json"].decode()
-        model = (tokenizer := tokenizers.Tokenizer.from_str(text)).model
+        from_model = SentencePieceTokenizer(files[names[".model"]])
+        if tokenizer is None:
+            name = str(settings.get("tokenizer_class", ""))
+            if name.startswith(_OTHER_IDS):
+                raise UserError(
+                    f"the ids of a {name} are not those of its .model; put its tokenizer.json "
+                    "beside it"
+                )
+            return from_model
+        if _has_ids_of(tokenizer, from_model):
+            return from_model
+    if tokenizer is not None:
+        model: Any = tokenizer.model
         kind = type(model).__name__
         if kind == "WordPiece" and model.unk_token not in WordPieceTokenizer.special:
             raise UserError("tokenizer.json has no token for unknown words; BERT's is [UNK]")
-        if kind != "WordPiece" and not (kind == "BPE" and '"ByteLevel"' in text):
+        if kind not in _CLASSES or (kind == "BPE" and '"ByteLevel"' not in text):
             raise UserError(f"a {kind} tokenizer.json is read from its .model; put that beside it")
         return tokenizer
     if {"vocab.json", "merges.txt"} <= {*files}:
@@ -129,6 +148,13 @@ def _read_vocabulary(
         return wordpiece_model([token.removesuffix("\r") for token in tokens], lowercase)
     known = "sentencepiece .model, tokenizer.json, vocab.txt, or vocab.json with merges.txt"
     raise UserError(f"it has no {known}; add one")
+
+
+def _has_ids_of(tokenizer: tokenizers.Tokenizer, model: SentencePieceTokenizer) -> bool:
+    """Return whether the tokens of a SentencePiece model have its ids in a `tokenizer.json`."""
+    ids = tokenizer.get_vocab()
+    names = ((model.id_to_token(index), index) for index in range(model.vocab_size))
+    return all(ids.get(name, index) == index for name, index in names)
 
 
 def _configure(

@@ -8,12 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.errors import UserError
-from bert_jax.text import sentencepiece_model, tokenizer_loading, tokenizer_training
+from bert_jax.text import (
+    sentencepiece_model,
+    tokenizer_extension,
+    tokenizer_loading,
+    tokenizer_training,
+)
 from bert_jax.text import tokenizer as tokenizer_lib
 
 SENTENCES = [
@@ -506,6 +512,39 @@ def test_signs_that_are_written_are_kept():
     config = TokenizerConfig(kind="wordpiece")
     tokenizer = tokenizer_training.train(["\u0601ء \u06dd"], config, 50)
     assert tokenizer.decode(tokenizer.encode(["\u0601ء\u00ad \u06dd"])[0]) == "\u0601ء \u06dd"
+
+
+def test_a_tokenizer_json_with_other_ids_than_its_model(unigram):
+    """As XLM-RoBERTa has: its .model was read, and each token was another."""
+    model = unigram.files()["sentencepiece.model"]
+    proto = sentencepiece_model.Model.FromString(model)
+    names = ["<s>", "<pad>", "</s>", "<unk>"]
+    pieces = [(p.piece, p.score) for p in proto.pieces if p.type == sentencepiece_model.NORMAL]
+    vocabulary = [*((name, 0.0) for name in names), *pieces, ("<mask>", 0.0)]
+    inner = tokenizers.Tokenizer(tokenizers.models.Unigram(vocabulary, 3))
+    inner.normalizer = tokenizers.normalizers.Lowercase()
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    inner.decoder = tokenizers.decoders.Metaspace()
+    inner.add_special_tokens([*names, "<mask>"])
+    files = {"tokenizer.json": inner.to_str().encode(), "sentencepiece.bpe.model": model}
+    for own in (files, {"tokenizer.json": files["tokenizer.json"]}):
+        tokenizer = tokenizer_loading.from_files(own, "here")
+        text = "the encoder reads the whole sentence"
+        assert list(tokenizer.encode([text])[0]) == inner.encode(text).ids
+        assert tokenizer.kind == "unigram"
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    for index, (start, end) in zip(ids, offsets, strict=True):
+        name = tokenizer.id_to_token(index).lstrip("▁")
+        assert text[start:end] == name or not name  # of the space alone
+    assert tokenizer.decode(ids) == text
+    assert not {*tokenizer.encode_literally(["a <s>b</s> <mask>"])[0]} & {*tokenizer.special_ids}
+    again = tokenizer_loading.from_json(tokenizer.to_json(), "here")
+    assert again.fingerprint == tokenizer.fingerprint
+    settings = {"tokenizer_config.json": b'{"tokenizer_class": "XLMRobertaTokenizer"}'}
+    with pytest.raises(UserError, match=r"XLMRobertaTokenizer are not those of its \.model; put"):
+        tokenizer_loading.from_files({"sentencepiece.bpe.model": model} | settings, "here")
+    with pytest.raises(UserError, match=r"tokenizer\.add knows no Unigram"):
+        tokenizer_extension.extended(tokenizer, ["a b"], 1)
 
 
 def test_the_names_of_special_tokens_in_a_text_are_text(any_tokenizer):
