@@ -377,19 +377,14 @@ class ByteLevelTokenizer(_FastTokenizer):
 
 
 class UnigramTokenizer(_FastTokenizer):
-    """A SentencePiece model of unigrams whose ids are others than the model's, as XLM-RoBERTa's.
+    """Unigrams with other ids than those of a SentencePiece .model (Conneau et al. 2020)."""
 
-    What follows a special token begins a word, as in `transformers`. Source: Conneau et al. 2020.
-    """
-
-    kind = "unigram"
-    special = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-    _continuation = re.compile("(?!▁)")
+    kind, special = "unigram", ByteLevelTokenizer.special
+    _continuation = SentencePieceTokenizer._continuation
 
     def encode_literally(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
         # The names of special tokens are pieces of the model too; in a text they are unknown.
-        special = set(self.special_ids)
-        encoded = super().encode_literally(texts)
+        special, encoded = set(self.special_ids), super().encode_literally(texts)
         return [[self.unk_id if id in special else id for id in ids] for ids in encoded]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
