@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, refuse
 from bert_jax.text.tokenizer import (
     ByteLevelTokenizer,
     SentencePieceTokenizer,
@@ -113,23 +113,16 @@ def _read_vocabulary(
     tokenizer = tokenizers.Tokenizer.from_str(text) if text else None
     if ".model" in names:
         from_model = SentencePieceTokenizer(files[names[".model"]])
-        if tokenizer is None:
-            name = str(settings.get("tokenizer_class", ""))
-            if name.startswith(_OTHER_IDS):
-                raise UserError(
-                    f"the ids of a {name} are not those of its .model; put its tokenizer.json "
-                    "beside it"
-                )
-            return from_model
-        if _has_ids_of(tokenizer, from_model):
+        name = str(settings.get("tokenizer_class", ""))
+        refuse(
+            tokenizer is None and name.startswith(_OTHER_IDS),
+            f"the ids of a {name} are not those of its .model",
+            fix="put its tokenizer.json beside it",
+        )
+        if tokenizer is None or _has_ids_of(tokenizer, from_model):
             return from_model
     if tokenizer is not None:
-        model: Any = tokenizer.model
-        kind = type(model).__name__
-        if kind == "WordPiece" and model.unk_token not in WordPieceTokenizer.special:
-            raise UserError("tokenizer.json has no token for unknown words; BERT's is [UNK]")
-        if kind not in _CLASSES or (kind == "BPE" and '"ByteLevel"' not in text):
-            raise UserError(f"a {kind} tokenizer.json is read from its .model; put that beside it")
+        _check_json(tokenizer.model, text, has_model=".model" in names)
         return tokenizer
     if {"vocab.json", "merges.txt"} <= {*files}:
         lines = files["merges.txt"].decode().split("\n")
@@ -150,11 +143,28 @@ def _read_vocabulary(
     raise UserError(f"it has no {known}; add one")
 
 
+def _check_json(model: Any, text: str, *, has_model: bool) -> None:
+    """Refuse a `tokenizer.json` with a model of another kind than are read."""
+    kind = type(model).__name__
+    refuse(
+        kind == "WordPiece" and model.unk_token not in WordPieceTokenizer.special,
+        "tokenizer.json has no token for unknown words",
+        fix="BERT's is [UNK]",
+    )
+    refuse(
+        kind not in _CLASSES or (kind == "BPE" and '"ByteLevel"' not in text),
+        f"a {kind} tokenizer.json is read from its .model"
+        + (", and the one beside it has other ids" if has_model else ""),
+        fix="put its own beside it",
+    )
+
+
 def _has_ids_of(tokenizer: tokenizers.Tokenizer, model: SentencePieceTokenizer) -> bool:
     """Return whether the tokens of a SentencePiece model have its ids in a `tokenizer.json`."""
     ids = tokenizer.get_vocab()
-    names = ((model.id_to_token(index), index) for index in range(model.vocab_size))
-    return all(ids.get(name, index) == index for name, index in names)
+    # Special tokens may be in one of them alone.
+    others = (index for index in range(model.vocab_size) if index not in model.special_ids)
+    return all(ids.get(model.id_to_token(index)) == index for index in others)
 
 
 def _configure(

@@ -543,6 +543,12 @@ def test_a_tokenizer_json_with_other_ids_than_its_model(unigram):
     settings = {"tokenizer_config.json": b'{"tokenizer_class": "XLMRobertaTokenizer"}'}
     with pytest.raises(UserError, match=r"XLMRobertaTokenizer are not those of its \.model; put"):
         tokenizer_loading.from_files({"sentencepiece.bpe.model": model} | settings, "here")
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).to_str().encode()
+    with pytest.raises(UserError, match=r"a BPE tokenizer\.json is read from its \.model; put its"):
+        tokenizer_loading.from_files({"tokenizer.json": bpe}, "here")
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE({"▁the": 0}, [])).to_str().encode()
+    with pytest.raises(UserError, match="and the one beside it has other ids; put its own beside"):
+        tokenizer_loading.from_files({"tokenizer.json": bpe, "a.model": model}, "here")
     with pytest.raises(UserError, match=r"tokenizer\.add knows no Unigram"):
         tokenizer_extension.extended(tokenizer, ["a b"], 1)
 
