@@ -35,8 +35,8 @@ _CLASSES = {
     "BPE": ByteLevelTokenizer,
     "Unigram": UnigramTokenizer,
 }
-# Classes of `transformers` with ids of fairseq's, where a .model has its own.
-_OTHER_IDS = ("XLMRoberta", "Camembert")
+# The file of the models that fairseq trained, whose ids are its own.
+_OTHER_IDS = "sentencepiece.bpe.model"
 _SPECIAL_TOKENS, _ADDITIONAL = "special_tokens_map.json", "additional_special_tokens"
 NAMES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
 NAMES += (_SETTINGS, _ADDED_TOKENS, _SPECIAL_TOKENS)
@@ -110,14 +110,13 @@ def _read_vocabulary(
 ) -> SentencePieceTokenizer | tokenizers.Tokenizer:
     names = {Path(name).suffix: name for name in [*files][::-1]}
     text = files.get("tokenizer.json", b"").decode()
-    tokenizer = tokenizers.Tokenizer.from_str(text) if text else None
+    tokenizer = tokenizers.Tokenizer.from_str(text) if "tokenizer.json" in files else None
     if ".model" in names:
         from_model = SentencePieceTokenizer(files[names[".model"]])
-        name = str(settings.get("tokenizer_class", ""))
         refuse(
-            tokenizer is None and name.startswith(_OTHER_IDS),
-            f"the ids of a {name} are not those of its .model",
-            fix="put its tokenizer.json beside it",
+            tokenizer is None and names[".model"] == _OTHER_IDS,
+            f"the ids of its model are not those of {_OTHER_IDS}",
+            fix="put the model's tokenizer.json beside it",
         )
         if tokenizer is None or _has_ids_of(tokenizer, from_model):
             return from_model

@@ -164,6 +164,9 @@ def test_a_head_of_a_task(folder, tmp_path):
 def test_a_model_file_alone_is_refused(folder, tmp_path):
     copied = tmp_path / "model"
     shutil.copytree(folder, copied)
+    (copied / "tokenizer.json").write_bytes(b"")
+    with refused("holds no readable tokenizer"):
+        bert_jax.load(copied)
     (copied / "tokenizer.json").unlink()
-    with refused("are not those of its .model; put its tokenizer.json beside it"):
+    with refused("are not those of sentencepiece.bpe.model; put the model's tokenizer.json beside"):
         bert_jax.load(copied)
