@@ -66,12 +66,11 @@ PAIRS = [("modernbert_base", 1024), ("large", 128), ("large", 512), ("modernbert
 PAIRS += [("modernbert_base", 8192), ("base", 128), ("base", 512)]
 EXACT = ("base", 128)  # also in float32
 PEERS = [("modernbert_base", 1024), ("large", 128), ("large", 512), ("base", 128), ("base", 512)]
-# Environment variables that may make a step faster on a GPU; a TPU ignores the last three.
+# Environment variables that may make a step faster on a GPU; a TPU ignores the last two.
 SETTINGS = {
     "none": {},
     "optimization-O1": {"JAX_OPTIMIZATION_LEVEL": "O1"},
     "memory-0.92": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"},
-    "triton-gemm": {"XLA_FLAGS": "--xla_gpu_triton_gemm_any=true"},
     "no-command-buffers": {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="},
 }
 # Tokens of the first batch and of the largest batch of a device. Sequences of more than 1,024 begin

@@ -33,8 +33,24 @@ def dense_group(
     outputs = tuple(jnp.einsum("...I,IO->...O", x, kernel) for kernel in cast)
     if not biases:
         return outputs
-    # In float32, as the gradient of a bias then is, which is a sum over all tokens.
-    return tuple((y + bias).astype(x.dtype) for y, bias in zip(outputs, biases, strict=True))
+    return tuple(_add_bias(y, bias) for y, bias in zip(outputs, biases, strict=True))
+
+
+@jax.custom_jvp
+def _add_bias(y: Array, bias: Array) -> Array:
+    """Return `y + bias` in the dtype of `y`, as a GPU's library of matmuls adds it.
+
+    The gradient of the bias is float32, since it is a sum over all tokens.
+    """
+    return y + bias.astype(y.dtype)
+
+
+@_add_bias.defjvp
+def _add_bias_jvp(
+    operands: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    by_y, by_bias = tangents
+    return _add_bias(*operands), (by_y.astype(by_bias.dtype) + by_bias).astype(by_y.dtype)
 
 
 def logits_from_embeddings(

@@ -149,6 +149,26 @@ def test_layer_norm_of_an_accelerator_has_the_gradients_of_a_cpu(use_bias):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize(("mean", "first"), [(1000, 0), (0, 1e5)])
+def test_one_pass_has_the_gradient_of_values_far_from_zero_and_of_an_outlier(mean, first):
+    draw = np.random.default_rng(0)
+    x = (3 * draw.normal(size=(4, 5, 32)) + mean).astype(np.float32)
+    x[..., 0] += first
+    cotangent = np.cos(np.arange(x.size)).reshape(x.shape).astype(np.float32)
+    module = LayerNorm(ModelConfig(dtype="float32"), use_bias=False)
+    scale = jnp.linspace(1, 2, 32)
+    with traced_for(Target("gpu")):
+        (found,) = jax.vjp(lambda x: module.apply({"params": {"scale": scale}}, x), jnp.asarray(x))[
+            1
+        ](cotangent)
+    wide, by_y = x.astype(np.float64), cotangent * np.asarray(scale, np.float64)
+    centered, factor = wide - wide.mean(-1, keepdims=True), 1 / wide.std(-1, keepdims=True)
+    normalized = centered * factor
+    along = (by_y * normalized).mean(-1, keepdims=True)
+    expected = factor * (by_y - by_y.mean(-1, keepdims=True) - normalized * along)
+    np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_of_an_accelerator_have_the_gradients_of_a_cpu(name):
     x, gate = 3 * jax.random.normal(jax.random.key(0), (2, 7, 9))

@@ -104,6 +104,19 @@ def test_gradients_of_kernel_and_bias_are_not_rounded():
     assert of_kernel[0, 0] == of_bias[0] == 511.5  # bfloat16 has 512 and 508 there
 
 
+def test_the_gradient_of_a_bias_is_not_rounded_on_a_gpu():
+    """There the bias is added in bfloat16, as cuBLAS does."""
+    cotangent = jnp.concatenate([jnp.ones(511), jnp.full(1, 0.5)])[:, None].astype(jnp.bfloat16)
+
+    def group(bias):
+        return matmul.dense_group(jnp.ones((512, 1), jnp.bfloat16), [jnp.ones((1, 1))], [bias])
+
+    with traced_for(Target("gpu")):
+        ((of_bias,),) = (jax.vjp(group, jnp.ones(1))[1]((cotangent,)),)
+    assert of_bias.dtype == jnp.float32
+    assert of_bias[0] == 511.5
+
+
 def along_its_operands(function, *operands):
     return jax.jvp(function, operands, operands)[1]
 
