@@ -23,8 +23,8 @@ def estimate_cost(config: TrainConfig, stage: Stage, setup: Setup) -> dict[str, 
     """Return what `compile_cost` does, by formula, for devices of which only the names are known.
 
     The temporaries are the gradients and the activations that are kept for them; with microbatches
-    also the gradients' sum; and the logits. They lack what the compiler adds. The total of three
-    steps was 0.89 to 1.01 of that on an H200 (benchmarks/records/2026-11-26-h200).
+    also the gradients' sum; and the logits. They lack what the compiler adds. The total of seven
+    steps was 0.89 to 1.01 of that on an H200 (benchmarks/records/2026-11-26-h200 and -matmuls).
     """
     state, mesh = setup.abstract_state, setup.layout.mesh
     microbatches = config.optimizer.microbatches
