@@ -16,12 +16,12 @@ import pytest
 from helpers import batch, model_config, objective, params
 
 from bert_jax.config import CheckpointConfig, ParallelConfig, TrainConfig
-from bert_jax.distributed.mesh import make_mesh
+from bert_jax.distributed.mesh import jit_step, make_mesh
 from bert_jax.models.attention import unsupported
 from bert_jax.models.layers import random_bits
 from bert_jax.training import checkpoint
 from bert_jax.training.setup import Setup, make_setup
-from bert_jax.training.step import init_state
+from bert_jax.training.step import init_state, make_train_step
 
 BFLOAT16 = ("bfloat16", 1e-2, 0.05)  # of which a step is 0.004
 WINDOWS = {  # a layer without a window, and one with
@@ -108,6 +108,22 @@ def test_layers_with_and_without_a_window(attention, device):
     _, loss, change = BFLOAT16
     np.testing.assert_allclose(losses, wanted_losses, rtol=loss)
     assert error(trained, wanted, **WINDOWS) < change
+
+
+@pytest.mark.device
+def test_a_gpu_adds_biases_in_its_matmuls():
+    """By cuBLAS, as `distributed.mesh` asks; otherwise each is a pass over memory of its own."""
+    device = jax.devices()[0]
+    if device.platform != "gpu":
+        pytest.skip("of a GPU")
+    assert '"epilogue":"BIAS' in compiled_step(device)
+
+
+def compiled_step(device) -> str:
+    task, optimizer = task_and_optimizer(dtype="bfloat16")
+    setup = setup_on(device, task, optimizer)
+    step = jit_step(make_train_step(task, optimizer, 1), setup.layout, ("state", "metrics"))
+    return step.lower(setup.abstract_state, batch(8)).compile().as_text()
 
 
 def test_the_same_bits_are_drawn(device, cpu):
